@@ -1,0 +1,93 @@
+"""The registry of shims, and the loader that applies them while a module is imported.
+
+A shim belongs to a module of Chainer and is one of two kinds: it edits the module's source
+before Python compiles it, or it patches the module after it ran. Neither leaves anything in
+NumPy, CuPy or setuptools, and neither touches a file.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any
+
+Edit = Callable[[], dict[str, str]]
+Patch = Callable[[ModuleType], None]
+
+edits: dict[str, list[Edit]] = {}
+patches: dict[str, list[Patch]] = {}
+
+
+def edit(*names: str) -> Callable[[Edit], Edit]:
+    """Registers a shim that edits the source of the modules ``names``.
+
+    The shim is called when the module is imported, takes nothing, and returns what to
+    replace with what: ``{}`` for versions that do not need it. A text that the module does not
+    hold is left: somebody's Chainer is mended already. Keep the number of lines, so that
+    tracebacks, pdb and inspect.getsource agree with the file.
+    """
+
+    def register(shim: Edit) -> Edit:
+        for name in names:
+            edits.setdefault(name, []).append(shim)
+        return shim
+
+    return register
+
+
+def patch(*names: str) -> Callable[[Patch], Patch]:
+    """Registers a shim that is called with each of the modules ``names`` after it ran."""
+
+    def register(shim: Patch) -> Patch:
+        for name in names:
+            patches.setdefault(name, []).append(shim)
+        return shim
+
+    return register
+
+
+def version(name: str) -> tuple[int, int]:
+    """Returns major and minor version of the package ``name``; (0, 0) if it is not imported.
+
+    Chainer has imported NumPy, and CuPy if it can, before any module that needs a shim runs.
+    """
+    major, minor = getattr(sys.modules.get(name), '__version__', '0.0').split('.')[:2]
+    return int(major), int(minor)
+
+
+def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
+    """Returns what the finders other than ``asking`` find, with our loader if a shim needs it."""
+    from chainer_compat import shims  # noqa: F401  (fills the registry)
+
+    if name not in edits and name not in patches:
+        return None
+    for finder in sys.meta_path:
+        spec = None if finder is asking else finder.find_spec(name, path, target)
+        if spec is not None:
+            # Another kind of loader has no source to edit (a frozen application, a zip).
+            if type(spec.loader) is SourceFileLoader:
+                spec.loader = MendingLoader(spec.loader.name, spec.loader.path)
+            return spec
+    return None
+
+
+class MendingLoader(SourceFileLoader):
+    """Loads one module of Chainer with its shims."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Returns the compiled source, edited if a shim wants that."""
+        texts = {old: new for shim in edits.get(fullname, ()) for old, new in shim().items()}
+        if not texts:
+            return super().get_code(fullname)
+        # Compiled at every import: Chainer's own .pyc files hold, and keep, the original.
+        source = importlib.util.decode_source(self.get_data(self.path))
+        for old, new in texts.items():
+            source = source.replace(old, new)
+        return self.source_to_code(source.encode(), self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the module, then its patches."""
+        super().exec_module(module)
+        for shim in patches.get(module.__name__, ()):
+            shim(module)

@@ -1,0 +1,63 @@
+"""The few names of ``pkg_resources`` that chainer.testing uses, on importlib.metadata.
+
+It answers one question: is a distribution installed, in a version that fits?
+"""
+
+import re
+from importlib import metadata
+from itertools import takewhile
+
+
+class ResolutionError(Exception):
+    """A requirement is not satisfied."""
+
+
+class DistributionNotFound(ResolutionError):
+    """The distribution is not installed."""
+
+
+class VersionConflict(ResolutionError):
+    """The distribution is installed in a version that does not fit."""
+
+
+class WorkingSet:
+    """The distributions that are installed."""
+
+    def require(self, *requirements: str) -> None:
+        """Raises ResolutionError unless each of ``requirements`` ('numpy>=1.10,<2') is met."""
+        for requirement in requirements:
+            name, *clauses = re.split(r'\s*(?:,|(?=[<>=!~]=|[<>]))\s*', requirement.strip())
+            try:
+                installed = metadata.version(name)
+            except metadata.PackageNotFoundError as e:
+                raise DistributionNotFound(requirement) from e
+            if not all(_fits(installed, clause) for clause in clauses if clause):
+                raise VersionConflict(f'{requirement}: {installed} is installed')
+
+
+def _fits(installed: str, clause: str) -> bool:
+    match = re.fullmatch(r'(==|!=|<=|>=|<|>)\s*(\S+)', clause)
+    if match is None:
+        raise ValueError(f'Cannot read the version clause {clause!r}; write e.g. >=1.10 or <2.')
+    relation, wanted = match.groups()
+    a, b = _key(installed), _key(wanted)
+    return {
+        '==': a == b,
+        '!=': a != b,
+        '<=': a <= b,
+        '>=': a >= b,
+        '<': a < b,
+        '>': a > b,
+    }[relation]
+
+
+def _key(version: str) -> tuple[tuple[int, ...], int, int]:
+    """Returns what versions compare by: 2.0rc1 < 2.0 == 2 < 2.0.post3 < 2.1."""
+    words = re.findall(r'\d+|[a-z]+', version.lower().split('+')[0])
+    release = [int(word) for word in takewhile(str.isdigit, words)]
+    rest = words[len(release) :]
+    while release and release[-1] == 0:
+        release.pop()
+    stage = {'dev': -4, 'a': -3, 'alpha': -3, 'b': -2, 'beta': -2, 'rc': -1, 'c': -1, 'post': 1}
+    number = next((int(word) for word in rest if word.isdigit()), 0)
+    return tuple(release), stage.get(rest[0], 0) if rest else 0, number

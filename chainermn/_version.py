@@ -1,0 +1,3 @@
+"""The version of this package; setup.py reads it from here."""
+
+__version__ = '8.0.0.dev0'
