@@ -64,7 +64,7 @@ packages = [
 setup(
     name='chainermn',
     version=runpy.run_path(str(ROOT / 'chainermn' / '_version.py'))['__version__'],
-    description='Distributed training for Chainer on MPI and NCCL, on today\'s Python',
+    description="Distributed training for Chainer on MPI and NCCL, on today's Python",
     long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
     author='ChainerMN 8 authors',

@@ -1,0 +1,66 @@
+"""Runs the tests at 1, 2, 3 and 4 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
+
+The options are pytest's. Stops after the first run that fails, so that what pytest printed last is
+what went wrong.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+# A run that neither passes nor fails within this many seconds is ended. The time limit of a test
+# (conftest.py) comes first, unless MPI itself hangs while it starts or ends.
+RUN_LIMIT = 900
+
+INSIDE_PYTEST = re.compile(r'/(_pytest|pluggy)/|<frozen runpy>')
+
+
+def run(ranks: int, options: list[str]) -> int:
+    """Runs pytest on ``ranks`` ranks; returns its exit status."""
+    command = [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', *options]
+    if ranks > 1:
+        command = ['mpiexec', '-n', str(ranks), *command, '--with-mpi']
+    print(f'\n{f" {ranks} rank" + "s" * (ranks > 1) + " ":#^80}', flush=True)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        # One thread per rank: the ranks share the machine's cores.
+        threads = dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
+        env = threads | os.environ | {'CHAINERMN_TEST_STACKS': folder}
+        with subprocess.Popen(command, env=env) as process:
+            try:
+                status = process.wait(RUN_LIMIT)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # mpiexec ends its ranks
+                status = process.wait()
+        said = {file.name: file.read_text() for file in sorted(pathlib.Path(folder).iterdir())}
+    for rank, text in said.items():
+        name, *stacks = text.splitlines()
+        if stacks:
+            print(f'\n{f" rank {rank} took too long in {name} ":_^80}')
+            print(*(line for line in stacks if not INSIDE_PYTEST.search(line)), sep='\n')
+    if status != 0 and said.get('0') != f'ending with {status}\n':
+        # pytest's own last line is missing, or not true.
+        where = ''.join(f'\n  rank {rank}: {text.splitlines()[0]}' for rank, text in said.items())
+        print(f'\nThe run ended with status {status}. The ranks were in{where}')
+        print(f'{f" 1 error in {time.monotonic() - start:.2f}s ":=^80}', flush=True)
+    return status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument('--ranks', default='1,2,3,4', help='default: %(default)s')
+    args, options = parser.parse_known_args()
+    for ranks in args.ranks.split(','):
+        status = run(int(ranks), options)
+        if status != 0:
+            return status if 0 < status < 128 else 1
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
