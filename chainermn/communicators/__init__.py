@@ -1,0 +1,110 @@
+"""Communicators: a group of processes that exchange arrays, objects and gradients."""
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+__all__ = ['CommunicatorBase', 'create_communicator']
+
+_CLASSES = {
+    'naive': ('naive_communicator', 'NaiveCommunicator'),
+    'flat': ('flat_communicator', 'FlatCommunicator'),
+    'pure_nccl': ('pure_nccl_communicator', 'PureNcclCommunicator'),
+    'non_cuda_aware': ('non_cuda_aware_communicator', 'NonCudaAwareCommunicator'),
+    'dummy': ('dummy_communicator', 'DummyCommunicator'),
+}
+
+#: Communicators of older versions, with today's name.
+_RENAMED = {
+    'hierarchical': 'pure_nccl',
+    'two_dimensional': 'pure_nccl',
+    'single_node': 'pure_nccl',
+}
+
+
+def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
+                        **kwargs: Any) -> Any:
+    """Makes a communicator.  Collective: every rank of ``mpi_comm`` calls it.
+
+    =================  ======  ======  ============  ===============================================
+    Name               CPU     GPU     NCCL          Recommended use
+    =================  ======  ======  ============  ===============================================
+    ``pure_nccl``              yes     required      training on GPUs
+    ``flat``           yes     yes                   training on CPUs, or on GPUs without NCCL
+    ``naive``          yes     yes                   testing: one collective per parameter
+    ``non_cuda_aware``         yes     required      GPUs, NCCL only within each node
+    ``dummy``          yes     yes                   measuring: gradients are not exchanged
+    =================  ======  ======  ============  ===============================================
+
+    Args:
+        communicator_name: The name; the same on all ranks.
+        mpi_comm: ``mpi4py.MPI.Intracomm``, by default ``mpi4py.MPI.COMM_WORLD``.
+        allreduce_grad_dtype: Dtype in which ``pure_nccl`` exchanges gradients (float16, float32 or
+            float64); by default that of ``chainer.config.dtype``.
+        batched_copy (bool): Whether a GPU copies all gradients in and out of the buffer with one
+            kernel launch; true by default.
+
+    Returns:
+        A communicator; see :class:`chainermn.CommunicatorBase`.
+
+    Raises:
+        ValueError: If the name is unknown, not the same on all ranks, or does not take an argument.
+        RuntimeError: If the communicator needs CuPy or NCCL and they are not there.
+        ImportError: If mpi4py or its MPI library is missing.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
+            '"pip install chainermn[mpich]", or use the MPI of your cluster.') from error
+    from chainermn.communicators import _disagreement
+
+    mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
+    communicator_class, config, refusal = None, kwargs, None
+    try:
+        communicator_class = _find_class(communicator_name)
+        config = _checked_config(communicator_class, kwargs)
+    except Exception as error:
+        refusal = _disagreement.Refusal.of('create_communicator', error)
+    call = f'create_communicator({communicator_name!r}' + ''.join(
+        f', {name}={value!r}' for name, value in sorted(config.items())) + ')'
+    said = mpi_comm.allgather((call, refusal))
+    calls, refusals = [call for call, _ in said], [refusal for _, refusal in said]
+    if any(refusals):
+        raise _disagreement.refused_error(calls, refusals)
+    if len(set(calls)) > 1:
+        raise _disagreement.calls_differ_error('create_communicator', calls)
+    assert communicator_class is not None
+    communicator = communicator_class(mpi_comm=mpi_comm)
+    for name, value in config.items():
+        communicator.set_config(name, value)
+    return communicator
+
+
+def _find_class(name: Any) -> Any:
+    """Returns the class of a name, once what it needs is known to be there."""
+    if name in _RENAMED:
+        warnings.warn(f'the communicator {name!r} of older versions is {_RENAMED[name]!r} today; '
+                      f'use that name', DeprecationWarning, stacklevel=3)
+        name = _RENAMED[name]
+    if name not in _CLASSES:
+        raise ValueError(f'Unrecognized communicator: "{name}"; there are {", ".join(_CLASSES)}')
+    module, class_name = _CLASSES[name]
+    found = getattr(importlib.import_module(f'chainermn.communicators.{module}'), class_name)
+    found.check_requirements()
+    return found
+
+
+def _checked_config(communicator_class: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the configuration that the keyword arguments ask for."""
+    config = {'batched_copy': True, **kwargs}
+    grad_dtype = config.pop('allreduce_grad_dtype', None)
+    if unknown := set(config) - {'batched_copy'}:
+        raise TypeError(f'create_communicator got unexpected keyword arguments {sorted(unknown)}')
+    if grad_dtype is not None:
+        config['allreduce_grad_dtype'] = communicator_class.check_grad_dtype(grad_dtype)
+    return config

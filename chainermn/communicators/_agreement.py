@@ -1,0 +1,83 @@
+"""Before data moves, all ranks agree on the call: one exchange of headers, one common error.
+
+A rank whose argument was refused says so in its header.  When the headers do not fit together,
+the ranks exchange what each can say about it, and all raise the same error.
+"""
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+from chainermn.communicators import _disagreement, _header
+from chainermn.communicators._header import Header
+
+
+class Agreement:
+    """The agreement among the ranks of one communicator.
+
+    Args:
+        mpi_comm: A duplicate of the communicator that nothing else uses.
+
+    With ``CHAINERMN_AGREE=0`` in the environment, verbs that need no header of another rank
+    exchange none, and an error stays on its rank.
+    """
+
+    def __init__(self, mpi_comm: Any) -> None:
+        self.mpi_comm = mpi_comm
+        self.enabled = os.environ.get('CHAINERMN_AGREE', '1') != '0'
+        self._size = mpi_comm.size
+        self._rank = mpi_comm.rank
+        self._received = bytearray(_header.SIZE * self._size)
+        enabled = mpi_comm.allgather(self.enabled)
+        if len(set(enabled)) != 1:
+            raise ValueError('CHAINERMN_AGREE has to be equal on all ranks; it is 0 on '
+                             f'{_disagreement.ranks_text([r for r, on in enumerate(enabled) if not on])} '
+                             'only.')
+
+    def same(self, header: bytes, details: dict[str, str] | None = None) -> None:
+        """Returns if all ranks call it with the same header, else raises on all of them.
+
+        Args:
+            header: From ``_header.pack``.
+            details: What the header's number is a digest of, for the message.
+        """
+        if self._size == 1 or not self.enabled:
+            return
+        self.mpi_comm.Allgather(header, self._received)
+        if self._received != header * self._size:
+            self._compare(self._headers(), details)
+
+    def exchange(self, header: bytes) -> list[Header]:
+        """Returns the headers of all ranks, or raises on all of them if they do not agree."""
+        if self._size == 1:
+            return [_header.unpack(header)]
+        self.mpi_comm.Allgather(header, self._received)
+        headers = self._headers()
+        self._compare(headers)
+        return headers
+
+    def refuse(self, verb: str, error: Exception) -> NoReturn:
+        """Raises ``error`` on all ranks, in place of this rank's header."""
+        if self._size == 1 or not self.enabled:
+            raise error
+        self.mpi_comm.Allgather(_header.pack('refused', refused=True), self._received)
+        self._disagree(self._headers(), None, verb, error)
+
+    def _headers(self) -> list[Header]:
+        size = _header.SIZE
+        return [_header.unpack(self._received, size * rank) for rank in range(self._size)]
+
+    def _compare(self, headers: list[Header], details: dict[str, str] | None = None) -> None:
+        equal = _header.EQUAL[headers[0].verb]
+        first = headers[0].key(equal)
+        for header in headers:
+            if header.refused or header.key(equal) != first:
+                self._disagree(headers, details)
+
+    def _disagree(self, headers: list[Header], details: dict[str, str] | None = None,
+                  verb: str = '', error: Exception | None = None) -> NoReturn:
+        """Raises what all ranks raise, from what each has to say."""
+        refusal = _disagreement.Refusal.of(verb, error) if error is not None else None
+        said = self.mpi_comm.allgather((refusal, details))
+        raise _disagreement.common_error(headers, [refusal for refusal, _ in said],
+                                         [details for _, details in said]) from error

@@ -1,0 +1,108 @@
+"""Parameters of a model to one flat buffer and back."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+
+from chainermn.communicators import _wire
+
+
+def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str, Any]:
+    """Returns the arrays of a model by path, in the order that all ranks share.
+
+    Args:
+        model: A ``chainer.Link``.
+        attribute: ``'data'`` or ``'grad'``.
+        zero_fill: Gives initialized parameters without a gradient one of zeros.
+
+    Returns:
+        The arrays of the initialized parameters that have one, sorted by path; a parameter that
+        is found under two paths appears once.
+    """
+    if not isinstance(model, chainer.Link):
+        raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
+    arrays: dict[str, Any] = {}
+    seen = set()
+    for path, parameter in sorted(model.namedparams(), key=_path):
+        if parameter.array is None or id(parameter) in seen:
+            continue
+        seen.add(id(parameter))
+        if attribute == 'grad' and parameter.grad is None and zero_fill:
+            parameter.grad = chainer.backend.get_array_module(parameter.array).zeros_like(
+                parameter.array)
+        array = getattr(parameter, attribute)
+        if array is not None:
+            arrays[path] = _exchangeable(path, attribute, array)
+    return arrays
+
+
+def describe(arrays: dict[str, Any]) -> dict[str, str]:
+    """What has to be equal on all ranks.  Where an array is matters only in a mixed model."""
+    mixed = len({_wire.on_device(array) for array in arrays.values()}) > 1
+    return {path: f'{array.dtype} {array.shape}'
+            + (' on device' if mixed and _wire.on_device(array) else '')
+            for path, array in arrays.items()}
+
+
+def check_finite(model: Any) -> None:
+    """Raises ValueError if a gradient is not finite (in Chainer's debug mode)."""
+    for path, parameter in sorted(model.namedparams(), key=_path):
+        grad = parameter.grad
+        if grad is not None and not bool(
+                chainer.backend.get_array_module(grad).isfinite(grad).all()):
+            raise ValueError(f'Parameters diverged after allreduce: the mean gradient of {path} '
+                             'is not finite.')
+
+
+def by_dtype(arrays: Sequence[Any]) -> list[list[Any]]:
+    """Groups arrays that can share a buffer, keeping their order."""
+    groups: dict[Any, list[Any]] = {}
+    for array in arrays:
+        groups.setdefault((array.dtype, _wire.on_device(array)), []).append(array)
+    return list(groups.values())
+
+
+def pack(arrays: Sequence[Any], dtype: Any = None) -> Any:
+    """Returns the elements of all arrays, each in C order, as one flat array.
+
+    A single contiguous array of the right dtype is not copied.
+    """
+    dtype = arrays[0].dtype if dtype is None else dtype
+    if len(arrays) == 1 and arrays[0].flags.c_contiguous:
+        return arrays[0].reshape(-1).astype(dtype, copy=False)
+    xp = chainer.backend.get_array_module(arrays[0])
+    buffer = xp.empty(sum(array.size for array in arrays), dtype)
+    start = 0
+    for array in arrays:
+        buffer[start:start + array.size].reshape(array.shape)[...] = array
+        start += array.size
+    return buffer
+
+
+def unpack(buffer: Any, arrays: Sequence[Any], scale: float | None = None) -> None:
+    """Copies a flat array into the arrays, in place, multiplied by ``scale`` and cast to theirs."""
+    xp = chainer.backend.get_array_module(arrays[0])
+    start = 0
+    for array in arrays:
+        piece = buffer[start:start + array.size].reshape(array.shape)
+        start += array.size
+        if scale is not None:
+            xp.multiply(piece, piece.dtype.type(scale), out=array, casting='same_kind')
+        elif not (array.size and xp.may_share_memory(piece, array)):
+            array[...] = piece
+
+
+def _path(item: tuple[str, Any]) -> str:
+    return item[0]
+
+
+def _exchangeable(path: str, attribute: str, array: Any) -> Any:
+    try:
+        _wire.checked(array)
+    except TypeError as error:
+        raise TypeError(f'parameter {path}: {error}') from None
+    if attribute == 'grad' and array.dtype.kind != 'f':
+        raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged')
+    return array

@@ -1,0 +1,112 @@
+"""The header: what one rank says of its call, in a few fixed bytes."""
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+DTYPES = tuple(np.dtype(name) for name in (
+    'bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
+    'float16', 'float32', 'float64', 'complex64', 'complex128'))
+CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+NO_DTYPE = 255
+
+OPS = ('', 'sum', 'prod', 'max', 'min')
+
+#: How much of the call has to be equal on all ranks: the verb with its root and operation; the
+#: dtype as well; the whole call with its shape.
+CALL, DTYPE, SHAPE = 1, 2, 3
+
+#: The verbs with what has to be equal.  The order is free: all ranks run the same version.
+EQUAL = {
+    'refused': CALL,
+    'bcast': CALL, 'gather': DTYPE, 'allgather': DTYPE, 'alltoall': DTYPE, 'scatter': CALL,
+    'allreduce': SHAPE, 'multi_node_mean': SHAPE,
+    'bcast_obj': CALL, 'gather_obj': CALL, 'allgather_obj': CALL, 'scatter_obj': CALL,
+    'allreduce_obj': CALL,
+    'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE,
+    'split': CALL, 'barrier': CALL, 'finalize': CALL,
+    # Point to point: these travel ahead of the payload and are compared by the receiver.
+    'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,
+}
+VERBS = tuple(EQUAL)
+_NUMBER = {verb: number for number, verb in enumerate(VERBS)}
+
+MAX_INLINE_DIMS = 8
+# verb, operation, root, dtype, refused, device, dimensions, number, shape
+_STRUCT = struct.Struct(f'=BBxxiBBBBxxxxq{MAX_INLINE_DIMS}q')
+_PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
+SIZE = _STRUCT.size
+
+
+class Header(NamedTuple):
+    """What one rank says of its call.
+
+    ``number`` is whatever else has to be equal or known: a digest of shapes or parameters, a
+    length in bytes.  ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty and
+    ``number`` its digest.
+    """
+
+    verb: str
+    op: str
+    root: int
+    code: int
+    refused: bool
+    device: bool
+    ndim: int
+    number: int
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return DTYPES[self.code]
+
+    def key(self, equal: int) -> tuple:
+        """The part of the call that has to be equal on all ranks."""
+        key: tuple = (self.verb, self.root, self.op)
+        if equal >= DTYPE:
+            key += (self.code,)
+        if equal >= SHAPE:
+            key += (self.ndim, self.shape, self.number)
+        return key
+
+    def __str__(self) -> str:
+        words = [self.verb]
+        if self.code != NO_DTYPE:
+            words.append(str(self.dtype))
+            if EQUAL[self.verb] != CALL or self.shape:
+                words.append(str(self.shape) if self.ndim <= MAX_INLINE_DIMS else
+                             f'with {self.ndim} dimensions')
+        if self.op:
+            words.append(f'op={self.op!r}')
+        if self.root >= 0:
+            words.append(f'root={self.root}')
+        return ' '.join(words)
+
+
+@functools.lru_cache(maxsize=4096)
+def pack(verb: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = None, root: int = -1,
+         op: str = '', device: bool = False, number: int = 0, refused: bool = False) -> bytes:
+    """Returns the header as ``SIZE`` bytes."""
+    ndim = len(shape)
+    if ndim > MAX_INLINE_DIMS:
+        shape, number = (), digest(shape)
+    return _STRUCT.pack(_NUMBER[verb], OPS.index(op), root,
+                        NO_DTYPE if dtype is None else CODES[dtype], refused, device, ndim, number,
+                        *shape, *_PADDING[len(shape)])
+
+
+def unpack(data: Any, offset: int = 0) -> Header:
+    """Reads a header from a buffer."""
+    verb, op, root, code, refused, device, ndim, number, *shape = _STRUCT.unpack_from(data, offset)
+    return Header(VERBS[verb], OPS[op], root, code, bool(refused), bool(device), ndim, number,
+                  tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
+
+
+def digest(value: Any) -> int:
+    """A number of 63 bits, equal on all ranks for equal values made of strings and numbers."""
+    hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, 'little') >> 1

@@ -1,0 +1,34 @@
+"""Which ranks share a node: host names become intra and inter ranks."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+
+class Topology(NamedTuple):
+    """Where one rank stands among the nodes."""
+
+    intra_rank: int
+    intra_size: int
+    inter_rank: int
+    inter_size: int
+
+
+def discover(mpi_comm: Any) -> Topology:
+    """Exchanges host names.  Collective: every rank calls it."""
+    return place(mpi_comm.rank, mpi_comm.allgather(MPI.Get_processor_name()))
+
+
+def place(rank: int, hosts: Sequence[str]) -> Topology:
+    """Places a rank, given the host of each rank.
+
+    Nodes are numbered by the lowest rank they hold.
+
+    >>> place(3, ['a', 'b', 'a', 'b'])
+    Topology(intra_rank=1, intra_size=2, inter_rank=1, inter_size=2)
+    """
+    nodes = list(dict.fromkeys(hosts))
+    mine = hosts[rank]
+    return Topology(hosts[:rank].count(mine), hosts.count(mine), nodes.index(mine), len(nodes))

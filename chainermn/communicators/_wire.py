@@ -1,0 +1,111 @@
+"""How an array crosses MPI: what may cross, and as which buffer.
+
+NumPy arrays cross as they are.  CuPy arrays cross as they are where the MPI library can read device
+memory (``CHAINERMN_CUDA_AWARE=1``), else through page-locked ("pinned") host memory.
+"""
+from __future__ import annotations
+
+import math
+import os
+import sys
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainermn.communicators import _header
+
+def checked(x: Any) -> Any:
+    """Returns ``x`` as an array that can cross, or raises TypeError.
+
+    NumPy scalars become arrays without dimensions; foreign byte orders become this machine's.
+    """
+    if isinstance(x, np.generic):
+        x = np.asarray(x)
+    if not isinstance(x, np.ndarray) and not on_device(x):
+        raise TypeError(f'expected a numpy or cupy array but got {_kind_of(x)}')
+    if x.dtype not in _header.CODES:
+        native = x.dtype.newbyteorder('=')
+        if native not in _header.CODES:
+            raise TypeError(f'arrays of dtype {x.dtype} cannot be exchanged; use one of '
+                            + ', '.join(map(str, _header.DTYPES)))
+        x = x.astype(native)
+    return x
+
+
+def on_device(x: Any) -> bool:
+    """Whether ``x`` is a CuPy array."""
+    cupy = sys.modules.get('cupy')
+    return cupy is not None and isinstance(x, getattr(cupy, 'ndarray', ()))
+
+
+def to_buffer(x: Any) -> Any:
+    """Returns the elements of a checked array as a flat C-ordered array that MPI can read.
+
+    The result may share memory with ``x``.
+    """
+    if on_device(x):
+        import cupy
+        flat = cupy.ascontiguousarray(x).reshape(-1)
+        if cuda_aware():
+            cupy.cuda.get_current_stream().synchronize()
+            return flat
+        staged = new_buffer(flat.shape, flat.dtype, device=True)
+        return cupy.asnumpy(flat, out=staged) if flat.size else staged
+    return x.reshape(-1) if x.flags.c_contiguous else x.flatten()
+
+
+def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Any:
+    """Returns an empty flat array to receive into, for an array of that shape.
+
+    It is where MPI can write and the way to the device is short, if ``device`` is true.
+    """
+    size = math.prod(shape)
+    if not device or not has_device() or not size:
+        return np.empty(size, dtype)
+    if cuda_aware():
+        import cupy
+        return cupy.empty(size, dtype)
+    return _pinned(size, dtype)
+
+
+def from_buffer(buffer: Any, shape: tuple[int, ...], device: bool) -> Any:
+    """Returns a received buffer as an array: on the current device if ``device``, else on the host.
+
+    The array shares memory with the buffer where it can.
+    """
+    if device and not on_device(buffer) and has_device():
+        import cupy
+        array = cupy.empty(shape, buffer.dtype)
+        if buffer.size:
+            array.set(buffer.reshape(shape))
+            cupy.cuda.get_current_stream().synchronize()  # the pinned memory is free after this
+        return array
+    return buffer.reshape(shape)
+
+
+def raw(buffer: Any) -> Any:
+    """Returns a flat buffer as bytes: what moves without arithmetic moves as bytes."""
+    return buffer.view(np.uint8)
+
+
+def cuda_aware() -> bool:
+    """Whether the user says that the MPI library reads and writes device memory."""
+    return os.environ.get('CHAINERMN_CUDA_AWARE', '0') == '1'
+
+
+def has_device() -> bool:
+    """Whether this process can hold arrays on a device."""
+    return bool(chainer.backends.cuda.available)
+
+
+def _pinned(size: int, dtype: np.dtype) -> np.ndarray:
+    import cupyx
+    return cupyx.empty_pinned((size,), dtype)
+
+
+def _kind_of(x: Any) -> str:
+    if isinstance(x, chainer.Variable):
+        return ('a chainer.Variable; pass its .array, or use chainermn.functions, whose '
+                'results can be differentiated')
+    return f'{type(x).__module__}.{type(x).__qualname__}'.removeprefix('builtins.')

@@ -1,0 +1,424 @@
+"""The interface of every communicator: what each rank gives and what each rank gets.
+
+The verbs are named after the functions of MPI (MPI standard, chapters 3 "Point-to-Point" and
+6 "Collective Communication").  A verb whose name ends in ``_obj`` takes any picklable Python
+object; the others take arrays.  ``numpy`` and ``cupy`` arrays are both meant by "array".
+
+Every collective verb begins with an agreement: all ranks compare what they are about to do.
+If a rank was refused (a bad argument), or calls another verb, or with another root, operation,
+dtype or shape where these must be equal, then **every rank raises the same error**, which shows
+what each rank called, and no data moves.
+"""
+from __future__ import annotations
+
+import abc
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+
+class CommunicatorBase(metaclass=abc.ABCMeta):
+    """What all communicators can do.
+
+    A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``.  Make one with
+    :func:`chainermn.create_communicator`.
+
+    Attribute assignments inside ``with self.config_scope():`` become configuration items, to be
+    read by :meth:`get_config`.
+    """
+
+    def __init__(self) -> None:
+        object.__setattr__(self, '_configs', {})
+        object.__setattr__(self, '_in_config_scope', False)
+
+    @classmethod
+    def check_requirements(cls) -> None:
+        """Raises RuntimeError if this process lacks what the communicator needs."""
+
+    @classmethod
+    def check_grad_dtype(cls, dtype: Any) -> Any:
+        """Returns a dtype in which the communicator can exchange all gradients, or raises."""
+        raise ValueError('allreduce_grad_dtype is for pure_nccl; the other communicators exchange '
+                         'each gradient in its own dtype')
+
+    # --- who and where -----------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def rank(self) -> int:
+        """Number of this process among the ranks of the communicator, from 0."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    @abc.abstractmethod
+    def intra_rank(self) -> int:
+        """Number of this process among the ranks of its node, from 0."""
+
+    @property
+    @abc.abstractmethod
+    def intra_size(self) -> int:
+        """Number of ranks on this node."""
+
+    @property
+    @abc.abstractmethod
+    def inter_rank(self) -> int:
+        """Number of this node, from 0; nodes are ordered by the lowest rank they hold."""
+
+    @property
+    @abc.abstractmethod
+    def inter_size(self) -> int:
+        """Number of nodes."""
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether :meth:`multi_node_mean_grad_async` can run while the caller computes."""
+        return False
+
+    # --- configuration -----------------------------------------------------------------------
+
+    def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
+        """Sets one configuration item of this communicator.
+
+        Every rank should set the same value.  ``batched_copy`` (bool) says whether the GPU copies
+        all gradients in and out of the exchange buffer with one kernel launch.
+
+        Args:
+            name: Name of the item.
+            value: Its new value.
+
+        Raises:
+            ValueError: If the communicator has no such item.
+            TypeError: If other keyword arguments are given.
+        """
+        if kwargs:
+            raise TypeError(f'set_config got unexpected keyword arguments {sorted(kwargs)}')
+        if name != 'batched_copy':
+            raise ValueError(f'{type(self).__name__} has no configuration item {name!r}; it has '
+                             f'{sorted(self._configs)}')
+        with self.config_scope():
+            self.batched_copy = bool(value)
+
+    def get_config(self, name: str | None = None) -> Any:
+        """Returns the value of a configuration item, or a dict of all of them for ``None``.
+
+        Raises:
+            KeyError: If the communicator has no such item.
+        """
+        if name is None:
+            return dict(self._configs)
+        return self._configs[name]
+
+    @contextlib.contextmanager
+    def config_scope(self) -> Iterator[None]:
+        """Context in which an attribute assignment also sets the configuration item so named."""
+        outer = self._in_config_scope
+        object.__setattr__(self, '_in_config_scope', True)
+        try:
+            yield
+        finally:
+            object.__setattr__(self, '_in_config_scope', outer)
+
+    @property
+    def within_config_scope(self) -> bool:
+        """Whether the code runs inside :meth:`config_scope`."""
+        return self._in_config_scope
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get('_in_config_scope', False):
+            self._configs[name] = value
+        object.__setattr__(self, name, value)
+
+    # --- groups ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def split(self, color: int, key: int) -> Any:
+        """Splits the ranks into new communicators (MPI_Comm_split, MPI section 7.4.2).
+
+        Collective: every rank calls it.
+
+        Args:
+            color: Ranks that pass the same number, 0 or above, end in the same communicator.
+            key: Orders the ranks within it; ties are ordered by the old rank.
+
+        Returns:
+            A communicator of the same class and configuration whose members are the ranks of this
+            rank's color.
+        """
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Returns once every rank has called it.  Collective: every rank calls it."""
+
+    @abc.abstractmethod
+    def refuse(self, verb: str, error: Exception) -> NoReturn:
+        """Raises ``error`` on every rank, in place of this rank's next collective verb.
+
+        Collective: the other ranks call any collective verb, or :meth:`refuse` as well.  For
+        functions built on communicators that find a bad argument on one rank only: the ranks
+        without an error go on to their first verb, which raises the same error there.
+
+        Args:
+            verb: What was refused, for the message.
+            error: The reason.  Every rank raises an error of its type (where all ranks know it,
+                otherwise of its nearest built-in base) whose message contains its message.
+        """
+
+    # --- arrays ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def send(self, data: Any, dest: int, tag: int) -> None:
+        """Sends an array, or a tuple or list of arrays, to one rank.
+
+        Returns once the receiver has begun to receive it (synchronous mode, MPI section 3.4).
+
+        Args:
+            data: Array of any shape, or a tuple or list of arrays, on host or device.
+            dest: Rank of the receiver; not this rank.
+            tag: Number from 0 to 32767 that the receiver asks for.
+
+        Raises:
+            TypeError, ValueError: If an argument is refused.  A receiver that waits for this
+                message raises the same error.
+        """
+
+    @abc.abstractmethod
+    def recv(self, source: int, tag: int) -> Any:
+        """Receives what :meth:`send` sent on rank ``source`` with the same tag.
+
+        Returns:
+            A new array (or a tuple of arrays where a tuple or list was sent), with the dtype and
+            shape that were sent.  It is on the current device if it was sent from a device and
+            this process has CuPy, else on the host.
+        """
+
+    @abc.abstractmethod
+    def bcast(self, x: Any, root: int = 0, max_buf_len: int | None = None) -> Any:
+        """Broadcasts an array from the root to all ranks (MPI_Bcast).
+
+        Collective: every rank calls it.
+
+        Args:
+            x: On the root, an array of any shape.  Ignored on the other ranks.
+            root: The rank whose array is sent; the same on all ranks.
+            max_buf_len: Ignored; arrays of any length travel in one piece.
+
+        Returns:
+            On the root ``x`` itself.  On the others a new array of the same dtype and shape, on the
+            current device if the root's is on a device.
+        """
+
+    @abc.abstractmethod
+    def gather(self, x: Any, root: int = 0) -> tuple[Any, ...] | None:
+        """Collects one array from each rank on the root (MPI_Gatherv).
+
+        Collective: every rank calls it.
+
+        Args:
+            x: Array.  Shapes may differ between the ranks, dtypes may not.
+            root: The rank that gets the arrays; the same on all ranks.
+
+        Returns:
+            On the root a tuple with the array of each rank, by rank.  ``None`` elsewhere.
+        """
+
+    @abc.abstractmethod
+    def allgather(self, x: Any) -> tuple[Any, ...]:
+        """Collects one array from each rank on all ranks (MPI_Allgatherv).
+
+        Collective: every rank calls it.
+
+        Args:
+            x: Array.  Shapes may differ between the ranks, dtypes may not.
+
+        Returns:
+            On every rank a tuple with the array of each rank, by rank.
+        """
+
+    @abc.abstractmethod
+    def allreduce(self, x: Any, op: str = 'sum') -> Any:
+        """Combines the arrays of all ranks element by element (MPI_Allreduce).
+
+        Collective: every rank calls it.
+
+        Args:
+            x: Array; the same dtype and shape on all ranks.
+            op: ``'sum'``, ``'prod'``, ``'max'`` or ``'min'``.  For bool arrays sum and max mean
+                "or", prod and min mean "and".
+
+        Returns:
+            On every rank a new array with the same bits.  float16 is combined in float32 and
+            rounded once.
+        """
+
+    @abc.abstractmethod
+    def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
+        """Sends one array to each rank and gets one from each rank (MPI_Alltoallv).
+
+        Collective: every rank calls it.
+
+        Args:
+            xs: One array for each rank, by rank, all of one dtype, the same on all ranks.  Shapes
+                are free.
+
+        Returns:
+            A tuple with the array that each rank meant for this rank, by rank.
+        """
+
+    @abc.abstractmethod
+    def scatter(self, xs: Any, root: int = 0) -> Any:
+        """Sends one array to each rank from the root (MPI_Scatterv).
+
+        Collective: every rank calls it.
+
+        Args:
+            xs: On the root, a tuple or list of ``size`` arrays of one dtype and any shapes, or an
+                array whose first axis has length ``size``.  Ignored on the other ranks.
+            root: The rank whose arrays are sent; the same on all ranks.
+
+        Returns:
+            On every rank the array (or the row) with the number of its rank.
+        """
+
+    @abc.abstractmethod
+    def multi_node_mean(self, x: Any) -> Any:
+        """Means of floating-point arrays over all ranks, element by element.
+
+        Collective: every rank calls it.
+
+        Args:
+            x: Array of a floating-point dtype; the same dtype and shape on all ranks.
+
+        Returns:
+            On every rank a new array with the same bits.
+        """
+
+    # --- objects -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends a picklable object to one rank.  May return before it is received."""
+
+    @abc.abstractmethod
+    def recv_obj(self, source: int, status: Any = None, tag: int = -1) -> Any:
+        """Receives what :meth:`send_obj` sent.
+
+        Args:
+            source: Rank of the sender, or ``mpi4py.MPI.ANY_SOURCE``.
+            status: ``mpi4py.MPI.Status`` that gets source and tag of the message, or ``None``.
+            tag: The tag asked for; any by default (``mpi4py.MPI.ANY_TAG``).
+
+        Returns:
+            The object.
+        """
+
+    @abc.abstractmethod
+    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+        """Broadcasts a picklable object from the root.  Collective: every rank calls it.
+
+        Args:
+            obj: On the root, any picklable object, ``None`` too.  Ignored on the other ranks.
+            max_buf_len: Ignored; objects of any size travel.
+            root: The rank whose object is sent; the same on all ranks.
+
+        Returns:
+            On the root ``obj`` itself, on the others a copy.
+        """
+
+    @abc.abstractmethod
+    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """Collects one object from each rank on the root.  Collective: every rank calls it.
+
+        Returns:
+            On the root a list with the object of each rank, by rank.  ``None`` elsewhere.
+        """
+
+    @abc.abstractmethod
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        """Collects one object from each rank on all ranks.  Collective: every rank calls it.
+
+        Returns:
+            On every rank a list with the object of each rank, by rank.
+        """
+
+    @abc.abstractmethod
+    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
+        """Sends one object to each rank from the root.  Collective: every rank calls it.
+
+        Args:
+            objs: On the root, a sequence of ``size`` objects.  Ignored on the other ranks.
+            root: The rank whose objects are sent; the same on all ranks.
+
+        Returns:
+            On every rank the object with the number of its rank.
+        """
+
+    @abc.abstractmethod
+    def allreduce_obj(self, obj: Any) -> Any:
+        """Adds the objects of all ranks with ``+``, by rank.  Collective: every rank calls it.
+
+        Returns:
+            On every rank ``obj_0 + obj_1 + ...``.
+        """
+
+    # --- models ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def bcast_data(self, model: Any) -> None:
+        """Copies the parameters of rank 0's model into the models of all ranks.
+
+        Collective: every rank calls it.  Persistent values (such as the statistics of batch
+        normalization) stay as they are; parameters that are not initialized yet are skipped.
+
+        Args:
+            model: A ``chainer.Link`` with the same initialized parameters on all ranks.
+        """
+
+    def broadcast_data(self, model: Any) -> None:
+        """The older name of :meth:`bcast_data`."""
+        self.bcast_data(model)
+
+    @abc.abstractmethod
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """Replaces each gradient of the model by its mean over all ranks, in place.
+
+        Collective: every rank calls it.  Afterwards the gradients have the same bits everywhere.
+
+        Args:
+            model: A ``chainer.Link`` with the same parameters on all ranks.
+            zero_fill: If true, an initialized parameter without a gradient counts as one whose
+                gradient is zero.  If false it is skipped, and it is an error if some rank has a
+                gradient for it.  Parameters that are not initialized are always skipped.
+        """
+
+    def multi_node_mean_grad_async(self, model: Any, zero_fill: bool = False) -> Any:
+        """Starts :meth:`multi_node_mean_grad` and returns at once.
+
+        Collective: every rank calls it.  Only where :attr:`can_overlap` is true.
+
+        Returns:
+            An object whose ``wait()`` returns once the gradients are means.  Until then neither
+            they nor the model may be touched.
+        """
+        raise ValueError(f'{type(self).__name__} cannot exchange gradients in the background; '
+                         'pure_nccl can.')
+
+    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """The older name of :meth:`multi_node_mean_grad`.
+
+        .. deprecated:: v7.0.0
+        """
+        warnings.warn('allreduce_grad() is deprecated; call multi_node_mean_grad() instead.',
+                      DeprecationWarning, stacklevel=2)
+        self.multi_node_mean_grad(model, zero_fill)
+
+    def finalize(self) -> None:
+        """Frees what the communicator holds.  Collective: every rank calls it, once.
+
+        The communicator must not be used afterwards.  Programs that make only a few communicators
+        need not call it.
+        """
