@@ -28,11 +28,10 @@ class Agreement:
         self._size = mpi_comm.size
         self._rank = mpi_comm.rank
         self._received = bytearray(_header.SIZE * self._size)
-        enabled = mpi_comm.allgather(self.enabled)
-        if len(set(enabled)) != 1:
-            raise ValueError('CHAINERMN_AGREE has to be equal on all ranks; it is 0 on '
-                             f'{_disagreement.ranks_text([r for r, on in enumerate(enabled) if not on])} '
-                             'only.')
+        off = [rank for rank, on in enumerate(mpi_comm.allgather(self.enabled)) if not on]
+        if 0 < len(off) < self._size:
+            raise ValueError('CHAINERMN_AGREE has to be equal on all ranks, but is 0 only on '
+                             + _disagreement.ranks_text(off))
 
     def same(self, header: bytes, details: dict[str, str] | None = None) -> None:
         """Returns if all ranks call it with the same header, else raises on all of them.

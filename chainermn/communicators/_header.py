@@ -64,9 +64,9 @@ class Header(NamedTuple):
     def dtype(self) -> np.dtype:
         return DTYPES[self.code]
 
-    def key(self, equal: int) -> tuple:
+    def key(self, equal: int) -> tuple[Any, ...]:
         """The part of the call that has to be equal on all ranks."""
-        key: tuple = (self.verb, self.root, self.op)
+        key: tuple[Any, ...] = (self.verb, self.root, self.op)
         if equal >= DTYPE:
             key += (self.code,)
         if equal >= SHAPE:

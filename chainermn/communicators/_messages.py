@@ -83,9 +83,9 @@ class Messages:
         size = self._mpi_comm.size
         if not _is_int(peer) or not _is_int(tag):
             raise TypeError(f'{name} and tag have to be integers, not {peer!r} and {tag!r}')
-        if not (0 <= peer < size or wildcards and peer == MPI.ANY_SOURCE):
+        if not (0 <= peer < size or (wildcards and peer == MPI.ANY_SOURCE)):
             raise ValueError(f'{name} has to be a rank from 0 to {size - 1}, not {peer}')
-        if not (0 <= tag <= self._max_tag or wildcards and tag == MPI.ANY_TAG):
+        if not (0 <= tag <= self._max_tag or (wildcards and tag == MPI.ANY_TAG)):
             raise ValueError(f'tag has to be from 0 to {self._max_tag}, not {tag}')
 
     def _check_not_self(self, peer: int, name: str) -> None:

@@ -28,7 +28,7 @@ class Pickled:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return load, (pickle.PickleBuffer(self.stream),
-                      [pickle.PickleBuffer(buffer) for buffer in self.buffers])
+                      [pickle.PickleBuffer(buffer) for buffer in self.buffers])  # type: ignore[arg-type]
 
 
 def load(stream: Any, buffers: Any = ()) -> Any:

@@ -6,6 +6,7 @@ memory (``CHAINERMN_CUDA_AWARE=1``), else through page-locked ("pinned") host me
 from __future__ import annotations
 
 import math
+import operator
 import os
 import sys
 from typing import Any
@@ -14,6 +15,7 @@ import chainer
 import numpy as np
 
 from chainermn.communicators import _header
+
 
 def checked(x: Any) -> Any:
     """Returns ``x`` as an array that can cross, or raises TypeError.
@@ -31,6 +33,20 @@ def checked(x: Any) -> Any:
                             + ', '.join(map(str, _header.DTYPES)))
         x = x.astype(native)
     return x
+
+
+def checked_root(root: Any, size: int) -> int:
+    """Returns a root as a rank, or raises."""
+    if isinstance(root, bool) or not hasattr(root, '__index__'):
+        raise TypeError(f'root has to be an integer, not {root!r}')
+    if not 0 <= root < size:
+        raise ValueError(f'root has to be a rank from 0 to {size - 1}, not {root}')
+    return operator.index(root)
+
+
+def summed_in(dtype: np.dtype) -> np.dtype:
+    """The dtype in which MPI sums arrays of a dtype: float16 in float32."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def on_device(x: Any) -> bool:

@@ -28,6 +28,9 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     read by :meth:`get_config`.
     """
 
+    _configs: dict[str, Any]
+    _in_config_scope: bool
+
     def __init__(self) -> None:
         object.__setattr__(self, '_configs', {})
         object.__setattr__(self, '_in_config_scope', False)
@@ -416,7 +419,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                       DeprecationWarning, stacklevel=2)
         self.multi_node_mean_grad(model, zero_fill)
 
-    def finalize(self) -> None:
+    def finalize(self) -> None:  # noqa: B027  (a communicator may hold nothing)
         """Frees what the communicator holds.  Collective: every rank calls it, once.
 
         The communicator must not be used afterwards.  Programs that make only a few communicators

@@ -1,0 +1,77 @@
+"""The verbs on objects: pickled first, agreed on, then sent."""
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from chainermn.communicators import _wire
+from chainermn.communicators._agreement import Agreement
+from chainermn.communicators._header import pack
+from chainermn.communicators._messages import Messages
+from chainermn.communicators._pickled import Pickled
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+class ObjectVerbs(CommunicatorBase):
+    """The part of a communicator on MPI that exchanges objects."""
+
+    _agreement: Agreement
+    _messages: Messages
+    _objects: Any
+
+    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self._messages.send_obj(obj, dest, tag)
+
+    def recv_obj(self, source: int, status: Any = None, tag: int = MPI.ANY_TAG) -> Any:
+        return self._messages.recv_obj(source, tag, status)
+
+    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+        try:
+            root = _wire.checked_root(root, self.size)
+            pickled = Pickled(obj) if self.rank == root else None
+        except Exception as error:
+            self.refuse('bcast_obj', error)
+        self._agreement.same(pack('bcast_obj', root=root))
+        received = self._objects.bcast(pickled, root)
+        return obj if self.rank == root else received
+
+    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
+        try:
+            root = _wire.checked_root(root, self.size)
+            pickled = Pickled(obj)
+        except Exception as error:
+            self.refuse('gather_obj', error)
+        self._agreement.same(pack('gather_obj', root=root))
+        return self._objects.gather(pickled, root)
+
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        return self._allgather_obj('allgather_obj', obj)
+
+    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
+        pickled = None
+        try:
+            root = _wire.checked_root(root, self.size)
+            if self.rank == root:
+                if objs is None or len(objs) != self.size:
+                    raise ValueError(f'scatter_obj takes one object for each of the {self.size} '
+                                     f'ranks, but got {objs if objs is None else len(objs)}')
+                pickled = [Pickled(obj) for obj in objs]
+        except Exception as error:
+            self.refuse('scatter_obj', error)
+        self._agreement.same(pack('scatter_obj', root=root))
+        return self._objects.scatter(pickled, root)
+
+    def allreduce_obj(self, obj: Any) -> Any:
+        return functools.reduce(operator.add, self._allgather_obj('allreduce_obj', obj))
+
+    def _allgather_obj(self, verb: str, obj: Any) -> list[Any]:
+        try:
+            pickled = Pickled(obj)
+        except Exception as error:
+            self.refuse(verb, error)
+        self._agreement.same(pack(verb))
+        return self._objects.allgather(pickled)
