@@ -35,7 +35,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         object.__setattr__(self, '_configs', {})
         object.__setattr__(self, '_in_config_scope', False)
 
-    @classmethod
+    @classmethod  # noqa: B027  (most communicators need nothing)
     def check_requirements(cls) -> None:
         """Raises RuntimeError if this process lacks what the communicator needs."""
 

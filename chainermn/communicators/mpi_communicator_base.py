@@ -1,6 +1,7 @@
 """A communicator on MPI, and the template by which its gradients are averaged."""
 from __future__ import annotations
 
+import abc
 import operator
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -117,9 +118,9 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
         if chainer.is_debug():
             _bucket.check_finite(model)
 
+    @abc.abstractmethod
     def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
         """Says which arrays, all of one dtype, share a buffer.  One rule for all ranks."""
-        raise NotImplementedError(f'{type(self).__name__} has to define _groups')
 
     def _sum_in_place(self, buffer: Any) -> Any:
         """Returns the sum of the flat buffers of all ranks; may overwrite the buffer."""
