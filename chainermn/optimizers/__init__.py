@@ -1,0 +1,73 @@
+"""Optimizers whose gradients are means over all ranks: the factory."""
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
+from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
+
+__all__ = ['create_multi_node_optimizer']
+
+
+def create_multi_node_optimizer(
+    actual_optimizer: Any,
+    communicator: CommunicatorBase,
+    double_buffering: bool = False,
+    zero_fill: bool = True,
+) -> Any:
+    """Makes an optimizer average its gradients over all ranks before each step.
+
+    Returns a proxy for ``actual_optimizer``: all attributes (``lr``, ``t``, ``target``,
+    ``add_hook``, ``serialize``, ...) are those of the actual optimizer, but ``update`` averages.
+    The proxy is not an instance of :class:`chainer.Optimizer`; Chainer's updaters take it.
+
+    ``proxy.update(lossfun, *args)`` is collective: every rank calls it. It computes this rank's
+    gradients, replaces them by their mean over all ranks, and lets the actual optimizer step.
+    Hooks such as ``GradientClipping`` therefore see the mean gradients, equal on all ranks.
+    Without ``lossfun`` the gradients must be there already, as with any Chainer optimizer.
+
+    The first ``update`` does not step (``t`` stays 0): it only copies the parameters of rank 0 to
+    all ranks. So does an ``update`` that finds more, or other, initialized parameters than the one
+    before it, because a layer such as ``Linear(None, 10)`` initializes itself on its first use, on
+    each rank with other random numbers.
+
+    Args:
+        actual_optimizer: Chainer optimizer, set up with a model or not yet.
+        communicator: ChainerMN communicator.
+        double_buffering: If true, gradients travel while the next forward and backward are
+            computed, and a step uses the gradients of the update before. This can change
+            accuracy. Only for communicators that can overlap (``pure_nccl``). The first two
+            updates do not step.
+        zero_fill: If true, an initialized parameter that this rank's loss did not use (its
+            gradient is ``None``) counts as one whose gradient is zero. If false it is skipped, and
+            it is an error if some rank has a gradient for it. Parameters that are not initialized
+            are always skipped.
+
+    Returns:
+        The multi-node optimizer of this rank.
+
+    Raises:
+        TypeError: If ``actual_optimizer`` is not a Chainer optimizer, or a multi-node one
+            already, or ``communicator`` is not a communicator.
+        ValueError: If double buffering is asked of a communicator that cannot overlap.
+    """
+    if not isinstance(communicator, CommunicatorBase):
+        raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '
+                        f'argument, got {communicator!r}. '
+                        'Make one with chainermn.create_communicator().')
+    if isinstance(actual_optimizer, _MultiNodeOptimizer):
+        communicator.refuse('create_multi_node_optimizer', TypeError(
+            'The optimizer is a multi-node optimizer already; pass the Chainer optimizer itself.'))
+    if not isinstance(actual_optimizer, chainer.Optimizer):
+        communicator.refuse('create_multi_node_optimizer', TypeError(
+            'create_multi_node_optimizer needs a chainer.Optimizer as its first argument, got '
+            f'{actual_optimizer!r}.'))
+    if not double_buffering:
+        return _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill)
+    if not communicator.can_overlap:
+        raise ValueError('This communicator does not support double buffering. '
+                         'Use pure_nccl, or double_buffering=False.')
+    return _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill)

@@ -1,0 +1,68 @@
+"""The factory: what it makes and what it refuses, on every rank."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import optimizers
+
+import chainermn
+from chainermn.optimizers import create_multi_node_optimizer
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
+def test_is_exported():
+    assert chainermn.create_multi_node_optimizer is create_multi_node_optimizer
+
+
+@pytest.mark.parametrize('bad, message', [
+    (lambda comm: chainer.links.Linear(3, 2), 'needs a chainer.Optimizer as its first argument'),
+    (lambda comm: optimizers.SGD, 'needs a chainer.Optimizer as its first argument'),
+    (lambda comm: create_multi_node_optimizer(optimizers.SGD(), comm),
+     'multi-node optimizer already'),
+], ids=['link', 'class', 'twice'])
+@pytest.mark.parametrize('where', ['all ranks', 'last rank'])
+def test_what_is_no_optimizer_is_refused_on_all_ranks(comm, bad, message, where):
+    bad = bad(comm)
+    model = chainer.links.Linear(3, 2)
+    model.cleargrads()
+    with pytest.raises(TypeError, match=message) as caught:
+        if where == 'all ranks' or comm.rank == comm.size - 1:
+            create_multi_node_optimizer(bad, comm)
+        create_multi_node_optimizer(optimizers.SGD(), comm).setup(model).update()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.parametrize('bad', ['naive', None, optimizers.SGD()])
+def test_what_is_no_communicator_is_refused(bad):
+    with pytest.raises(TypeError, match='needs a ChainerMN communicator as its second argument'):
+        create_multi_node_optimizer(optimizers.SGD(), bad)
+
+
+def test_a_raw_mpi_communicator_is_refused(comm):
+    with pytest.raises(TypeError, match='create_communicator'):
+        create_multi_node_optimizer(optimizers.SGD(), comm.mpi_comm)
+
+
+def test_double_buffering_needs_a_communicator_that_overlaps(comm):
+    assert not comm.can_overlap
+    with pytest.raises(ValueError, match='does not support double buffering'):
+        create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering=True)
+
+
+def test_zero_fill_is_the_default(comm):
+    optimizer = create_multi_node_optimizer(optimizers.SGD(1), comm)
+    assert optimizer.zero_fill is True
+    model = chainer.links.Linear(3, 2)
+    optimizer.setup(model).update()
+    before = model.W.array.copy()
+    model.cleargrads()
+    if comm.rank == 0:
+        model.W.grad = np.ones_like(before)
+    optimizer.update()
+    np.testing.assert_allclose(model.W.array, before - 1 / comm.size, rtol=1e-5)

@@ -1,0 +1,204 @@
+"""Double buffering: which gradients each step uses."""
+
+import threading
+
+import chainer
+import numpy as np
+import pytest
+from chainer import optimizers
+from chainer.optimizer_hooks import GradientClipping
+
+import chainermn
+from chainermn.communicators.naive_communicator import NaiveCommunicator
+
+LR = 0.25
+
+
+class Exchange:
+    def __init__(self, run):
+        self.thread = threading.Thread(target=self.catch, args=(run,))
+        self.error = None
+        self.thread.start()
+
+    def catch(self, run):
+        try:
+            run()
+        except Exception as error:
+            self.error = error
+
+    def wait(self):
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+class OverlappingCommunicator(NaiveCommunicator):
+    """Exchanges gradients in a thread, on a communicator of its own."""
+
+    can_overlap = True
+
+    def __init__(self, mpi_comm):
+        super().__init__(mpi_comm)
+        self.twin = NaiveCommunicator(mpi_comm)
+        self.go = threading.Event()
+        self.go.set()
+
+    def multi_node_mean_grad_async(self, model, zero_fill=False):
+        def run():
+            self.go.wait()
+            self.twin.multi_node_mean_grad(model, zero_fill)
+
+        return Exchange(run)
+
+    def finalize(self):
+        self.twin.finalize()
+        super().finalize()
+
+
+@pytest.fixture(scope='module')
+def comm():
+    plain = chainermn.create_communicator('naive')
+    comm = OverlappingCommunicator(plain.mpi_comm)
+    yield comm
+    comm.finalize()
+    plain.finalize()
+
+
+class Parabola(chainer.Link):
+    """Loss |w - goal|^2 / 2, whose gradient is w - goal."""
+
+    def __init__(self, start):
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(np.array(start, np.float64))
+
+    def forward(self, goal):
+        return chainer.functions.sum((self.w - goal) ** 2) / 2
+
+
+def goal_of(rank, update):
+    return np.array([rank + 1.0, update * update - 3.0 * rank])
+
+
+def train(comm, n_updates, before_update=lambda optimizer, update: None, bare=False):
+    """The weights after each update."""
+    model = Parabola([float(comm.rank), 5.0])
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comm, double_buffering=True).setup(model)
+    weights = []
+    for update in range(1, n_updates + 1):
+        before_update(optimizer, update)
+        goal = goal_of(comm.rank, update)
+        if bare:
+            model.cleargrads()
+            model(goal).backward()
+            optimizer.update()
+        else:
+            optimizer.update(model, goal)
+        weights.append(model.w.array.copy())
+    optimizer.wait()
+    assert optimizer.t == max(0, n_updates - 2)
+    return weights
+
+
+def expected_weights(size, n_updates):
+    w = np.array([0.0, 5.0])  # rank 0's
+    weights, gradients = [], {}
+    for update in range(1, n_updates + 1):
+        gradients[update] = np.mean([w - goal_of(rank, update) for rank in range(size)], axis=0)
+        if update >= 3:
+            w = w - LR * gradients[update - 1]
+        weights.append(w)
+    return weights
+
+
+@pytest.mark.parametrize('bare', [False, True], ids=['lossfun', 'bare loop'])
+def test_a_step_uses_the_gradients_of_the_update_before(comm, bare):
+    np.testing.assert_allclose(train(comm, 7, bare=bare), expected_weights(comm.size, 7),
+                               rtol=1e-12)
+
+
+def test_ranks_keep_equal_weights(comm):
+    weights = train(comm, 6)
+    for theirs in comm.allgather_obj(weights):
+        np.testing.assert_array_equal(theirs, weights)
+
+
+def test_update_returns_while_gradients_travel(comm):
+    """Nothing is exchanged before the third update asks for it."""
+    def hold(optimizer, update):
+        if update == 2:
+            comm.go.clear()
+        if update == 3:
+            assert optimizer._exchange.thread.is_alive()
+            comm.go.set()
+
+    try:
+        weights = train(comm, 4, before_update=hold)
+    finally:
+        comm.go.set()
+    np.testing.assert_allclose(weights, expected_weights(comm.size, 4), rtol=1e-12)
+
+
+def test_a_gradient_keeps_its_own_loss_scale(comm):
+    def rescale(optimizer, update):
+        optimizer.set_loss_scale(2.0 ** update)
+
+    np.testing.assert_allclose(train(comm, 6, before_update=rescale),
+                               expected_weights(comm.size, 6), rtol=1e-12)
+
+
+def test_hooks_see_the_mean_gradients(comm):
+    def clip(optimizer, update):
+        if update == 1:
+            optimizer.add_hook(GradientClipping(1.0))
+
+    weights = train(comm, 3, before_update=clip)
+    step = weights[2] - weights[1]
+    full = expected_weights(comm.size, 3)[2] - weights[1]
+    assert np.linalg.norm(full) > LR
+    np.testing.assert_allclose(step, full / np.linalg.norm(full) * LR, rtol=1e-6)
+
+
+def test_starts_again_when_the_model_changes(comm):
+    model = chainer.Sequential(Parabola([1.0, 2.0]))
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comm, double_buffering=True).setup(model)
+    for _ in range(3):
+        optimizer.update(model, np.ones(2))
+    assert optimizer.t == 1
+    model.append(lambda x: x)  # no parameter: nothing changes
+    optimizer.update(model, np.ones(2))
+    assert optimizer.t == 2
+    optimizer.setup(chainer.Sequential(Parabola([0.0, 0.0])))
+    for t in (0, 0, 1):
+        optimizer.update(optimizer.target, np.ones(2))
+        assert optimizer.t == t
+    optimizer.wait()
+
+
+def test_an_error_of_the_exchange_is_raised_by_the_next_update(comm):
+    if comm.size == 1:
+        pytest.skip('one rank cannot disagree')
+    model = Parabola([1.0, 2.0])
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comm, double_buffering=True).setup(model)
+    optimizer.update(model, np.ones(2))
+    if comm.rank == 0:
+        model.w.grad = None
+        optimizer.zero_fill = False
+        optimizer.update()
+    else:
+        optimizer.update(model, np.ones(2))
+    with pytest.raises(Exception, match='multi_node_mean_grad'):
+        optimizer.update(model, np.ones(2))
+
+
+def test_swap_grad_exchanges_pairwise(comm):
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comm, double_buffering=True)
+    one, two = chainer.Parameter(np.zeros(2)), chainer.Parameter(np.zeros(2))
+    one.grad, two.grad = np.full(2, 1.0), None
+    optimizer.swap_grad([one], [two])
+    assert one.grad is None
+    np.testing.assert_array_equal(two.grad, [1, 1])

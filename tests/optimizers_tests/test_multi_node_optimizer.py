@@ -1,0 +1,333 @@
+"""Training on several ranks is training on one with the union of their batches."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import optimizers, training
+from chainer.optimizer_hooks import GradientClipping, WeightDecay
+
+import chainermn
+
+N_IN, N_OUT, N_LOCAL = 4, 3, 6
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
+class Net(chainer.Chain):
+    """A link of known size, one of unknown size, and one that is only used on demand."""
+
+    def __init__(self, seed):
+        super().__init__()
+        rng = np.random.RandomState(seed)
+        normal = chainer.initializers.Normal(0.5, dtype=np.float64, rng=rng)
+        with chainer.using_config('dtype', np.float64), self.init_scope():
+            self.first = chainer.links.Linear(N_IN, 5, initialW=normal)
+            self.last = chainer.links.Linear(None, N_OUT, initialW=normal)
+            self.late = chainer.links.Linear(None, N_OUT, initialW=normal)
+
+    def forward(self, x, t, late=False):
+        h = chainer.functions.tanh(self.first(x))
+        y = self.last(h) + (self.late(h) if late else 0)
+        return chainer.functions.mean_squared_error(y, t)
+
+
+def batch(seed, n=N_LOCAL):
+    rng = np.random.RandomState(seed)
+    return rng.normal(size=(n, N_IN)), rng.normal(size=(n, N_OUT))
+
+
+def make(comm, actual=None, **kwargs):
+    model = Net(seed=comm.rank)
+    actual = actual if actual is not None else optimizers.SGD(0.1)
+    return chainermn.create_multi_node_optimizer(actual, comm, **kwargs).setup(model), model
+
+
+def weights(model):
+    return {name: param.array.copy() for name, param in model.namedparams()
+            if param.is_initialized}
+
+
+def check_same_on_all_ranks(comm, value):
+    ours = comm.allgather_obj(value)
+    for theirs in ours[1:]:
+        np.testing.assert_equal(theirs, ours[0])
+
+
+def check_raised_on_all_ranks(comm, error_type, call):
+    """All ranks get an error of this type with the same text; gives the text."""
+    with pytest.raises(error_type) as caught:
+        call()
+    text, = set(comm.allgather_obj(str(caught.value)))
+    return text
+
+
+def test_first_update_only_broadcasts(comm):
+    optimizer, model = make(comm)
+    expected = comm.bcast_obj(model.first.W.array.copy())
+    optimizer.update(model, *batch(comm.rank))
+    assert optimizer.t == 0
+    np.testing.assert_array_equal(model.first.W.array, expected)
+    check_same_on_all_ranks(comm, weights(model))
+    optimizer.update(model, *batch(comm.rank))
+    assert optimizer.t == 1
+    assert not np.allclose(model.first.W.array, expected)
+
+
+@pytest.mark.parametrize('make_actual', [
+    lambda: optimizers.SGD(0.5), lambda: optimizers.MomentumSGD(0.1), lambda: optimizers.Adam(0.05)
+], ids=['SGD', 'MomentumSGD', 'Adam'])
+@pytest.mark.parametrize('with_lossfun', [True, False])
+def test_equals_one_process_with_the_union_of_the_batches(comm, make_actual, with_lossfun):
+    optimizer, model = make(comm, make_actual())
+    optimizer.update(model, *batch(0))
+
+    alone = Net(seed=0)
+    alone(*batch(0))
+    alone.copyparams(model)
+    reference = make_actual().setup(alone)
+
+    for step in range(5):
+        batches = [batch(10 * step + rank) for rank in range(comm.size)]
+        reference.update(alone, *(np.concatenate(arrays) for arrays in zip(*batches, strict=True)))
+        if with_lossfun:
+            optimizer.update(model, *batches[comm.rank])
+        else:
+            model.cleargrads()
+            model(*batches[comm.rank]).backward()
+            optimizer.update()
+    assert optimizer.t == 5
+    check_same_on_all_ranks(comm, weights(model))
+    for name, expected in weights(alone).items():
+        np.testing.assert_allclose(weights(model)[name], expected, rtol=1e-9, err_msg=name)
+
+
+def test_broadcasts_again_when_more_parameters_are_initialized(comm):
+    optimizer, model = make(comm)
+    optimizer.update(model, *batch(comm.rank))
+    optimizer.update(model, *batch(comm.rank))
+    optimizer.update(model, *batch(comm.rank), late=True)
+    assert optimizer.t == 1
+    check_same_on_all_ranks(comm, weights(model))
+    optimizer.update(model, *batch(comm.rank), late=True)
+    assert optimizer.t == 2
+    check_same_on_all_ranks(comm, weights(model))
+
+
+def test_another_model_is_broadcast_too(comm):
+    optimizer, model = make(comm)
+    for _ in range(2):
+        optimizer.update(model, *batch(comm.rank))
+    model = Net(seed=10 + comm.rank)
+    optimizer.setup(model)
+    optimizer.update(model, *batch(comm.rank))
+    assert optimizer.t == 0
+    check_same_on_all_ranks(comm, weights(model))
+
+
+def test_ranks_that_initialize_other_parameters_all_get_the_error(comm):
+    optimizer, model = make(comm)
+    for _ in range(2):
+        optimizer.update(model, *batch(comm.rank))
+    odd_one = comm.rank == comm.size - 1
+    if comm.size == 1:
+        optimizer.update(model, *batch(0), late=True)  # nobody to disagree with
+        return
+    text = check_raised_on_all_ranks(
+        comm, Exception, lambda: optimizer.update(model, *batch(comm.rank), late=odd_one))
+    assert 'bcast_data' in text and 'multi_node_mean_grad' in text
+    assert optimizer.t == 1
+
+
+def test_hooks_see_the_mean_gradients(comm):
+    seen = []
+
+    class Recorder:
+        name = 'recorder'
+        timing = 'pre'
+
+        def __call__(self, optimizer):
+            seen.append(optimizer.target.first.W.grad.copy())
+
+    optimizer, model = make(comm)
+    optimizer.add_hook(Recorder())
+    optimizer.add_hook(GradientClipping(1e-3))
+    optimizer.add_hook(WeightDecay(0.1))
+    optimizer.update(model, *batch(0))
+    assert seen == []
+
+    gradients = []
+    for rank in range(comm.size):
+        model.cleargrads()
+        model(*batch(rank)).backward()
+        gradients.append(model.first.W.grad.copy())
+    optimizer.update(model, *batch(comm.rank))
+    np.testing.assert_allclose(seen[0], np.mean(gradients, axis=0), rtol=1e-12)
+    check_same_on_all_ranks(comm, weights(model))
+
+
+def test_zero_fill_counts_an_unused_parameter_as_zero(comm):
+    optimizer, model = make(comm)
+    optimizer.update(model, *batch(0), late=True)
+    model.cleargrads()
+    model(*batch(0), late=True).backward()
+    expected = model.late.W.grad / comm.size
+    before = model.late.W.array.copy()
+    optimizer.update(model, *batch(0), late=comm.rank == 0)
+    np.testing.assert_allclose(model.late.W.grad, expected, rtol=1e-12)
+    np.testing.assert_allclose(model.late.W.array, before - 0.1 * expected, rtol=1e-12)
+
+
+def test_without_zero_fill_a_parameter_unused_on_one_rank_is_an_error_on_all(comm):
+    optimizer, model = make(comm, zero_fill=False)
+    optimizer.update(model, *batch(0), late=True)
+    optimizer.update(model, *batch(0))  # unused on all ranks: skipped
+    assert optimizer.t == 1
+    if comm.size == 1:
+        return
+    text = check_raised_on_all_ranks(
+        comm, Exception, lambda: optimizer.update(model, *batch(0), late=comm.rank == 0))
+    assert 'late' in text
+
+
+@pytest.mark.filterwarnings('ignore:.*is deprecated:DeprecationWarning')  # by Chainer
+@pytest.mark.parametrize('use_cleargrads', [True, False])
+def test_old_gradients_are_forgotten(comm, use_cleargrads):
+    optimizer, model = make(comm, optimizers.SGD(0))
+    optimizer.use_cleargrads(use_cleargrads)
+    optimizer.update(model, *batch(0), late=True)
+    late = model.late.W.grad
+    assert late.any()
+    for _ in range(2):
+        optimizer.update(model, *batch(0))
+        assert not model.late.W.grad.any()
+        # cleared, the parameter gets a new array of zeros; otherwise the old one is zeroed
+        assert (model.late.W.grad is late) == (not use_cleargrads)
+    expected = model.first.W.grad.copy()
+    optimizer.update(model, *batch(0))
+    np.testing.assert_array_equal(model.first.W.grad, expected)
+
+
+@pytest.mark.parametrize('with_lossfun', [True, False])
+def test_static_loss_scale_changes_nothing(comm, with_lossfun):
+    results = []
+    for scale in (None, 64.0):
+        optimizer, model = make(comm)
+        if scale is not None:
+            optimizer.set_loss_scale(scale)
+        for step in range(4):
+            if with_lossfun:
+                optimizer.update(model, *batch(step))
+            else:
+                model.cleargrads()
+                model(*batch(step)).backward(loss_scale=scale)
+                optimizer.update()
+        results.append(weights(model))
+    for name, unscaled in results[0].items():
+        np.testing.assert_allclose(results[1][name], unscaled, rtol=1e-12, err_msg=name)
+
+
+def test_scaled_gradient_is_unscaled_where_the_parameter_was_not_used(comm):
+    optimizer, model = make(comm)
+    optimizer.loss_scaling(scale=64.0)
+    optimizer.update(model, *batch(0), late=True)
+    for param in model.params():
+        param._loss_scale = None  # as if no rank had used it before
+    model.cleargrads()
+    model(*batch(0), late=True).backward()
+    expected = model.late.W.array - 0.1 * model.late.W.grad / comm.size
+    optimizer.update(model, *batch(0), late=comm.rank == 0)
+    np.testing.assert_allclose(model.late.W.array, expected, rtol=1e-12)
+
+
+def test_dynamic_loss_scale_is_decided_alike(comm):
+    optimizer, model = make(comm)
+    optimizer.loss_scaling()
+    optimizer.update(model, *batch(0), late=True)
+    for _ in range(3):
+        optimizer.update(model, *batch(comm.rank), late=True)
+    assert optimizer._loss_scale == 8
+    before = weights(model)
+
+    model.cleargrads()
+    model(*batch(0), late=True).backward()
+    if comm.rank == comm.size - 1:
+        model.first.W.grad[0, 0] = np.inf
+    with pytest.warns(UserWarning, match='Non finite number'):
+        optimizer.update()
+    assert not optimizer.is_safe_to_update()
+    assert optimizer._loss_scale == 4
+    np.testing.assert_equal(weights(model), before)
+    check_same_on_all_ranks(comm, optimizer.t)
+
+
+def test_is_a_proxy_of_the_actual_optimizer(comm):
+    actual = optimizers.SGD(0.1)
+    optimizer, model = make(comm, actual, zero_fill=False)
+    assert not isinstance(optimizer, chainer.Optimizer)
+    assert optimizer.actual_optimizer is actual
+    assert optimizer.communicator is comm
+    assert optimizer.zero_fill is False
+    assert optimizer.target is actual.target is model
+    optimizer.lr = 0.25
+    assert actual.lr == 0.25
+    optimizer.__setattr__('needs_broadcast', False)
+    assert actual.needs_broadcast is False
+    with pytest.raises(AttributeError, match="'SGD' object has no attribute 'nonsense'"):
+        _ = optimizer.nonsense
+
+
+def test_is_changed_compares_with_the_last_call(comm):
+    optimizer, model = make(comm)
+    assert optimizer.target_params == []
+    assert optimizer.is_changed(model)
+    assert ('/last/W', False) in optimizer.target_params
+    assert not optimizer.is_changed(model)
+    model(*batch(0))
+    assert optimizer.is_changed(model)
+    assert ('/last/W', True) in optimizer.target_params
+
+
+def test_update_before_setup_says_so(comm):
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm)
+    with pytest.raises(RuntimeError, match='setup'):
+        optimizer.update(lambda: None)
+
+
+def test_resumes_from_a_file(comm, tmp_path):
+    optimizer, model = make(comm, optimizers.Adam())
+    for _ in range(3):
+        optimizer.update(model, *batch(comm.rank), late=True)
+    chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
+    chainer.serializers.save_npz(tmp_path / 'model.npz', model)
+
+    resumed, twin = make(comm, optimizers.Adam())
+    twin(*batch(0), late=True)
+    chainer.serializers.load_npz(tmp_path / 'optimizer.npz', resumed)
+    chainer.serializers.load_npz(tmp_path / 'model.npz', twin)
+    assert resumed.t == 2
+    resumed.update(twin, *batch(comm.rank), late=True)  # only broadcasts
+    assert resumed.t == 2
+    for each, link in ((optimizer, model), (resumed, twin)):
+        each.update(link, *batch(comm.rank + 9), late=True)
+    assert resumed.t == 3
+    np.testing.assert_equal(weights(twin), weights(model))
+
+
+def test_trainer_takes_it(comm, tmp_path):
+    optimizer, model = make(comm)
+    examples = list(zip(*batch(comm.rank, n=12), strict=True))
+    iterator = chainer.iterators.SerialIterator(examples, 4)
+    updater = training.updaters.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(updater, (2, 'epoch'), out=str(tmp_path))
+    trainer.extend(training.extensions.ExponentialShift('lr', 0.5), trigger=(1, 'epoch'))
+    trainer.run()
+    assert updater.iteration == 6
+    assert optimizer.t == 5
+    assert optimizer.epoch == 2
+    assert optimizer.lr < 0.1
+    check_same_on_all_ranks(comm, weights(model))
