@@ -1,0 +1,116 @@
+"""Differentiable send and recv: the gradient takes the way back."""
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import chainer
+import numpy as np
+
+
+class Send(chainer.FunctionNode):
+    """Sends its inputs to a rank; its output is empty and carries the way back."""
+
+    def __init__(self, comm: Any, peer_rank: int, peer_tag: int) -> None:
+        super().__init__()
+        self.comm = comm
+        self.peer_rank = peer_rank
+        self.peer_tag = peer_tag
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        xp = chainer.backend.get_array_module(*inputs)
+        self.comm.send(inputs[0] if len(inputs) == 1 else inputs, self.peer_rank, self.peer_tag)
+        return xp.empty(0, np.float32),
+
+    def backward(self, indexes: Any, gys: Any) -> tuple[Any, ...]:
+        gxs = self.comm.recv(self.peer_rank, self.peer_tag)
+        return tuple(chainer.as_variable(gx) for gx in _as_tuple(gxs))
+
+
+class Recv(chainer.FunctionNode):
+    """Receives arrays from a rank; its input is a delegate or a placeholder."""
+
+    def __init__(self, comm: Any, peer_rank: int, peer_tag: int) -> None:
+        super().__init__()
+        self.comm = comm
+        self.peer_rank = peer_rank
+        self.peer_tag = peer_tag
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._delegate = inputs[0]
+        received = self.comm.recv(self.peer_rank, self.peer_tag)
+        self.is_tuple = isinstance(received, tuple)
+        ys = _as_tuple(received)
+        self._described = [(y.shape, y.dtype) for y in ys]
+        self._xp = chainer.backend.get_array_module(*ys)
+        return ys
+
+    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        arrays = tuple(self._xp.zeros(shape, dtype) if gy is None else gy.array
+                       for gy, (shape, dtype) in zip(gys, self._described, strict=True))
+        self.comm.send(arrays if self.is_tuple else arrays[0], self.peer_rank, self.peer_tag)
+        # An empty gradient: with None, backward would not go on to the delegate's node.
+        return chainer.as_variable(self._delegate),
+
+
+def send(x: Any, communicator: Any, rank: int, tag: int = 0) -> chainer.Variable:
+    """Differentiable send.  The rank ``rank`` calls :func:`recv`.
+
+    Args:
+        x: Variable, or tuple or list of Variables.
+        communicator: ChainerMN communicator.
+        rank: Rank of the receiver; not this rank.
+        tag: Number that the receiver asks for.
+
+    Returns:
+        The *delegate variable*: an empty Variable without data, from which backward leads to
+        ``x``.  Backward receives the gradient of ``x`` from the receiver.  Call ``backward()`` on
+        it, or tie it to what is computed later by :func:`recv` or :func:`pseudo_connect`.
+
+    Raises:
+        ValueError: If ``rank`` is this rank.
+    """
+    if rank == communicator.rank:
+        raise ValueError(f'rank has to be another rank than this one, {rank}')
+    xs = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    if not xs:
+        raise ValueError('expected at least one Variable to send')
+    delegate, = Send(communicator, rank, tag).apply(xs)
+    delegate.name = 'delegate_variable'
+    return delegate
+
+
+def recv(communicator: Any, rank: int, delegate_variable: chainer.Variable | None = None,
+         tag: int = 0, force_tuple: bool = False, *, device: Any = None) -> Any:
+    """Differentiable recv.  The rank ``rank`` calls :func:`send`.
+
+    Args:
+        communicator: ChainerMN communicator.
+        rank: Rank of the sender; not this rank.
+        delegate_variable: What an earlier :func:`send` on this rank returned.  With it backward
+            goes on from here to that send; without it backward ends here.
+        tag: The number that was sent with it.
+        force_tuple: Whether to return a tuple for a single Variable, too.
+        device: Ignored; ChainerMN 1.0 to 1.2 had it.
+
+    Returns:
+        The Variable that was sent, or a tuple if several were.  Backward sends its gradient back.
+
+    Raises:
+        ValueError: If ``rank`` is this rank.
+    """
+    if device is not None:
+        warnings.warn('recv ignores device: what was sent from a device arrives on the current one',
+                      DeprecationWarning, stacklevel=2)
+    if rank == communicator.rank:
+        raise ValueError(f'rank has to be another rank than this one, {rank}')
+    if delegate_variable is None:
+        # Without an input, Chainer would not run the backward of this node.
+        delegate_variable = chainer.Variable(np.empty(0, np.float32))
+    node = Recv(communicator, rank, tag)
+    ys = node.apply((delegate_variable,))
+    return ys if node.is_tuple or force_tuple else ys[0]
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
