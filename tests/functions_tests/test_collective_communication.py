@@ -1,0 +1,159 @@
+"""Each differentiable collective against the graph of all ranks built in one process."""
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+import chainermn.functions as mnf
+from chainermn.communicators import create_communicator
+from chainermn.functions import collective_communication
+
+
+@pytest.fixture(scope='module', params=['naive', 'flat'])
+def comm(request):
+    return create_communicator(request.param)
+
+
+def array_of(rank, number, dtype, rows=2):
+    """The input ``number`` of a rank, known to all ranks."""
+    rng = np.random.RandomState(100 * rank + number)
+    return rng.uniform(-1, 1, (rows, 3)).astype(dtype)
+
+
+def loss_of(ys, rank):
+    """A loss that weighs every output of every rank differently."""
+    return sum(F.sum(y * y) * (1 + rank + 10 * i) for i, y in enumerate(ys))
+
+
+# What each rank would get, from the inputs of all ranks: the definition of each function.
+DEFINITIONS = {
+    'allgather': lambda xs, root: [[x for x, in xs] for _ in xs],
+    'allreduce': lambda xs, root: [[sum(x for x, in xs)] for _ in xs],
+    'alltoall': lambda xs, root: [[x[rank] for x in xs] for rank in range(len(xs))],
+    'reduce_scatter': lambda xs, root: [[sum(x[rank] for x in xs)] for rank in range(len(xs))],
+    'bcast': lambda xs, root: [[xs[root][0]] for _ in xs],
+    'gather': lambda xs, root: [[x for x, in xs] if rank == root else []
+                                for rank in range(len(xs))],
+    'scatter': lambda xs, root: [[xs[root][rank]] for rank in range(len(xs))],
+}
+TAKES_ONE_PER_RANK = ('alltoall', 'reduce_scatter', 'scatter')
+HAS_ROOT = ('bcast', 'gather', 'scatter')
+
+
+def call(comm, name, xs, root):
+    function = getattr(mnf, name)
+    x = xs if name in TAKES_ONE_PER_RANK else xs[0]
+    y = function(comm, x, root) if name in HAS_ROOT else function(comm, x)
+    return list(y) if isinstance(y, tuple) else [y]
+
+
+@pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize('root', ['first', 'last'])
+@pytest.mark.parametrize('name', DEFINITIONS)
+def test_values_and_gradients_are_those_of_one_process(comm, name, root, dtype):
+    root = 0 if root == 'first' else comm.size - 1
+    count = comm.size if name in TAKES_ONE_PER_RANK else 1
+    everything = [[chainer.Variable(array_of(rank, i, dtype)) for i in range(count)]
+                  for rank in range(comm.size)]
+    expected = DEFINITIONS[name](everything, root)
+    sum(loss_of(ys, rank) for rank, ys in enumerate(expected) if ys).backward()
+
+    xs = [chainer.Variable(array_of(comm.rank, i, dtype)) for i in range(count)]
+    ys = call(comm, name, xs, root)
+    if name == 'gather' and comm.rank != root:
+        assert ys[0].shape == (0,)
+        ys[0].backward()
+    else:
+        tolerance = 5e-3 if dtype == np.float16 else 1e-6
+        for y, wanted in zip(ys, expected[comm.rank], strict=True):
+            assert y.dtype == dtype
+            np.testing.assert_allclose(y.array, wanted.array, rtol=tolerance, atol=tolerance)
+        loss_of(ys, comm.rank).backward()
+    for x, wanted in zip(xs, everything[comm.rank], strict=True):
+        if name in ('bcast', 'scatter') and comm.rank != root:
+            assert x.grad is None
+            continue
+        assert x.grad.dtype == dtype
+        tolerance = 3e-2 if dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(x.grad, wanted.grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize('name', ['allgather', 'alltoall', 'gather'])
+def test_outputs_that_the_loss_does_not_use_have_zero_gradient(comm, name):
+    count = comm.size if name in TAKES_ONE_PER_RANK else 1
+    xs = [chainer.Variable(array_of(comm.rank, i, np.float32)) for i in range(count)]
+    ys = call(comm, name, xs, 0)
+    last = ys[-1]
+    if name == 'gather' and comm.rank != 0:
+        last.backward()
+    else:
+        F.sum(last).backward()
+    gradients = comm.allgather_obj([x.grad for x in xs])
+    used = {'allgather': lambda rank, i: comm.size if rank == comm.size - 1 else 0,
+            'alltoall': lambda rank, i: 1 if rank == comm.size - 1 else 0,
+            'gather': lambda rank, i: 1 if rank == comm.size - 1 else 0}[name]
+    for rank, grads in enumerate(gradients):
+        for i, grad in enumerate(grads):
+            np.testing.assert_array_equal(grad, np.full((2, 3), used(rank, i), np.float32))
+
+
+@pytest.mark.parametrize('name', ['allgather', 'gather'])
+def test_shapes_may_differ(comm, name):
+    x = chainer.Variable(array_of(comm.rank, 0, np.float32, rows=comm.rank))
+    ys = call(comm, name, [x], 0)
+    if name == 'allgather' or comm.rank == 0:
+        assert [y.shape for y in ys] == [(rank, 3) for rank in range(comm.size)]
+        sum(F.sum(y) for y in ys).backward()
+    else:
+        ys[0].backward()
+    assert (x.grad == (comm.size if name == 'allgather' else 1)).all()
+
+
+@pytest.mark.parametrize('name', ['allreduce', 'allgather', 'alltoall', 'reduce_scatter'])
+def test_double_backprop(comm, name):
+    """The gradient of a penalty on the gradient, against one process."""
+    count = comm.size if name in TAKES_ONE_PER_RANK else 1
+
+    def penalty(ys, xs):
+        grads = chainer.grad([sum(F.sum(y * y * y) for y in ys)], xs, enable_double_backprop=True)
+        return sum(F.sum(g * g) for g in grads)
+
+    everything = [[chainer.Variable(array_of(rank, i, np.float64)) for i in range(count)]
+                  for rank in range(comm.size)]
+    outputs = DEFINITIONS[name](everything, 0)
+    penalty([y for ys in outputs for y in ys], [x for xs in everything for x in xs]).backward()
+
+    xs = [chainer.Variable(array_of(comm.rank, i, np.float64)) for i in range(count)]
+    penalty(call(comm, name, xs, 0), xs).backward()
+    for x, wanted in zip(xs, everything[comm.rank], strict=True):
+        np.testing.assert_allclose(x.grad, wanted.grad, rtol=1e-10)
+
+
+def test_float16_gradients_are_summed_in_float32(comm):
+    x = chainer.Variable(np.full(1, 1, np.float16))
+    y = mnf.bcast(comm, x, 0)
+    # 2048 + 1 + 1 is 2048 if each sum is rounded to float16, and 2050 if only the last is.
+    y.grad = np.full(1, 2048 if comm.rank == 0 else 1, np.float16)
+    y.backward()
+    if comm.rank == 0:
+        assert x.grad[0] == np.float16(2048 + comm.size - 1)
+
+
+@pytest.mark.parametrize('name', ['alltoall', 'reduce_scatter', 'scatter'])
+def test_wrong_number_is_refused_on_all_ranks(comm, name):
+    wrong = [np.ones(1, np.float32)] * (comm.size + 1)
+    right = [np.ones(1, np.float32)] * comm.size
+    with pytest.raises(ValueError, match='one Variable for each'):
+        call(comm, name, wrong if comm.rank == 0 else right, 0)
+
+
+def test_all_to_all_is_the_old_name(comm):
+    xs = [chainer.Variable(np.full(1, 10 * comm.rank + i, np.float32)) for i in range(comm.size)]
+    with pytest.warns(DeprecationWarning, match='alltoall'):
+        ys = mnf.all_to_all(comm, xs, device=-1)
+    assert [float(y.array[0]) for y in ys] == [10 * i + comm.rank for i in range(comm.size)]
+
+
+def test_classes_of_the_contract_are_function_nodes():
+    for name in ('AllGather', 'AllToAll', 'Bcast', 'Gather', 'Scatter'):
+        assert issubclass(getattr(collective_communication, name), chainer.FunctionNode)
