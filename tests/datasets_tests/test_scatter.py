@@ -1,0 +1,392 @@
+"""Scattering data sets: which examples each rank gets, and how little travels."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from chainer.dataset import DatasetMixin
+from chainer.datasets import (
+    ConcatenatedDataset,
+    DictDataset,
+    LabeledImageDataset,
+    SubDataset,
+    TransformDataset,
+    TupleDataset,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+import chainermn
+from chainermn.datasets import scatter
+
+N = 11
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
+# What ChainerMN 7.8.1 gives for (samples, ranks); found by running it.
+EQUAL = {
+    (0, 3): [(0, 0), (0, 0), (0, 0)],
+    (1, 3): [(0, 1), (0, 1), (0, 1)],
+    (2, 4): [(0, 1), (0, 1), (1, 2), (1, 2)],
+    (5, 2): [(0, 3), (2, 5)],
+    (6, 4): [(0, 2), (1, 3), (3, 5), (4, 6)],
+    (7, 3): [(0, 3), (2, 5), (4, 7)],
+    (12, 4): [(0, 3), (3, 6), (6, 9), (9, 12)],
+    (1797, 4): [(0, 450), (449, 899), (898, 1348), (1347, 1797)],
+}
+DISJOINT = {
+    (0, 3): [(0, 0), (0, 0), (0, 0)],
+    (1, 3): [(0, 1), (1, 1), (1, 1)],
+    (5, 2): [(0, 3), (3, 5)],
+    (6, 4): [(0, 2), (2, 4), (4, 5), (5, 6)],
+    (7, 3): [(0, 3), (3, 5), (5, 7)],
+    (1797, 4): [(0, 450), (450, 899), (899, 1348), (1348, 1797)],
+}
+
+
+@pytest.mark.parametrize('equal, known', [(True, EQUAL), (False, DISJOINT)])
+def test_shards_are_those_of_chainermn_7(equal, known):
+    for (n, size), expected in known.items():
+        assert scatter._shards(n, size, equal) == expected
+
+
+@given(n=st.integers(0, 500), size=st.integers(1, 50))
+def test_shards_cover_all(n, size):
+    equal = scatter._shards(n, size, True)
+    disjoint = scatter._shards(n, size, False)
+    assert {end - begin for begin, end in equal} == {-(-n // size)}
+    assert [i for begin, end in disjoint for i in range(begin, end)] == list(range(n))
+    for shards in (equal, disjoint):
+        assert {i for begin, end in shards for i in range(begin, end)} == set(range(n))
+        lengths = [end - begin for begin, end in shards]
+        assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize('equal', [True, False])
+@pytest.mark.parametrize('n', [0, 1, 5, 12, 1797])
+def test_scatter_index(comm, n, equal):
+    root = comm.size - 1
+    on_root = comm.rank == root
+    shard = chainermn.scatter_index(n if on_root else None, comm, root, force_equal_length=equal)
+    assert shard == scatter._shards(n, comm.size, equal)[comm.rank]
+    assert [type(i) for i in shard] == [int, int]
+
+
+def arrays():
+    return np.arange(2 * N, dtype=np.float32).reshape(N, 2), np.arange(N, dtype=np.int32)
+
+
+class Bare:
+    """The least a data set can be."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return {'square': i * i}
+
+
+class Shouting(list):
+    """A list that gives other examples than a list would."""
+
+    def __getitem__(self, i):
+        return super().__getitem__(i).upper()
+
+
+class Mixed(DatasetMixin):
+    def __len__(self):
+        return N
+
+    def get_example(self, i):
+        return i, str(i)
+
+
+def plus_one(example):
+    return example + 1
+
+
+MADE_OF_ARRAYS = {
+    'array': lambda: arrays()[0],
+    'Fortran array': lambda: np.asfortranarray(arrays()[0]),
+    'list': lambda: [f'example {i}' for i in range(N)],
+    'tuple': lambda: tuple(range(N)),
+    'list of pairs': lambda: list(zip(*arrays(), strict=True)),
+    'TupleDataset': lambda: TupleDataset(*arrays()),
+    'TupleDataset of lists': lambda: TupleDataset(list(range(N)), [str(i) for i in range(N)]),
+    'DictDataset': lambda: DictDataset(x=arrays()[0], t=arrays()[1]),
+    'SubDataset': lambda: SubDataset(np.arange(N + 5), 3, N + 3),
+    'SubDataset with order': lambda: SubDataset(
+        TupleDataset(range_array(), range_array() * 2), 2, N + 2,
+        np.random.RandomState(0).permutation(N + 5)),
+    'SubDataset with list as order': lambda: SubDataset(range_array(), 0, N, [*range(N + 5)][::-1]),
+    'ConcatenatedDataset': lambda: ConcatenatedDataset(
+        np.arange(4), [], [str(i) for i in range(N - 6)], np.arange(2.0)),
+    'TransformDataset': lambda: TransformDataset(np.arange(N), plus_one),
+}
+SENT_WHOLE = {
+    'bare': Bare,
+    'mixin': Mixed,
+    'subclass of list': lambda: Shouting(['a'] * N),
+    'TupleDataset with one unknown': lambda: TupleDataset(np.arange(N), Bare()),
+    'range': lambda: range(N),
+}
+
+
+def range_array():
+    return np.arange(N + 5)
+
+
+def check_equal(got, expected):
+    np.testing.assert_equal(got, expected)
+    if isinstance(expected, (tuple, list)):
+        assert type(got) is type(expected)
+        for one, other in zip(got, expected, strict=True):
+            check_equal(one, other)
+    elif isinstance(expected, np.ndarray):
+        assert got.dtype == expected.dtype
+
+
+@pytest.mark.parametrize('shuffle', [False, True])
+@pytest.mark.parametrize('equal', [True, False])
+@pytest.mark.parametrize('make', (MADE_OF_ARRAYS | SENT_WHOLE).values(),
+                         ids=(MADE_OF_ARRAYS | SENT_WHOLE).keys())
+def test_each_rank_gets_the_examples_of_its_shard(comm, make, shuffle, equal):
+    root = comm.size - 1
+    part = chainermn.scatter_dataset(
+        make() if comm.rank == root else 'ignored', comm, root=root, shuffle=shuffle, seed=7,
+        force_equal_length=equal)
+
+    begin, end = scatter._shards(N, comm.size, equal)[comm.rank]
+    order = np.random.RandomState(7).permutation(N) if shuffle else np.arange(N)
+    dataset = make()
+    expected = [dataset[i] for i in order[begin:end].tolist()]
+    assert isinstance(part, SubDataset)
+    assert len(part) == end - begin
+    for i, example in enumerate(expected):
+        check_equal(part[i], example)
+        check_equal(part[i - len(part)], example)
+    check_equal(part[:], expected)
+    check_equal(part[1::2], expected[1::2])
+    with pytest.raises(IndexError):
+        part[len(part)]
+
+
+@pytest.mark.parametrize('shuffle', [False, True])
+@pytest.mark.parametrize('make', MADE_OF_ARRAYS.values(), ids=MADE_OF_ARRAYS.keys())
+def test_only_the_part_of_a_rank_travels_to_it(comm, make, shuffle):
+    part = chainermn.scatter_dataset(make(), comm, shuffle=shuffle, seed=0)
+    if comm.rank > 0:
+        assert len(part._dataset) == len(part)
+    else:
+        assert len(part._dataset) == N  # no copy on the root
+
+
+def test_the_root_keeps_a_view(comm):
+    x, _ = arrays()
+    part = chainermn.scatter_dataset(x, comm)
+    assert (part._dataset is x) == (comm.rank == 0)
+
+
+def test_arrays_travel_as_arrays(comm):
+    part = chainermn.scatter_dataset(TupleDataset(*arrays()), comm, shuffle=True, seed=0)
+    assert [type(column) for column in part._dataset._datasets] == [np.ndarray, np.ndarray]
+
+
+class Untouchable(Bare):
+    def __getitem__(self, i):
+        raise AssertionError('an example was read while scattering')
+
+
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_no_example_is_read(comm, shuffle):
+    images = LabeledImageDataset([(f'no/such/image{i}.png', i) for i in range(N)])
+    for dataset in (Untouchable(), images, TransformDataset(Untouchable(), plus_one)):
+        part = chainermn.scatter_dataset(dataset, comm, shuffle=shuffle)
+        assert len(part) == -(-N // comm.size)
+        with pytest.raises((AssertionError, FileNotFoundError)):
+            part[0]
+
+
+def test_a_transform_runs_each_time_an_example_is_used(comm):
+    calls.clear()
+    part = chainermn.scatter_dataset(TransformDataset(np.arange(N), remember), comm)
+    assert calls == []
+    first = part[0]
+    assert (part[0], calls) == (first, [first, first])
+
+
+calls = []
+
+
+def remember(example):
+    calls.append(example)
+    return example
+
+
+def test_the_root_keeps_its_own_objects(comm):
+    items = [[i] for i in range(N)]
+    part = chainermn.scatter_dataset(items, comm)
+    if comm.rank == 0:
+        assert all(mine is item for mine, item in zip(part[:], items, strict=False))
+
+
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_an_empty_data_set(comm, shuffle):
+    part = chainermn.scatter_dataset([], comm, shuffle=shuffle, seed=1)
+    assert (len(part), part[:]) == (0, [])
+
+
+def test_fewer_examples_than_ranks(comm):
+    part = chainermn.scatter_dataset(['only'], comm)
+    assert part[:] == ['only']
+    part = chainermn.scatter_dataset(['only'], comm, force_equal_length=False)
+    assert part[:] == (['only'] if comm.rank == 0 else [])
+
+
+def test_without_a_seed_the_order_is_random_and_shared(comm):
+    orders = []
+    for _ in range(2):
+        part = chainermn.scatter_dataset(np.arange(100), comm, shuffle=True,
+                                         force_equal_length=False)
+        orders.append([i for ours in comm.allgather_obj(part[:]) for i in ours])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(100))
+    assert orders[0] != orders[1]
+
+
+def test_takes_an_mpi4py_communicator(comm):
+    expected = chainermn.scatter_dataset(np.arange(N), comm, shuffle=True, seed=3)
+    for _ in range(3):
+        part = chainermn.scatter_dataset(np.arange(N), comm.mpi_comm, shuffle=True, seed=3)
+        assert part[:] == expected[:]
+    assert chainermn.scatter_index(N, MPI.COMM_WORLD) == chainermn.scatter_index(N, comm)
+
+
+def test_scatters_within_a_split_communicator(comm):
+    half = comm.split(comm.rank % 2, comm.rank)
+    part = chainermn.scatter_dataset([comm.rank] * N, half, root=half.size - 1)
+    last = max(rank for rank in range(comm.size) if rank % 2 == comm.rank % 2)
+    assert part[:] == [last] * -(-N // half.size)
+    half.finalize()
+
+
+def refused_on_all(comm, error_type, call):
+    with pytest.raises(error_type) as caught:
+        call()
+    text, = set(comm.allgather_obj(str(caught.value)))
+    return text
+
+
+def test_a_data_set_without_length_is_refused_on_all_ranks(comm):
+    text = refused_on_all(comm, TypeError,
+                          lambda: chainermn.scatter_dataset(iter([1, 2]), comm))
+    assert 'no len' in text
+
+
+@pytest.mark.parametrize('seed, error_type', [(-1, ValueError), (2**32, ValueError),
+                                              ('x', (TypeError, ValueError))])
+def test_a_bad_seed_is_refused_on_all_ranks(comm, seed, error_type):
+    refused_on_all(comm, error_type, lambda: chainermn.scatter_dataset(
+        [1], comm, shuffle=True, seed=seed if comm.rank == 0 else 0))
+
+
+def test_what_cannot_be_pickled_is_refused_on_all_ranks(comm):
+    def scatter_lambdas():
+        chainermn.scatter_dataset([lambda: None] * N, comm)
+
+    if comm.size == 1:
+        scatter_lambdas()  # nothing has to be pickled
+        return
+    refused_on_all(comm, Exception, scatter_lambdas)
+
+
+def test_different_roots_are_refused_on_all_ranks(comm):
+    if comm.size == 1:
+        pytest.skip('one rank cannot disagree')
+    refused_on_all(comm, Exception, lambda: chainermn.scatter_dataset(
+        [1, 2], comm, root=0 if comm.rank == 0 else 1))
+
+
+def test_a_root_that_is_no_rank_is_refused_on_all_ranks(comm):
+    text = refused_on_all(comm, ValueError,
+                          lambda: chainermn.scatter_dataset([1, 2], comm, root=comm.size))
+    assert 'root' in text
+
+
+@pytest.mark.parametrize('bad', [None, 'naive', 3])
+def test_what_is_no_communicator_is_refused(bad):
+    with pytest.raises(TypeError, match='communicator is needed'):
+        chainermn.scatter_dataset([1], bad)
+    with pytest.raises(TypeError, match='communicator is needed'):
+        chainermn.scatter_index(1, bad)
+
+
+@pytest.mark.parametrize('n, error_type', [(-1, ValueError), (2.5, TypeError), ('3', TypeError)])
+def test_a_bad_number_of_samples_is_refused_on_all_ranks(comm, n, error_type):
+    refused_on_all(comm, error_type,
+                   lambda: chainermn.scatter_index(n if comm.rank == 0 else 3, comm))
+
+
+def test_data_size_error_is_kept():
+    assert issubclass(chainermn.DataSizeError, RuntimeError)
+
+
+@pytest.mark.parametrize('n, batch_size, iterations',
+                         [(10, 3, 4), (10, 5, 2), (7, 2, 4), (0, 3, 0)])
+def test_deprecated_epoch_triggers(comm, n, batch_size, iterations):
+    n += 100 * comm.rank  # rank 0's counts
+    with pytest.warns(DeprecationWarning, match='get_n_iterations_for_one_epoch'):
+        got = scatter.get_n_iterations_for_one_epoch([0] * n, batch_size, comm)
+    assert got == iterations
+    with pytest.warns(DeprecationWarning, match='get_epoch_trigger'):
+        trigger = scatter.get_epoch_trigger(3, [0] * n, batch_size, comm)
+    assert trigger == (3 * iterations, 'iteration')
+
+
+ASK = '''
+import json, sys
+import chainer, chainermn
+comm = chainermn.create_communicator('naive')
+said = {'version': chainermn.__version__}
+for n in (0, 1, 2, 7, 30):
+    for equal in (True, False):
+        for root in range(comm.size):
+            index = chainermn.scatter_index(n, comm, root, force_equal_length=equal)
+            said[f'index {n} {equal} {root}'] = list(index)
+        for shuffle, seed in ((False, None), (True, 0), (True, 2**32 - 1)):
+            part = chainermn.scatter_dataset(
+                chainer.datasets.TupleDataset(list(range(n)), ['x'] * n), comm,
+                shuffle=shuffle, seed=seed, force_equal_length=equal)
+            said[f'dataset {n} {equal} {shuffle} {seed}'] = [list(example) for example in part[:]]
+said = comm.gather_obj(said)
+if comm.rank == 0:
+    print(json.dumps(said))
+'''
+
+
+def test_agrees_with_chainermn_7_run_beside_it(tmp_path):
+    if MPI.COMM_WORLD.size > 1:
+        pytest.skip('starts processes of its own')
+    script = tmp_path / 'ask.py'
+    script.write_text(ASK)
+
+    def ask(overlay):
+        run = subprocess.run(
+            ['mpiexec', '-n', '3', sys.executable, '-W', 'ignore', script],
+            env=os.environ | {'CHAINERMN_OVERLAY': overlay}, cwd=tmp_path, timeout=50, check=True,
+            stdout=subprocess.PIPE)
+        return json.loads(run.stdout)
+
+    ours, theirs = ask('1'), ask('0')
+    assert {said.pop('version') for said in theirs} == {'7.8.1'}
+    assert {said.pop('version') for said in ours} == {chainermn.__version__}
+    assert ours == theirs
