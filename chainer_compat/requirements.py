@@ -36,7 +36,7 @@ class WorkingSet:
 
 
 def _fits(installed: str, clause: str) -> bool:
-    match = re.fullmatch(r'(==|!=|<=|>=|<|>)\s*(\S+)', clause)
+    match = re.fullmatch(r'(==|!=|<=|>=|<|>)\s*(\d\S*)', clause)
     if match is None:
         raise ValueError(f'Cannot read the version clause {clause!r}; write e.g. >=1.10 or <2.')
     relation, wanted = match.groups()

@@ -1,0 +1,96 @@
+"""What starts with Python: nothing heavy, and only what is asked for."""
+
+import pathlib
+
+import pytest
+
+import chainer_compat
+
+pytestmark = pytest.mark.mpi_skip  # nothing here knows of MPI
+
+
+def test_start_imports_one_module(python):
+    code = 'import sys; print(*sorted(sys.modules))'
+    bare = python(code, '-I', CHAINER_COMPAT='0', CHAINERMN_OVERLAY='0').split()
+    assert python(code).split() == bare
+    assert [name for name in bare if name.startswith('chainer')] == ['chainer_compat']
+    assert not {'numpy', 'importlib.metadata', 'typing', 'chainer_compat._mend'} & set(bare)
+
+
+def test_numpy_comes_with_chainer_and_not_before(python):
+    code = 'import chainer_compat._mend, chainer_compat.shims, sys; print("numpy" in sys.modules)'
+    assert python(code) == 'False'
+
+
+def test_our_chainermn_is_found(python):
+    assert python('import chainermn; print(chainermn.__version__)').startswith('8.')
+
+
+def test_overlay_comes_after_pythonpath_and_before_site_packages(python, tmp_path):
+    code = 'import sys; print(*sys.path, sep="\\n")'
+    path = python(code, PYTHONPATH=str(tmp_path)).splitlines()
+    overlay = str(pathlib.Path(chainer_compat._overlay()))
+    site = next(p for p in path if p.endswith('site-packages'))
+    assert path.index(str(tmp_path)) < path.index(overlay) < path.index(site)
+
+
+@pytest.mark.parametrize('compat', ['0', '1'])
+def test_without_overlay_the_old_chainermn_is_found(python, compat):
+    code = 'import importlib.util as u; print(u.find_spec("chainermn").origin)'
+    origin = python(code, CHAINERMN_OVERLAY='0', CHAINER_COMPAT=compat)
+    assert pathlib.Path(origin).parts[-3:] == ('site-packages', 'chainermn', '__init__.py')
+
+
+def test_without_overlay_chainer_is_mended(python):
+    code = 'import chainermn; print(chainermn.__version__)'
+    assert python(code, CHAINERMN_OVERLAY='0') == '7.8.1'
+
+
+def test_without_compat_chainer_is_left_alone(python):
+    code = 'import sys; print(any("chainer" in repr(f) for f in sys.meta_path))'
+    assert python(code) == 'True'
+    assert python(code, CHAINER_COMPAT='0') == 'False'
+
+
+def test_enabling_twice_changes_nothing(python):
+    python('''
+import sys
+before = sys.path[:], sys.meta_path[:]
+import chainer_compat
+chainer_compat.enable()
+assert before == (sys.path, sys.meta_path)
+''')
+
+
+@pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
+def test_child_processes(python, tmp_path, method):
+    tmp_path.joinpath('main.py').write_text(f'''
+import multiprocessing as mp
+
+def child(queue):
+    import chainer, chainermn
+    queue.put((chainer.__version__, chainermn.__version__))
+
+if __name__ == '__main__':
+    context = mp.get_context({method!r})
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    print(*queue.get(timeout=50))
+    process.join()
+''')
+    code = 'import runpy; runpy.run_path("main.py", run_name="__main__")'
+    if method != 'fork':
+        code = 'import subprocess, sys; subprocess.run([sys.executable, "main.py"], check=True)'
+    old, ours = python(code).split()
+    assert old == '7.8.1'
+    assert ours.startswith('8.')
+
+
+def test_isolated_mode_still_finds_ours(python):
+    assert python('import chainermn; print(chainermn.__version__)', '-I').startswith('8.')
+
+
+def test_finder_leaves_other_modules_alone():
+    for name in ['numpy', 'chainerx', 'chainer_compat', 'chainermn.communicators', 'chain']:
+        assert chainer_compat.ChainerFinder.find_spec(name) is None

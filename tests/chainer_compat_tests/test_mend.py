@@ -1,0 +1,111 @@
+"""The loader leaves no trace but the mended module: not in files, not in NumPy, not in tools."""
+
+import importlib.util
+import pathlib
+
+import chainer
+import pytest
+
+from chainer_compat import _mend, shims
+
+pytestmark = pytest.mark.mpi_skip
+
+CHAINER = pathlib.Path(chainer.__file__).parent.parent
+
+
+@pytest.mark.parametrize('name', sorted(_mend.edits))
+def test_each_text_stands_in_chainer(name):
+    source = CHAINER.joinpath(*name.split('.')).with_suffix('.py').read_text()
+    for shim in _mend.edits[name]:
+        for old, new in shim().items():
+            assert old in source, shim.__name__
+            assert old.count('\n') == new.count('\n'), 'line numbers must not change'
+
+
+def test_a_text_that_is_not_there_is_left():
+    @_mend.edit('chainer.functions.array.as_strided')
+    def nothing():
+        return {'no such text': 'x'}
+
+    try:
+        path = chainer.functions.array.__path__
+        spec = _mend.find_spec(None, 'chainer.functions.array.as_strided', path, None)
+        assert spec.loader.get_code(spec.name) is not None
+    finally:
+        _mend.edits['chainer.functions.array.as_strided'].remove(nothing)
+
+
+def test_every_shim_says_whom_it_serves():
+    for shim in {s for table in (_mend.edits, _mend.patches) for ss in table.values() for s in ss}:
+        assert shim.__module__.startswith(shims.__name__)
+        assert any(word in shim.__doc__ for word in ('>=', 'every version')), shim
+
+
+def test_import_is_silent_and_leaves_no_trace(python):
+    python('''
+import sys
+import chainer, chainer.testing
+import numpy
+assert not hasattr(numpy, 'float') or numpy.__version__ < '1.24'
+assert ('sctypes' in vars(numpy)) == (numpy.__version__ < '2')
+assert 'pkg_resources' not in sys.modules
+assert 'numpy.distutils' not in sys.modules
+assert 'setuptools' not in sys.modules
+''')
+
+
+def test_import_without_setuptools(python):
+    python('import sys; sys.modules["pkg_resources"] = sys.modules["setuptools"] = None; '
+           'import chainer, chainer.testing, chainer.testing.doctest_helper')
+
+
+def test_chainers_files_and_caches_stay(python):
+    def state():
+        modules = [CHAINER.joinpath(*name.split('.')).with_suffix('.py') for name in _mend.edits]
+        caches = [pathlib.Path(importlib.util.cache_from_source(f)) for f in modules]
+        return [(f.exists() and f.stat().st_mtime_ns) for f in modules + caches]
+
+    before = state()
+    python('import chainer, chainer.testing')
+    assert state() == before
+
+
+def test_tools_see_the_file_of_a_mended_module(python):
+    python('''
+import importlib, inspect, pickle, pkgutil, traceback
+import chainer
+from chainer.functions.array import as_strided, resize_images
+assert 'numpy.float)' in inspect.getsource(resize_images.compute_indices_and_weights)
+assert inspect.getsourcefile(as_strided).endswith('as_strided.py')
+function = resize_images.compute_indices_and_weights
+assert inspect.getsourcelines(function)[1] == function.__code__.co_firstlineno
+assert pickle.loads(pickle.dumps(as_strided.AsStrided)) is as_strided.AsStrided
+assert pkgutil.get_data('chainer.functions.array', 'as_strided.py')
+importlib.reload(as_strided)
+try:
+    resize_images.compute_indices_and_weights(None, None, 'bilinear', True, None)
+except TypeError:
+    assert 'out_H, out_W = out_size' in traceback.format_exc()
+''')
+
+
+def test_a_mended_module_runs_as_main(python):
+    code = 'import runpy; runpy.run_module("chainer.testing.doctest_helper", run_name="__main__")'
+    python(code)
+
+
+def test_threads_may_import_chainer_first(python):
+    python('''
+import threading
+errors = []
+def work():
+    try:
+        import chainer.functions as F
+        F.resize_images
+    except BaseException as e:
+        errors.append(e)
+threads = [threading.Thread(target=work) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert not errors, errors
+''')

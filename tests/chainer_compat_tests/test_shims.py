@@ -1,0 +1,113 @@
+"""Each shim is needed: what it mends works with it, and fails without it."""
+
+import sys
+import warnings
+
+import chainer
+import numpy
+import pytest
+
+from chainer_compat import _mend
+from chainer_compat.shims import cupy_changes
+
+pytestmark = pytest.mark.mpi_skip
+
+IMPORT = 'import chainer'
+WITHOUT_PKG_RESOURCES = 'import sys; sys.modules["pkg_resources"] = None\n'
+NUMPY_2 = pytest.mark.skipif(
+    int(numpy.__version__.split('.')[0]) < 2, reason='NumPy 1 does not need it')
+
+USES = {
+    'sctypes': '''
+import chainer.functions as F, numpy
+x = chainer.Variable(numpy.arange(6, dtype='f'))
+y = F.as_strided(x, (2, 2), (1, 2))
+F.sum(y * y).backward()
+assert x.grad.tolist() == [0, 2, 4, 6, 0, 0], x.grad
+''',
+    'distutils': IMPORT,
+    'dependency_check': WITHOUT_PKG_RESOURCES + IMPORT,
+    'requirements': WITHOUT_PKG_RESOURCES + '''
+from chainer import testing
+from chainer.testing import doctest_helper
+assert not hasattr(testing.with_requires('numpy>=1.10')(type('T', (), {})), '__unittest_skip__')
+assert testing.with_requires('numpy<1.10')(type('T', (), {})).__unittest_skip__
+assert testing.without_requires('numpy>=1.10')(type('T', (), {})).__unittest_skip__
+assert doctest_helper.skipif_requires_satisfied('numpy>=1.10')
+assert not doctest_helper.skipif_requires_satisfied('no-such-thing')
+''',
+    'float_alias': '''
+import chainer.functions as F, numpy
+x = numpy.arange(4, dtype='f').reshape(1, 1, 2, 2)
+for mode, align in [('bilinear', True), ('bilinear', False), ('nearest', False)]:
+    y = F.resize_images(x, (4, 4), mode=mode, align_corners=align)
+    assert (y.dtype, y.shape) == ('float32', (1, 1, 4, 4))
+    assert y.array[0, 0, 0, 0] == 0 and y.array[0, 0, -1, -1] == 3
+''',
+    'meshgrid_tuple': '''
+import chainer, numpy
+p = numpy.array([[.2, .8], [.5, .5]], 'f')
+for x in [numpy.array([1, 0]), chainer.Variable(numpy.array([1, 0]))]:
+    y = chainer.distributions.Categorical(p).log_prob(x)
+    numpy.testing.assert_allclose(y.array, numpy.log([.8, .5]), rtol=1e-6)
+''',
+    'negative_padding': '''
+import chainer.functions as F, numpy
+for dtype, padded in [('u1', 255), ('i4', -1), ('f4', -1.0), ('f2', -1.0)]:
+    y = F.pad_sequence([numpy.ones(2, dtype), numpy.ones(1, dtype)], padding=-1)
+    assert y.dtype == dtype
+    assert y.array.tolist() == [[1, 1], [1, padded]]
+''',
+    'deconvolution_cover_all': '''
+import chainer, chainer.functions as F, numpy
+x = numpy.ones((1, 1, 2, 2), 'f')
+W = chainer.Variable(numpy.ones((1, 1, 2, 2), 'f'))
+F.sum(F.deconvolution_2d(x, W)).backward()
+assert W.grad.tolist() == [[[[4, 4], [4, 4]]]]
+''',
+}  # fmt: skip
+
+FORGET = '''
+from chainer_compat import _mend, shims
+for table in (_mend.edits, _mend.patches):
+    for names in table.values():
+        names[:] = [shim for shim in names if shim.__name__ != {name!r}]
+'''
+
+
+def test_every_shim_is_here():
+    names = {s.__name__ for table in (_mend.edits, _mend.patches) for ss in table.values()
+             for s in ss}
+    assert names == {*USES, 'cudnn_warning'}
+
+
+@pytest.mark.parametrize('name', USES)
+def test_with(python, name):
+    python(f'import chainer\n{USES[name]}' if 'sys' not in USES[name] else USES[name])
+
+
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=NUMPY_2) if name in ('sctypes', 'meshgrid_tuple') else name
+    for name in USES
+])
+def test_fails_without(python, name):
+    said = python(FORGET.format(name=name) + USES[name], check=False)
+    assert said.startswith('1 Traceback'), said
+
+
+def test_cudnn_warning(monkeypatch):
+    cuda = chainer.backends.cuda
+    check = cuda.check_cuda_available
+    for name, value in dict(available=True, cudnn_enabled=False,
+                            _cudnn_disabled_by_user=False).items():
+        monkeypatch.setattr(cuda, name, value, raising=False)
+    monkeypatch.setattr(check, '_already_warned', False, raising=False)
+    with pytest.warns(UserWarning, match='cuDNN is not enabled'):
+        check()
+    monkeypatch.setattr(check, '_already_warned', False)
+    monkeypatch.setitem(sys.modules, 'cupy', type(sys)('cupy'))
+    sys.modules['cupy'].__version__ = '14.2.0'
+    cupy_changes.cudnn_warning(cuda)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        check()
