@@ -82,6 +82,15 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Whether :meth:`multi_node_mean_grad_async` can run while the caller computes."""
         return False
 
+    @property
+    def has_nccl(self) -> bool:
+        """Whether arrays on a device can travel by NCCL."""
+        return False
+
+    def __deepcopy__(self, memo: Any) -> CommunicatorBase:
+        """A copy of what holds a communicator, such as a model, shares it."""
+        return self
+
     # --- configuration -----------------------------------------------------------------------
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:

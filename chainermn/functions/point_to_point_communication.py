@@ -49,8 +49,9 @@ class Recv(chainer.FunctionNode):
         arrays = tuple(self._xp.zeros(shape, dtype) if gy is None else gy.array
                        for gy, (shape, dtype) in zip(gys, self._described, strict=True))
         self.comm.send(arrays if self.is_tuple else arrays[0], self.peer_rank, self.peer_tag)
-        # An empty gradient: with None, backward would not go on to the delegate's node.
-        return chainer.as_variable(self._delegate),
+        # Not None: backward would not go on to the node of the delegate.
+        xp = chainer.backend.get_array_module(self._delegate)
+        return chainer.as_variable(xp.zeros_like(self._delegate)),
 
 
 def send(x: Any, communicator: Any, rank: int, tag: int = 0) -> chainer.Variable:
@@ -87,8 +88,9 @@ def recv(communicator: Any, rank: int, delegate_variable: chainer.Variable | Non
     Args:
         communicator: ChainerMN communicator.
         rank: Rank of the sender; not this rank.
-        delegate_variable: What an earlier :func:`send` on this rank returned.  With it backward
-            goes on from here to that send; without it backward ends here.
+        delegate_variable: What an earlier :func:`send` on this rank returned, or another
+            Variable.  With it backward goes on from here to what made it; without it backward
+            ends here.
         tag: The number that was sent with it.
         force_tuple: Whether to return a tuple for a single Variable, too.
         device: Ignored; ChainerMN 1.0 to 1.2 had it.

@@ -1,0 +1,65 @@
+"""Batch normalization over the batches of all ranks, as a link."""
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+from chainer.functions.normalization import batch_normalization as chainer_bn
+
+from chainermn.functions import batch_normalization
+
+
+class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
+    """Batch normalization whose mean and variance are those of the batches of all ranks.
+
+    Small batches per rank make the statistics of a rank noisy; here they are as good as those of
+    one process with all the examples.  In training mode forward and backward are collective: every
+    rank runs them, in the same order.
+
+    Args:
+        size (int or tuple of ints): Size (or shape) of the channel dimensions.
+        comm: ChainerMN communicator.
+        decay: Decay rate of the moving averages.
+        eps: Added to the variance for numerical stability.
+        dtype: Dtype of the parameters; ``chainer.config.dtype`` by default, float32 for mixed16.
+        use_gamma: Whether to scale.
+        use_beta: Whether to shift.
+        initial_gamma: Initializer of the scale, ones by default.
+        initial_beta: Initializer of the shift, zeros by default.
+        communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.
+    """
+
+    def __init__(self, size: Any, comm: Any, decay: float = 0.9, eps: float = 2e-5,
+                 dtype: Any = None, use_gamma: bool = True, use_beta: bool = True,
+                 initial_gamma: Any = None, initial_beta: Any = None,
+                 communication_backend: str = 'auto') -> None:
+        super().__init__(
+            size, decay=decay, eps=eps, dtype=dtype, use_gamma=use_gamma, use_beta=use_beta,
+            initial_gamma=initial_gamma, initial_beta=initial_beta, initial_avg_var=0)
+        self.comm = comm
+        self._communication_backend = batch_normalization.get_communication_backend(
+            comm, communication_backend)
+
+    def forward(self, x: Any, finetune: bool = False) -> chainer.Variable:
+        """Normalizes ``x``; in training mode by the statistics of all ranks, and updates averages.
+
+        Args:
+            x: Variable or array of shape (batch, size, ...); batch sizes may differ.
+            finetune: Whether to accumulate plain averages over all calls since
+                :meth:`start_finetuning` in place of moving averages.
+        """
+        if not chainer.config.train:
+            return super().forward(x)
+        gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
+        beta = self._get_beta()[0] if self.beta is None else self.beta
+        recomputing = chainer.config.in_recomputing
+        decay = self.decay
+        if finetune:
+            self.N += not recomputing
+            decay = 1 - 1 / self.N
+        node = chainer_bn.BatchNormalization(
+            self.eps, None if recomputing else self.avg_mean,
+            None if recomputing else self.avg_var, decay,
+            impl_selector=batch_normalization.MultiNodeBNImplSelector(
+                self.comm, self._communication_backend))
+        return node.apply((x, gamma, beta))[0]
