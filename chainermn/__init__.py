@@ -1,0 +1,25 @@
+"""ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
+from chainermn import communicators, datasets, extensions, global_except_hook, optimizers
+from chainermn._version import __version__
+from chainermn.communicators import CommunicatorBase, create_communicator
+from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
+from chainermn.extensions import create_multi_node_evaluator
+from chainermn.optimizers import create_multi_node_optimizer
+
+__all__ = [
+    'CommunicatorBase',
+    'DataSizeError',
+    '__version__',
+    'communicators',
+    'create_communicator',
+    'create_multi_node_evaluator',
+    'create_multi_node_optimizer',
+    'datasets',
+    'extensions',
+    'global_except_hook',
+    'optimizers',
+    'scatter_dataset',
+    'scatter_index',
+]
+
+global_except_hook._add_hook_if_enabled()

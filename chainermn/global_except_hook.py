@@ -1,0 +1,171 @@
+"""Ends the whole job when one of its processes fails.
+
+MPI processes wait for each other, so one that ends early leaves the others waiting for ever, and
+waits itself in MPI_Finalize for them. ``import chainermn`` therefore sees to it that a process
+that fails prints which rank it is and why, and ends all others (MPI_Abort); ``mpiexec`` returns an
+error. A process fails by an exception that nobody catches, in any thread, or by ``sys.exit`` with
+a status other than 0. (``raise SystemExit(1)`` without ``sys.exit`` is not noticed.)
+
+A process that is not one of several MPI processes fails as any Python program does.
+
+``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1`` calls :func:`add_hook` at import; ``=0`` switches all of
+this off, for a debugger's or a notebook's own hooks. ``..._ON_EXCEPTION`` means the same.
+"""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+_VARIABLES = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
+
+# Seconds. mpiexec drops what it has not read from a process when that process ends the job.
+_FORWARDED_WITHIN = 0.5
+
+_forced = False  # whether to end the job even if this process is all of it
+_installed_by = 0  # our process id, once the hooks are in place; a forked child has another
+_before: dict[str, Any] = {}  # the hooks that were in place before ours
+_exit_status = 0  # what the process ends with, once it is known
+
+
+def add_hook() -> None:
+    """Ends the job on failure also if this is its only process.
+
+    Several processes need no call: ``import chainermn`` is enough. A second call has no effect.
+    """
+    global _forced
+    if _forced:
+        warnings.warn('chainermn.global_except_hook.add_hook() was called before, or '
+                      f'{_VARIABLES[0]} is set; this call has no effect.', stacklevel=2)
+        return
+    _forced = True
+    _install()
+
+
+def _add_hook_if_enabled() -> None:
+    value = next((os.environ[name] for name in _VARIABLES if name in os.environ), None)
+    if value is None:
+        _install()
+    elif value.lower() not in ('', '0', 'false', 'no', 'off'):
+        add_hook()
+
+
+def _install() -> None:
+    global _installed_by
+    if _installed_by:
+        return
+    _installed_by = os.getpid()
+    _before.update(sys=sys.excepthook, threading=threading.excepthook, exit=sys.exit)
+    sys.excepthook = _global_except_hook
+    threading.excepthook = _thread_except_hook
+    sys.exit = _exit
+    atexit.register(_at_exit)
+
+
+def _global_except_hook(
+    exc_type: type[BaseException], value: BaseException, traceback: TracebackType | None
+) -> None:
+    with _ending_the_job(f'uncaught {exc_type.__name__}'):
+        _before['sys'](exc_type, value, traceback)
+
+
+def _thread_except_hook(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is SystemExit:  # ends the thread only
+        return _before['threading'](args)
+    name = args.thread.name if args.thread else 'unknown'
+    with _ending_the_job(f'uncaught {args.exc_type.__name__} in thread {name}'):
+        _before['threading'](args)
+
+
+class _SystemExit(SystemExit):
+    """Knows when the interpreter asks for its code: then nobody caught it."""
+
+    @property
+    def code(self) -> Any:  # type: ignore[override]
+        code = self.args[0] if self.args else None
+        try:
+            sys._getframe(1)
+        except ValueError:  # no Python function asks
+            global _exit_status
+            _exit_status = code if isinstance(code, int) else int(code is not None)
+        return code
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    """Exit the interpreter; what sys.exit does."""
+    if threading.current_thread() is threading.main_thread():
+        raise _SystemExit(status)
+    _before['exit'](status)
+    raise AssertionError
+
+
+def _at_exit() -> None:
+    if _exit_status:
+        with _ending_the_job(f'sys.exit with status {_exit_status}', _exit_status):
+            pass
+
+
+@contextlib.contextmanager
+def _ending_the_job(why: str, status: int = 1) -> Any:
+    """Names this process, runs the body, and does not return if the job has to end."""
+    end = _way_to_end(status)
+    if end is None:
+        yield
+        return
+    try:
+        _flush()
+        print(f'chainermn: {_who()} ends the job: {why}', file=sys.stderr, flush=True)
+        yield
+    finally:
+        _flush()
+        time.sleep(_FORWARDED_WITHIN)
+        end()
+
+
+def _way_to_end(status: int) -> Callable[[], Any] | None:
+    """How to end all processes of the job; ``None`` if there are no others."""
+    if os.getpid() != _installed_by:
+        return None  # a forked child, such as a worker of MultiprocessIterator, is no rank
+    # Not imported here: importing it starts MPI, which waits for the other processes.
+    mpi = sys.modules.get('mpi4py.MPI')
+    if mpi is not None and mpi.Is_initialized():
+        if mpi.Is_finalized() or not (_forced or mpi.COMM_WORLD.size > 1):
+            return None
+        return lambda: mpi.COMM_WORLD.Abort(status)
+    if _is_started_by_hydra():
+        # Before MPI has started, MPICH's mpiexec does not mind a process that exits with an
+        # error, while the others wait for it in MPI_Init. It minds one that a signal ends.
+        return lambda: os.kill(os.getpid(), signal.SIGKILL)  # others can be caught
+    return None
+
+
+def _is_started_by_hydra() -> bool:
+    try:
+        # A program that a rank started has the variables too, but not the open pipe.
+        os.fstat(int(os.environ['PMI_FD']))
+        return int(os.environ['PMI_SIZE']) > 1
+    except (KeyError, ValueError, OSError):
+        return False
+
+
+def _who() -> str:
+    mpi = sys.modules.get('mpi4py.MPI')
+    if mpi is not None and mpi.Is_initialized():
+        rank, size = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size
+    else:
+        rank, size = os.environ['PMI_RANK'], os.environ['PMI_SIZE']
+    return f'rank {rank} of {size} (host {os.uname().nodename}, process {os.getpid()})'
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -1,0 +1,42 @@
+"""The facade: its names, and what importing it needs."""
+
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+import chainermn
+
+NAMES = {
+    'CommunicatorBase', 'create_communicator',
+    'DataSizeError', 'scatter_dataset', 'scatter_index',
+    'create_multi_node_evaluator', 'create_multi_node_optimizer',
+}
+MODULES = {'communicators', 'datasets', 'extensions', 'global_except_hook', 'optimizers'}
+
+
+def test_names():
+    assert set(dir(chainermn)) >= NAMES | MODULES
+    assert set(chainermn.__all__) >= NAMES | MODULES
+    for name in chainermn.__all__:
+        assert hasattr(chainermn, name)
+
+
+def test_version_is_ours():
+    assert chainermn.__version__.startswith('8.')
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+@pytest.mark.parametrize('missing', ['mpi4py', 'cupy'])
+def test_import_needs_neither_mpi4py_nor_cupy(missing):
+    code = f'''
+import sys
+sys.modules[{missing!r}] = None
+import chainermn
+assert 'mpi4py.MPI' not in sys.modules
+assert not hasattr(chainermn, 'testing') and not hasattr(chainermn, 'nccl')
+'''
+    done = subprocess.run([sys.executable, '-W', 'error', '-c', code], timeout=30, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert (done.returncode, done.stdout) == (0, '')
