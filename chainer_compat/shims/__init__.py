@@ -1,5 +1,17 @@
 """Every shim: one file per cause, one function per shim. Importing this fills the registry."""
 
-from chainer_compat.shims import chainer_bugs, cupy_changes, numpy_changes, setuptools_changes
+from chainer_compat.shims import (
+    chainer_bugs,
+    cupy_changes,
+    numpy_changes,
+    python_changes,
+    setuptools_changes,
+)
 
-__all__ = ['chainer_bugs', 'cupy_changes', 'numpy_changes', 'setuptools_changes']
+__all__ = [
+    'chainer_bugs',
+    'cupy_changes',
+    'numpy_changes',
+    'python_changes',
+    'setuptools_changes',
+]

@@ -1,0 +1,119 @@
+"""One rank reads the batches, all ranks get them."""
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import chainer
+
+from chainermn._delegate import Delegate
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+#: What Chainer's updaters, triggers and reports ask of an iterator.
+_PROGRESS = ('current_position', 'epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
+
+
+def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorBase,
+                               rank_master: int = 0) -> Any:
+    """Makes an iterator that gives all ranks the batches of one.
+
+    Collective: every rank calls it.  So are ``next()``, ``reset()`` and ``serialize()`` of the
+    result: each sends one message from ``rank_master``, with the batch and the progress.  For
+    models that span several ranks and so need the same batch on all of them.  Where reading the
+    data twice is cheaper than sending it, see :func:`create_synchronized_iterator`.
+
+    Args:
+        actual_iterator: On ``rank_master``, any iterator, over batches that can be pickled.  On
+            the other ranks an iterator that is never asked for a batch; its attributes that are
+            not about progress are there to read.  With
+            :func:`chainermn.datasets.create_empty_dataset` it needs no data.
+        communicator: ChainerMN communicator.
+        rank_master: The rank whose iterator is used; the same on all ranks.
+
+    Returns:
+        An iterator.  Batches, and ``epoch``, ``epoch_detail``, ``previous_epoch_detail``,
+        ``is_new_epoch`` and ``current_position``, are the same on all ranks.
+    """
+    if not isinstance(communicator, CommunicatorBase):
+        raise TypeError('create_multi_node_iterator needs a ChainerMN communicator as its second '
+                        f'argument, got {communicator!r}.')
+    return _MultiNodeIterator(actual_iterator, communicator, rank_master)
+
+
+class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_iterator'):
+    """See :func:`create_multi_node_iterator`."""
+
+    actual_iterator: Any
+    communicator: CommunicatorBase
+    rank_master: int
+
+    current_position: int
+    epoch: int
+    is_new_epoch: bool
+    epoch_detail: float
+    previous_epoch_detail: float | None
+
+    def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
+                 ) -> None:
+        super().__init__(actual_iterator)
+        self.communicator = communicator
+        self.rank_master = rank_master
+        self._share_progress()
+
+    def __iter__(self) -> _MultiNodeIterator:
+        return self
+
+    def __next__(self) -> Any:
+        message = None
+        if self._is_root:
+            try:
+                message = [next(self.actual_iterator), self._own_progress()]
+            except StopIteration:
+                message = [self._own_progress()]
+            except Exception as error:
+                self.communicator.refuse('next of the multi-node iterator', error)
+        *batch, progress = self.communicator.bcast_obj(message, root=self.rank_master)
+        vars(self).update(progress)
+        if not batch:
+            raise StopIteration
+        return batch[0]
+
+    next = __next__
+
+    def reset(self) -> None:
+        """Starts again from the first batch.  Collective: every rank calls it."""
+        if self._is_root:
+            self.actual_iterator.reset()
+        self._share_progress()
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads the iterator of ``rank_master``.  Collective: every rank calls it.
+
+        Nothing is saved on the other ranks: what they load is the progress of ``rank_master``.
+        """
+        if self._is_root:
+            self.actual_iterator.serialize(serializer)
+        self._share_progress()
+
+    def finalize(self) -> None:
+        """Frees what the iterator of this rank holds, such as its processes."""
+        self.actual_iterator.finalize()
+
+    def __del__(self) -> None:
+        """Leaves it to the actual iterator, which others may still use."""
+
+    def __copy__(self) -> _MultiNodeIterator:
+        return _MultiNodeIterator(
+            copy.copy(self.actual_iterator), self.communicator, self.rank_master)
+
+    @property
+    def _is_root(self) -> bool:
+        return self.communicator.rank == self.rank_master
+
+    def _own_progress(self) -> dict[str, Any]:
+        return {name: getattr(self.actual_iterator, name) for name in _PROGRESS
+                if hasattr(self.actual_iterator, name)}
+
+    def _share_progress(self) -> None:
+        progress = self._own_progress() if self._is_root else None
+        vars(self).update(self.communicator.bcast_obj(progress, root=self.rank_master))

@@ -1,0 +1,191 @@
+"""All ranks see the batches and the progress of one rank's iterator."""
+import copy
+import io
+import itertools
+
+import chainer
+import numpy as np
+import pytest
+
+import chainermn.datasets
+from chainermn.communicators import create_communicator
+from chainermn.iterators import create_multi_node_iterator
+
+PROGRESS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail', 'current_position')
+N = 10
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return create_communicator('naive')
+
+
+@pytest.fixture(params=['first', 'last'])
+def root(request, comm):
+    return 0 if request.param == 'first' else comm.size - 1
+
+
+DATASETS = {
+    'arrays': [np.full((2, 2), i, np.float64) for i in range(N)],
+    'pairs': [(np.full(3, i, np.float16), np.int64(2**40 + i)) for i in range(N)],
+    'dicts': [{'x': np.arange(i, dtype=np.uint8), 'name': f'example {i}'} for i in range(N)],
+    'nested': [((i, [str(i)]), None) for i in range(N)],
+}
+
+
+def serial(dataset, **kwargs):
+    return chainer.iterators.SerialIterator(dataset, 3, **kwargs)
+
+
+def multithread(dataset, **kwargs):
+    return chainer.iterators.MultithreadIterator(dataset, 3, n_threads=2, **kwargs)
+
+
+def multiprocess(dataset, **kwargs):
+    return chainer.iterators.MultiprocessIterator(dataset, 3, n_processes=2, **kwargs)
+
+
+def make(comm, root, dataset, kind=serial, **kwargs):
+    """The data set is read on the root only."""
+    if comm.rank != root:
+        dataset = chainermn.datasets.create_empty_dataset(dataset)
+        kind = serial
+    return create_multi_node_iterator(kind(dataset, **kwargs), comm, root)
+
+
+def same(a, b):
+    """Equal values, types, dtypes and shapes."""
+    assert type(a) is type(b)
+    if isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, (np.ndarray, np.generic)):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize('kind', [serial, multithread, multiprocess])
+@pytest.mark.parametrize('name', DATASETS)
+def test_batches_and_progress_are_those_of_the_actual_iterator(comm, root, name, kind):
+    dataset = DATASETS[name]
+    actual = serial(dataset, shuffle=False)
+    iterator = make(comm, root, dataset, kind, shuffle=False)
+    for _ in range(9):
+        same(iterator.next(), actual.next())
+        for attribute in PROGRESS:
+            assert getattr(iterator, attribute) == getattr(actual, attribute), attribute
+    iterator.finalize()
+
+
+def test_shuffled_batches_are_the_same_everywhere(comm, root):
+    np.random.seed(comm.rank)
+    iterator = make(comm, root, list(range(N)))
+    seen = [next(iterator) for _ in range(7)]
+    assert comm.allgather_obj(seen) == [seen] * comm.size
+    assert sorted(itertools.chain(*seen[:3], seen[3][:1])) == list(range(N))
+
+
+def test_without_repeat_it_ends_everywhere(comm, root):
+    iterator = make(comm, root, list(range(N)), repeat=False, shuffle=False)
+    for _ in range(2):
+        assert list(iterator) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+        with pytest.raises(StopIteration):
+            next(iterator)
+        iterator.reset()
+
+
+def test_copy_starts_apart(comm, root):
+    iterator = make(comm, root, list(range(N)), repeat=False, shuffle=False)
+    other = copy.copy(iterator)
+    assert next(iterator) == next(other) == [0, 1, 2]
+
+
+def test_resume_in_the_middle(comm, root):
+    np.random.seed(comm.rank)
+    iterator = make(comm, root, list(range(N)))
+    for _ in range(2):
+        iterator.next()
+    file = io.BytesIO()
+    saver = chainer.serializers.DictionarySerializer()
+    iterator.serialize(saver)
+    np.savez(file, **saver.target)
+    file.seek(0)
+
+    resumed = make(comm, root, list(range(N)))
+    resumed.serialize(chainer.serializers.NpzDeserializer(np.load(file)))
+    for attribute in PROGRESS:
+        assert getattr(resumed, attribute) == getattr(iterator, attribute), attribute
+    assert resumed.next() == iterator.next()
+
+
+def test_large_numbers_are_exact(comm, root):
+    """Positions do not pass through float32, nor do batches."""
+    class Far(chainer.dataset.Iterator):
+        current_position = 2**24 + 1 if comm.rank == root else 0
+        epoch = 2**53 + 1 if comm.rank == root else 0
+
+        def __next__(self):
+            self.current_position += 1
+            return [2**62 + 1]
+
+    iterator = create_multi_node_iterator(Far(), comm, root)
+    assert (iterator.current_position, iterator.epoch) == (2**24 + 1, 2**53 + 1)
+    assert iterator.next() == [2**62 + 1]
+    assert iterator.current_position == 2**24 + 2
+    assert not hasattr(iterator, 'epoch_detail')
+
+
+def test_attributes_are_written_to_the_actual_iterator(comm, root):
+    iterator = make(comm, root, list(range(N)), shuffle=False)
+    iterator.batch_size = 2
+    assert iterator.actual_iterator.batch_size == 2
+    assert iterator.next() == [0, 1]
+
+
+def test_an_error_of_the_root_is_raised_everywhere(comm, root):
+    class Broken(chainer.dataset.DatasetMixin):
+        def __len__(self):
+            return N
+
+        def get_example(self, i):
+            raise OSError(f'cannot read example {i}')
+
+    iterator = make(comm, root, Broken(), shuffle=False)
+    with pytest.raises(OSError, match='cannot read example 0'):
+        next(iterator)
+    comm.barrier()
+
+
+def test_different_roots_are_refused(comm):
+    if comm.size == 1:
+        pytest.skip('takes two ranks')
+    with pytest.raises(ValueError, match='roots differ'):
+        create_multi_node_iterator(serial([1]), comm, 1 if comm.rank == 0 else 0)
+
+
+def test_not_a_communicator():
+    with pytest.raises(TypeError, match='communicator'):
+        create_multi_node_iterator(serial([1]), None)
+
+
+def test_trains_with_an_updater(comm, root):
+    """A Trainer runs on it, and stops at the same iteration everywhere."""
+    data = [(np.full(2, i, np.float32), np.int32(i % 2)) for i in range(N)]
+    dataset = data if comm.rank == root else [()] * N
+    iterator = create_multi_node_iterator(serial(dataset, shuffle=False), comm, root)
+    model = chainer.links.Classifier(chainer.links.Linear(2, 2, initialW=0.1))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    while updater.epoch < 2:
+        updater.update()
+    weights = model.predictor.W.array
+    assert updater.iteration == 7
+    for other in comm.allgather_obj(weights):
+        np.testing.assert_array_equal(other, weights)
