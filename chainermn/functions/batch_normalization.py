@@ -75,8 +75,13 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
             shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
             mean, var = xp.zeros(shape, dtype), xp.zeros(shape, dtype)
         mine = xp.concatenate([xp.full(1, count, dtype), mean.ravel(), var.ravel()])
-        # (rank, 1 + 2 * channels)
-        table = xp.stack(self._comm.allgather(mine))
+        parts = self._comm.allgather(mine)
+        if len({part.size for part in parts}) > 1:
+            raise ValueError(
+                'multi-node batch normalization refused: the number of channels differs\n'
+                + '\n'.join(f'  rank {rank}: {part.size // 2}' for rank, part in enumerate(parts))
+                + '\nAll ranks need the same model.')
+        table = xp.stack(parts)  # (rank, 1 + 2 * channels)
         weights = table[:, :1] / table[:, :1].sum()
         means, variances = table[:, 1:1 + mean.size], table[:, 1 + mean.size:]
         self._total = table[:, 0].sum()

@@ -1,0 +1,79 @@
+"""Every batch normalization of a model is replaced, and nothing else."""
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from chainermn.communicators import create_communicator
+from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return create_communicator('naive')
+
+
+class Block(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(3, 3)
+            self.bn = L.BatchNormalization(3, decay=0.7, eps=1e-3)
+
+    def forward(self, x):
+        return F.relu(self.bn(self.fc(x)))
+
+
+MODELS = {
+    'chain': Block,
+    'sequential': lambda: chainer.Sequential(L.Linear(3, 3), L.BatchNormalization(3), F.relu),
+    'chain list': lambda: chainer.ChainList(Block(), L.BatchNormalization(3)),
+    'nested': lambda: chainer.Sequential(Block(), chainer.Sequential(Block(), F.tanh), F.relu),
+    'link itself': lambda: L.BatchNormalization(3, use_gamma=False),
+    'repeated': lambda: chainer.Sequential(Block()).repeat(2),
+}
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_links_are_replaced_and_values_kept(comm, name):
+    model = MODELS[name]()
+    for link in model.links():
+        if isinstance(link, L.BatchNormalization):
+            link.avg_mean[...] = 5
+            link.avg_var[...] = 6
+            link.beta.array[...] = 7
+            link.N = 8
+    converted = create_mnbn_model(model, comm)
+    kinds = [type(link) for link in model.links()]
+    wanted = [MultiNodeBatchNormalization if kind is L.BatchNormalization else kind
+              for kind in kinds]
+    assert [type(link) for link in converted.links()] == wanted
+    assert MultiNodeBatchNormalization not in kinds  # the original is as it was
+    values, new_values = dict(model.namedparams()), dict(converted.namedparams())
+    assert values.keys() == new_values.keys()
+    for path, parameter in values.items():
+        np.testing.assert_array_equal(parameter.array, new_values[path].array)
+        assert new_values[path] is not parameter
+    for link, new in zip(model.links(), converted.links(), strict=True):
+        if isinstance(link, L.BatchNormalization):
+            assert (new.avg_mean == 5).all() and (new.avg_var == 6).all() and new.N == 8
+            assert (new.decay, new.eps, new.comm) == (link.decay, link.eps, comm)
+            assert (new.gamma is None) == (link.gamma is None)
+
+
+def test_the_converted_model_uses_all_batches(comm):
+    model = chainer.Sequential(L.BatchNormalization(2), F.identity)
+    x = np.random.RandomState(0).normal(0, 1, (4 * comm.size, 2)).astype(np.float32)
+    y = create_mnbn_model(model, comm)(x[4 * comm.rank:][:4])
+    np.testing.assert_allclose(y.array, model(x).array[4 * comm.rank:][:4], atol=1e-5)
+
+
+def test_converting_twice_changes_nothing(comm):
+    once = create_mnbn_model(Block(), comm)
+    assert type(create_mnbn_model(once, comm).bn) is MultiNodeBatchNormalization
+
+
+def test_axis_is_refused(comm):
+    with pytest.raises(ValueError, match='axis'):
+        create_mnbn_model(chainer.Sequential(L.BatchNormalization(axis=0)), comm)

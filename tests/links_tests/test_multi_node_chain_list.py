@@ -1,0 +1,184 @@
+"""Models over several ranks against the same model in one process."""
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from chainermn.communicators import create_communicator
+from chainermn.links import MultiNodeChainList
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = create_communicator('naive')
+    if comm.size < 2:
+        pytest.skip('takes two ranks')
+    return comm
+
+
+X = np.random.RandomState(9).normal(0, 1, (3, 2)).astype(np.float32)
+
+
+class Part(chainer.Chain):
+    """Sums its inputs and puts them through a layer whose weights depend on a seed."""
+
+    def __init__(self, seed, outputs=1):
+        super().__init__()
+        rng = np.random.RandomState(seed)
+        self.outputs = outputs
+        with self.init_scope():
+            self.fc = L.Linear(2, 2, initialW=rng.normal(0, 1, (2, 2)).astype(np.float32))
+
+    def forward(self, *xs):
+        flat = [x for y in xs for x in (y if isinstance(y, tuple) else (y,))]
+        y = F.tanh(self.fc(sum(flat)))
+        return y if self.outputs == 1 else tuple(y * (i + 1) for i in range(self.outputs))
+
+
+def compare(model, parts, seeds):
+    """Compares gradients with those of the parts of the one-process model."""
+    for link, seed in zip(model, seeds, strict=True):
+        np.testing.assert_allclose(link.fc.W.grad, parts[seed].fc.W.grad, rtol=1e-4, atol=1e-6)
+
+
+def one_process(seeds, **kwargs):
+    parts = {seed: Part(seed, **kwargs) for seed in seeds}
+    for part in parts.values():
+        part.cleargrads()
+    return parts
+
+
+def finish(y):
+    """Runs backward from a loss on the model's output, or from the empty variable."""
+    (F.sum(y * y) if y.size else y).backward()
+
+
+def test_a_chain_over_all_ranks(comm):
+    parts = one_process(range(comm.size))
+    h = X
+    for part in parts.values():
+        h = part(h)
+    F.sum(h * h).backward()
+
+    model = MultiNodeChainList(comm)
+    model.add_link(Part(comm.rank),
+                   rank_in=comm.rank - 1 if comm.rank > 0 else None,
+                   rank_out=comm.rank + 1 if comm.rank < comm.size - 1 else None)
+    model.cleargrads()
+    y = model(*([X] if comm.rank == 0 else []))
+    if comm.rank == comm.size - 1:
+        np.testing.assert_allclose(y.array, h.array, rtol=1e-5)
+    else:
+        assert y.shape == (0,)
+    finish(y)
+    compare(model, parts, [comm.rank])
+
+
+def test_a_round_trip(comm):
+    """Rank 0 has the first and the last part, rank 1 the middle."""
+    parts = one_process(range(3))
+    y = parts[2](parts[1](parts[0](X)))
+    F.sum(y * y).backward()
+    if comm.rank > 1:
+        return
+    model = MultiNodeChainList(comm)
+    if comm.rank == 0:
+        model.add_link(Part(0), rank_out=1)
+        model.add_link(Part(2), rank_in=1)
+    else:
+        model.add_link(Part(1), rank_in=0, rank_out=0)
+    model.cleargrads()
+    finish(model(X) if comm.rank == 0 else model())
+    compare(model, parts, [0, 2] if comm.rank == 0 else [1])
+
+
+def test_back_and_forth_many_times(comm):
+    """Six parts alternate between two ranks: backward has to take them in reverse."""
+    parts = one_process(range(6))
+    h = X
+    for part in parts.values():
+        h = part(h)
+    F.sum(h * h).backward()
+    if comm.rank > 1:
+        return
+    model = MultiNodeChainList(comm)
+    mine = list(range(comm.rank, 6, 2))
+    for i in mine:
+        model.add_link(Part(i), rank_in=1 - comm.rank if i else None,
+                       rank_out=1 - comm.rank if i < 5 else None)
+    model.cleargrads()
+    finish(model(X) if comm.rank == 0 else model())
+    compare(model, parts, mine)
+
+
+@pytest.mark.parametrize('outputs', [1, 2])
+def test_branch_and_join(comm, outputs):
+    """Rank 0 sends to all others and to itself; the last part on rank 0 joins them."""
+    seeds = range(comm.size + 2)
+    parts = {seed: Part(seed, outputs if seed == 0 else 1) for seed in seeds}
+    for part in parts.values():
+        part.cleargrads()
+    h = parts[0](X)
+    y = parts[comm.size + 1](*(parts[i + 1](h) for i in range(comm.size)))
+    F.sum(y * y).backward()
+
+    model = MultiNodeChainList(comm)
+    others = list(range(1, comm.size))
+    if comm.rank == 0:
+        model.add_link(Part(0, outputs), rank_out=[0, *others])
+        model.add_link(Part(1), rank_in=0, rank_out=0)
+        model.add_link(Part(comm.size + 1), rank_in=[0, *others])
+        mine = [0, 1, comm.size + 1]
+    else:
+        model.add_link(Part(comm.rank + 1), rank_in=0, rank_out=0)
+        mine = [comm.rank + 1]
+    model.cleargrads()
+    out = model(X) if comm.rank == 0 else model()
+    if comm.rank == 0:
+        np.testing.assert_allclose(out.array, y.array, rtol=1e-5)
+    finish(out)
+    compare(model, parts, mine)
+
+
+def test_the_output_may_come_before_the_last_part(comm):
+    """Rank 0 computes the output first and then something for rank 1."""
+    if comm.rank > 1:
+        return
+    parts = one_process(range(4))
+    h = parts[2](X)
+    y0, y1 = parts[0](parts[1](X)), parts[3](h)
+    (F.sum(y0 * y0) + F.sum(y1 * y1)).backward()
+    model = MultiNodeChainList(comm)
+    if comm.rank == 1:
+        model.add_link(Part(1), rank_out=0)
+        model.add_link(Part(3), rank_in=0)
+        mine = [1, 3]
+    else:
+        model.add_link(Part(0), rank_in=1)
+        model.add_link(Part(2), rank_out=1)
+        mine = [0, 2]
+    model.cleargrads()
+    finish(model(X))
+    compare(model, parts, mine)
+
+
+def test_two_outputs_are_refused(comm):
+    model = MultiNodeChainList(comm)
+    model.add_link(Part(0), rank_in=0)
+    with pytest.raises(ValueError, match='rank_out=None'):
+        model.add_link(Part(1), rank_in=0)
+
+
+def test_an_output_to_itself_that_nobody_takes_is_refused(comm):
+    model = MultiNodeChainList(comm)
+    model.add_link(Part(0), rank_out=comm.rank)
+    with pytest.raises(ValueError, match='no part after it'):
+        model(X)
+
+
+def test_an_input_from_itself_that_nobody_sent_is_refused(comm):
+    model = MultiNodeChainList(comm)
+    model.add_link(Part(0), rank_in=comm.rank)
+    with pytest.raises(ValueError, match='no part before it'):
+        model()
