@@ -73,7 +73,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
             except Exception as error:
                 self.communicator.refuse('next of the multi-node iterator', error)
         *batch, progress = self.communicator.bcast_obj(message, root=self.rank_master)
-        vars(self).update(progress)
+        self.__dict__.update(progress)
         if not batch:
             raise StopIteration
         return batch[0]
@@ -116,4 +116,4 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
 
     def _share_progress(self) -> None:
         progress = self._own_progress() if self._is_root else None
-        vars(self).update(self.communicator.bcast_obj(progress, root=self.rank_master))
+        self.__dict__.update(self.communicator.bcast_obj(progress, root=self.rank_master))
