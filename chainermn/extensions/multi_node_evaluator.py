@@ -10,6 +10,9 @@ import chainer
 
 from chainermn._delegate import Delegate
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
+
+__all__ = ['GenericMultiNodeEvaluator', 'create_multi_node_evaluator']
 
 
 def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:

@@ -1,0 +1,123 @@
+"""An evaluator whose result is not a mean: each rank computes, one rank combines."""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import islice, zip_longest
+from typing import Any
+
+import chainer
+
+#: Batches per exchange.
+_CHUNK = 8
+_NOTHING = object()
+
+
+class GenericMultiNodeEvaluator(chainer.training.Extension):
+    """Base of evaluators for measures such as BLEU or F1, which have to see all results at once.
+
+    Every rank calls :meth:`calc_local` on each of its batches.  The root gets all results and
+    calls :meth:`aggregate`.  Collective: every rank runs the extension; the numbers of batches may
+    differ.
+
+    Args:
+        comm: ChainerMN communicator.
+        iterator: This rank's iterator, without repeat.
+        target: What ``calc_local`` evaluates, such as a model; at ``self._targets['main']``.
+        device: Where the converter puts the batches.
+        converter: Turns a batch into the arguments of ``calc_local``.
+        root: The rank that aggregates; the same on all ranks.
+        progress_hook: Function that the root calls with each batch once it is done.
+    """
+
+    trigger = 1, 'epoch'
+    default_name = 'validation'
+    priority = chainer.training.extension.PRIORITY_WRITER
+    name: str | None = None
+
+    def __init__(self, comm: Any, iterator: Any, target: Any, device: Any = None,
+                 converter: Any = chainer.dataset.concat_examples, root: int = 0, **kwargs: Any
+                 ) -> None:
+        self._progress_hook: Callable[[Any], Any] | None = kwargs.pop('progress_hook', None)
+        if kwargs:
+            raise TypeError(f'{type(self).__name__} got unexpected keyword arguments '
+                            f'{sorted(kwargs)}')
+        self.comm = comm
+        self.iterator = iterator
+        self._targets = {'main': target}
+        self.converter = converter
+        self.device = device
+        self.root = root
+
+    def calc_local(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates one batch.  To be defined by a subclass.
+
+        Args:
+            args: What the converter made of the batch; by name if it made a dict.
+
+        Returns:
+            Any picklable object but ``None``.
+        """
+        raise NotImplementedError(f'{type(self).__name__} has to define calc_local')
+
+    def aggregate(self, results: list[Any]) -> Any:
+        """Combines the results.  To be defined by a subclass; called on the root only.
+
+        Args:
+            results: The results of all batches of all ranks: of the first batches by rank, of the
+                second batches by rank, and so on.
+
+        Returns:
+            What :meth:`__call__` returns on the root.  For the log, report it here.
+        """
+        raise NotImplementedError(f'{type(self).__name__} has to define aggregate')
+
+    def __call__(self, trainer: Any = None) -> Any:
+        """Evaluates.  Returns the result on the root, ``None`` elsewhere."""
+        verb = f'{type(self).__name__}'
+        results: list[Any] = []
+        remaining = True
+        with chainer.using_config('train', False), chainer.no_backprop_mode():
+            locals_ = self._local_results()
+            while remaining:
+                try:
+                    chunk = list(islice(locals_, _CHUNK))
+                except Exception as error:
+                    self.comm.refuse(verb, error)
+                gathered = self.comm.gather_obj(chunk, self.root)
+                if gathered is not None:
+                    rows = zip_longest(*gathered, fillvalue=_NOTHING)
+                    results.extend(result for row in rows for result in row
+                                   if result is not _NOTHING)
+                remaining = self.comm.allreduce_obj(int(len(chunk) == _CHUNK)) > 0
+        result = None
+        try:
+            if self.comm.rank == self.root:
+                result = self.aggregate(results)
+        except Exception as error:
+            self.comm.refuse(verb, error)
+        self.comm.barrier()  # where the others learn of the error
+        return result
+
+    def _local_results(self) -> Iterator[Any]:
+        iterator = self.iterator
+        if hasattr(iterator, 'reset'):
+            iterator.reset()
+        else:
+            iterator = copy.copy(iterator)
+        if not len(getattr(iterator, 'dataset', [()])):
+            return  # Chainer's iterators divide by zero
+        for batch in iterator:
+            converted = self.converter(batch, self.device)
+            if isinstance(converted, tuple):
+                result = self.calc_local(*converted)
+            elif isinstance(converted, dict):
+                result = self.calc_local(**converted)
+            else:
+                result = self.calc_local(converted)
+            if result is None:
+                raise ValueError(f'{type(self).__name__}.calc_local returned None; return a result '
+                                 'for every batch')
+            yield result
+            if self._progress_hook is not None and self.comm.rank == self.root:
+                self._progress_hook(batch)

@@ -1,0 +1,102 @@
+"""Each rank computes, the root combines, whatever the numbers of batches."""
+import chainer
+import numpy as np
+import pytest
+
+from chainermn.communicators import create_communicator
+from chainermn.extensions import GenericMultiNodeEvaluator
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return create_communicator('naive')
+
+
+class Collect(GenericMultiNodeEvaluator):
+    def calc_local(self, x):
+        assert not chainer.config.train
+        return self._targets['main'](x)
+
+    def aggregate(self, results):
+        return list(results)
+
+
+def iterator_over(values, batch_size=2):
+    return chainer.iterators.SerialIterator(values, batch_size, repeat=False, shuffle=False)
+
+
+def interleaved(lists):
+    return [items[i] for i in range(max(map(len, lists), default=0)) for items in lists
+            if i < len(items)]
+
+
+@pytest.mark.parametrize('lengths', ['equal', 'growing', 'empty', 'exact chunks', 'many'])
+@pytest.mark.parametrize('root', ['first', 'last'])
+def test_all_results_in_order(comm, lengths, root):
+    root = 0 if root == 'first' else comm.size - 1
+    length = {'equal': lambda rank: 6, 'growing': lambda rank: 2 * rank + 1,
+              'empty': lambda rank: 0 if rank == 0 else 3, 'exact chunks': lambda rank: 16,
+              'many': lambda rank: 50 * rank + 17}[lengths]
+    values = [[100 * rank + i for i in range(length(rank))] for rank in range(comm.size)]
+    expected = interleaved([[sum(v[i:i + 2]) for i in range(0, len(v), 2)] for v in values])
+    evaluator = Collect(comm, iterator_over(values[comm.rank]), lambda x: int(x.sum()), root=root)
+    for _ in range(2):  # the iterator is reset
+        assert evaluator() == (expected if comm.rank == root else None)
+
+
+def test_tuples_and_dicts_become_arguments(comm):
+    class Pairs(Collect):
+        def calc_local(self, x, t):
+            return x.tolist(), t.tolist()
+
+    pairs = [(np.float32(1), np.int32(2))] * 2
+    dicts = [{'t': np.int32(2), 'x': np.float32(1)}] * 2
+    for data in (pairs, dicts):
+        result = Pairs(comm, iterator_over(data), None)()
+        assert result == ([([1, 1], [2, 2])] * comm.size if comm.rank == 0 else None)
+
+
+def test_progress_hook_is_called_on_the_root(comm):
+    batches = []
+    Collect(comm, iterator_over([1, 2, 3]), lambda x: 0, progress_hook=batches.append)()
+    assert batches == ([[1, 2], [3]] if comm.rank == 0 else [])
+
+
+def test_what_aggregate_reports_is_logged(comm):
+    class Report(Collect):
+        def aggregate(self, results):
+            chainer.report({'sum': sum(results)})
+
+    observation = {}
+    with chainer.Reporter().scope(observation):
+        Report(comm, iterator_over([1, 2]), lambda x: int(x.sum()))()
+    assert observation == ({'sum': 3 * comm.size} if comm.rank == 0 else {})
+
+
+def fails(x):
+    raise OSError('cannot evaluate')
+
+
+@pytest.mark.parametrize('target, kind, message', [
+    (fails, OSError, 'cannot evaluate'),
+    (lambda x: None, ValueError, 'returned None'),
+])
+def test_an_error_on_one_rank_is_raised_on_all(comm, target, kind, message):
+    target = target if comm.rank == comm.size - 1 else lambda x: 0
+    with pytest.raises(kind, match=message):
+        Collect(comm, iterator_over([1, 2, 3]), target)()
+    comm.barrier()
+
+
+def test_an_error_of_aggregate_is_raised_on_all(comm):
+    class Broken(Collect):
+        def aggregate(self, results):
+            raise KeyError('bleu')
+
+    with pytest.raises(KeyError, match='bleu'):
+        Broken(comm, iterator_over([1, 2, 3]), lambda x: 0)()
+
+
+def test_unknown_arguments_are_refused(comm):
+    with pytest.raises(TypeError, match='foo'):
+        Collect(comm, iterator_over([1]), None, foo=1)

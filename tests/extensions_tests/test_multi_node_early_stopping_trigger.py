@@ -1,0 +1,88 @@
+"""All ranks stop at the same time, by the mean of what they observe."""
+import types
+
+import chainer
+import pytest
+
+from chainermn.communicators import create_communicator
+from chainermn.extensions import MultiNodeEarlyStoppingTrigger
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return create_communicator('naive')
+
+
+class Trainer:
+    """As much of a trainer as a trigger looks at."""
+
+    def __init__(self):
+        self.observation = {}
+        self.updater = types.SimpleNamespace(
+            iteration=0, epoch=0, epoch_detail=0.0, previous_epoch_detail=0.0, is_new_epoch=False,
+            get_iterator=lambda name: None)
+
+
+def stops_after(trigger, values, key='main/loss'):
+    """The number of iterations until the trigger fires."""
+    trainer = Trainer()
+    for trainer.updater.iteration, value in enumerate(values, 1):
+        trainer.observation = {key: value}
+        if trigger(trainer):
+            return trainer.updater.iteration
+    return None
+
+
+def test_it_stops_by_the_mean(comm):
+    """On rank 0 alone the value would improve for ever, on the others never."""
+    up_and_down = [100 - i if comm.rank == 0 else 100 + (2 if comm.size == 2 else 1) * i
+                   for i in range(20)]
+    trigger = MultiNodeEarlyStoppingTrigger(
+        comm, check_trigger=(1, 'iteration'), patience=4, max_trigger=(20, 'iteration'))
+    expected = 20 if comm.size == 1 else {2: 5, 3: 5, 4: 5}[comm.size]
+    assert stops_after(trigger, up_and_down) == expected
+
+
+@pytest.mark.parametrize('key, sign', [('main/loss', 1), ('main/accuracy', -1)])
+def test_auto_mode_goes_by_the_name(comm, key, sign):
+    trigger = MultiNodeEarlyStoppingTrigger(
+        comm, monitor=key, check_trigger=(1, 'iteration'), patients=2,
+        max_trigger=(20, 'iteration'))
+    getting_worse = [sign * i for i in range(20)]
+    assert stops_after(trigger, getting_worse, key) == 3
+
+
+def test_the_mean_is_reported(comm):
+    trigger = MultiNodeEarlyStoppingTrigger(comm, check_trigger=(1, 'iteration'), suffix='_all')
+    trainer = Trainer()
+    trainer.updater.iteration = 1
+    trainer.observation = {'main/loss': float(comm.rank)}
+    trigger(trainer)
+    assert trainer.observation['main/loss_all'] == (comm.size - 1) / 2
+
+
+def test_both_names_of_patience_are_refused(comm):
+    with pytest.raises(TypeError, match='patience'):
+        MultiNodeEarlyStoppingTrigger(comm, patience=1, patients=1)
+
+
+def test_training_length(comm):
+    assert MultiNodeEarlyStoppingTrigger(comm).get_training_length() == (100, 'epoch')
+
+
+def test_as_the_stop_trigger_of_a_trainer(comm, tmp_path):
+    """The loss does not change, so training stops after 1 + patience checks."""
+    model = chainer.links.Classifier(chainer.links.Linear(2, 2, initialW=0))
+    optimizer = chainer.optimizers.SGD(0).setup(model)
+    data = chainer.datasets.TupleDataset([[1, 2]] * 4, [0] * 4)
+
+    def convert(batch, device):
+        xs, ts = chainer.dataset.concat_examples(batch, device)
+        return xs.astype('f'), ts.astype('i')
+
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(data, 2), optimizer, converter=convert)
+    trigger = MultiNodeEarlyStoppingTrigger(comm, patience=2, max_trigger=(10, 'epoch'))
+    trainer = chainer.training.Trainer(updater, trigger, out=str(tmp_path))
+    trainer.run()
+    assert updater.epoch == 3

@@ -1,0 +1,83 @@
+"""Values of all ranks and iterations become one."""
+import types
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn.communicators import create_communicator
+from chainermn.extensions import ObservationAggregator
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return create_communicator('naive')
+
+
+def run(extension, observations):
+    """Runs the extension over iterations, and returns the observations afterwards."""
+    updater = types.SimpleNamespace(iteration=0, epoch=0, epoch_detail=0.0, is_new_epoch=False)
+    trainer = types.SimpleNamespace(updater=updater)
+    for updater.iteration, observation in enumerate(observations, 1):
+        trainer.observation = observation
+        extension(trainer)
+    return observations
+
+
+def test_mean_over_ranks(comm):
+    seen, = run(ObservationAggregator(comm, 'loss', 'mean'), [{'loss': comm.rank}])
+    assert seen == {'loss': comm.rank, 'mean': (comm.size - 1) / 2}
+
+
+def test_the_key_itself_is_replaced_by_default(comm):
+    seen, = run(ObservationAggregator(comm, 'loss'), [{'loss': comm.rank}])
+    assert seen == {'loss': (comm.size - 1) / 2}
+
+
+def test_mean_over_iterations_and_ranks(comm):
+    observations = [{'loss': 10 * i + comm.rank} for i in range(1, 7)]
+    run(ObservationAggregator(comm, 'loss', 'mean', comm_trigger=(3, 'iteration')), observations)
+    mean = (comm.size - 1) / 2
+    assert [seen.get('mean') for seen in observations] == [
+        None, None, 20 + mean, None, None, 50 + mean]
+
+
+def test_values_are_counted_one_by_one(comm):
+    """A rank that observed more values weighs more."""
+    observations = [{'loss': 1.0}, {'loss': 1.0} if comm.rank == 0 else {}]
+    if comm.rank > 0:
+        observations[0]['loss'] = 4.0
+    run(ObservationAggregator(comm, 'loss', comm_trigger=(2, 'iteration')), observations)
+    assert observations[-1]['loss'] == pytest.approx((2 + 4 * (comm.size - 1)) / (comm.size + 1))
+
+
+def test_nothing_observed_reports_nothing(comm):
+    assert run(ObservationAggregator(comm, 'loss'), [{}, {'other': 1}]) == [{}, {'other': 1}]
+
+
+@pytest.mark.parametrize('wrap', [np.float32, np.asarray,
+                                  lambda x: chainer.Variable(np.array(x, np.float32))])
+def test_arrays_and_variables(comm, wrap):
+    seen, = run(ObservationAggregator(comm, 'loss'), [{'loss': wrap(2.0 * comm.rank)}])
+    assert seen['loss'] == comm.size - 1
+    assert not isinstance(seen['loss'], chainer.Variable)
+
+
+def test_own_aggregator_runs_on_rank_0(comm):
+    calls = []
+
+    def spread(gathered):
+        calls.append(gathered)
+        return max(max(gathered)) - min(min(gathered))
+
+    observations = [{'loss': 10 * comm.rank + i} for i in range(2)]
+    run(ObservationAggregator(comm, 'loss', comm_trigger=(2, 'iteration'), aggregator=spread),
+        observations)
+    assert observations[-1]['loss'] == 10 * (comm.size - 1) + 1
+    everything = [[10 * rank, 10 * rank + 1] for rank in range(comm.size)]
+    assert calls == ([everything] if comm.rank == 0 else [])
+
+
+def test_an_error_of_the_aggregator_is_raised_everywhere(comm):
+    with pytest.raises(ZeroDivisionError):
+        run(ObservationAggregator(comm, 'loss', aggregator=lambda _: 1 / 0), [{'loss': 1}])
