@@ -1,0 +1,141 @@
+"""Trains a three-layer perceptron on handwritten digits, on as many processes as MPI starts.
+
+    mpiexec -n 2 python train_mnist.py
+
+What makes it distributed is marked with (MN): without these lines it is a plain Chainer script.
+"""
+
+import argparse
+import pathlib
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+
+import chainermn
+
+
+class MLP(chainer.Chain):
+    """Scores of the ten digits, for images as flat arrays of pixels."""
+
+    def __init__(self, n_units):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(None, n_units)  # as many inputs as the first batch has pixels
+            self.l2 = L.Linear(n_units, n_units)
+            self.l3 = L.Linear(n_units, 10)
+
+    def forward(self, x):
+        h = F.relu(self.l1(x))
+        h = F.relu(self.l2(h))
+        return self.l3(h)
+
+
+def load_digits():
+    """The 1,797 digits that come with scikit-learn, 8x8 pixels: four of five to train on."""
+    from sklearn import datasets
+
+    images, labels = datasets.load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32)
+    labels = labels.astype(np.int32)
+    order = np.random.RandomState(0).permutation(len(labels))
+    train, validation = order[:1437], order[1437:]
+    return (chainer.datasets.TupleDataset(images[train], labels[train]),
+            chainer.datasets.TupleDataset(images[validation], labels[validation]))
+
+
+DATASETS = {
+    'digits': load_digits,
+    'mnist': chainer.datasets.get_mnist,  # downloaded on first use
+}
+
+
+def parse_arguments():
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
+                        'else flat, if not given')
+    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--dataset', choices=DATASETS, default='digits')
+    parser.add_argument('--batchsize', type=int, default=16, help='examples per process and step')
+    parser.add_argument('--epoch', type=int, default=20, help='how often to see each example')
+    parser.add_argument('--unit', type=int, default=100, help='units in each hidden layer')
+    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--out', default='result', help='folder for logs, plots and snapshots')
+    parser.add_argument('--resume', help='snapshot to continue from')
+    return parser.parse_args()
+
+
+def main():
+    """Trains; every process runs this."""
+    args = parse_arguments()
+
+    # (MN) One communicator for all processes; with GPUs, the n-th process of a node takes the
+    # node's n-th GPU, before anything else touches one.
+    comm = chainermn.create_communicator(
+        args.communicator or ('pure_nccl' if args.gpu else 'flat'))
+    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device.use()
+
+    # Initial weights differ between the processes; those of rank 0 are used.
+    np.random.seed(args.seed + comm.rank)
+    if args.gpu:
+        chainer.backends.cuda.cupy.random.seed(args.seed + comm.rank)
+
+    model = L.Classifier(MLP(args.unit))
+    model.to_device(device)
+    # (MN) Gradients become means over all processes before each step.
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    optimizer.setup(model)
+
+    # (MN) Rank 0 reads the data; each process gets its own part. The parts of the training set
+    # must be equally long. Each example of the validation set should count once.
+    train, validation = DATASETS[args.dataset]() if comm.rank == 0 else (None, None)
+    train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
+    validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
+    train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)
+    # All in one batch: Chainer's evaluator takes the mean of the means of batches, in which the
+    # examples of a last, smaller batch would count for more than others.
+    validation_iterator = chainer.iterators.SerialIterator(
+        validation, max(1, len(validation)), repeat=False, shuffle=False)
+
+    updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)
+    trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
+
+    # (MN) Validates on all processes; every one gets the result for the whole set.
+    evaluator = extensions.Evaluator(validation_iterator, model, device=device)
+    trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+
+    # (MN) One process is enough to write files and to talk.
+    if comm.rank == 0:
+        log = extensions.LogReport()
+        trainer.extend(log)
+        trainer.extend(extensions.snapshot(n_retains=1), trigger=(1, 'epoch'))
+        if extensions.PlotReport.available():
+            for name in 'loss', 'accuracy':
+                trainer.extend(extensions.PlotReport(
+                    [f'main/{name}', f'validation/main/{name}'], 'epoch', filename=f'{name}.png'))
+        trainer.extend(extensions.PrintReport(
+            ['epoch', 'main/loss', 'validation/main/loss',
+             'main/accuracy', 'validation/main/accuracy', 'elapsed_time']))
+        trainer.extend(extensions.ProgressBar(update_interval=20))
+        print(f'{comm.size} process{"es" * (comm.size > 1)}, {type(comm).__name__}, {device}; '
+              f'{len(train)} examples per process, in batches of {args.batchsize}')
+
+    if args.resume:
+        # Every process continues from what rank 0 wrote.
+        chainer.serializers.load_npz(args.resume, trainer)
+
+    trainer.run()
+
+    if comm.rank == 0:
+        print(f'Logs, plots and the last snapshot are in {pathlib.Path(args.out).resolve()}')
+        print(f'Validation accuracy: {log.log[-1]["validation/main/accuracy"]:.2%}')
+
+
+if __name__ == '__main__':
+    main()
