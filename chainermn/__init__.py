@@ -1,14 +1,25 @@
 """ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
-from chainermn import communicators, datasets, extensions, global_except_hook, optimizers
+from chainermn import (
+    communicators,
+    datasets,
+    extensions,
+    functions,
+    global_except_hook,
+    iterators,
+    links,
+    optimizers,
+)
 from chainermn._version import __version__
 from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
 from chainermn.extensions import create_multi_node_evaluator
+from chainermn.links import MultiNodeChainList
 from chainermn.optimizers import create_multi_node_optimizer
 
 __all__ = [
     'CommunicatorBase',
     'DataSizeError',
+    'MultiNodeChainList',
     '__version__',
     'communicators',
     'create_communicator',
@@ -16,7 +27,10 @@ __all__ = [
     'create_multi_node_optimizer',
     'datasets',
     'extensions',
+    'functions',
     'global_except_hook',
+    'iterators',
+    'links',
     'optimizers',
     'scatter_dataset',
     'scatter_index',

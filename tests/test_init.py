@@ -12,8 +12,12 @@ NAMES = {
     'CommunicatorBase', 'create_communicator',
     'DataSizeError', 'scatter_dataset', 'scatter_index',
     'create_multi_node_evaluator', 'create_multi_node_optimizer',
+    'MultiNodeChainList',
 }
-MODULES = {'communicators', 'datasets', 'extensions', 'global_except_hook', 'optimizers'}
+MODULES = {
+    'communicators', 'datasets', 'extensions', 'functions', 'global_except_hook', 'iterators',
+    'links', 'optimizers',
+}
 
 
 def test_names():
