@@ -19,7 +19,7 @@ def python(tmp_path: pathlib.Path) -> Callable[..., str]:
             [sys.executable, '-W', 'error', *options, '-c', code],
             cwd=tmp_path, env=env | variables, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        )
         if check:
             assert result.returncode == 0, result.stdout
         return result.stdout.strip() if check else f'{result.returncode} {result.stdout}'

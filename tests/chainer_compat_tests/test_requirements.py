@@ -25,14 +25,14 @@ def installed(monkeypatch):
     'a', 'a>=2.0.0.post3, <2.1', 'a > 2', 'a!=2.0', 'a<2.1',
     'b>=1.2', 'b==1.10.0', 'b<=1.10,>1.9', 'b >= 1.2 , < 2',
     'c<3', 'c>2.9', 'c>=3.0b7', 'd<2.0', 'd>=2.0.0.dev0',
-])  # fmt: skip
+])
 def test_met(installed, requirement):
     requirements.WorkingSet().require(requirement)
 
 
 @pytest.mark.parametrize('requirement', [
     'a<2.0.0.post3', 'a==2.0.0', 'a>=2.1', 'b<1.9', 'b!=1.10', 'b>=1,<1.5', 'c>=3', 'd>=2.0',
-])  # fmt: skip
+])
 def test_conflict(installed, requirement):
     with pytest.raises(requirements.VersionConflict, match='is installed'):
         requirements.WorkingSet().require('b', requirement)

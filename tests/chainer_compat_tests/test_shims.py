@@ -65,7 +65,7 @@ W = chainer.Variable(numpy.ones((1, 1, 2, 2), 'f'))
 F.sum(F.deconvolution_2d(x, W)).backward()
 assert W.grad.tolist() == [[[[4, 4], [4, 4]]]]
 ''',
-}  # fmt: skip
+}
 
 FORGET = '''
 from chainer_compat import _mend, shims

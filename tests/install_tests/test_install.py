@@ -1,0 +1,184 @@
+"""Every documented way to install, in new environments: ours wins, and goes without a trace.
+
+Builds real environments from the package registry, hence only in ``tox -e install``.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [
+    pytest.mark.mpi_skip,
+    pytest.mark.limit(600),
+    pytest.mark.skipif('CHAINERMN_TEST_INSTALL' not in os.environ, reason='run tox -e install'),
+]
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONSTRAINTS = 'build-constraints.txt'
+
+ALLREDUCE = """
+import chainer, chainermn, numpy
+comm = chainermn.create_communicator('naive')
+assert comm.size == 2
+assert comm.allreduce(numpy.ones(3)).tolist() == [2, 2, 2]
+if comm.rank == 0:
+    print('reduced')
+"""
+
+
+class Environment:
+    """A new virtual environment, with one of the installers."""
+
+    def __init__(self, folder: pathlib.Path, python: str, installer: str) -> None:
+        self.folder = folder
+        self.bin = folder / 'bin'
+        # The constraints that tox sets must not help here.
+        drop = ('PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT', 'CHAINER', 'PYTHON', 'VIRTUAL_ENV')
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
+        self.env['PATH'] = f'{self.bin}{os.pathsep}{self.env["PATH"]}'
+        if installer == 'uv':
+            run(['uv', 'venv', '-p', python, str(folder)], ROOT, self.env)
+            self.env['VIRTUAL_ENV'] = str(folder)  # says where to install to
+            self.pip = ['uv', 'pip']
+            return
+        run([python, '-m', 'venv', str(folder)], ROOT, self.env)
+        self.pip = [str(self.bin / 'python'), '-m', 'pip', '--disable-pip-version-check']
+        if installer == 'newest pip':
+            run([*self.pip, 'install', '-U', 'pip'], ROOT, self.env)
+
+    def install(self, *targets: str) -> None:
+        """Installs as README.md says for this installer."""
+        run([*self.pip, 'install', *self._constraint(), *targets], ROOT, self.env)
+
+    def _constraint(self) -> list[str]:
+        if self.pip[0] == 'uv':
+            return []  # it reads pyproject.toml
+        version = run([*self.pip, '--version'], ROOT, self.env).split()[1]
+        if tuple(map(int, version.split('.')[:2])) >= (25, 3):
+            return ['--build-constraint', CONSTRAINTS]
+        self.env['PIP_CONSTRAINT'] = CONSTRAINTS
+        return []
+
+    def uninstall(self, name: str) -> None:
+        yes = [] if self.pip[0] == 'uv' else ['-y']
+        run([*self.pip, 'uninstall', *yes, name], ROOT, self.env)
+
+    def python(self, code: str, *options: str, cwd: pathlib.Path | str = '/', **env: str) -> str:
+        command = [str(self.bin / 'python'), '-W', 'error', *options, '-c', code]
+        return run(command, cwd, self.env | env)
+
+    def chainermn(self, **kwargs: str) -> str:
+        """Returns 'ours' or 'old': the chainermn that this environment imports."""
+        code = 'import chainer, chainermn; print(chainermn.__version__)'
+        version = self.python(code, **kwargs)
+        return {'8': 'ours', '7': 'old'}[version[0]]
+
+    def allreduce(self) -> str:
+        command = ['mpiexec', '-n', '2', 'python', '-W', 'error', '-c', ALLREDUCE]
+        return run(command, '/', self.env)
+
+    def site_packages(self) -> pathlib.Path:
+        return next(self.folder.glob('lib/python3.*/site-packages'))
+
+
+def run(command: list[str], cwd: pathlib.Path | str, env: dict[str, str]) -> str:
+    result = subprocess.run(
+        command, cwd=cwd, env=env, text=True, capture_output=True, check=False
+    )
+    assert result.returncode == 0, f'{command}\n{result.stdout}\n{result.stderr}'
+    return result.stdout.strip()
+
+
+def pythons() -> dict[str, str]:
+    """Returns the supported Pythons of this machine: '3.12' -> path."""
+    found = {}
+    pyenv = pathlib.Path(os.environ.get('PYENV_ROOT', '~/.pyenv')).expanduser()
+    for name in ['3.10', '3.11', '3.12', '3.13']:
+        this = [sys.executable] if sys.version.startswith(name + '.') else []
+        candidates = [*this, shutil.which(f'python{name}'),
+                      *map(str, pyenv.glob(f'versions/{name}.*/bin/python'))]
+        for python in filter(None, candidates):
+            code = 'import sys, ensurepip; print(sys.version)'
+            said = subprocess.run([python, '-c', code], capture_output=True, text=True, check=False)
+            if said.stdout.startswith(name + '.'):
+                found[name] = python
+                break
+    return found
+
+
+THIS = f'{sys.version_info.major}.{sys.version_info.minor}'
+PYTHONS = pythons()
+
+
+@pytest.mark.parametrize('target', ['.[mpich]', '-e.[mpich]'])
+@pytest.mark.parametrize('installer', ['pip', 'newest pip', 'uv'])
+def test_install(tmp_path, installer, target):
+    if installer != 'uv' and THIS not in PYTHONS:
+        pytest.skip('this Python has no ensurepip')
+    env = Environment(tmp_path / 'env', sys.executable, installer)
+    env.install(target)
+
+    assert env.chainermn() == 'ours'
+    assert env.chainermn(cwd=ROOT) == 'ours'
+    assert env.chainermn(cwd=tmp_path) == 'ours'
+    assert env.allreduce() == 'reduced'
+    child = 'import chainermn; print(chainermn.__version__)'
+    code = f'import subprocess, sys; subprocess.run([sys.executable, "-c", {child!r}])'
+    assert env.python(code).startswith('8.')
+
+    assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
+    assert env.chainermn() == 'ours'
+    assert not (ROOT / 'build').exists()
+    assert not (ROOT / 'chainermn.egg-info').exists()
+
+    again = ['--reinstall'] if installer == 'uv' else ['--force-reinstall']
+    env.install(*again, '--no-deps', 'chainer==7.8.1')
+    assert env.chainermn() == 'ours'
+    env.install(*again, '--no-deps', target)
+    assert env.chainermn() == 'ours'
+
+    pth = env.site_packages() / 'chainer_compat.pth'
+    line = pth.read_text()
+    env.uninstall('chainermn')
+    assert not pth.exists()
+    assert not list(env.site_packages().glob('chainer_compat*'))
+    assert 'site-packages/chainermn/' in env.python(
+        'import importlib.util as u; print(u.find_spec("chainermn").origin)')
+    pth.write_text(line.replace(str(ROOT), ''))  # as if somebody removed the folder by hand
+    assert env.python('print("quiet")') == 'quiet'
+
+
+def test_chainer_first(tmp_path):
+    env = Environment(tmp_path / 'env', sys.executable, 'uv')
+    env.install('chainer==7.8.1')
+    env.install('.[mpich]')
+    assert env.chainermn() == 'ours'
+
+
+def test_source_distribution(tmp_path):
+    env = Environment(tmp_path / 'env', sys.executable, 'uv')
+    run(['uv', 'build', '--sdist', '-o', str(tmp_path)], ROOT, env.env)
+    shutil.rmtree(ROOT / 'chainermn.egg-info', ignore_errors=True)
+    env.install(f'{next(tmp_path.glob("chainermn-*.tar.gz"))}[mpich]')
+    assert env.chainermn() == 'ours'
+    assert env.allreduce() == 'reduced'
+
+
+@pytest.mark.parametrize('name', ['3.10', '3.11', '3.12', '3.13'])
+def test_python(tmp_path, name):
+    if name not in PYTHONS:
+        pytest.skip(f'there is no Python {name} here')
+    env = Environment(tmp_path / 'env', PYTHONS[name], 'pip')
+    env.install('.[mpich]')
+    assert env.chainermn() == 'ours'
+    assert env.allreduce() == 'reduced'
+    if name != '3.13':
+        env.install('numpy<2')
+        assert env.python('import numpy; print(numpy.__version__)').startswith('1.26.')
+        assert env.chainermn() == 'ours'
+        assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
+        assert env.allreduce() == 'reduced'

@@ -1,0 +1,22 @@
+"""What README.md promises at a glance: two commands of one line, and a script that runs."""
+
+import pathlib
+import re
+
+README = pathlib.Path(__file__).parents[1].joinpath('README.md').read_text(encoding='utf-8')
+
+
+def blocks(language):
+    return re.findall(rf'^```{language}\n(.*?)^```$', README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_two_commands_are_one_line_each():
+    train, test = blocks('sh')[:2]
+    assert train.count('\n') == test.count('\n') == 1
+    assert train == f'{test.rstrip()} -e mnist\n'
+
+
+def test_the_script_runs(capsys):
+    (script,) = blocks('python')
+    exec(script, {})
+    assert re.fullmatch(r'process \d of \d: loss \d\.\d{3}\n', capsys.readouterr().out)
