@@ -17,6 +17,8 @@ from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
 from chainermn.communicators._object_verbs import ObjectVerbs
 
+_INT_MAX = 2**31 - 1  # of a C int
+
 
 class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
     """All verbs of :class:`CommunicatorBase` on MPI.  Collective: every rank makes one.
@@ -78,14 +80,16 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
     def split(self, color: int, key: int) -> Any:
         try:
             color, key = operator.index(color), operator.index(key)
-            if color < 0:
-                raise ValueError(f'color has to be 0 or more, not {color}')
+            if not (0 <= color <= _INT_MAX and -_INT_MAX <= key <= _INT_MAX):
+                raise ValueError(f'color has to be from 0 to {_INT_MAX} and key of that size, not '
+                                 f'{color} and {key}')
         except Exception as error:
             self.refuse('split', error)
         self._agreement.same(pack('split'))
         part = type(self)(self._arrays.Split(color, key))
-        for name, value in self._configs.items():
-            part.set_config(name, value)
+        with part.config_scope():
+            for name, value in self._configs.items():
+                setattr(part, name, value)
         return part
 
     def barrier(self) -> None:
