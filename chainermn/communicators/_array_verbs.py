@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import chainer
 import numpy as np
 from mpi4py import MPI
 
@@ -167,6 +168,9 @@ class ArrayVerbs(CommunicatorBase):
         if array.dtype == np.float16:
             with np.errstate(over='ignore'):
                 return self._reduced(array.astype(np.float32), op).astype(np.float16)
+        if array.dtype.kind == 'f' and op in ('max', 'min'):
+            bits = self._reduced(_ordered_bits(array.reshape(-1), op), op)
+            return _flipped(bits).view(array.dtype).reshape(array.shape)
         device = _wire.on_device(array)
         result = _wire.new_buffer(array.shape, array.dtype, device)
         ops = _BOOL_OPS if array.dtype == np.bool_ else _OPS
@@ -180,6 +184,23 @@ def _packed(verb: str, array: Any, root: int = -1, op: str = '') -> bytes:
 
 def _has_long(shapes: Sequence[tuple[int, ...]]) -> int:
     return int(any(len(shape) > _header.MAX_INLINE_DIMS for shape in shapes))
+
+
+def _ordered_bits(x: Any, op: str) -> Any:
+    """Floats as integers in the same order; a NaN is beyond all others, so that ``op`` keeps it.
+
+    MPI's own comparison of NaNs, and of 0.0 with -0.0, depends on the order of the ranks, and can
+    come out differently on them.
+    """
+    nan = x.dtype.type(np.nan if op == 'max' else -np.nan)
+    x = chainer.backend.get_array_module(x).where(x == x, x, nan)
+    return _flipped(x.view(f'i{x.dtype.itemsize}'))
+
+
+def _flipped(bits: Any) -> Any:
+    """Reverses the order of the negative ones; its own inverse."""
+    info = np.iinfo(bits.dtype)
+    return bits ^ ((bits >> (info.bits - 1)) & info.max)
 
 
 def _check_op(op: Any, dtype: np.dtype) -> None:
