@@ -36,6 +36,7 @@ class Messages:
     def __init__(self, mpi_comm: Any, objects: pkl5.Intracomm) -> None:
         self._mpi_comm = mpi_comm
         self._objects = objects
+        self._to_self: list[Any] = []  # requests that hold what they send
         self._max_tag = mpi_comm.Get_attr(MPI.TAG_UB)
 
     def send(self, data: Any, dest: int, tag: int) -> None:
@@ -67,10 +68,16 @@ class Messages:
             pickled = Pickled(obj)
         except Exception as error:
             self._refuse('send_obj', error, dest, tag)
-        if len(pickled.stream) <= INLINE and not pickled.buffers:
-            self._mpi_comm.Send(_header.pack('send_obj', number=1) + pickled.stream, dest, tag)
-        else:
-            self._mpi_comm.Send(_header.pack('send_obj', number=0), dest, tag)
+        inline = len(pickled.stream) <= INLINE and not pickled.buffers
+        message = _header.pack('send_obj', number=inline) + (pickled.stream if inline else b'')
+        if dest == self._mpi_comm.rank:  # a blocking send would wait for this rank to receive
+            self._to_self = [request for request in self._to_self if not request.test()[0]]
+            self._to_self.append(self._mpi_comm.Isend(message, dest, tag))
+            if not inline:
+                self._to_self.append(self._objects.isend(pickled, dest, tag))
+            return
+        self._mpi_comm.Send(message, dest, tag)
+        if not inline:
             self._objects.send(pickled, dest, tag)
 
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Any:
@@ -92,11 +99,14 @@ class Messages:
         if peer == self._mpi_comm.rank:
             raise ValueError(f'{name} is this rank itself, {peer}, which would wait for itself '
                              'forever')
+        if self._mpi_comm.size == 1:
+            raise ValueError('this rank is alone: there is nobody to send to or to receive from')
 
     def _refuse(self, verb: str, error: Exception, dest: int, tag: int) -> NoReturn:
         refusal = Refusal.of(verb, error)._replace(text=str(error)[:INLINE // 8])
         body = pickle.dumps(refusal)
-        self._mpi_comm.Send(_header.pack(verb, refused=True, number=1) + body, dest, tag)
+        if dest != self._mpi_comm.rank:
+            self._mpi_comm.Send(_header.pack(verb, refused=True, number=1) + body, dest, tag)
         raise self._error(refusal, self._mpi_comm.rank, dest, tag) from error
 
     def _error(self, refusal: Refusal, source: int, dest: int, tag: int) -> Exception:
