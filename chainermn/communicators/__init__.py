@@ -64,6 +64,8 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
     from chainermn.communicators import _disagreement
 
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
+    if not isinstance(mpi_comm, MPI.Intracomm):
+        raise TypeError(f'mpi_comm has to be an mpi4py.MPI.Intracomm, not {mpi_comm!r}')
     communicator_class, config, refusal = None, kwargs, None
     try:
         communicator_class = _find_class(communicator_name)
