@@ -64,7 +64,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
                                for key, value in original_evaluate().items()}
         except Exception as error:
             communicator.refuse('evaluate', error)
-        return _weighted_means(communicator.allgather_obj((counts, observation)))
+        return _weighted_means(communicator.allgather_obj((sum(counts), observation)))
 
     actual_evaluator._mn_original_evaluate = original_evaluate
     actual_evaluator._mn_communicator = communicator
@@ -73,7 +73,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
 
 
 class _CountingIterator(Delegate, wraps='iterator'):
-    """Appends the length of every batch to ``counts``, and 0 when there are no more.
+    """Appends the length of every batch to ``counts``.
 
     Ends at once over an empty data set, where Chainer's iterators divide by zero.
     """
@@ -89,13 +89,9 @@ class _CountingIterator(Delegate, wraps='iterator'):
         return self
 
     def __next__(self) -> Any:
-        try:
-            if len(getattr(self.iterator, 'dataset', [()])) == 0:
-                raise StopIteration
-            batch = next(self.iterator)
-        except StopIteration:
-            self.counts.append(0)  # "this iterator was asked" differs from "not used at all"
-            raise
+        if len(getattr(self.iterator, 'dataset', [()])) == 0:
+            raise StopIteration
+        batch = next(self.iterator)
         self.counts.append(len(batch) if hasattr(batch, '__len__') else 1)
         return batch
 
@@ -129,16 +125,13 @@ def _to_host(value: Any) -> Any:
     return value
 
 
-def _weighted_means(ranks: list[tuple[list[int], dict[str, Any]]]) -> dict[str, Any]:
+def _weighted_means(ranks: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
     """Means over the ranks of what they reported, by key; a pure function of ``ranks``."""
-    if not any(counts for counts, _ in ranks):
-        ranks = [([1], observation) for _, observation in ranks]
     means = {}
     for key in sorted({key for _, observation in ranks for key in observation}):
-        reports = [(sum(counts), observation[key]) for counts, observation in ranks
-                   if key in observation]
+        reports = [(n, observation[key]) for n, observation in ranks if key in observation]
         total = sum(n for n, _ in reports)
-        if total == 0:  # reported by ranks with empty parts only
+        if total == 0:  # no iterator was used, or all parts are empty
             reports, total = [(1, value) for _, value in reports], len(reports)
         # A rank with an empty part may report NaN, and 0 times NaN would be NaN.
         means[key] = sum(value * (n / total) for n, value in reports if n > 0)

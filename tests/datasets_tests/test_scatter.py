@@ -96,11 +96,11 @@ class Bare:
         return {'square': i * i}
 
 
-class Shouting(list):
-    """A list that gives other examples than a list would."""
+class Swapped(TupleDataset):
+    """Gives other examples than its base class would."""
 
     def __getitem__(self, i):
-        return super().__getitem__(i).upper()
+        return super().__getitem__(i)[::-1]
 
 
 class Mixed(DatasetMixin):
@@ -136,7 +136,7 @@ MADE_OF_ARRAYS = {
 SENT_WHOLE = {
     'bare': Bare,
     'mixin': Mixed,
-    'subclass of list': lambda: Shouting(['a'] * N),
+    'subclass of TupleDataset': lambda: Swapped(*arrays()),
     'TupleDataset with one unknown': lambda: TupleDataset(np.arange(N), Bare()),
     'range': lambda: range(N),
 }
