@@ -12,7 +12,7 @@ from chainermn import (
 from chainermn._version import __version__
 from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
-from chainermn.extensions import create_multi_node_evaluator
+from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
 from chainermn.links import MultiNodeChainList
 from chainermn.optimizers import create_multi_node_optimizer
 
@@ -23,6 +23,7 @@ __all__ = [
     '__version__',
     'communicators',
     'create_communicator',
+    'create_multi_node_checkpointer',
     'create_multi_node_evaluator',
     'create_multi_node_optimizer',
     'datasets',

@@ -11,7 +11,8 @@ import chainermn
 NAMES = {
     'CommunicatorBase', 'create_communicator',
     'DataSizeError', 'scatter_dataset', 'scatter_index',
-    'create_multi_node_evaluator', 'create_multi_node_optimizer',
+    'create_multi_node_checkpointer', 'create_multi_node_evaluator',
+    'create_multi_node_optimizer',
     'MultiNodeChainList',
 }
 MODULES = {

@@ -1,5 +1,7 @@
 """Extensions of Chainer's Trainer that work across ranks."""
+from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
+from chainermn.extensions.checkpoint import create_multi_node_checkpointer
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
 from chainermn.extensions.multi_node_evaluator import (
     GenericMultiNodeEvaluator,
@@ -12,5 +14,7 @@ __all__ = [
     'GenericMultiNodeEvaluator',
     'MultiNodeEarlyStoppingTrigger',
     'ObservationAggregator',
+    'create_multi_node_checkpointer',
     'create_multi_node_evaluator',
+    'multi_node_snapshot',
 ]

@@ -17,8 +17,8 @@ def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorB
                                rank_master: int = 0) -> Any:
     """Makes an iterator that gives all ranks the batches of one.
 
-    Collective: every rank calls it.  So are ``next()``, ``reset()`` and ``serialize()`` of the
-    result: each sends one message from ``rank_master``, with the batch and the progress.  For
+    Collective: every rank calls it.  So are ``next()`` and ``reset()`` of the result, and
+    loading it: each sends one message from ``rank_master``, with the batch and the progress.  For
     models that span several ranks and so need the same batch on all of them.  Where reading the
     data twice is cheaper than sending it, see :func:`create_synchronized_iterator`.
 
@@ -87,13 +87,15 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         self._share_progress()
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads the iterator of ``rank_master``.  Collective: every rank calls it.
+        """Saves or loads the iterator of ``rank_master``.
 
-        Nothing is saved on the other ranks: what they load is the progress of ``rank_master``.
+        Nothing is saved on the other ranks: what they load is the progress of ``rank_master``, so
+        loading is collective (every rank calls it), while any rank can save by itself.
         """
         if self._is_root:
             self.actual_iterator.serialize(serializer)
-        self._share_progress()
+        if isinstance(serializer, chainer.Deserializer):
+            self._share_progress()
 
     def finalize(self) -> None:
         """Frees what the iterator of this rank holds, such as its processes."""

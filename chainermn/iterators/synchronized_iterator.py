@@ -1,6 +1,7 @@
 """All ranks read the same batches in the same order, by sharing a seed."""
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import chainer
@@ -59,7 +60,14 @@ class _SynchronizedIterator(Delegate, chainer.dataset.Iterator, wraps='actual_it
         self.actual_iterator.finalize()
 
     def serialize(self, serializer: Any) -> None:
+        """Saves or loads the iterator, and the state from which it draws the next orders."""
         self.actual_iterator.serialize(serializer)
+        random = self.order_sampler._random
+        _, keys, position, _, _ = random.get_state(legacy=True)
+        with contextlib.suppress(KeyError):  # a snapshot of an older version
+            keys = serializer('order_keys', keys)
+            position = serializer('order_position', position)
+            random.set_state(('MT19937', keys, position))
 
     def __del__(self) -> None:
         """Leaves it to the actual iterator, which others may still use."""

@@ -75,6 +75,11 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def _broadcast(self) -> None:
         self.communicator.bcast_data(self.target)
+        for param in self.target.params():
+            rule = param.update_rule
+            if param.is_initialized and rule is not None and rule.enabled and rule.state is None:
+                # As the first step would: Chainer loads no snapshot that was taken without them.
+                rule._init_states(param)
 
     def _step(self, *args: Any, **kwds: Any) -> None:
         self.communicator.multi_node_mean_grad(self.target, self.zero_fill)

@@ -1,0 +1,90 @@
+"""Snapshot files: written whole or not at all, verified, and chosen by all ranks together."""
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def write(path: str, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays to an npz file that is whole whenever it is there.
+
+    They go to a temporary file beside it, which is renamed once it is on the disk, so a process
+    that is killed meanwhile leaves the old file or none.
+
+    Raises:
+        OSError: If the file cannot be written.  No file of that name is touched then.
+    """
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f'tmp-{name}-{os.getpid()}')
+    try:
+        with open(temporary, 'xb') as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+    _sync_folder(folder)
+
+
+def problem_of(path: str) -> str | None:
+    """Reads a file through and says what is wrong with it, or ``None``.
+
+    Every member of an npz file has a checksum (CRC-32).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) \
+            as error:
+        return f'{type(error).__name__}: {error}'
+    return None if broken is None else f'the checksum of {broken} is wrong'
+
+
+def newest_common(comm: Any, files: Mapping[int, str] | None) -> int | None:
+    """Finds the newest iteration of which all ranks have a whole file.
+
+    Collective: every rank calls it.
+
+    Args:
+        comm: ChainerMN communicator.
+        files: This rank's files by iteration; ``None`` if this rank needs none.
+
+    Returns:
+        The iteration, the same on every rank; ``None`` if there is none.
+
+    Warns:
+        RuntimeWarning: On rank 0, of each damaged file that was passed over.
+    """
+    everybody = [set(found) for found in comm.allgather_obj(None if files is None else list(files))
+                 if found is not None]
+    common = set.intersection(*everybody) if everybody else set()
+    for iteration in sorted(common, reverse=True):
+        problem = None
+        if files is not None and (text := problem_of(files[iteration])) is not None:
+            problem = f'{files[iteration]}: {text}'
+        problems = [text for text in comm.allgather_obj(problem) if text is not None]
+        if not problems:
+            return iteration
+        if comm.rank == 0:
+            warnings.warn(f'the snapshot of iteration {iteration} is passed over:\n  '
+                          + '\n  '.join(problems), RuntimeWarning, stacklevel=4)
+    return None
+
+
+def _sync_folder(folder: str) -> None:
+    """Makes the renaming itself last."""
+    descriptor = os.open(folder or os.curdir, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""Files are whole or absent, damage is found, and the ranks choose together."""
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+from chainermn.communicators import create_communicator
+from chainermn.extensions import _snapshot_files
+
+ARRAYS = {'x': np.arange(1000.0), 'y/z': np.asarray(None)}
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return create_communicator('naive')
+
+
+def test_what_was_written_is_read(tmp_path):
+    path = str(tmp_path / 'file.0.1')
+    _snapshot_files.write(path, ARRAYS)
+    _snapshot_files.write(path, ARRAYS)  # over an older one
+    assert os.listdir(tmp_path) == ['file.0.1']
+    assert _snapshot_files.problem_of(path) is None
+    with np.load(path, allow_pickle=True) as read:
+        np.testing.assert_array_equal(read['x'], ARRAYS['x'])
+        assert read['y/z'].item() is None
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    path = str(tmp_path / 'file')
+    _snapshot_files.write(path, ARRAYS)
+
+    class Fails:
+        def __array__(self, *args, **kwargs):
+            raise OSError('no')
+
+    with pytest.raises(OSError, match='no'):
+        _snapshot_files.write(path, {'x': ARRAYS['x'], 'bad': Fails()})
+    assert os.listdir(tmp_path) == ['file']
+    assert _snapshot_files.problem_of(path) is None
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(OSError):
+        _snapshot_files.write(str(tmp_path / 'none' / 'file'), ARRAYS)
+
+
+def test_a_process_killed_while_writing_leaves_no_file(tmp_path):
+    script = (
+        'import os, signal, sys, numpy\n'
+        'from chainermn.extensions import _snapshot_files\n'
+        'os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)\n'
+        '_snapshot_files.write(sys.argv[1], {"x": numpy.ones(10)})\n')
+    process = subprocess.run([sys.executable, '-c', script, str(tmp_path / 'file')], timeout=50)
+    assert process.returncode == -signal.SIGKILL
+    assert 'file' not in os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize('damage', ['truncate', 'empty', 'flip', 'text', 'delete'])
+def test_damage_is_found(tmp_path, damage):
+    path = str(tmp_path / 'file')
+    _snapshot_files.write(path, ARRAYS)
+    with open(path, 'r+b') as file:
+        size = os.path.getsize(path)
+        if damage == 'truncate':
+            file.truncate(size - 100)
+        elif damage == 'empty':
+            file.truncate(0)
+        elif damage == 'flip':
+            file.seek(size // 2)
+            byte = file.read(1)
+            file.seek(size // 2)
+            file.write(bytes([byte[0] ^ 1]))
+        elif damage == 'text':
+            file.write(b'this is not a snapshot' * 100)
+    if damage == 'delete':
+        os.remove(path)
+    assert _snapshot_files.problem_of(path)
+
+
+def files_of(folder, rank, iterations):
+    files = {i: str(folder / f'{rank}.{i}') for i in iterations}
+    for path in files.values():
+        _snapshot_files.write(path, ARRAYS)
+    return files
+
+
+def test_the_newest_that_all_have(comm, tmp_path):
+    files = files_of(tmp_path, comm.rank, [1, 2, 3] + ([10] if comm.rank == 0 else [11]))
+    expected = 10 if comm.size == 1 else 3
+    assert _snapshot_files.newest_common(comm, files) == expected
+
+
+def test_ranks_without_files_have_no_say(comm, tmp_path):
+    files = files_of(tmp_path, comm.rank, [1, 2]) if comm.rank == 0 else None
+    assert _snapshot_files.newest_common(comm, files) == 2
+
+
+def test_nothing_in_common(comm, tmp_path):
+    files = files_of(tmp_path, comm.rank, [] if comm.rank == 0 else [1])
+    assert _snapshot_files.newest_common(comm, files) is None
+
+
+def test_a_file_damaged_on_one_rank_is_passed_over_by_all(comm, tmp_path):
+    files = files_of(tmp_path, comm.rank, [1, 2])
+    if comm.rank == comm.size - 1:
+        with open(files[2], 'r+b') as file:
+            file.truncate(100)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        assert _snapshot_files.newest_common(comm, files) == 1
+    messages = [str(warning.message) for warning in caught]
+    if comm.rank == 0:
+        assert len(messages) == 1 and 'iteration 2' in messages[0]
+        assert f'{comm.size - 1}.2' in messages[0]
+    else:
+        assert not messages
