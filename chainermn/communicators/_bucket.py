@@ -1,12 +1,14 @@
 """Parameters of a model to one flat buffer and back."""
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import chainer
+import numpy as np
 
-from chainermn.communicators import _wire
+from chainermn.communicators import _batched_copy, _wire
 
 
 def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str, Any]:
@@ -25,17 +27,23 @@ def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str,
         raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
     arrays: dict[str, Any] = {}
     seen = set()
-    for path, parameter in sorted(model.namedparams(), key=_path):
+    for path, parameter in sorted(model.namedparams(), key=path_of):
         if parameter.array is None or id(parameter) in seen:
             continue
         seen.add(id(parameter))
-        if attribute == 'grad' and parameter.grad is None and zero_fill:
-            parameter.grad = chainer.backend.get_array_module(parameter.array).zeros_like(
-                parameter.array)
+        if attribute == 'grad' and zero_fill:
+            fill_with_zeros(parameter)
         array = getattr(parameter, attribute)
         if array is not None:
             arrays[path] = _exchangeable(path, attribute, array)
     return arrays
+
+
+def fill_with_zeros(parameter: Any) -> None:
+    """Gives an initialized parameter without a gradient one of zeros."""
+    if parameter.grad is None:
+        parameter.grad = chainer.backend.get_array_module(parameter.array).zeros_like(
+            parameter.array)
 
 
 def describe(arrays: dict[str, Any]) -> dict[str, str]:
@@ -48,7 +56,7 @@ def describe(arrays: dict[str, Any]) -> dict[str, str]:
 
 def check_finite(model: Any) -> None:
     """Raises ValueError if a gradient is not finite (in Chainer's debug mode)."""
-    for path, parameter in sorted(model.namedparams(), key=_path):
+    for path, parameter in sorted(model.namedparams(), key=path_of):
         grad = parameter.grad
         if grad is not None and not bool(
                 chainer.backend.get_array_module(grad).isfinite(grad).all()):
@@ -64,37 +72,56 @@ def by_dtype(arrays: Sequence[Any]) -> list[list[Any]]:
     return list(groups.values())
 
 
-def pack(arrays: Sequence[Any], dtype: Any = None) -> Any:
+def pack(arrays: Sequence[Any], dtype: Any = None, batched: bool = False) -> Any:
     """Returns the elements of all arrays, each in C order, as one flat array.
 
     A single contiguous array of the right dtype is not copied.
+
+    Args:
+        arrays: At least one array.
+        dtype: Of the result, by default that of the first array.
+        batched: Whether a device copies all at once.  Then dtypes have to be floating-point.
     """
     dtype = arrays[0].dtype if dtype is None else dtype
     if len(arrays) == 1 and arrays[0].flags.c_contiguous:
         return arrays[0].reshape(-1).astype(dtype, copy=False)
     xp = chainer.backend.get_array_module(arrays[0])
     buffer = xp.empty(sum(array.size for array in arrays), dtype)
-    start = 0
-    for array in arrays:
+    placed = _placed(arrays)
+    if batched and _wire.on_device(buffer):
+        placed = _batched_copy.pack(buffer, placed)
+    for start, array in placed:
         buffer[start:start + array.size].reshape(array.shape)[...] = array
-        start += array.size
     return buffer
 
 
-def unpack(buffer: Any, arrays: Sequence[Any], scale: float | None = None) -> None:
-    """Copies a flat array into the arrays, in place, multiplied by ``scale`` and cast to theirs."""
+def unpack(buffer: Any, arrays: Sequence[Any], scale: float | None = None,
+           batched: bool = False) -> None:
+    """Copies a flat array into the arrays, in place, multiplied by ``scale`` and cast to theirs.
+
+    float16 is multiplied in float32 and rounded once.
+    """
     xp = chainer.backend.get_array_module(arrays[0])
-    start = 0
-    for array in arrays:
+    placed = _placed(arrays)
+    if batched and scale is not None and _wire.on_device(buffer):
+        placed = _batched_copy.unpack(buffer, placed, scale)
+    for start, array in placed:
         piece = buffer[start:start + array.size].reshape(array.shape)
-        start += array.size
         if scale is not None:
-            xp.multiply(piece, piece.dtype.type(scale), out=array, casting='same_kind')
+            wide = np.promote_types(piece.dtype, np.float32)
+            xp.multiply(piece, wide.type(scale), out=array, dtype=wide, casting='same_kind')
         elif not (array.size and xp.may_share_memory(piece, array)):
             array[...] = piece
 
 
-def _path(item: tuple[str, Any]) -> str:
+def _placed(arrays: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Each array with its start in the buffer."""
+    ends = itertools.accumulate((array.size for array in arrays), initial=0)
+    return list(zip(ends, arrays, strict=False))
+
+
+def path_of(item: tuple[str, Any]) -> str:
+    """Sorts ``namedparams()``."""
     return item[0]
 
 

@@ -117,8 +117,8 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         arrays = self._agreed_parameters('multi_node_mean_grad', model, 'grad', zero_fill)
         for group in self._groups(arrays):
-            summed = self._sum_in_place(_bucket.pack(group, _wire.summed_in(group[0].dtype)))
-            _bucket.unpack(summed, group, 1 / self._size)
+            buffer = _bucket.pack(group, _wire.summed_in(group[0].dtype), self.batched_copy)
+            _bucket.unpack(self._sum_in_place(buffer), group, 1 / self._size, self.batched_copy)
         if chainer.is_debug():
             _bucket.check_finite(model)
 
@@ -148,11 +148,15 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
                            zero_fill: bool = False) -> list[Any]:
         try:
             arrays = _bucket.parameters(model, attribute, zero_fill)
+            described = self._described(verb, arrays)
         except Exception as error:
             self.refuse(verb, error)
-        described = _bucket.describe(arrays)
         self._agreement.same(pack(verb, number=_header.digest(described)), described)
         return list(arrays.values())
+
+    def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
+        """What has to be equal on all ranks, by path.  May refuse the arrays."""
+        return _bucket.describe(arrays)
 
 
 class _Finalized:
