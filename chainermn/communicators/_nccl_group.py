@@ -1,0 +1,114 @@
+"""NCCL among the ranks of an MPI communicator, connected when it is first needed."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from chainermn import nccl
+from chainermn.communicators import _disagreement
+
+
+class NcclGroup:
+    """Sums and broadcasts flat device arrays over the ranks of an MPI communicator.
+
+    All methods but ``destroy`` are collective, and run on the current stream.
+
+    Args:
+        mpi_comm: The ranks.  Nothing else may use its messages meanwhile.
+        witnesses: A communicator of more ranks, which connect at the same time; all of them raise
+            the same error if some rank cannot connect.
+    """
+
+    def __init__(self, mpi_comm: Any, witnesses: Any = None) -> None:
+        self._mpi_comm = mpi_comm
+        self._witnesses = mpi_comm if witnesses is None else witnesses
+        self.nccl_comm: Any = None
+        #: Number of the device it runs on; ``None`` before it is connected.
+        self.device_id: int | None = None
+
+    def connect(self) -> None:
+        """Connects the current devices of the ranks, unless they are."""
+        if self.nccl_comm is not None:
+            return
+        unique_id = together(self._witnesses, 'connecting by NCCL', lambda: (
+            nccl.get_unique_id() if self._mpi_comm.rank == 0 else None))
+        unique_id = self._mpi_comm.bcast(unique_id)
+        self.nccl_comm = together(self._witnesses, 'connecting by NCCL',
+                                  lambda: self._connected(unique_id))
+        self.device_id = _device().id
+
+    def _connected(self, unique_id: Any) -> Any:
+        try:
+            return nccl.NcclCommunicator(self._mpi_comm.size, unique_id, self._mpi_comm.rank)
+        except nccl.NcclError as error:
+            raise RuntimeError(
+                f'{error} on GPU {_device().pci_bus_id} of {MPI.Get_processor_name()}.  Each rank '
+                'needs a GPU of its own: before its model goes there, let it call '
+                'chainer.backends.cuda.get_device_from_id(comm.intra_rank).use().  '
+                'NCCL_DEBUG=INFO in the environment tells more') from error
+
+    def all_reduce(self, buffer: Any) -> None:
+        """Replaces a flat array by its sum over all ranks."""
+        if buffer.size:
+            self.nccl_comm.allReduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
+                                     type_id(buffer.dtype), nccl.NCCL_SUM, _stream())
+
+    def reduce(self, buffer: Any) -> None:
+        """Replaces a flat array on rank 0 by its sum over all ranks."""
+        if buffer.size:
+            self.nccl_comm.reduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
+                                  type_id(buffer.dtype), nccl.NCCL_SUM, 0, _stream())
+
+    def bcast(self, buffer: Any) -> None:
+        """Replaces a flat array of any dtype by that of rank 0."""
+        if buffer.size:
+            self.nccl_comm.bcast(buffer.data.ptr, buffer.nbytes, nccl.NCCL_UINT8, 0, _stream())
+
+    def destroy(self) -> None:
+        """Frees what NCCL holds, once the work on the device is done."""
+        if self.nccl_comm is not None:
+            import cupy
+
+            with cupy.cuda.Device(self.device_id) as device:
+                device.synchronize()
+                self.nccl_comm.destroy()
+            self.nccl_comm = self.device_id = None
+
+
+def together(mpi_comm: Any, what: str, call: Callable[[], Any]) -> Any:
+    """Returns ``call()``; if it fails on some rank, all raise the same error.
+
+    Collective: every rank calls it.
+    """
+    result, refusal = None, None
+    try:
+        result = call()
+    except Exception as error:
+        refusal = _disagreement.Refusal.of(what, error)
+    refusals = mpi_comm.allgather(refusal)
+    if any(refusals):
+        raise _disagreement.refused_error([what] * len(refusals), refusals)
+    return result
+
+
+def type_id(dtype: Any) -> int:
+    """Returns NCCL's number for a floating-point dtype."""
+    names = {'float16': nccl.NCCL_FLOAT16, 'float32': nccl.NCCL_FLOAT32,
+             'float64': nccl.NCCL_FLOAT64}
+    if str(dtype) not in names:
+        raise ValueError(f'NCCL sums {", ".join(names)}, not {dtype}')
+    return names[str(dtype)]
+
+
+def _device() -> Any:
+    import cupy
+
+    return cupy.cuda.Device()
+
+
+def _stream() -> int:
+    import cupy
+
+    return cupy.cuda.get_current_stream().ptr

@@ -1,0 +1,43 @@
+"""NCCL within each node, MPI between the nodes: for GPUs and an MPI that cannot reach them."""
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from chainermn.communicators import _wire
+from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
+from chainermn.communicators._nccl_group import NcclGroup
+
+
+class NonCudaAwareCommunicator(NcclCommunicatorBase):
+    """Averages gradients by node: summed on its first rank, between the first ranks, sent back.
+
+    Between the nodes the sums go through page-locked host memory.
+    """
+
+    _name = 'non_cuda_aware'
+
+    def __init__(self, mpi_comm: Any) -> None:
+        super().__init__(mpi_comm)
+        self._intra = self._arrays.Split(self.inter_rank, self.intra_rank)
+        self._inter = self._arrays.Split(self.intra_rank, self.inter_rank)
+        # The first ranks of all nodes wait for each other, so a node that cannot connect has to
+        # stop the others.
+        self._nccl = NcclGroup(self._intra, witnesses=self._arrays)
+
+    def finalize(self) -> None:
+        super().finalize()
+        for mpi_comm in (self._intra, self._inter):
+            if mpi_comm != MPI.COMM_NULL:
+                mpi_comm.Free()
+
+    def _sum_in_place(self, buffer: Any) -> Any:
+        self._nccl.connect()
+        self._nccl.reduce(buffer)
+        if self.intra_rank == 0 and self.inter_size > 1:
+            staged = _wire.to_buffer(buffer)
+            self._inter.Allreduce(MPI.IN_PLACE, staged)
+            buffer = _wire.from_buffer(staged, staged.shape, device=True)
+        self._nccl.bcast(buffer)
+        return buffer

@@ -1,0 +1,139 @@
+"""One buffer per model, exchanged between GPUs by NCCL, while the caller may go on computing."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainermn.communicators import _bucket
+from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
+from chainermn.communicators._nccl_group import NcclGroup
+
+_GRAD_DTYPES = tuple(np.dtype(name) for name in ('float16', 'float32', 'float64'))
+
+
+class PureNcclCommunicator(NcclCommunicatorBase):
+    """Averages the gradients of a model on a GPU by one ncclAllReduce.
+
+    All gradients travel in one dtype: ``allreduce_grad_dtype`` or, if that is ``None``, the
+    ``dtype`` of Chainer's configuration, where ``mixed16`` means float16.  Each mean is cast to the
+    dtype of its gradient.
+
+    NCCL is connected at the first exchange, for the GPU on which the model is then.  The exchange
+    runs on a CUDA stream of its own, after what the current stream of the caller has been given.
+    """
+
+    _name = 'pure_nccl'
+
+    def __init__(self, mpi_comm: Any) -> None:
+        super().__init__(mpi_comm)
+        self._nccl = NcclGroup(self._arrays)
+        self._stream: Any = None
+        with self.config_scope():
+            self.allreduce_grad_dtype: np.dtype | None = None
+
+    @classmethod
+    def check_grad_dtype(cls, dtype: Any) -> np.dtype:
+        dtype = np.dtype(dtype)
+        if dtype not in _GRAD_DTYPES:
+            raise ValueError('allreduce_grad_dtype has to be float16, float32 or float64, not '
+                             f'{dtype}')
+        return dtype
+
+    @property
+    def can_overlap(self) -> bool:
+        return True
+
+    def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
+        if name != 'allreduce_grad_dtype' or kwargs:
+            super().set_config(name, value, **kwargs)
+            return
+        with self.config_scope():
+            self.allreduce_grad_dtype = None if value is None else self.check_grad_dtype(value)
+
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        self.multi_node_mean_grad_async(model, zero_fill).wait()
+
+    def multi_node_mean_grad_async(self, model: Any, zero_fill: bool = False) -> _Exchange:
+        arrays = self._agreed_parameters('multi_node_mean_grad', model, 'grad', zero_fill)
+        if not arrays:
+            return _Exchange(model, arrays, None)
+        with self._on_stream():
+            buffer = _bucket.pack(arrays, self._transfer_dtype(), self.batched_copy)
+            self._nccl.all_reduce(buffer)
+            _bucket.unpack(buffer, arrays, 1 / self._size, self.batched_copy)
+            return _Exchange(model, arrays, _event())
+
+    def _multi_node_mean_grad_async(self, model: Any, zero_fill: bool, stream: Any) -> None:
+        """For callers of ChainerMN 7: the gradients are means once ``stream`` has got so far."""
+        exchange = self.multi_node_mean_grad_async(model, zero_fill)
+        with contextlib.nullcontext() if stream is None else stream:
+            exchange.wait()
+
+    def _bcast_in_place(self, group: list[Any]) -> None:
+        with self._on_stream():
+            buffer = _bucket.pack(group)
+            self._nccl.bcast(buffer)
+            if self._rank != 0:
+                _bucket.unpack(buffer, group)
+            done = _event()
+        _wait(done)
+
+    def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
+        described = super()._described(verb, arrays)
+        if verb == 'multi_node_mean_grad':
+            described['allreduce_grad_dtype'] = str(self._transfer_dtype())
+        return described
+
+    def _transfer_dtype(self) -> np.dtype:
+        if self.allreduce_grad_dtype is not None:
+            return self.allreduce_grad_dtype
+        return self.check_grad_dtype(chainer.get_dtype())
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Makes our stream the current one, to go on where the caller's has got to by now."""
+        import cupy
+
+        self._nccl.connect()
+        if self._stream is None:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream.wait_event(_event())
+        with self._stream:
+            yield
+
+
+class _Exchange:
+    """Gradients on their way to become means."""
+
+    def __init__(self, model: Any, arrays: list[Any], done: Any) -> None:
+        self._model = model
+        self._arrays = arrays  # NCCL reads and writes them, whatever the model does with them
+        self._done = done
+
+    def wait(self) -> None:
+        """Lets the current stream wait until the gradients are means.  It does not block."""
+        if self._done is None:
+            return
+        _wait(self._done)
+        self._done, self._arrays = None, []
+        if chainer.is_debug():
+            _bucket.check_finite(self._model)
+
+
+def _event() -> Any:
+    """Marks what the current stream has been given until now."""
+    import cupy
+
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record()
+    return event
+
+
+def _wait(event: Any) -> None:
+    import cupy
+
+    cupy.cuda.get_current_stream().wait_event(event)
