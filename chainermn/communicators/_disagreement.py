@@ -17,8 +17,9 @@ _ADVICE = {
     'operations': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
     'shapes': 'Make the shapes equal before the call; gather and allgather take different ones.',
-    'parameters': 'All ranks need the same model with gradients for the same parameters; with '
-                  'zero_fill=True a missing gradient counts as zero.',
+    'bcast_data': 'All ranks need the same model, with the same parameters initialized.',
+    'multi_node_mean_grad': 'All ranks need the same model with gradients for the same parameters; '
+                            'with zero_fill=True a missing gradient counts as zero.',
 }
 
 
@@ -39,10 +40,16 @@ class Refusal(NamedTuple):
         """An error of the refused kind, or of its nearest base that takes just a message."""
         for kind in self.kind.__mro__:
             try:
-                return kind(message)
+                return _KeyError(message) if kind is KeyError else kind(message)
             except TypeError:
                 continue
         return RuntimeError(message)
+
+
+class _KeyError(KeyError):
+    """A KeyError that shows its message as text; Python shows the repr of a key."""
+
+    __str__ = Exception.__str__
 
 
 def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
@@ -63,7 +70,8 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
         table = _parameter_table([detail or {} for detail in details])
     else:
         table = _table(lines)
-    return ValueError('\n'.join([f'{title}; no data was exchanged', *table, _ADVICE[what]]))
+    advice = _ADVICE[usual.verb if what == 'parameters' else what]
+    return ValueError('\n'.join([f'{title}; no data was exchanged', *table, advice]))
 
 
 def refused_error(calls: Sequence[object], refusals: Sequence[Refusal | None]) -> Exception:
