@@ -1,0 +1,188 @@
+"""The verbs on objects: any picklable object arrives as it was, from every rank, in order."""
+
+import fractions
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+#: Objects by rank.  mpi4py sends the buffers of arrays beyond 256 KiB beside the pickle.
+OBJECTS = {
+    'None': lambda rank: None,
+    'numbers': lambda rank: (rank, 2**100, 1.5, 1j, fractions.Fraction(1, 3)),
+    'text': lambda rank: 'ä' * 10000 * rank,
+    'nested': lambda rank: {'a': [1, (2, {3})], rank: {'b': [None, b'bytes', range(3)]}},
+    'function': lambda rank: np.add,
+    'arrays': lambda rank: [np.arange(6.).reshape(2, 3).T, np.float16(rank), np.empty((0, 2))],
+    'large arrays': lambda rank: [np.full((3, 20000), rank), 'text', np.full(40000, rank, 'c8')],
+    'large bytes': lambda rank: bytes([rank]) * 300000,
+}
+
+
+@pytest.fixture(params=OBJECTS)
+def make_obj(request):
+    return OBJECTS[request.param]
+
+
+def arrays_in(obj):
+    if isinstance(obj, dict):
+        obj = list(obj.values())
+    if isinstance(obj, list):
+        return [x for part in obj for x in arrays_in(part)]
+    return [obj] if isinstance(obj, np.ndarray) else []
+
+
+def check_obj(result, expected):
+    np.testing.assert_equal(result, expected)
+    assert type(result) is type(expected)
+    for x, y in zip(arrays_in(result), arrays_in(expected), strict=True):
+        assert x.dtype == y.dtype
+        x[...] = 0  # can be written, and is not the sender's
+
+
+def test_bcast_obj(comm, make_obj):
+    root = comm.size - 1
+    obj = make_obj(comm.rank)
+    result = comm.bcast_obj(obj, root=root)
+    if comm.rank == root:
+        assert result is obj
+    else:
+        check_obj(result, make_obj(root))
+        check_obj(obj, make_obj(comm.rank))
+
+
+def test_gather_obj(comm, make_obj):
+    root = comm.size - 1
+    results = comm.gather_obj(make_obj(comm.rank), root)
+    if comm.rank == root:
+        check_obj(results, [make_obj(rank) for rank in range(comm.size)])
+    else:
+        assert results is None
+
+
+def test_allgather_obj(comm, make_obj):
+    obj = make_obj(comm.rank)
+    check_obj(comm.allgather_obj(obj), [make_obj(rank) for rank in range(comm.size)])
+    check_obj(obj, make_obj(comm.rank))
+
+
+def test_scatter_obj(comm, make_obj):
+    root = comm.size - 1
+    objs = [make_obj(rank) for rank in range(comm.size)]
+    result = comm.scatter_obj(objs if comm.rank == root else None, root)
+    check_obj(result, make_obj(comm.rank))
+
+
+def test_every_root(comm):
+    for root in range(comm.size):
+        mine = {'rank': comm.rank, 'root': root}
+        assert comm.bcast_obj(mine, root=root) == {'rank': root, 'root': root}
+        gathered = [{'rank': rank, 'root': root} for rank in range(comm.size)]
+        assert comm.gather_obj(mine, root=root) == (gathered if comm.rank == root else None)
+        assert comm.scatter_obj(tuple(gathered), root=root) == mine
+        assert comm.scatter_obj(gathered, root=np.int64(root)) == mine
+
+
+def test_send_recv_obj(comm, make_obj):
+    if comm.rank == 0:
+        comm.send_obj(make_obj(1), comm.size - 1)
+        comm.send_obj(make_obj(2), comm.size - 1, 7)
+    if comm.rank == comm.size - 1:
+        check_obj(comm.recv_obj(0), make_obj(1))
+        check_obj(comm.recv_obj(0, tag=7), make_obj(2))
+
+
+@pytest.mark.parametrize('make_value, total', [
+    (lambda rank: rank + 1, lambda size: size * (size + 1) // 2),
+    (lambda rank: .5 * rank, lambda size: .25 * size * (size - 1)),
+    (lambda rank: [rank, 'x'], lambda size: [y for rank in range(size) for y in (rank, 'x')]),
+    (lambda rank: (rank,), lambda size: tuple(range(size))),
+    (lambda rank: str(rank), lambda size: ''.join(map(str, range(size)))),
+    (lambda rank: np.full(3, rank), lambda size: np.full(3, size * (size - 1) // 2)),
+    (lambda rank: np.full(90000, 1.), lambda size: np.full(90000, float(size))),
+], ids=['int', 'float', 'list', 'tuple', 'str', 'array', 'large array'])
+def test_allreduce_obj(comm, make_value, total):
+    value = make_value(comm.rank)
+    np.testing.assert_equal(comm.allreduce_obj(value), total(comm.size))
+    np.testing.assert_equal(value, make_value(comm.rank))
+
+
+def test_allreduce_obj_of_what_cannot_be_added(comm, same_error, check_usable):
+    if comm.size > 1:
+        error = same_error(comm.allreduce_obj, {'loss': comm.rank}, table=False)
+        assert type(error) is TypeError
+    check_usable(comm)
+
+
+def test_status_says_source_and_tag(comm, make_obj):
+    """Objects of each source arrive in the order in which they were sent."""
+    if comm.rank > 0:
+        for n in range(2):
+            comm.send_obj((n, make_obj(comm.rank)), 0, 10 * comm.rank + n)
+        return
+    seen = {}
+    for _ in range(2 * (comm.size - 1)):
+        status = MPI.Status()
+        n, obj = comm.recv_obj(MPI.ANY_SOURCE, status)
+        source = status.Get_source()
+        assert n == seen.get(source, 0)
+        seen[source] = n + 1
+        assert status.Get_tag() == 10 * source + n
+        check_obj(obj, make_obj(source))
+    assert seen == dict.fromkeys(range(1, comm.size), 2)
+
+
+def test_tags_are_told_apart(comm):
+    if comm.rank == 0 and comm.size > 1:
+        comm.send_obj('first', 1, tag=1)
+        comm.send_obj('second', 1, tag=2)
+    elif comm.rank == 1:
+        assert comm.recv_obj(0, tag=2) == 'second'
+        assert comm.recv_obj(0, tag=1) == 'first'
+
+
+def test_objects_to_oneself(comm, make_obj):
+    for _ in range(2):
+        comm.send_obj(make_obj(1), comm.rank, 1)
+        comm.send_obj(make_obj(2), comm.rank, 1)
+        check_obj(comm.recv_obj(comm.rank, tag=1), make_obj(1))
+        check_obj(comm.recv_obj(MPI.ANY_SOURCE), make_obj(2))
+
+
+def test_arrays_and_objects_keep_their_order(comm):
+    x = np.arange(5000.)
+    if comm.rank == 0 and comm.size > 1:
+        comm.send_obj('before', 1, 4)
+        comm.send(x, 1, 4)
+        comm.send_obj({'x': np.append(x, x).repeat(10)}, 1, 4)
+        comm.send((x, x[:2]), 1, 4)
+        comm.send_obj('after', 1, 4)
+    elif comm.rank == 1:
+        assert comm.recv_obj(0, tag=4) == 'before'
+        np.testing.assert_array_equal(comm.recv(0, 4), x)
+        assert comm.recv_obj(0, tag=4)['x'].shape == (100000,)
+        np.testing.assert_equal(comm.recv(0, 4), (x, x[:2]))
+        assert comm.recv_obj(0, tag=4) == 'after'
+
+
+@pytest.mark.parametrize('obj', ['small', np.zeros(100000)], ids=['small', 'large'])
+def test_receiving_an_object_as_an_array(comm, obj):
+    if comm.rank == 0 and comm.size > 1:
+        comm.send_obj(obj, 1, 4)
+        comm.send_obj('next', 1, 4)
+    elif comm.rank == 1:
+        with pytest.raises(TypeError, match=r'rank 0 .* tag 4 by send_obj\(\).* recv_obj\(\)'):
+            comm.recv(0, 4)
+        assert comm.recv_obj(0, tag=4) == 'next'
+
+
+@pytest.mark.parametrize('x', [np.zeros(3), np.zeros(5000), (np.zeros(5000), np.zeros(3)), ()],
+                         ids=['small', 'large', 'tuple', 'empty tuple'])
+def test_receiving_an_array_as_an_object(comm, x):
+    if comm.rank == 0 and comm.size > 1:
+        comm.send(x, 1, 4)
+        comm.send(np.ones(2), 1, 4)
+    elif comm.rank == 1:
+        with pytest.raises(TypeError, match=r'rank 0 .* tag 4 by send\(\).* recv\(\)'):
+            comm.recv_obj(0, tag=4)
+        np.testing.assert_array_equal(comm.recv(0, 4), np.ones(2))

@@ -1,0 +1,270 @@
+"""A bad argument on one rank: the same error on all of them, and the communicator goes on."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise OSError('this object stays here')
+
+
+def model():
+    """A model with gradients, on the CPU."""
+    link = L.Linear(3, 2)
+    link.W.grad = np.ones_like(link.W.array)
+    link.b.grad = np.ones_like(link.b.array)
+    return link
+
+
+def integer_model():
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.zeros(3, np.int64))
+    link.w.grad = np.zeros(3, np.int64)
+    return link
+
+
+# What a good call looks like; ``root`` where the verb has one.
+GOOD = {
+    'bcast': lambda comm, root: comm.bcast(X, root),
+    'gather': lambda comm, root: comm.gather(X, root),
+    'allgather': lambda comm, root: comm.allgather(X),
+    'allreduce': lambda comm, root: comm.allreduce(X),
+    'multi_node_mean': lambda comm, root: comm.multi_node_mean(X),
+    'alltoall': lambda comm, root: comm.alltoall([X] * comm.size),
+    'scatter': lambda comm, root: comm.scatter([X] * comm.size, root),
+    'bcast_obj': lambda comm, root: comm.bcast_obj('x', root=root),
+    'gather_obj': lambda comm, root: comm.gather_obj('x', root),
+    'allgather_obj': lambda comm, root: comm.allgather_obj('x'),
+    'allreduce_obj': lambda comm, root: comm.allreduce_obj('x'),
+    'scatter_obj': lambda comm, root: comm.scatter_obj(['x'] * comm.size, root),
+    'bcast_data': lambda comm, root: comm.bcast_data(model()),
+    'multi_node_mean_grad': lambda comm, root: comm.multi_node_mean_grad(model()),
+    'split': lambda comm, root: comm.split(0, 0),
+    'barrier': lambda comm, root: comm.barrier(),
+}
+
+# What one rank passes where an array is expected.
+BAD_ARRAYS = {
+    'None': None,
+    'number': 1.5,
+    'list': [1., 2.],
+    'tuple': (X, X),
+    'text': 'text',
+    'Variable': chainer.Variable(X),
+    'array of objects': np.array([None, 1]),
+    'array of text': np.array(['a', 'b']),
+    'array of bytes': np.array([b'a', b'b']),
+    'longdouble': np.zeros(3, np.longdouble),
+    'clongdouble': np.zeros(3, np.clongdouble),
+    'datetime64': np.zeros(3, 'datetime64[s]'),
+    'structured': np.zeros(3, [('a', 'f4'), ('b', 'i4')]),
+    'foreign longdouble': np.zeros(3, np.dtype(np.longdouble).newbyteorder()),
+}
+BAD_ROOTS = {
+    'None': (None, TypeError), 'float': (0., TypeError), 'text': ('0', TypeError),
+    'bool': (True, TypeError), 'negative': (-1, ValueError), 'size': (10**9, ValueError),
+    'huge': (2**70, ValueError),
+}
+
+# (verb, what is bad): (the call, its error); the call is made on the rank ``root``.
+BAD = {}
+for what, x in BAD_ARRAYS.items():
+    for verb in ('bcast', 'gather', 'allgather', 'allreduce', 'multi_node_mean'):
+        BAD[verb, what] = lambda comm, root, verb=verb, x=x: getattr(comm, verb)(
+            x, *([root] if verb in ('bcast', 'gather') else [])), TypeError
+    if what != 'tuple':
+        BAD['alltoall', what] = \
+            lambda comm, root, x=x: comm.alltoall((X,) * (comm.size - 1) + (x,)), TypeError
+        BAD['scatter', what] = \
+            lambda comm, root, x=x: comm.scatter((X,) * (comm.size - 1) + (x,), root), TypeError
+for what, (bad_root, error) in BAD_ROOTS.items():
+    for verb, x in {'bcast': X, 'gather': X, 'scatter': (), 'bcast_obj': X, 'gather_obj': X,
+                    'scatter_obj': ()}.items():
+        BAD[verb, f'root {what}'] = lambda comm, root, verb=verb, x=x, bad_root=bad_root: getattr(
+            comm, verb)(x, root=bad_root), error
+for verb in ('alltoall', 'scatter', 'scatter_obj'):
+    for what, xs, error in (
+            ('too few', lambda comm: [X] * (comm.size - 1), ValueError),
+            ('too many', lambda comm: [X] * (comm.size + 1), ValueError),
+            ('no sequence', lambda comm: 5, TypeError),
+            ('nothing', lambda comm: None, (TypeError, ValueError))):
+        BAD[verb, what] = lambda comm, root, verb=verb, xs=xs: getattr(comm, verb)(
+            xs(comm), *([] if verb == 'alltoall' else [root])), error
+BAD |= {
+    ('scatter', 'other number of rows'):
+        (lambda comm, root: comm.scatter(np.zeros((comm.size + 1, 3)), root), ValueError),
+    ('scatter', 'no rows'): (lambda comm, root: comm.scatter(np.array(1.), root), TypeError),
+    ('multi_node_mean', 'integers'): (lambda comm, root: comm.multi_node_mean(
+        np.zeros(3, np.int32)), TypeError),
+    ('multi_node_mean', 'complex'): (lambda comm, root: comm.multi_node_mean(
+        np.zeros(3, np.complex64)), TypeError),
+    ('allreduce', 'unknown op'): (lambda comm, root: comm.allreduce(X, 'mean'), ValueError),
+    ('allreduce', 'no op'): (lambda comm, root: comm.allreduce(X, None), ValueError),
+    ('allreduce', 'list as op'): (lambda comm, root: comm.allreduce(X, ['sum']), TypeError),
+    ('allreduce', 'order of complex'):
+        (lambda comm, root: comm.allreduce(X.astype(np.complex64), 'max'), TypeError),
+    ('bcast_obj', 'unpicklable'):
+        (lambda comm, root: comm.bcast_obj(Unpicklable(), root=root), TypeError),
+    ('gather_obj', 'unpicklable'): (lambda comm, root: comm.gather_obj(lambda: 0, root), TypeError),
+    ('allgather_obj', 'unpicklable'):
+        (lambda comm, root: comm.allgather_obj([Unpicklable()]), TypeError),
+    ('allreduce_obj', 'unpicklable'): (lambda comm, root: comm.allreduce_obj(lambda: 0), TypeError),
+    ('scatter_obj', 'unpicklable'): (lambda comm, root: comm.scatter_obj(
+        [0] * (comm.size - 1) + [Unpicklable()], root), TypeError),
+    ('bcast_data', 'None'): (lambda comm, root: comm.bcast_data(None), TypeError),
+    ('bcast_data', 'array'): (lambda comm, root: comm.bcast_data(X), TypeError),
+    ('multi_node_mean_grad', 'None'):
+        (lambda comm, root: comm.multi_node_mean_grad(None), TypeError),
+    ('multi_node_mean_grad', 'integer gradients'):
+        (lambda comm, root: comm.multi_node_mean_grad(integer_model()), TypeError),
+    ('split', 'negative color'): (lambda comm, root: comm.split(-1, 0), ValueError),
+    ('split', 'long color'): (lambda comm, root: comm.split(2**31, 0), ValueError),
+    ('split', 'long key'): (lambda comm, root: comm.split(0, -2**31 - 1), ValueError),
+    ('split', 'color None'): (lambda comm, root: comm.split(None, 0), TypeError),
+    ('split', 'color float'): (lambda comm, root: comm.split(1., 0), TypeError),
+    ('split', 'key text'): (lambda comm, root: comm.split(0, 'a'), TypeError),
+}
+
+
+@pytest.mark.parametrize('verb, what', BAD, ids=map(': '.join, BAD))
+def test_bad_argument_on_one_rank(comms, verb, what, same_error, check_usable):
+    bad, kind = BAD[verb, what]
+    for n, comm in enumerate(comms):
+        odd = (len(what) + n) % comm.size  # each rank in turn
+        error = same_error(bad if comm.rank == odd else GOOD[verb], comm, odd, refused=odd)
+        assert isinstance(error, kind)
+        if comm.size > 1:
+            assert str(error).startswith(f'{verb} refused on rank {odd}; no data was exchanged')
+        check_usable(comm)
+
+
+@pytest.mark.parametrize('verb, what', [
+    ('gather', 'None'), ('gather', 'root size'), ('allreduce', 'unknown op'),
+    ('alltoall', 'too few'), ('gather_obj', 'unpicklable'), ('split', 'negative color'),
+    ('bcast_data', 'None')])
+def test_bad_argument_on_all_ranks(comms, verb, what, same_error, check_usable):
+    bad, kind = BAD[verb, what]
+    for comm in comms:
+        error = same_error(bad, comm, 0)
+        assert isinstance(error, kind)
+        assert '<- refused' not in str(error)
+        check_usable(comm)
+
+
+def test_refusal_meets_another_verb(comm, same_error, check_usable):
+    """Whatever the others call meanwhile, they get the error of the rank that was refused."""
+    for n, good in enumerate(GOOD.values()):
+        odd = n % comm.size
+        call = BAD['gather', 'None'][0] if comm.rank == odd else good
+        error = same_error(call, comm, 0, refused=odd)
+        assert type(error) is TypeError
+    check_usable(comm)
+
+
+def test_several_ranks_are_refused(comm, same_error, check_usable):
+    """The error is of the kind of the lowest rank that was refused; all reasons are shown."""
+    if comm.size > 1:
+        last = comm.size - 1
+        bad = {0: ('allreduce', 'unknown op'), last: ('gather', 'None')}
+        call = BAD[bad[comm.rank]][0] if comm.rank in bad else GOOD['allreduce']
+        error = same_error(call, comm, 0)
+        assert type(error) is ValueError
+        assert "rank 0: ValueError: op has to be one of 'sum'" in str(error)
+        assert f'rank {last}: TypeError: expected a numpy or cupy array' in str(error)
+        check_usable(comm)
+
+
+def test_refuse(comm, same_error, check_usable):
+    """For functions built on communicators."""
+    def call(odd, verb):
+        if comm.rank == odd:
+            comm.refuse('my_function', KeyError('no such thing'))
+        GOOD[verb](comm, 0)
+
+    for odd in range(comm.size):
+        for verb in ('allreduce', 'barrier', 'bcast_data'):
+            error = same_error(call, odd, verb, refused=odd)
+            assert isinstance(error, KeyError)
+            assert 'no such thing' in str(error)
+    check_usable(comm)
+
+
+def test_refuse_keeps_what_all_ranks_know(comm, same_error, check_usable):
+    """Kinds of errors that other processes may not know become their nearest built-in base."""
+    class OwnError(LookupError):
+        pass
+
+    def call(error):
+        if comm.rank == 0:
+            comm.refuse('my_function', error)
+        comm.barrier()
+
+    if comm.size > 1:
+        assert type(same_error(call, OwnError('mine'), refused=0)) is LookupError
+        # An error that takes more than a message.
+        decode_error = UnicodeDecodeError('ascii', b'\xff', 0, 1, 'not ASCII')
+        error = same_error(call, decode_error, refused=0)
+        assert type(error) is UnicodeError
+        assert 'not ASCII' in str(error)
+        check_usable(comm)
+
+
+def test_sender_and_receiver_get_the_same_error(comm, check_usable):
+    bad = [('send', x) for what, x in BAD_ARRAYS.items() if what not in ('list', 'tuple')]
+    bad += [('send', [X, None]), ('send', (X, (X,))), ('send_obj', Unpicklable())]
+    if comm.size == 1:
+        return
+    for source in range(comm.size):
+        dest = (source + 1) % comm.size
+        for verb, x in bad if source == 0 else bad[-5:]:
+            error = None
+            if comm.rank == source:
+                with pytest.raises(TypeError) as error:
+                    getattr(comm, verb)(x, dest, 11)
+            elif comm.rank == dest:
+                with pytest.raises(TypeError) as error:
+                    getattr(comm, verb.replace('send', 'recv'))(source, tag=11)
+            texts = set(comm.allgather_obj(None if error is None else str(error.value)))
+            texts -= {None}
+            assert len(texts) == 1
+            (text,) = texts
+            assert text.startswith(
+                f'{verb} from rank {source} to rank {dest} with tag 11 refused; no data was sent')
+        if comm.rank == source:
+            comm.send(X, dest, 11)
+        elif comm.rank == dest:
+            np.testing.assert_array_equal(comm.recv(source, 11), X)
+    check_usable(comm)
+
+
+@pytest.mark.parametrize('peer, tag, kind', [
+    (None, 0, TypeError), ('0', 0, TypeError), (0., 0, TypeError), (True, 0, TypeError),
+    (-1, 0, ValueError), (10**9, 0, ValueError), (2**70, 0, ValueError),
+    (0, 'tag', TypeError), (0, 1.5, TypeError), (0, None, TypeError),
+    (0, -5, ValueError), (0, 2**70, ValueError)])
+def test_bad_peer_or_tag(comm, peer, tag, kind):
+    """Nobody waits for a message with such a peer or tag, so the error is of this rank only."""
+    with pytest.raises(kind, match=r'^dest|^tag'):
+        comm.send(X, peer, tag)
+    with pytest.raises(kind, match=r'^dest|^tag'):
+        comm.send_obj(X, peer, tag)
+    with pytest.raises(kind, match=r'^source|^tag'):
+        comm.recv(peer, tag)
+    with pytest.raises(kind, match=r'^source|^tag'):
+        comm.recv_obj(peer, tag=tag)
+
+
+def test_messages_to_oneself_are_refused(comm):
+    """They would wait forever; objects may be sent."""
+    with pytest.raises(ValueError, match='this rank itself'):
+        comm.send(X, comm.rank, 0)
+    with pytest.raises(ValueError, match='this rank itself'):
+        comm.recv(comm.rank, 0)
+    with pytest.raises(TypeError, match='stays here'):
+        comm.send_obj(Unpicklable(), comm.rank)

@@ -1,0 +1,201 @@
+"""What arithmetic gives where it is hard: rounding, overflow, long integers, NaN, equal bits."""
+
+import functools
+
+import chainer.links as L
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+
+def test_long_integers_are_exact(comm, check):
+    x = np.array([2**53 + 1, -2**53 - 1]) + comm.rank
+    ranks = sum(range(comm.size))
+    check(comm.allreduce(x), comm.size * np.array([2**53 + 1, -2**53 - 1]) + ranks)
+    check(comm.allreduce(x, 'max'), np.array([2**53 + 1, -2**53 - 1]) + comm.size - 1)
+    check(comm.bcast(x, comm.size - 1).copy(), x - comm.rank + comm.size - 1)
+
+
+def test_unsigned_integers_beyond_the_signed_ones_are_exact(comm, check):
+    x = np.array([2**63 + 1 if comm.rank == 0 else 2], np.uint64)
+    check(comm.allreduce(x), np.array([2**63 + 1 + 2 * (comm.size - 1)], np.uint64))
+    check(comm.allreduce(x, 'max'), np.array([2**63 + 1], np.uint64))
+
+
+def test_integers_wrap_around(comm, check):
+    x = np.array([100, -100], np.int8)
+    expected = (np.array([100, -100]) * comm.size).astype(np.int8)
+    check(comm.allreduce(x), expected)
+
+
+def test_float16_is_rounded_once(comm, check):
+    # In float16, 2048 + 1 is 2048, and so is 2048 + 1 + 1.
+    x = np.array([2048 if comm.rank == 0 else 1], np.float16)
+    check(comm.allreduce(x), np.array([2048 + comm.size - 1], np.float32).astype(np.float16))
+    if comm.size >= 3:
+        assert comm.allreduce(x)[0] > 2048
+
+
+def test_float16_overflows_only_where_the_result_does(comm, check):
+    """Three times 65504 is beyond float16 on the way, but not where the last one is taken away."""
+    last = comm.rank == comm.size - 1
+    x = np.array([65504, 65504, 1], np.float16) * np.array([1, -1 if last else 1, 1], np.float16)
+    wide = np.array([65504. * comm.size, 65504. * (comm.size - 2), comm.size])
+    wide[:2][np.abs(wide[:2]) > 65504] = np.inf
+    check(comm.allreduce(x), wide.astype(np.float16))
+    # The mean is never beyond.
+    check(comm.multi_node_mean(np.array([65504, -65504], np.float16)),
+          np.array([65504, -65504], np.float16))
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_mean_is_that_of_numpy(comm, dtype):
+    xs = np.random.RandomState(0).uniform(-1, 1, (comm.size, 1000)).astype(dtype)
+    expected = xs.astype(np.longdouble).mean(axis=0)
+    # Terms near 1 are rounded near 1, however small their mean is.
+    np.testing.assert_allclose(comm.multi_node_mean(xs[comm.rank]), expected, rtol=0,
+                               atol=comm.size * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_not_finite(comm, dtype):
+    xs = np.zeros((comm.size, 6), dtype)
+    xs[0, 0] = xs[-1, 1] = np.inf
+    xs[0, 2] = -np.inf
+    xs[-1, 3] = -np.nan
+    xs[0, 4], xs[-1, 4] = np.inf, -np.inf
+    with np.errstate(invalid='ignore'):
+        np.testing.assert_array_equal(comm.allreduce(xs[comm.rank]), xs.sum(axis=0))
+        np.testing.assert_array_equal(comm.multi_node_mean(xs[comm.rank]), xs.mean(axis=0))
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+@pytest.mark.parametrize('op', ['max', 'min'])
+def test_extremes_keep_nan_and_signs(comm, dtype, op):
+    """As numpy.maximum and numpy.minimum, on whatever rank the odd one is; -0.0 is below 0.0."""
+    combine = {'max': np.maximum, 'min': np.minimum}[op]
+    for odd in range(comm.size):
+        values = [np.nan, -np.nan, np.inf, -np.inf, 0., -0., -5, 5, np.finfo(dtype).tiny]
+        xs = np.ones((comm.size, len(values)), dtype)
+        xs[odd] = values
+        result = comm.allreduce(xs[comm.rank], op)
+        np.testing.assert_array_equal(result, functools.reduce(combine, xs))
+        assert len(set(comm.allgather_obj(result.tobytes()))) == 1
+    if comm.size > 1:
+        for odd in range(comm.size):
+            zero = np.array([-0. if comm.rank == odd else 0.], dtype)
+            assert np.signbit(comm.allreduce(zero, op)) == (op == 'min')
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64', 'complex64', 'complex128'])
+def test_bits_are_equal_on_all_ranks_and_from_run_to_run(comm, dtype):
+    random = np.random.RandomState(comm.rank)
+    for size in (3, 40000):
+        x = random.uniform(-1, 1, size).astype(dtype)
+        x *= random.choice([1e-3, 1, 1e3], size).astype(dtype)
+        ops = ['sum', 'prod', 'max', 'min'] if x.dtype.kind == 'f' else ['sum', 'prod']
+        for op in ops:
+            results = {comm.allreduce(x, op).tobytes() for _ in range(20 if op == 'sum' else 2)}
+            assert len(set().union(*comm.allgather_obj(results))) == 1
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_bits_of_means_are_equal_on_all_ranks_and_from_run_to_run(comm, name, dtype):
+    random = np.random.RandomState(comm.rank)
+    for size in (3, 40000):
+        x = random.uniform(-1, 1, size).astype(dtype)
+        results = {comm.multi_node_mean(x).tobytes() for _ in range(20)}
+        assert len(set().union(*comm.allgather_obj(results))) == 1
+
+        model = L.Linear(size, 1)
+        results = set()
+        for _ in range(20):
+            model.W.grad = x.reshape(1, -1).astype(np.float32)
+            model.b.grad = x[:1].astype(np.float32)
+            comm.multi_node_mean_grad(model)
+            results.add((model.W.grad.tobytes(), model.b.grad.tobytes()))
+        if name == 'dummy':
+            assert len(results) == 1  # each rank keeps its own
+        else:
+            assert len(set().union(*comm.allgather_obj(results))) == 1
+
+
+def test_every_root(comm, check):
+    for root in range(comm.size):
+        x = np.arange(3.) + comm.rank
+        check(comm.bcast(x, root=root).copy(), np.arange(3.) + root)
+        gathered = comm.gather(x, root=root)
+        assert (gathered is not None) == (comm.rank == root)
+        for rank, piece in enumerate(gathered or ()):
+            check(piece, np.arange(3.) + rank)
+        xs = [np.arange(3.) + rank + root for rank in range(comm.size)]
+        check(comm.scatter(xs, root=root), xs[comm.rank])
+        check(comm.scatter(np.array(xs), np.int8(root)), xs[comm.rank])
+
+
+def test_every_pair_of_sender_and_receiver(comm, check):
+    for source in range(comm.size):
+        for dest in range(comm.size):
+            x = np.full((source, 3), dest)
+            if source != dest and comm.rank == source:
+                comm.send(x, dest=dest, tag=32767)
+            elif source != dest and comm.rank == dest:
+                check(comm.recv(source=source, tag=32767), x)
+
+
+def test_tuples_of_every_length(comm, check):
+    xs = [np.arange(n, dtype=dtype) for n, dtype in enumerate(['f4', 'i8', 'f2', 'c8'])]
+    for n in range(len(xs)):
+        if comm.rank == 0 and comm.size > 1:
+            comm.send(tuple(xs[:n]), 1, 0)
+        elif comm.rank == 1:
+            received = comm.recv(0, 0)
+            assert type(received) is tuple
+            assert len(received) == n
+            for result, x in zip(received, xs, strict=False):
+                check(result, x)
+
+
+def test_arrays_from_any_source(comm):
+    if comm.rank > 0:
+        comm.send((np.array(comm.rank), np.zeros(9000)), 0, comm.rank)
+    else:
+        received = [comm.recv(MPI.ANY_SOURCE, MPI.ANY_TAG) for _ in range(comm.size - 1)]
+        assert sorted(int(rank) for rank, _ in received) == list(range(1, comm.size))
+        assert all(zeros.shape == (9000,) for _, zeros in received)
+
+
+def test_gathered_arrays_are_apart(comm):
+    """Writing into one result does not change another."""
+    xs = tuple(np.full(4, 7.) for _ in range(comm.size))
+    for results in (comm.allgather(xs[0]), comm.alltoall(xs)):
+        results[0][...] = 1
+        assert all((result == 7).all() for result in results[1:])
+
+
+def test_messages_of_the_user_do_not_interfere(comm, check, check_usable):
+    """A receive from anyone on the user's own communicator gets nothing of ours."""
+    inbox = np.zeros(100000, np.uint8)
+    request = comm.mpi_comm.Irecv(inbox, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    check_usable(comm)
+    x = np.arange(3000.)
+    comm.bcast(x)
+    check(comm.allgather(x)[-1], x)
+    if comm.size > 1:
+        if comm.rank == 0:
+            comm.send(x, 1, 0)
+            comm.send_obj({'x': x}, 1)
+        elif comm.rank == 1:
+            check(comm.recv(0, 0), x)
+            check(comm.recv_obj(0)['x'], x)
+    came_early = request.Test()
+    comm.mpi_comm.Barrier()
+    if comm.size == 1:
+        request.Cancel()
+    else:
+        comm.mpi_comm.Send(np.full(5, comm.rank, np.uint8), (comm.rank + 1) % comm.size)
+    request.Wait()
+    assert not came_early
+    assert not inbox[5:].any()
+    if comm.size > 1:
+        assert (inbox[:5] == (comm.rank - 1) % comm.size).all()
