@@ -58,6 +58,14 @@ for dtype, padded in [('u1', 255), ('i4', -1), ('f4', -1.0), ('f2', -1.0)]:
     assert y.dtype == dtype
     assert y.array.tolist() == [[1, 1], [1, padded]]
 ''',
+    'set_daemon': '''
+import chainer, warnings
+# The iterator forks from a thread, of which Python >= 3.12 warns, rightly.
+warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
+iterator = chainer.iterators.MultiprocessIterator([1, 2, 3], 2, shuffle=False, n_processes=1)
+assert iterator.next() == [1, 2]
+iterator.finalize()
+''',
     'deconvolution_cover_all': '''
 import chainer, chainer.functions as F, numpy
 x = numpy.ones((1, 1, 2, 2), 'f')
