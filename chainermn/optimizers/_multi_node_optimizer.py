@@ -3,6 +3,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import chainer
+import numpy as np
+
 from chainermn._delegate import Delegate
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -79,8 +82,15 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             rule = param.update_rule
             if param.is_initialized and rule is not None and rule.enabled and rule.state is None:
                 # As the first step would: Chainer loads no snapshot that was taken without them.
-                rule._init_states(param)
+                rule._init_states(_as_updated(rule, param))
 
     def _step(self, *args: Any, **kwds: Any) -> None:
         self.communicator.multi_node_mean_grad(self.target, self.zero_fill)
         self.actual_optimizer.update(None, *args, **kwds)
+
+
+def _as_updated(rule: Any, param: Any) -> Any:
+    """Returns the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
+    if not rule._use_fp32_update or param.dtype != np.float16:
+        return param
+    return chainer.Parameter(param.array.astype(np.float32))

@@ -265,6 +265,20 @@ def test_dynamic_loss_scale_is_decided_alike(comm):
     check_same_on_all_ranks(comm, optimizer.t)
 
 
+def test_fp32_update_keeps_its_state_in_float32(comm):
+    model = chainer.links.Linear(2, 1, initialW=chainer.initializers.One(np.float16),
+                                 initial_bias=chainer.initializers.Zero(np.float16))
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.MomentumSGD(1e-6), comm)
+    optimizer.setup(model)
+    optimizer.use_fp32_update()
+    x = np.full((1, 2), 0.01, np.float16)
+    for _ in range(2):
+        optimizer.update(lambda: chainer.functions.sum(model(x)))
+    velocity = model.W.update_rule.state['v']
+    assert velocity.dtype == np.float32
+    np.testing.assert_allclose(velocity, -1e-8, rtol=1e-3)  # 0 in float16
+
+
 def test_is_a_proxy_of_the_actual_optimizer(comm):
     actual = optimizers.SGD(0.1)
     optimizer, model = make(comm, actual, zero_fill=False)
