@@ -1,0 +1,101 @@
+"""Trains the perceptron of train_mnist.py in a loop of its own, without Chainer's Trainer.
+
+    mpiexec -n 2 python train_mnist_custom_loop.py
+
+What makes it distributed is marked with (MN).
+"""
+
+import argparse
+import pathlib
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from train_mnist import DATASETS, MLP
+
+import chainermn
+
+
+def parse_arguments():
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
+                        'else flat, if not given')
+    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--dataset', choices=DATASETS, default='digits')
+    parser.add_argument('--batchsize', type=int, default=16, help='examples per process and step')
+    parser.add_argument('--epoch', type=int, default=20, help='how often to see each example')
+    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--unit', type=int, default=100, help='units in each hidden layer')
+    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--out', default='result', help='folder for model and optimizer')
+    parser.add_argument('--resume', help='folder of an earlier run, to train its model further')
+    return parser.parse_args()
+
+
+def evaluate(model, validation, device, comm):
+    """Returns the accuracy on the validation examples of all processes."""
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        n = len(validation)
+        correct = 0.
+        if n > 0:
+            images, labels = chainer.dataset.concat_examples(validation[:], device)
+            correct = float(F.accuracy(model.predictor(images), labels).array) * n
+    # (MN) Sums over all processes; each gets them.
+    correct, n = comm.allreduce(np.array([correct, n]))
+    return correct / n
+
+
+def main():
+    """Trains; every process runs this."""
+    args = parse_arguments()
+
+    # (MN) One communicator for all processes, and one GPU for each.
+    comm = chainermn.create_communicator(
+        args.communicator or ('pure_nccl' if args.gpu else 'flat'))
+    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device.use()
+    np.random.seed(args.seed + comm.rank)
+
+    model = L.Classifier(MLP(args.unit))
+    model.to_device(device)
+    # (MN) update() averages gradients over all processes before it steps.
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    optimizer.setup(model)
+    if args.resume:
+        chainer.serializers.load_npz(pathlib.Path(args.resume, 'model.npz'), model)
+        chainer.serializers.load_npz(pathlib.Path(args.resume, 'optimizer.npz'), optimizer)
+
+    # (MN) Each process trains on its own part. All parts are equally long: every process has to
+    # call update() equally often.
+    train, validation = DATASETS[args.dataset]() if comm.rank == 0 else (None, None)
+    train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
+    validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
+    iterator = chainer.iterators.SerialIterator(train, args.batchsize)
+
+    for step, batch in enumerate(iterator, start=1):
+        images, labels = chainer.dataset.concat_examples(batch, device)
+        optimizer.update(model, images, labels)
+
+        last = step == args.iteration or iterator.epoch == args.epoch
+        if iterator.is_new_epoch or last:
+            accuracy = evaluate(model, validation, device, comm)
+            if comm.rank == 0:
+                print(f'epoch {iterator.epoch:2}  loss {float(model.loss.array):.4f}  '
+                      f'validation accuracy {accuracy:.2%}', flush=True)
+        if last:
+            break
+
+    # (MN) All processes hold the same parameters: one is enough to write them.
+    if comm.rank == 0:
+        out = pathlib.Path(args.out)
+        out.mkdir(parents=True, exist_ok=True)
+        chainer.serializers.save_npz(out / 'model.npz', model)
+        chainer.serializers.save_npz(out / 'optimizer.npz', optimizer)
+        print(f'Model and optimizer are in {out.resolve()}')
+
+
+if __name__ == '__main__':
+    main()

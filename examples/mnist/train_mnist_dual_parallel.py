@@ -1,0 +1,118 @@
+"""Trains a perceptron in two parts on two processes, as many times in parallel as there are pairs.
+
+    mpiexec -n 4 python train_mnist_dual_parallel.py
+
+The parts are those of train_mnist_model_parallel.py. The processes form a table, and each
+belongs to two communicators, of its row and of its column:
+
+                     part 0       part 1
+      model 0       process 0    process 1      model_comm: carries activations
+      model 1       process 2    process 3
+      ...         data_comm: averages gradients
+"""
+
+import argparse
+import pathlib
+import sys
+
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+from train_mnist import DATASETS
+from train_mnist_model_parallel import FirstAndLast, Middle
+
+import chainermn
+
+
+def parse_arguments():
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--communicator', help='how arrays travel; pure_nccl with --gpu, '
+                        'else flat, if not given')
+    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--dataset', choices=DATASETS, default='digits')
+    parser.add_argument('--batchsize', type=int, default=16, help='examples per model and step')
+    parser.add_argument('--epoch', type=int, default=20, help='how often to see each example')
+    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--unit', type=int, default=100, help='units in each hidden layer')
+    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--out', default='result', help='folder for log and snapshots')
+    parser.add_argument('--autoload', action='store_true',
+                        help='continue from the newest snapshots in --out, if there are any')
+    return parser.parse_args()
+
+
+def main():
+    """Trains; every process runs this."""
+    args = parse_arguments()
+    comm = chainermn.create_communicator(
+        args.communicator or ('pure_nccl' if args.gpu else 'flat'))
+    if comm.size % 2:
+        sys.exit(f'A model takes two processes, so {comm.size} are one too many or too few.')
+    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device.use()
+    np.random.seed(args.seed + comm.rank)
+
+    # Which processes end up together is said by equal first numbers.
+    model_index, part_index = divmod(comm.rank, 2)
+    model_comm = comm.split(model_index, comm.rank)
+    data_comm = comm.split(part_index, comm.rank)
+
+    # Every model gets its part of the data, read by processes 0 and 1.
+    train, validation = DATASETS[args.dataset]() if data_comm.rank == 0 else (None, None)
+    train = chainermn.scatter_dataset(train, data_comm, shuffle=True, seed=args.seed)
+    validation = chainermn.scatter_dataset(validation, data_comm, force_equal_length=False)
+    if part_index == 0:
+        model = L.Classifier(FirstAndLast(model_comm, args.unit))
+    else:
+        # The same number of examples, without content: the first part reads them.
+        model = Middle(model_comm, args.unit)
+        train = chainermn.datasets.create_empty_dataset(train)
+        validation = chainermn.datasets.create_empty_dataset(validation)
+    model.to_device(device)
+
+    # The mean is over the processes that have the same part.
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), data_comm)
+    optimizer.setup(model)
+
+    # A short trial validates and saves at its end.
+    stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
+    interval = stop if args.iteration else (1, 'epoch')
+    train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)
+    validation_iterator = chainer.iterators.SerialIterator(
+        validation, max(1, len(validation)), repeat=False, shuffle=False)
+    updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)
+    trainer = training.Trainer(updater, stop, out=args.out)
+
+    evaluator = extensions.Evaluator(validation_iterator, model, device=device)
+    trainer.extend(chainermn.extensions.create_multi_node_evaluator(evaluator, data_comm),
+                   trigger=interval)
+
+    # Processes with the same part hold the same parameters, so there is one file for each part.
+    parts = [range(part, comm.size, 2) for part in range(2)]
+    trainer.extend(
+        chainermn.extensions.multi_node_snapshot(
+            comm, extensions.snapshot(n_retains=1, autoload=args.autoload), parts),
+        trigger=interval)
+
+    if comm.rank == 0:
+        log = extensions.LogReport(trigger=interval)
+        trainer.extend(log)
+        trainer.extend(extensions.PrintReport(
+            ['epoch', 'main/loss', 'validation/main/loss',
+             'main/accuracy', 'validation/main/accuracy', 'elapsed_time'], log))
+        print(f'{data_comm.size} model{"s" * (data_comm.size > 1)} of 2 parts; '
+              f'{len(train)} examples per model, in batches of {args.batchsize}')
+
+    trainer.run()
+
+    if comm.rank == 0:
+        print(f'Log and snapshots are in {pathlib.Path(args.out).resolve()}')
+        print(f'Validation accuracy: {log.log[-1]["validation/main/accuracy"]:.2%}')
+
+
+if __name__ == '__main__':
+    main()
