@@ -57,7 +57,7 @@ def describe(arrays: dict[str, Any]) -> dict[str, str]:
 def check_finite(model: Any) -> None:
     """Raises ValueError if a gradient is not finite (in Chainer's debug mode)."""
     for path, parameter in sorted(model.namedparams(), key=path_of):
-        grad = parameter.grad
+        grad = None if parameter.array is None else parameter.grad
         if grad is not None and not bool(
                 chainer.backend.get_array_module(grad).isfinite(grad).all()):
             raise ValueError(f'Parameters diverged after allreduce: the mean gradient of {path} '
