@@ -1,0 +1,180 @@
+"""Configuration, groups and the end of a communicator."""
+
+import time
+
+import numpy as np
+import pytest
+
+from chainermn.communicators import create_communicator
+
+
+@pytest.fixture
+def own(name):
+    """A communicator for one test alone."""
+    return create_communicator(name)
+
+
+def test_config_of_a_new_communicator(own, name):
+    assert own.get_config('batched_copy') is True
+    assert own.batched_copy is True
+    assert own.get_config()['batched_copy'] is True
+    other = create_communicator(name, batched_copy=False)
+    assert other.get_config('batched_copy') is False
+    assert other.get_config(None)['batched_copy'] is False
+
+
+def test_config_belongs_to_one_object(own, name):
+    other = create_communicator(name)
+    own.set_config('batched_copy', False)
+    assert own.get_config('batched_copy') is False
+    assert own.batched_copy is False
+    assert other.get_config('batched_copy') is True
+    own.set_config('batched_copy')
+    assert own.get_config('batched_copy') is True
+
+
+def test_config_dict_is_a_copy(own):
+    own.get_config()['batched_copy'] = 'changed'
+    assert own.get_config('batched_copy') is True
+
+
+def test_unknown_items(own):
+    with pytest.raises(ValueError, match="no configuration item 'no_such'"):
+        own.set_config('no_such', 1)
+    with pytest.raises(KeyError, match='no_such'):
+        own.get_config('no_such')
+    with pytest.raises(TypeError, match='flavor'):
+        own.set_config('batched_copy', True, flavor=1)
+    assert 'no_such' not in own.get_config()
+
+
+def test_config_scope(own, name):
+    """Attributes that are set within it become items, of this communicator only."""
+    assert own.within_config_scope is False
+    own.before = 1
+    with own.config_scope():
+        assert own.within_config_scope is True
+        own.mine = 2
+        with own.config_scope():
+            own.inner = 3
+        assert own.within_config_scope is True
+        own.batched_copy = False
+    assert own.within_config_scope is False
+    own.after = 4
+    items = own.get_config()
+    assert (items['mine'], items['inner'], items['batched_copy']) == (2, 3, False)
+    assert 'before' not in items
+    assert 'after' not in items
+    assert (own.before, own.mine, own.inner, own.after) == (1, 2, 3, 4)
+    assert 'mine' not in create_communicator(name).get_config()
+
+
+def test_config_scope_ends_with_an_error(own):
+    with pytest.raises(ZeroDivisionError), own.config_scope():
+        raise ZeroDivisionError
+    assert own.within_config_scope is False
+
+
+def test_split(own, check_usable):
+    own.set_config('batched_copy', False)
+    with own.config_scope():
+        own.mine = 'kept'
+    part = own.split(own.rank % 2, -own.rank)  # even and odd ranks, the last one first
+    members = [rank for rank in range(own.size) if rank % 2 == own.rank % 2][::-1]
+    assert type(part) is type(own)
+    assert (part.rank, part.size) == (members.index(own.rank), len(members))
+    assert part.allgather_obj(own.rank) == members
+    assert (part.intra_rank, part.intra_size) == (part.rank, part.size)
+    assert (part.inter_rank, part.inter_size) == (0, 1)
+    assert part.get_config() == own.get_config()
+    assert part.get_config('mine') == part.mine == 'kept'
+    part.set_config('batched_copy', True)
+    assert own.get_config('batched_copy') is False
+    # Groups do not meet, and the whole goes on.
+    np.testing.assert_array_equal(part.allreduce(np.array([own.rank])), [sum(members)])
+    check_usable(part)
+    check_usable(own)
+    part.finalize()
+    check_usable(own)
+
+
+def test_split_orders_ties_by_rank(own):
+    part = own.split(7, 0)
+    assert (part.rank, part.size) == (own.rank, own.size)
+    part = own.split(np.int64(2**31 - 1), np.int8(-own.rank))
+    assert part.rank == own.size - 1 - own.rank
+
+
+def test_split_of_a_split(own, check_usable):
+    half = own.split(own.rank // 2, own.rank)
+    alone = half.split(half.rank, 0)
+    assert (alone.rank, alone.size) == (0, 1)
+    check_usable(alone)
+    again = half.split(0, 0)
+    assert again.size == half.size == min(2, own.size - own.rank // 2 * 2)
+    assert again.allgather_obj(own.rank) == half.allgather_obj(own.rank)
+
+
+def test_errors_stay_in_their_group(own, check_usable):
+    """The members of the other group have nothing to do with them."""
+    part = own.split(own.rank % 2, own.rank)
+    if own.rank % 2 == 0:
+        with pytest.raises(TypeError, match='expected a numpy or cupy array'):
+            part.gather(None if part.rank == 0 else np.zeros(1))
+    check_usable(part)
+    check_usable(own)
+
+
+VERBS = {
+    'bcast': lambda comm: comm.bcast(np.zeros(1)),
+    'gather': lambda comm: comm.gather(np.zeros(1)),
+    'allgather': lambda comm: comm.allgather(np.zeros(1)),
+    'allreduce': lambda comm: comm.allreduce(np.zeros(1)),
+    'multi_node_mean': lambda comm: comm.multi_node_mean(np.zeros(1)),
+    'alltoall': lambda comm: comm.alltoall([np.zeros(1)] * comm.size),
+    'scatter': lambda comm: comm.scatter([np.zeros(1)] * comm.size),
+    'send': lambda comm: comm.send(np.zeros(1), (comm.rank + 1) % comm.size, 0),
+    'recv': lambda comm: comm.recv((comm.rank + 1) % comm.size, 0),
+    'bcast_obj': lambda comm: comm.bcast_obj(1),
+    'gather_obj': lambda comm: comm.gather_obj(1),
+    'allgather_obj': lambda comm: comm.allgather_obj(1),
+    'allreduce_obj': lambda comm: comm.allreduce_obj(1),
+    'scatter_obj': lambda comm: comm.scatter_obj([1] * comm.size),
+    'send_obj': lambda comm: comm.send_obj(1, comm.rank),
+    'recv_obj': lambda comm: comm.recv_obj(comm.rank),
+    'split': lambda comm: comm.split(0, 0),
+    'barrier': lambda comm: comm.barrier(),
+    'refuse': lambda comm: comm.refuse('verb', ValueError()),
+    'bad argument': lambda comm: comm.gather(None),
+}
+
+
+@pytest.mark.parametrize('verb', VERBS)
+def test_after_finalize(own, verb):
+    own.finalize()
+    with pytest.raises(RuntimeError, match='this communicator was finalized'):
+        VERBS[verb](own)
+
+
+def test_finalize(own, comm, check_usable):
+    part = own.split(0, 0)
+    own.finalize()
+    own.finalize()  # once more is no error
+    assert own.rank == comm.rank
+    assert own.size == comm.size
+    assert own.get_config('batched_copy') is True
+    # Others live on, also those that were made from it.
+    check_usable(part)
+    check_usable(comm)
+
+
+def test_barrier(own):
+    """Nobody is through before all have come."""
+    arrived = own.mpi_comm.Dup()
+    flags = np.zeros((own.size, 1), np.uint8)
+    requests = [arrived.Irecv(flags[rank], rank) for rank in range(own.size)]
+    requests += [arrived.Isend(np.ones(1, np.uint8), rank) for rank in range(own.size)]
+    own.barrier()
+    time.sleep(.01)
+    assert all([request.Test() for request in requests])
+    arrived.Free()

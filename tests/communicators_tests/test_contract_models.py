@@ -1,0 +1,290 @@
+"""The verbs on models: parameters equal to rank 0's, and gradients that are means, in place."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
+
+
+@pytest.fixture(autouse=True)
+def takes_models_on_the_cpu(comm):
+    if isinstance(comm, NcclCommunicatorBase):
+        pytest.skip('takes models on a GPU only')
+
+
+@pytest.fixture
+def mean(comm, name):
+    """The gradient that is expected, given the mean and the rank's own."""
+    return lambda mean, own: own if name == 'dummy' else mean
+
+
+class Model(chainer.Chain):
+    """A bit of everything: shared and uninitialized parameters, persistents, several dtypes."""
+
+    def __init__(self, seed):
+        super().__init__()
+        random = np.random.RandomState(seed)
+        with self.init_scope():
+            self.hidden = L.Linear(3, 4)
+            self.again = L.Linear(3, 4)
+            self.norm = L.BatchNormalization(4)
+            self.lazy = L.Linear(None, 2)
+            self.half = chainer.Parameter(np.zeros((2, 5), np.float16))
+            self.double = chainer.Parameter(np.zeros((3, 2)))
+            self.number = chainer.Parameter(np.zeros((), np.float32))
+            self.empty = chainer.Parameter(np.zeros((0, 3), np.float32))
+        with self.again.init_scope():
+            self.again.W = self.hidden.W
+        self.add_persistent('kept', np.full(3, seed))
+        self.norm.avg_mean[...] = seed
+        for param in self.params():
+            if param.array is not None:
+                param.array[...] = random.uniform(-1, 1, param.shape)
+
+
+def set_gradients(model, comm):
+    """Gives the ranks gradients around their mean, which is returned, by path; and their own."""
+    means, own = {}, {}
+    for n, (path, param) in enumerate(sorted(model.namedparams())):
+        if param.array is not None:
+            mean = (np.arange(param.size) % 7 - n / 4).reshape(param.shape).astype(param.dtype)
+            param.grad = np.asarray(mean + param.dtype.type(2 * comm.rank - comm.size + 1))
+            means[path], own[path] = mean, param.grad.copy()
+    # A shared parameter has got the last of its gradients.
+    means['/again/W'], own['/again/W'] = means['/hidden/W'], own['/hidden/W']
+    return means, own
+
+
+def test_bcast_data(comm):
+    model, first = Model(comm.rank + 5), Model(5)
+    arrays = {path: param.array for path, param in model.namedparams()}
+    model.double.grad = gradient = np.full((3, 2), float(comm.rank))
+    comm.bcast_data(model)
+    expected = dict(first.namedparams())
+    for path, param in model.namedparams():
+        assert param.array is arrays[path]
+        if param.array is not None:
+            assert param.array.tobytes() == expected[path].array.tobytes()
+    assert model.lazy.W.array is None
+    assert model.double.grad is gradient
+    assert (gradient == comm.rank).all()
+    assert (model.kept == comm.rank + 5).all()
+    assert (model.norm.avg_mean == comm.rank + 5).all()
+
+
+def test_broadcast_data_is_its_older_name(comm):
+    model = Model(comm.rank)
+    comm.broadcast_data(model)
+    np.testing.assert_array_equal(model.double.array, Model(0).double.array)
+
+
+def test_bcast_data_keeps_bits(comm):
+    """NaNs with a payload, negative zeros, and dtypes that are not for gradients."""
+    link = chainer.Link()
+    bits = np.array([0x7fc01234, 0xffc00001, 0x80000000, 1], np.uint32)
+    with link.init_scope():
+        link.w = chainer.Parameter((bits + comm.rank).view(np.float32))
+        link.n = chainer.Parameter(np.array([2**62 + 1, -1]) * (comm.rank + 1))
+        link.c = chainer.Parameter(np.array([1j, 2]) * (comm.rank + 1))
+    comm.bcast_data(link)
+    assert link.w.array.tobytes() == bits.tobytes()
+    assert link.n.array.tolist() == [2**62 + 1, -1]
+    assert link.c.array.tolist() == [1j, 2]
+
+
+def test_bcast_data_into_strided_arrays(comm):
+    link = chainer.Link()
+    wide = np.arange(24.).reshape(4, 6) * (comm.rank + 1)
+    with link.init_scope():
+        link.w = chainer.Parameter(wide[::2, ::3])
+        link.v = chainer.Parameter(np.asfortranarray(wide[1::2]))
+    comm.bcast_data(link)
+    first = np.arange(24.).reshape(4, 6)
+    np.testing.assert_array_equal(link.w.array, first[::2, ::3])
+    np.testing.assert_array_equal(link.v.array, first[1::2])
+    np.testing.assert_array_equal(wide[::2, 1::3], first[::2, 1::3] * (comm.rank + 1))
+
+
+@pytest.mark.parametrize('verb', ['bcast_data', 'multi_node_mean_grad'])
+@pytest.mark.parametrize('model', [chainer.Chain(), L.Linear(None, 2, nobias=True)],
+                         ids=['empty', 'uninitialized'])
+def test_models_with_nothing_to_exchange(comm, verb, model, check_usable):
+    getattr(comm, verb)(model)
+    check_usable(comm)
+
+
+@pytest.mark.parametrize('zero_fill', [False, True])
+def test_multi_node_mean_grad(comm, mean, zero_fill):
+    model = Model(0)
+    data = {path: None if param.array is None else param.array.copy()
+            for path, param in model.namedparams()}
+    means, own = set_gradients(model, comm)
+    arrays = {path: param.grad for path, param in model.namedparams(include_uninit=False)}
+    with chainer.using_config('debug', True):  # looks at gradients, of which lazy has none
+        comm.multi_node_mean_grad(model, zero_fill)
+    for path, param in model.namedparams(include_uninit=False):
+        assert param.grad is arrays[path]
+        assert param.grad.dtype == param.dtype
+        np.testing.assert_array_equal(param.grad, mean(means[path], own[path]))
+        np.testing.assert_array_equal(param.array, data[path])
+    assert arrays.keys() == own.keys()
+    assert model.lazy.W.array is None
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_mean_of_one_dtype(comm, mean, dtype):
+    with chainer.using_config('dtype', np.dtype(dtype)):
+        model = L.Linear(50, 40)
+    means, own = set_gradients_of(model, comm)
+    comm.multi_node_mean_grad(model)
+    for path, param in model.namedparams():
+        assert param.grad.dtype == dtype
+        np.testing.assert_array_equal(param.grad, mean(means[path], own[path]))
+
+
+def set_gradients_of(model, comm):
+    means, own = {}, {}
+    for path, param in model.namedparams():
+        means[path] = (np.arange(param.size) % 9 - 4).reshape(param.shape).astype(param.dtype)
+        param.grad = means[path] + param.dtype.type(2 * comm.rank - comm.size + 1)
+        own[path] = param.grad.copy()
+    return means, own
+
+
+def test_gradients_of_a_backward_pass(comm, mean):
+    """The mean of the gradients of parts is the gradient of the whole."""
+    random = np.random.RandomState(0)
+    x = random.uniform(-1, 1, (4 * comm.size, 3)).astype(np.float32)
+    t = random.randint(0, 2, 4 * comm.size).astype(np.int32)
+    model = L.Linear(3, 2, initialW=random.uniform(-1, 1, (2, 3)))
+
+    def gradients(x, t):
+        model.cleargrads()
+        F.softmax_cross_entropy(model(x), t).backward()
+        return [model.W.grad.copy(), model.b.grad.copy()]
+
+    whole = gradients(x, t)
+    own = gradients(x[comm.rank::comm.size], t[comm.rank::comm.size])
+    comm.multi_node_mean_grad(model)
+    for grad, w, o in zip([model.W.grad, model.b.grad], whole, own, strict=True):
+        np.testing.assert_allclose(grad, mean(w, o), rtol=1e-5, atol=1e-6)
+
+
+def test_float16_gradients_are_summed_in_float32(comm, mean):
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.zeros(3, np.float16))
+    # The sum of the first two is beyond float16; that of the last loses its ones there.
+    own = np.array([65504, -65504, 2048 if comm.rank == 0 else 1], np.float16)
+    link.w.grad = own.copy()
+    comm.multi_node_mean_grad(link)
+    last = np.float32((2048 + comm.size - 1) / comm.size).astype(np.float16)
+    np.testing.assert_array_equal(link.w.grad,
+                                  mean(np.array([65504, -65504, last], np.float16), own))
+
+
+def test_gradients_that_are_not_contiguous(comm, mean):
+    link = chainer.Link()
+    wide = np.full((6, 8), comm.rank, np.float32)
+    with link.init_scope():
+        link.a = chainer.Parameter(np.zeros((3, 4), np.float32))
+        link.b = chainer.Parameter(np.zeros((3, 4), np.float32))
+        link.c = chainer.Parameter(np.zeros((3, 4), np.float16))
+    values = np.arange(12).reshape(3, 4) + 2 * comm.rank - comm.size + 1
+    wide[::2, ::2] = values
+    link.a.grad = a = wide[::2, ::2]
+    link.b.grad = b = np.asfortranarray(values.astype(np.float32))
+    link.c.grad = c = values.astype(np.float16)[::-1].copy()[::-1]
+    comm.multi_node_mean_grad(link)
+    expected = mean(np.arange(12).reshape(3, 4), values)
+    for param, grad in ((link.a, a), (link.b, b), (link.c, c)):
+        assert param.grad is grad
+        np.testing.assert_array_equal(grad, expected)
+    assert (wide[1::2] == comm.rank).all()
+    assert (wide[:, 1::2] == comm.rank).all()
+
+
+def test_zero_fill_counts_a_missing_gradient_as_zero(comm, mean):
+    for odd in range(comm.size):
+        model = L.Linear(3, 2)
+        model.cleargrads()
+        if comm.rank == odd:
+            model.W.grad = np.full((2, 3), comm.size, np.float32)
+        comm.multi_node_mean_grad(model, zero_fill=True)
+        own = comm.size if comm.rank == odd else 0
+        np.testing.assert_array_equal(model.W.grad, np.full((2, 3), mean(1, own), np.float32))
+        np.testing.assert_array_equal(model.b.grad, np.zeros(2, np.float32))
+
+
+def test_without_zero_fill_what_has_no_gradient_is_skipped(comm, mean):
+    model = L.Linear(3, 2)
+    model.cleargrads()
+    model.b.grad = np.array([comm.rank, 1], np.float32)
+    comm.multi_node_mean_grad(model, zero_fill=False)
+    assert model.W.grad is None
+    np.testing.assert_allclose(
+        model.b.grad, mean([(comm.size - 1) / 2, 1], [comm.rank, 1]), rtol=1e-6)
+
+
+def test_dummy_leaves_gradients_as_they_are(comm, name):
+    if name == 'dummy':
+        model = Model(0)
+        _, own = set_gradients(model, comm)
+        comm.multi_node_mean_grad(model)
+        assert {path: x.tobytes() for path, x in own.items()} == {
+            path: param.grad.tobytes() for path, param in model.namedparams(include_uninit=False)}
+
+
+def test_allreduce_grad_warns(comm, mean):
+    model = L.Linear(3, 2)
+    means, own = set_gradients_of(model, comm)
+    with pytest.warns(DeprecationWarning, match='multi_node_mean_grad') as caught:
+        comm.allreduce_grad(model)
+    assert caught[0].filename == __file__
+    np.testing.assert_array_equal(model.W.grad, mean(means['/W'], own['/W']))
+    model.cleargrads()
+    with pytest.warns(DeprecationWarning, match='multi_node_mean_grad'):
+        comm.allreduce_grad(model, zero_fill=True)
+    assert not model.W.grad.any()
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+@pytest.mark.parametrize('set_debug', ['config', 'global'])
+def test_debug_mode_finds_what_is_not_finite(comm, name, same_error, check_usable, value,
+                                             set_debug):
+    def call():
+        if set_debug == 'config':
+            with chainer.using_config('debug', True):
+                comm.multi_node_mean_grad(model)
+        else:
+            chainer.set_debug(True)
+            try:
+                comm.multi_node_mean_grad(model)
+            finally:
+                chainer.set_debug(False)
+
+    for odd in range(comm.size):
+        model = L.Linear(3, 2)
+        set_gradients_of(model, comm)
+        call()  # all is well
+        if comm.rank == odd:
+            model.W.grad[1, 2] = value
+        if name == 'dummy':
+            call()
+        else:
+            error = same_error(call, table=False)
+            assert type(error) is ValueError
+            assert str(error).startswith('Parameters diverged after allreduce')
+            assert '/W' in str(error)
+    comm.multi_node_mean_grad(model)  # without debug mode it passes
+    check_usable(comm)
+
+
+def test_overlap_is_refused_where_there_is_none(comm, same_error):
+    assert comm.can_overlap is False
+    error = same_error(comm.multi_node_mean_grad_async, L.Linear(3, 2), table=False)
+    assert type(error) is ValueError
+    assert 'pure_nccl' in str(error)

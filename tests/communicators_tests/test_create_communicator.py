@@ -1,0 +1,164 @@
+"""create_communicator: its names and arguments, and the same error on all ranks for bad ones."""
+
+import warnings
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn.communicators import (
+    _CLASSES,
+    CommunicatorBase,
+    create_communicator,
+    dummy_communicator,
+    flat_communicator,
+    mpi_communicator_base,
+    naive_communicator,
+)
+
+WORLD = MPI.COMM_WORLD
+
+
+def test_classes():
+    for name, module in (('naive', naive_communicator), ('flat', flat_communicator),
+                         ('dummy', dummy_communicator)):
+        comm = create_communicator(name)
+        assert type(comm) is getattr(module, f'{name.title()}Communicator')
+        assert isinstance(comm, mpi_communicator_base.MpiCommunicatorBase)
+        assert isinstance(comm, chainermn.CommunicatorBase)
+        comm.finalize()
+
+
+def test_who_and_where(comm):
+    assert (comm.rank, comm.size) == (WORLD.rank, WORLD.size)
+    assert comm.mpi_comm == WORLD
+    # The tests run on one machine.
+    assert (comm.intra_rank, comm.intra_size) == (WORLD.rank, WORLD.size)
+    assert (comm.inter_rank, comm.inter_size) == (0, 1)
+    assert isinstance(comm, CommunicatorBase)
+
+
+def test_on_another_mpi_communicator(name, check_usable):
+    """Here: the ranks in reverse, and each rank alone."""
+    mpi_comm = WORLD.Split(0, -WORLD.rank)
+    comm = create_communicator(name, mpi_comm)
+    assert comm.rank == WORLD.size - 1 - WORLD.rank
+    assert comm.mpi_comm is mpi_comm
+    check_usable(comm)
+    comm.finalize()
+    mpi_comm.Barrier()  # the user's own is still there
+    mpi_comm.Free()
+    comm = create_communicator(name, mpi_comm=MPI.COMM_SELF)
+    assert (comm.rank, comm.size) == (0, 1)
+    check_usable(comm)
+    comm.finalize()
+
+
+def test_by_class(comm, name, check_usable):
+    """Scripts make communicators from their classes, too; batched_copy is off there."""
+    other = type(comm)(WORLD)
+    assert other.get_config('batched_copy') is False
+    check_usable(other)
+    other.finalize()
+
+
+def test_many_communicators_live_side_by_side(name, check_usable):
+    comms = [create_communicator(name) for _ in range(3)]
+    for comm in comms[::-1]:
+        check_usable(comm)
+        comm.finalize()
+    check_usable(create_communicator(name))
+
+
+def refused(call, same_error, kind, *texts, odd=None):
+    error = same_error(call, refused=odd)
+    assert type(error) is kind
+    for text in texts:
+        assert text in str(error), str(error)
+
+
+@pytest.mark.parametrize('bad, kwargs, kind, text', [
+    ('no_such', {}, ValueError, 'Unrecognized communicator: "no_such"; there are naive, flat,'),
+    (None, {}, ValueError, 'Unrecognized communicator: "None"'),
+    (['naive'], {}, TypeError, 'unhashable'),
+    ('naive', {'batchedcopy': True}, TypeError, "unexpected keyword arguments ['batchedcopy']"),
+    ('naive', {'allreduce_grad_dtype': np.float32}, ValueError, 'is for pure_nccl'),
+    ('flat', {'allreduce_grad_dtype': 'float16'}, ValueError, 'is for pure_nccl'),
+])
+def test_bad_arguments(same_error, bad, kwargs, kind, text):
+    refused(lambda: create_communicator(bad, **kwargs), same_error, kind, text)
+    if WORLD.size > 1:
+        for odd in range(WORLD.size):
+            def call(odd=odd):
+                if WORLD.rank == odd:
+                    return create_communicator(bad, **kwargs)
+                return create_communicator('naive')
+            refused(call, same_error, kind, text, "create_communicator('naive', batched_copy=True)",
+                    odd=odd)
+
+
+def test_arguments_that_differ(same_error):
+    if WORLD.size > 1:
+        for odd in range(WORLD.size):
+            name = 'flat' if WORLD.rank == odd else 'naive'
+            refused(lambda name=name: create_communicator(name), same_error, ValueError,
+                    'create_communicator refused: the arguments differ between the ranks',
+                    f"rank {odd}: create_communicator('flat', batched_copy=True)")
+            copy = WORLD.rank != odd
+            refused(lambda copy=copy: create_communicator('naive', batched_copy=copy),
+                    same_error, ValueError, 'batched_copy=True', 'batched_copy=False')
+
+
+def test_mpi_comm_has_to_be_one(comm):
+    for bad in (comm, 'world', 0):
+        with pytest.raises(TypeError, match=r'mpi_comm has to be an mpi4py\.MPI\.Intracomm'):
+            create_communicator('naive', bad)
+
+
+def create(name, **kwargs):
+    """Returns a communicator, or the error that says what this machine lacks."""
+    try:
+        return create_communicator(name, **kwargs)
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize('old', ['hierarchical', 'two_dimensional', 'single_node'])
+def test_names_of_older_versions(old):
+    with pytest.warns(DeprecationWarning, match=f"'{old}'.* is 'pure_nccl' today") as caught:
+        made = create(old)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        expected = create('pure_nccl')
+    if isinstance(expected, RuntimeError):
+        assert str(made) == str(expected)
+        assert 'NCCL is not available' in str(made)
+    assert type(made) is type(expected)
+
+
+@pytest.mark.parametrize('gpu_only', ['pure_nccl', 'non_cuda_aware'])
+def test_what_is_missing_is_said_with_what_to_do(same_error, gpu_only):
+    made = create(gpu_only)
+    if isinstance(made, RuntimeError):
+        error = same_error(create_communicator, gpu_only)
+        assert type(error) is RuntimeError
+        assert 'NCCL is not available' in str(error)
+        assert "create_communicator('flat')" in str(error)
+    else:
+        assert type(made).__name__ == _CLASSES[gpu_only][1]
+
+
+def test_pure_nccl_is_the_default():
+    made, default = create('pure_nccl'), create_default()
+    assert type(made) is type(default)
+    if isinstance(made, RuntimeError):
+        assert str(made) == str(default)
+
+
+def create_default():
+    try:
+        return create_communicator()
+    except RuntimeError as error:
+        return error
