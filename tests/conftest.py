@@ -8,7 +8,9 @@ has failed on all; so no rank runs ahead, and rank 0 alone reports.
 import faulthandler
 import functools
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from typing import Any, TextIO
 
@@ -38,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from mpi4py import MPI
 
         mpi_comm = MPI.COMM_WORLD.Dup()  # so that no test can take our messages for its own
+        # pytest removes old folders of tmp_path, which the ranks must not do to one another.
+        folder = tempfile.mkdtemp(prefix=f'chainermn-tests-{mpi_comm.rank}-')
+        os.environ['PYTEST_DEBUG_TEMPROOT'] = folder
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         config.pluginmanager.register(Ranks(mpi_comm))
         if mpi_comm.rank > 0:
             config.pluginmanager.unregister(name='terminalreporter')

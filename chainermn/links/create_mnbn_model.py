@@ -24,31 +24,36 @@ def create_mnbn_model(link: Any, comm: Any, communication_backend: str = 'auto')
     Raises:
         ValueError: If a batch normalization has its own ``axis``.
     """
-    if isinstance(link, chainer.links.BatchNormalization):
-        return _converted(link, comm, communication_backend)
-    return _replaced_within(copy.deepcopy(link), comm, communication_backend)
+    return _Converter(comm, communication_backend).replacement(copy.deepcopy(link))
 
 
-def _replaced_within(link: Any, comm: Any, communication_backend: str) -> Any:
-    """Replaces the children of a link, in place."""
-    if isinstance(link, chainer.ChainList):
-        for i, child in enumerate(link._children):
-            link._children[i] = _replacement(child, comm, communication_backend)
-        if isinstance(link, chainer.Sequential):
-            link._layers = [_replacement(layer, comm, communication_backend)
-                            for layer in link._layers]
-    elif isinstance(link, chainer.Chain):
-        for name in link._children:
-            link.__dict__[name] = _replacement(link.__dict__[name], comm, communication_backend)
-    return link
+class _Converter:
+    """Replaces links in place, each object once, wherever and however often the model holds it."""
 
+    def __init__(self, comm: Any, communication_backend: str) -> None:
+        self._comm = comm
+        self._communication_backend = communication_backend
+        self._done: dict[int, tuple[Any, Any]] = {}  # with the link itself, so that its id stays
 
-def _replacement(child: Any, comm: Any, communication_backend: str) -> Any:
-    if isinstance(child, MultiNodeBatchNormalization):
-        return child
-    if isinstance(child, chainer.links.BatchNormalization):
-        return _converted(child, comm, communication_backend)
-    return _replaced_within(child, comm, communication_backend)
+    def replacement(self, link: Any) -> Any:
+        """Returns what stands in the place of a link; functions stay."""
+        if id(link) not in self._done:
+            self._done[id(link)] = link, self._replace(link)
+        return self._done[id(link)][1]
+
+    def _replace(self, link: Any) -> Any:
+        if isinstance(link, MultiNodeBatchNormalization):
+            return link
+        if isinstance(link, chainer.links.BatchNormalization):
+            return _converted(link, self._comm, self._communication_backend)
+        if isinstance(link, chainer.ChainList):
+            link._children = [self.replacement(child) for child in link._children]
+            if isinstance(link, chainer.Sequential):
+                link._layers = [self.replacement(layer) for layer in link._layers]
+        elif isinstance(link, chainer.Chain):
+            for name in link._children:
+                link.__dict__[name] = self.replacement(link.__dict__[name])
+        return link
 
 
 def _converted(bn: Any, comm: Any, communication_backend: str) -> MultiNodeBatchNormalization:

@@ -69,6 +69,16 @@ def test_the_converted_model_uses_all_batches(comm):
     np.testing.assert_allclose(y.array, model(x).array[4 * comm.rank:][:4], atol=1e-5)
 
 
+def test_the_parameters_are_those_that_are_used(comm):
+    """Also of a layer that the model holds twice."""
+    bn = L.BatchNormalization(2)
+    model = create_mnbn_model(chainer.Sequential(bn, F.relu, chainer.Sequential(bn), F.sum), comm)
+    model.cleargrads()
+    model(np.arange(8, dtype=np.float32).reshape(4, 2)).backward()
+    assert all(param.grad is not None for param in model.params())
+    assert len({id(param) for param in model.params()}) == 2
+
+
 def test_converting_twice_changes_nothing(comm):
     once = create_mnbn_model(Block(), comm)
     assert type(create_mnbn_model(once, comm).bn) is MultiNodeBatchNormalization

@@ -1,0 +1,4 @@
+"""For tests of programs that use several ranks."""
+from chainermn.testing.device import get_device
+
+__all__ = ['get_device']
