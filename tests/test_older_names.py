@@ -20,7 +20,7 @@ def train(communicator_name):
     comm.broadcast_data(model)
     data = [(np.full(2, i, np.float32), np.int32(i % 2)) for i in range(8)]
     data = chainermn.scatter_dataset(data if comm.rank == 0 else None, comm)
-    for epoch in range(2):
+    for _ in range(2):
         x, t = chainer.dataset.concat_examples([data[i] for i in range(len(data))])
         model.cleargrads()
         model(x, t).backward()
