@@ -1,7 +1,7 @@
 """NCCL as CuPy offers it, or the reason why there is none.  No other file names ``cupy.cuda.nccl``.
 
-Without NCCL this module can be imported all the same; then ``_available`` is false, ``_reason``
-says why, and nothing else is here.
+Without NCCL this module can be imported all the same; then ``_available`` is false and
+``_reason`` says why.
 """
 from __future__ import annotations
 

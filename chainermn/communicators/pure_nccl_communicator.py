@@ -128,9 +128,7 @@ def _event() -> Any:
     """Marks what the current stream has been given until now."""
     import cupy
 
-    event = cupy.cuda.Event(disable_timing=True)
-    event.record()
-    return event
+    return cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
 
 
 def _wait(event: Any) -> None:
