@@ -1,0 +1,123 @@
+"""Every array verb on CuPy arrays, against the same verb on NumPy arrays."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+
+pytestmark = pytest.mark.gpu
+
+SIZE = MPI.COMM_WORLD.size
+RANK = MPI.COMM_WORLD.rank
+
+DTYPES = ['bool', 'int8', 'int32', 'int64', 'uint8', 'uint16', 'float16', 'float32', 'float64',
+          'complex64', 'complex128']
+LAYOUTS = {
+    '0-d': lambda x: x[0, 0].reshape(()),
+    'empty': lambda x: x[:0],
+    '2-d': lambda x: x,
+    'transposed': lambda x: x.T,
+    'strided': lambda x: x[::2, 1:],
+}
+VERBS = {
+    'bcast': lambda comm, x: comm.bcast(x, SIZE - 1),
+    'gather': lambda comm, x: comm.gather(x, SIZE - 1),
+    'allgather': lambda comm, x: comm.allgather(x),
+    'allreduce': lambda comm, x: comm.allreduce(x),
+    'alltoall': lambda comm, x: comm.alltoall([x] * SIZE),
+    'scatter': lambda comm, x: comm.scatter([x] * SIZE, SIZE - 1),
+    'send and recv': lambda comm, x: send_and_recv(comm, x),
+    'send and recv a tuple': lambda comm, x: send_and_recv(comm, (x, x)),
+}
+
+
+def send_and_recv(comm, data):
+    """Sends to the next rank; returns what the one before sent."""
+    if SIZE == 1:
+        pytest.skip('needs two ranks')
+    if RANK % 2 == 0:
+        comm.send(data, (RANK + 1) % SIZE, 3)
+        return comm.recv((RANK - 1) % SIZE, 3)
+    received = comm.recv((RANK - 1) % SIZE, 3)
+    comm.send(data, (RANK + 1) % SIZE, 3)
+    return received
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('flat')
+    yield comm
+    comm.finalize()
+
+
+def check(result, expected):
+    import cupy
+
+    if expected is None or isinstance(expected, tuple):
+        assert type(result) is type(expected)
+        for x, y in zip(result or (), expected or (), strict=True):
+            check(x, y)
+        return
+    assert type(result) is cupy.ndarray
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(result.get(), expected)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('verb', VERBS)
+def test_as_on_the_host(comm, verb, dtype, layout):
+    import cupy
+
+    x = np.random.RandomState(RANK).randint(0, 2, (4, 6)).astype(dtype)
+    expected = VERBS[verb](comm, LAYOUTS[layout](x))
+    check(VERBS[verb](comm, LAYOUTS[layout](cupy.asarray(x))), expected)
+
+
+@pytest.mark.parametrize('op', ['sum', 'prod', 'max', 'min'])
+@pytest.mark.parametrize('dtype', ['bool', 'int32', 'float16', 'float32', 'float64'])
+def test_operations(comm, dtype, op):
+    import cupy
+
+    x = np.random.RandomState(RANK).randint(0, 3, (4, 6)).astype(dtype)
+    check(comm.allreduce(cupy.asarray(x), op), comm.allreduce(x, op))
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+@pytest.mark.parametrize('name', ['pure_nccl', 'non_cuda_aware', 'flat', 'naive'])
+def test_multi_node_mean(name, dtype):
+    import cupy
+
+    comm = chainermn.create_communicator(name)
+    x = np.random.RandomState(RANK).standard_normal((4, 6)).astype(dtype)
+    check(comm.multi_node_mean(cupy.asarray(x)), comm.multi_node_mean(x))
+    comm.finalize()
+
+
+def test_large(comm):
+    """Larger than what MPI sends at once, and written on the device just before."""
+    import cupy
+
+    x = cupy.zeros(3_000_000, 'f4')
+    for _ in range(20):
+        x += RANK + 1
+    result = comm.allreduce(x)
+    x[...] = 0
+    assert (result == 20 * sum(range(1, SIZE + 1))).all()
+
+
+def test_dtypes_that_differ(comm, same_error):
+    import cupy
+
+    if SIZE == 1:
+        pytest.skip('needs two ranks')
+    error = same_error(comm.allreduce, cupy.zeros(3, 'f2' if RANK == 1 else 'f4'))
+    assert 'float16 (3,)' in str(error)
+
+
+def test_shapes_that_differ(comm):
+    import cupy
+
+    xs = comm.allgather(cupy.arange(RANK + 1))
+    check(xs, tuple(np.arange(rank + 1) for rank in range(SIZE)))

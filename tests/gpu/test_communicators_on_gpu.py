@@ -1,0 +1,287 @@
+"""Gradients and parameters on a GPU, by every communicator that takes them there."""
+
+import chainer
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+
+pytestmark = pytest.mark.gpu
+
+SIZE = MPI.COMM_WORLD.size
+RANK = MPI.COMM_WORLD.rank
+
+# Of no elements, of one, of a piece of the batched copy and a little more, of many.
+SHAPES = [(0, 3), (), (1,), (3, 5), (8191,), (8192,), (8193,), (3, 70001)]
+
+
+def make_model(dtypes, rank, grads=True):
+    """A model with parameters of all shapes and some dtypes, and with the numbers of a rank."""
+    import cupy
+
+    random = np.random.RandomState(rank)
+    model = chainer.Link()
+    with model.init_scope():
+        for i, shape in enumerate(SHAPES):
+            for dtype in dtypes:
+                x = random.standard_normal(shape).astype(dtype)
+                param = chainer.Parameter(cupy.asarray(x))
+                if grads:
+                    param.grad = cupy.asarray(random.standard_normal(shape).astype(dtype))
+                setattr(model, f'p{i}_{dtype}', param)
+    return model
+
+
+def grads_of(model):
+    return {name: param.grad.get() for name, param in model.namedparams()}
+
+
+def mean_of(models, wire=None):
+    """What the mean gradients have to be, and how far off they may be."""
+    each = [grads_of(model) for model in models]
+    for name in each[0]:
+        grads = [grads[name] for grads in each]
+        dtype = grads[0].dtype
+        sent = [grad.astype(wire or dtype).astype('f8') for grad in grads]
+        eps = max(float(np.finfo(t).eps) for t in (dtype, wire or dtype))
+        yield name, sum(sent) / len(sent), 4 * eps
+
+
+def check_means(model, expected):
+    grads = grads_of(model)
+    for name, value, tolerance in expected:
+        np.testing.assert_allclose(
+            grads[name].astype('f8'), value, tolerance, tolerance, err_msg=name)
+    everywhere = MPI.COMM_WORLD.allgather({name: x.tobytes() for name, x in grads.items()})
+    assert everywhere == everywhere[:1] * SIZE
+
+
+@pytest.mark.parametrize('batched', [True, False])
+@pytest.mark.parametrize('dtypes', [['float16'], ['float32'], ['float64'],
+                                    ['float16', 'float32', 'float64']], ids='-'.join)
+def test_mean_grad(comm, name, dtypes, batched):
+    comm.set_config('batched_copy', batched)
+    models = [make_model(dtypes, rank) for rank in range(SIZE)]
+    expected = list(mean_of(models, 'float32' if name == 'pure_nccl' else None))
+    for _ in range(3):  # after the first time they are equal, and stay so
+        comm.multi_node_mean_grad(models[RANK])
+        check_means(models[RANK], expected)
+
+
+@pytest.mark.parametrize('batched', [True, False])
+@pytest.mark.parametrize('wire', ['float16', 'float32', 'float64'])
+def test_allreduce_grad_dtype(wire, batched):
+    comm = chainermn.create_communicator(
+        'pure_nccl', allreduce_grad_dtype=wire, batched_copy=batched)
+    models = [make_model(['float16', 'float32', 'float64'], rank) for rank in range(SIZE)]
+    expected = list(mean_of(models, wire))
+    comm.multi_node_mean_grad(models[RANK])
+    check_means(models[RANK], expected)
+    comm.finalize()
+
+
+@pytest.mark.parametrize('dtype,wire', [
+    (np.float32, 'float32'), (np.float16, 'float16'), (chainer.mixed16, 'float16'),
+    (np.float64, 'float64')])
+def test_dtype_of_the_configuration(dtype, wire):
+    comm = chainermn.create_communicator('pure_nccl')
+    models = [make_model(['float32'], rank) for rank in range(SIZE)]
+    expected = list(mean_of(models, wire))
+    with chainer.using_config('dtype', dtype):
+        comm.multi_node_mean_grad(models[RANK])
+    check_means(models[RANK], expected)
+    comm.finalize()
+
+
+def test_both_ways_to_copy_give_the_same_bits(comm):
+    results = []
+    for batched in (True, False):
+        comm.set_config('batched_copy', batched)
+        model = make_model(['float16', 'float32'], RANK)
+        comm.multi_node_mean_grad(model)
+        results.append({name: x.tobytes() for name, x in grads_of(model).items()})
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize('batched', [True, False])
+def test_strided_gradients(comm, batched):
+    import cupy
+
+    comm.set_config('batched_copy', batched)
+    models = [make_model(['float32'], rank) for rank in range(SIZE)]
+    expected = list(mean_of(models))
+    param = models[RANK].p7_float32
+    param.grad = cupy.asfortranarray(param.grad)
+    assert not param.grad.flags.c_contiguous
+    comm.multi_node_mean_grad(models[RANK])
+    check_means(models[RANK], expected)
+
+
+def test_many_small_gradients(comm):
+    import cupy
+
+    comm.set_config('batched_copy')
+    model = chainer.Link()
+    with model.init_scope():
+        for i in range(1000):
+            param = chainer.Parameter(cupy.zeros(64, 'f4'))
+            param.grad = cupy.full(64, i * (RANK + 1), 'f4')
+            setattr(model, f'p{i:04}', param)
+    comm.multi_node_mean_grad(model)
+    mean = sum(range(1, SIZE + 1)) / SIZE
+    for i, (_, param) in enumerate(sorted(model.namedparams())):
+        np.testing.assert_allclose(param.grad.get(), i * mean, rtol=1e-6)
+
+
+def test_zero_fill(comm):
+    model = make_model(['float32'], RANK)
+    expected = model.p3_float32.grad.get() if RANK == 0 else None
+    expected = MPI.COMM_WORLD.bcast(expected) / SIZE
+    if RANK != 0:
+        model.p3_float32.grad = None
+    comm.multi_node_mean_grad(model, zero_fill=True)
+    np.testing.assert_allclose(model.p3_float32.grad.get(), expected, 1e-6, 1e-6)
+
+
+def test_no_gradients(comm):
+    comm.multi_node_mean_grad(make_model(['float32'], RANK, grads=False))
+
+
+def test_bcast_data_is_exact(comm):
+    dtypes = ['float16', 'float32', 'float64']
+    model, expected = make_model(dtypes, RANK), make_model(dtypes, 0)
+    for m in (model, expected):
+        m.p3_float16.array[0, :3] = np.array([np.nan, np.inf, -0.])
+    comm.bcast_data(model)
+    for (_, param), (_, other) in zip(
+            sorted(model.namedparams()), sorted(expected.namedparams()), strict=True):
+        assert param.array.get().tobytes() == other.array.get().tobytes()
+
+
+@pytest.mark.parametrize('own_stream', [False, True])
+def test_order_with_the_stream_of_the_caller(comm, own_stream):
+    """Gradients that are still being computed, and that are used at once."""
+    import cupy
+
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(cupy.zeros((1500, 1500), 'f4'))
+    stream = cupy.cuda.Stream(non_blocking=True) if own_stream else cupy.cuda.Stream.null
+    with stream:
+        for step in range(10):
+            a = cupy.full((1500, 1500), (RANK + step) / 1500, 'f4')
+            b = cupy.ones((1500, 1500), 'f4')
+            for _ in range(5):
+                a = a @ b / 1500
+            model.w.grad = a * 1500
+            comm.multi_node_mean_grad(model)
+            doubled = model.w.grad * 2
+            model.cleargrads()  # the memory is free for the next step
+            cupy.testing.assert_allclose(doubled, 2 * step + SIZE - 1, rtol=1e-4)
+
+
+@pytest.mark.parametrize('batched', [True, False])
+def test_async(batched):
+    import cupy
+
+    comm = chainermn.create_communicator('pure_nccl', batched_copy=batched)
+    assert comm.can_overlap
+    x = cupy.ones((2000, 2000), 'f4')
+    for step in range(10):
+        models = [make_model(['float32'], step * SIZE + rank) for rank in range(SIZE)]
+        expected = list(mean_of(models))
+        exchange = comm.multi_node_mean_grad_async(models[RANK])
+        y = x @ x  # meanwhile
+        exchange.wait()
+        check_means(models[RANK], expected)
+        assert float(y[0, 0]) == 2000
+    comm.finalize()
+
+
+def test_async_of_chainermn_7():
+    import cupy
+
+    comm = chainermn.create_communicator('pure_nccl')
+    models = [make_model(['float32'], rank) for rank in range(SIZE)]
+    expected = list(mean_of(models))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    comm._multi_node_mean_grad_async(models[RANK], False, stream)
+    stream.synchronize()
+    check_means(models[RANK], expected)
+    comm.finalize()
+
+
+def test_split(comm):
+    part = comm.split(RANK % 2, -RANK)
+    models = [make_model(['float32'], rank) for rank in range(SIZE)]
+    expected = list(mean_of(models[RANK % 2::2]))
+    part.multi_node_mean_grad(models[RANK])
+    for name, value, tolerance in expected:
+        np.testing.assert_allclose(grads_of(models[RANK])[name], value, tolerance, tolerance)
+    part.finalize()
+
+
+@pytest.mark.parametrize('name', ['pure_nccl', 'non_cuda_aware'])
+def test_a_model_on_the_host(comm, same_error):
+    model = make_model(['float32'], RANK)
+    if RANK == SIZE - 1:
+        model.to_device('@numpy')
+    for call in (comm.multi_node_mean_grad, comm.bcast_data):
+        error = same_error(call, model)
+        assert isinstance(error, TypeError)
+        assert 'takes models on a GPU' in str(error)
+
+
+def test_parameters_that_differ(comm, same_error):
+    if SIZE == 1:
+        pytest.skip('needs two ranks')
+    model = make_model(['float32'], RANK)
+    if RANK == 1:
+        model.p3_float32.grad = None
+    error = same_error(comm.multi_node_mean_grad, model)
+    assert '/p3_float32: float32 (3, 5) on rank' in str(error)
+    assert 'nothing on rank 1' in str(error)
+
+
+def test_debug(comm, same_error):
+    model = make_model(['float32'], RANK)
+    if RANK == 0:
+        model.p3_float32.grad[0, 0] = np.nan
+    with chainer.using_config('debug', True):
+        error = same_error(comm.multi_node_mean_grad, model)
+    assert 'the mean gradient of /p3_float32 is not finite' in str(error)
+
+
+def test_connects_again_after_finalize():
+    for _ in range(3):
+        comm = chainermn.create_communicator('pure_nccl')
+        models = [make_model(['float32'], rank) for rank in range(SIZE)]
+        expected = list(mean_of(models))
+        comm.multi_node_mean_grad(models[RANK])
+        check_means(models[RANK], expected)
+        comm.finalize()
+
+
+@pytest.mark.parametrize('double_buffering', [False, True])
+def test_training(double_buffering):
+    """The ranks' models stay equal, and the loss falls."""
+    comm = chainermn.create_communicator('pure_nccl')
+    model = chainer.links.Classifier(chainer.Sequential(
+        chainer.links.Linear(8, 32), chainer.functions.relu, chainer.links.Linear(32, 2)))
+    model.to_device(f'@cupy:{chainer.backends.cuda.cupy.cuda.Device().id}')
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(lr=.1), comm, double_buffering=double_buffering).setup(model)
+    random = np.random.RandomState(RANK)
+    x = model.xp.asarray(random.standard_normal((64, 8)).astype('f4'))
+    t = (x.sum(axis=1) > 0).astype('i4')
+    losses = []
+    for _ in range(60):
+        optimizer.update(model, x, t)
+        losses.append(float(model.loss.array))
+    if double_buffering:
+        optimizer.wait()
+    assert losses[-1] < .7 * losses[0]
+    weights = MPI.COMM_WORLD.allgather([p.array.get().tobytes() for p in model.params()])
+    assert weights == weights[:1] * SIZE
+    comm.finalize()
