@@ -31,21 +31,22 @@ def run(ranks: int, options: list[str]) -> int:
         # One thread per rank: the ranks share the machine's cores.
         threads = dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
         env = threads | os.environ | {'CHAINERMN_TEST_STACKS': folder}
-        with subprocess.Popen(command, env=env) as process:
+        stdin = None if ranks == 1 else subprocess.DEVNULL  # one rank may use --pdb
+        with subprocess.Popen(command, env=env, stdin=stdin) as process:
             try:
                 status = process.wait(RUN_LIMIT)
             except subprocess.TimeoutExpired:
                 process.terminate()  # mpiexec ends its ranks
                 status = process.wait()
-        said = {file.name: file.read_text() for file in sorted(pathlib.Path(folder).iterdir())}
-    for rank, text in said.items():
-        name, *stacks = text.splitlines()
+        files = sorted(pathlib.Path(folder).iterdir())
+        said = {file.name: file.read_text().splitlines() or ['nothing'] for file in files}
+    for rank, (name, *stacks) in said.items():
         if stacks:
             print(f'\n{f" rank {rank} took too long in {name} ":_^80}')
             print(*(line for line in stacks if not INSIDE_PYTEST.search(line)), sep='\n')
-    if status != 0 and said.get('0') != f'ending with {status}\n':
+    if status != 0 and said.get('0') != [f'ending with {status}']:
         # pytest's own last line is missing, or not true.
-        where = ''.join(f'\n  rank {rank}: {text.splitlines()[0]}' for rank, text in said.items())
+        where = ''.join(f'\n  rank {rank}: {name}' for rank, (name, *_) in said.items())
         print(f'\nThe run ended with status {status}. The ranks were in{where}')
         print(f'{f" 1 error in {time.monotonic() - start:.2f}s ":=^80}', flush=True)
     return status
