@@ -1,0 +1,165 @@
+"""Trains a small VGG-like network on color images, with batch normalization over all processes.
+
+    mpiexec -n 2 python train_cifar.py --mnbn
+
+What makes it distributed is marked with (MN).
+"""
+
+import argparse
+import pathlib
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+
+import chainermn
+
+
+class Block(chainer.Chain):
+    """Convolution, batch normalization, ReLU."""
+
+    def __init__(self, n_channels):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(None, n_channels, ksize=3, pad=1, nobias=True)
+            self.bn = L.BatchNormalization(n_channels)
+
+    def forward(self, x):
+        return F.relu(self.bn(self.conv(x)))
+
+
+class VGG(chainer.Chain):
+    """Three times two blocks, each time at half the size and with twice the channels."""
+
+    def __init__(self, n_classes, width):
+        super().__init__()
+        with self.init_scope():
+            self.blocks = chainer.ChainList(
+                *(Block(width * n) for n in (1, 1, 2, 2, 4, 4)))
+            self.fc = L.Linear(None, n_classes)
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            if i % 2:
+                x = F.max_pooling_2d(x, ksize=2)
+        return self.fc(F.dropout(F.average_pooling_2d(x, x.shape[2:]), 0.3))
+
+
+def load_digits():
+    """The 1,797 digits that come with scikit-learn, as color images of 32x32 pixels."""
+    from sklearn import datasets
+
+    images, labels = datasets.load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    images = images.repeat(3, axis=1).repeat(4, axis=2).repeat(4, axis=3)
+    labels = labels.astype(np.int32)
+    order = np.random.RandomState(0).permutation(len(labels))
+    train, validation = order[:1437], order[1437:]
+    return (chainer.datasets.TupleDataset(images[train], labels[train]),
+            chainer.datasets.TupleDataset(images[validation], labels[validation]))
+
+
+DATASETS = {  # and the number of classes
+    'digits': (load_digits, 10),
+    'cifar10': (chainer.datasets.get_cifar10, 10),  # downloaded on first use
+    'cifar100': (chainer.datasets.get_cifar100, 100),
+}
+
+
+def parse_arguments():
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
+                        'else flat, if not given')
+    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--dataset', choices=DATASETS, default='digits')
+    parser.add_argument('--mnbn', action='store_true',
+                        help='normalize by mean and variance of the batches of all processes')
+    parser.add_argument('--batchsize', type=int, default=32, help='examples per process and step')
+    parser.add_argument('--learnrate', type=float, default=0.05, help='halved every 25 epochs')
+    parser.add_argument('--epoch', type=int, default=10, help='how often to see each example')
+    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--width', type=int, default=8, help='channels of the first convolution')
+    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--out', default='result', help='folder for log and snapshots')
+    parser.add_argument('--resume', help='snapshot to continue from')
+    return parser.parse_args()
+
+
+def main():
+    """Trains; every process runs this."""
+    args = parse_arguments()
+
+    # (MN) One communicator for all processes, and one GPU for each.
+    comm = chainermn.create_communicator(
+        args.communicator or ('pure_nccl' if args.gpu else 'flat'))
+    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device.use()
+    np.random.seed(args.seed + comm.rank)
+    if args.gpu:
+        chainer.backends.cuda.cupy.random.seed(args.seed + comm.rank)
+
+    load, n_classes = DATASETS[args.dataset]
+    model = L.Classifier(VGG(n_classes, args.width))
+    if args.mnbn:
+        # (MN) The same model with MultiNodeBatchNormalization for each BatchNormalization.
+        model = chainermn.links.create_mnbn_model(model, comm)
+    model.to_device(device)
+
+    # (MN) Gradients become means over all processes. Hooks such as weight decay come after.
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(args.learnrate), comm)
+    optimizer.setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(5e-4))
+
+    # (MN) Rank 0 reads the data; each process gets its own part.
+    train, validation = load() if comm.rank == 0 else (None, None)
+    train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
+    validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
+    train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)
+    validation_iterator = chainer.iterators.SerialIterator(
+        validation, args.batchsize, repeat=False, shuffle=False)
+
+    # A short trial validates and saves at its end.
+    stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
+    interval = stop if args.iteration else (1, 'epoch')
+    updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)
+    trainer = training.Trainer(updater, stop, out=args.out)
+    trainer.extend(extensions.ExponentialShift('lr', 0.5), trigger=(25, 'epoch'))
+
+    # (MN) With ordinary batch normalization each process has moving averages of its own batches.
+    # Before they are used for validation, or saved, all processes get the mean of them.
+    trainer.extend(chainermn.extensions.AllreducePersistent(model, comm), trigger=interval)
+    # (MN) Validates on all processes; every one gets the result for the whole set.
+    evaluator = extensions.Evaluator(validation_iterator, model, device=device)
+    trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm), trigger=interval)
+
+    # (MN) One process is enough to write files and to talk.
+    if comm.rank == 0:
+        log = extensions.LogReport(trigger=interval)
+        trainer.extend(log)
+        trainer.extend(extensions.snapshot(n_retains=1), trigger=interval)
+        trainer.extend(extensions.PrintReport(
+            ['epoch', 'main/loss', 'validation/main/loss',
+             'main/accuracy', 'validation/main/accuracy', 'elapsed_time'], log))
+        print(f'{comm.size} process{"es" * (comm.size > 1)}; '
+              f'{len(train)} examples per process, in batches of {args.batchsize}')
+
+    if args.resume:
+        # Every process continues from what rank 0 wrote.
+        chainer.serializers.load_npz(args.resume, trainer)
+
+    trainer.run()
+
+    if comm.rank == 0:
+        print(f'Log and snapshot are in {pathlib.Path(args.out).resolve()}')
+        print(f'Validation accuracy: {log.log[-1]["validation/main/accuracy"]:.2%}')
+
+
+if __name__ == '__main__':
+    main()
