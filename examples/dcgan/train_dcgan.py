@@ -1,0 +1,122 @@
+"""Trains a network that draws digits against one that tells them from real ones (DCGAN).
+
+    mpiexec -n 2 python train_dcgan.py
+
+What makes it distributed is marked with (MN).
+"""
+
+import argparse
+import pathlib
+
+import chainer
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+from net import Discriminator, Generator
+from updater import DCGANUpdater
+from visualize import draw_sheet
+
+import chainermn
+
+
+def load_digits():
+    """The 1,797 digits that come with scikit-learn, 8x8 pixels from -1 to 1."""
+    from sklearn import datasets
+
+    images, _ = datasets.load_digits(return_X_y=True)
+    return (images / 8 - 1).astype(np.float32).reshape(-1, 1, 8, 8)
+
+
+def load_cifar10():
+    """50,000 color images of 32x32 pixels, downloaded on first use."""
+    images, _ = chainer.datasets.get_cifar10(withlabel=False, scale=2.)
+    return images - 1
+
+
+DATASETS = {'digits': load_digits, 'cifar10': load_cifar10}
+
+
+def parse_arguments():
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
+                        'else flat, if not given')
+    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--dataset', choices=DATASETS, default='digits')
+    parser.add_argument('--batchsize', type=int, default=32, help='images per process and step')
+    parser.add_argument('--epoch', type=int, default=30, help='how often to see each image')
+    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--n-hidden', '--n_hidden', type=int, default=32,
+                        help='random numbers from which an image is drawn')
+    parser.add_argument('--width', type=int, default=32, help='channels of the widest images')
+    parser.add_argument('--seed', type=int, default=0, help='of weights, noise and shuffling')
+    parser.add_argument('--out', default='result', help='folder for log, previews and snapshots')
+    parser.add_argument('--resume', help='snapshot to continue from')
+    return parser.parse_args()
+
+
+def main():
+    """Trains; every process runs this."""
+    args = parse_arguments()
+
+    # (MN) One communicator for all processes, and one GPU for each.
+    comm = chainermn.create_communicator(
+        args.communicator or ('pure_nccl' if args.gpu else 'flat'))
+    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device.use()
+
+    # (MN) Another seed on each process: all draw from noise of their own.
+    np.random.seed(args.seed + comm.rank)
+    if args.gpu:
+        chainer.backends.cuda.cupy.random.seed(args.seed + comm.rank)
+
+    # (MN) Rank 0 reads the data; each process gets its own part.
+    images = DATASETS[args.dataset]() if comm.rank == 0 else None
+    images = chainermn.scatter_dataset(images, comm, shuffle=True, seed=args.seed)
+    channels, size, _ = images[0].shape
+    iterator = chainer.iterators.SerialIterator(images, args.batchsize)
+
+    generator = Generator(args.n_hidden, channels, size, args.width)
+    discriminator = Discriminator(channels, args.width)
+    optimizers = {}
+    for name, model in ('gen', generator), ('dis', discriminator):
+        model.to_device(device)
+        # (MN) Each optimizer averages the gradients of its own network.
+        optimizers[name] = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.Adam(2e-4, beta1=0.5), comm)
+        optimizers[name].setup(model)
+
+    # A short trial logs, draws and saves at its end.
+    stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
+    interval = stop if args.iteration else (1, 'epoch')
+    updater = DCGANUpdater(iterator, optimizers, device=device)
+    trainer = training.Trainer(updater, stop, out=args.out)
+
+    # (MN) Images are drawn with moving averages of batch normalization, which differ between
+    # the processes: take the mean.
+    trainer.extend(chainermn.extensions.AllreducePersistent(generator, comm), trigger=interval)
+
+    # (MN) One process is enough to write files and to talk.
+    if comm.rank == 0:
+        log = extensions.LogReport(trigger=interval)
+        trainer.extend(log)
+        trainer.extend(extensions.snapshot(n_retains=1), trigger=interval)
+        trainer.extend(draw_sheet(generator), trigger=interval)
+        trainer.extend(extensions.PrintReport(
+            ['epoch', 'iteration', 'gen/loss', 'dis/loss', 'elapsed_time'], log))
+        print(f'{comm.size} process{"es" * (comm.size > 1)}; '
+              f'{len(images)} images per process, in batches of {args.batchsize}')
+
+    if args.resume:
+        # Every process continues from what rank 0 wrote.
+        chainer.serializers.load_npz(args.resume, trainer)
+
+    trainer.run()
+
+    if comm.rank == 0:
+        print(f'Drawn images are in {pathlib.Path(args.out, "preview").resolve()}')
+
+
+if __name__ == '__main__':
+    main()
