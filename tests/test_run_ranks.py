@@ -76,9 +76,10 @@ def test_one_rank_hangs(run):
     stacks = re.split(r'_+ rank (\d) took too long in test_it.py::test_special _+\n', output)[1:]
     assert stacks[::2] == ['0', '1']
     lines = TESTS.format(special='time.sleep(100)', collecting='').splitlines()
-    for stack, line in zip(stacks[1::2], ['MPI.COMM_WORLD.barrier()', 'time.sleep(100)'], strict=True):
+    for stack, statement in zip(stacks[1::2], ['MPI.COMM_WORLD.barrier()', 'time.sleep(100)'],
+                                strict=True):
         number = re.search(r'test_it.py", line (\d+) in test_special', stack)[1]
-        assert lines[int(number) - 1].strip() == line
+        assert lines[int(number) - 1].strip() == statement
 
 
 def test_one_rank_dies(run):
