@@ -51,7 +51,7 @@ def inter_allreduce_gpu(inter_mpi_comm: Any, size: int, gpu_buffer_a: Any, gpu_b
     array[...] = _wire.from_buffer(staged, array.shape, _wire.on_device(array)) / size
 
 
-def chunked_bcast_obj(obj: Any, mpi_comm: Any, max_buf_len: int | None = None,
+def chunked_bcast_obj(obj: Any, mpi_comm: Any, max_buf_len: int = 256 * 1024 * 1024,
                       root: int = 0) -> Any:
     """Broadcasts an object of any size; ``max_buf_len`` has no effect.
 

@@ -29,7 +29,7 @@ class ObjectVerbs(CommunicatorBase):
     def recv_obj(self, source: int, status: Any = None, tag: int = MPI.ANY_TAG) -> Any:
         return self._messages.recv_obj(source, tag, status)
 
-    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+    def bcast_obj(self, obj: Any, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Any:
         try:
             root = _wire.checked_root(root, self.size)
             pickled = Pickled(obj) if self.rank == root else None

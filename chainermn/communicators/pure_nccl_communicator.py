@@ -47,6 +47,10 @@ class PureNcclCommunicator(NcclCommunicatorBase):
     def can_overlap(self) -> bool:
         return True
 
+    @property
+    def has_nccl(self) -> bool:
+        return True
+
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         if name != 'allreduce_grad_dtype' or kwargs:
             super().set_config(name, value, **kwargs)
