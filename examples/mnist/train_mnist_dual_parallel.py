@@ -51,7 +51,7 @@ def main():
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     if comm.size % 2:
-        sys.exit(f'A model takes two processes, so {comm.size} are one too many or too few.')
+        sys.exit(f'A model takes two processes, so start an even number, not {comm.size}.')
     device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)

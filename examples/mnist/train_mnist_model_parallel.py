@@ -60,8 +60,7 @@ def main():
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     if comm.size != 2:
-        sys.exit(f'The model has two parts, but there is {comm.size} process for them: '
-                 'start with mpiexec -n 2.')
+        sys.exit(f'This takes two processes, not {comm.size}: start with mpiexec -n 2.')
     device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)

@@ -1,0 +1,140 @@
+"""Trains a translator, encoder and decoder, on as many processes as MPI starts.
+
+    mpiexec -n 2 python seq2seq.py
+
+What makes it distributed is marked with (MN). Encoder and decoder on a process each, in
+place of both on all: seq2seq_mp1.py.
+"""
+
+import argparse
+import pathlib
+
+import bleu
+import chainer
+import data
+import net
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+
+import chainermn
+
+
+class Translator(chainer.Chain):
+    """Encoder and decoder."""
+
+    def __init__(self, n_layers, source, target, n_units):
+        super().__init__()
+        with self.init_scope():
+            self.encoder = net.Encoder(n_layers, len(source), n_units)
+            self.decoder = net.Decoder(n_layers, len(target), n_units, target[data.END])
+
+    def forward(self, xs, ys):
+        """Returns the loss."""
+        h, c, _ = self.encoder.rnn(None, None, self.encoder.inputs(xs))
+        _, _, outputs = self.decoder.rnn(h, c, self.decoder.inputs(ys))
+        return self.decoder.loss(outputs, ys)
+
+    def translate(self, xs):
+        """Returns a list of numbers of words for each sentence."""
+        h, c, _ = self.encoder.rnn(None, None, self.encoder.inputs(xs))
+        return self.decoder.write(h, c)
+
+
+def parse_arguments():
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
+                        'else flat, if not given')
+    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--files', nargs=4, help='sentences to train on, their translations, '
+                        'sentences to validate on, and theirs: one per line, words between spaces; '
+                        'a small language is generated if not given')
+    parser.add_argument('--vocabulary', type=int, default=40000, help='words of each language')
+    parser.add_argument('--batchsize', type=int, default=32, help='pairs per process and step')
+    parser.add_argument('--epoch', type=int, default=10, help='how often to see each pair')
+    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--layer', type=int, default=1, help='layers of each LSTM')
+    parser.add_argument('--unit', type=int, default=64, help='units in each layer')
+    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--out', default='result', help='folder for log and snapshots')
+    parser.add_argument('--resume', help='snapshot to continue from')
+    return parser.parse_args()
+
+
+def main():
+    """Trains; every process runs this."""
+    args = parse_arguments()
+
+    # (MN) One communicator for all processes, and one GPU for each.
+    comm = chainermn.create_communicator(
+        args.communicator or ('pure_nccl' if args.gpu else 'flat'))
+    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device.use()
+    np.random.seed(args.seed + comm.rank)
+
+    # (MN) Rank 0 reads the data. Each process gets its own part, and the vocabularies, which
+    # are objects of Python rather than arrays or data sets.
+    source = target = train = validation = None
+    if comm.rank == 0:
+        train, validation = data.load(args.files)
+        source = data.make_vocabulary([x for x, _ in train], args.vocabulary)
+        target = data.make_vocabulary([y for _, y in train], args.vocabulary)
+        train = data.numbered(train, source, target)
+        validation = data.numbered(validation, source, target)
+    source, target = comm.bcast_obj((source, target))
+    train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
+    validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
+    train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)
+    validation_iterator = chainer.iterators.SerialIterator(
+        validation, args.batchsize, repeat=False, shuffle=False)
+
+    model = Translator(args.layer, source, target, args.unit)
+    model.to_device(device)
+    # (MN) Gradients become means over all processes, and are clipped after that.
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(0.005), comm)
+    optimizer.setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
+
+    # A short trial validates and saves at its end.
+    stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
+    interval = stop if args.iteration else (1, 'epoch')
+    updater = training.updaters.StandardUpdater(
+        train_iterator, optimizer, converter=data.convert, device=device)
+    trainer = training.Trainer(updater, stop, out=args.out)
+
+    # (MN) BLEU is of all sentences at once: each process translates and counts, rank 0 computes.
+    trainer.extend(
+        bleu.BleuEvaluator(comm, validation_iterator, model, device, data.convert),
+        trigger=interval)
+
+    # (MN) One process is enough to write files and to talk.
+    if comm.rank == 0:
+        log = extensions.LogReport(trigger=interval)
+        trainer.extend(log)
+        trainer.extend(extensions.snapshot(n_retains=1), trigger=interval)
+        trainer.extend(extensions.PrintReport(
+            ['epoch', 'main/decoder/loss', 'validation/bleu', 'elapsed_time'], log))
+        print(f'{comm.size} process{"es" * (comm.size > 1)}; '
+              f'{len(train)} pairs per process, in batches of {args.batchsize}')
+
+    if args.resume:
+        # Every process continues from what rank 0 wrote.
+        chainer.serializers.load_npz(args.resume, trainer)
+
+    trainer.run()
+
+    if comm.rank == 0:
+        pairs = validation[:3]
+        with chainer.using_config('train', False), chainer.no_backprop_mode():
+            translations = model.translate(data.convert(pairs, device)['xs'])
+        source_words, target_words = list(source), list(target)
+        for (x, _), y in zip(pairs, translations, strict=True):
+            print(*(source_words[word] for word in x), '->', *(target_words[word] for word in y))
+        print(f'Log and snapshot are in {pathlib.Path(args.out).resolve()}')
+        print(f'BLEU: {log.log[-1]["validation/bleu"]:.2%}')
+
+
+if __name__ == '__main__':
+    main()
