@@ -42,7 +42,6 @@ KINDS = {
     'read-only': (lambda rows: (4 + rows,), _read_only),
     'foreign byte order': (lambda rows: (2 + rows, 3),
                            lambda x: x.astype(x.dtype.newbyteorder('S'))),
-    '8-d': (lambda rows: (2 + rows, 1, 1, 2, 1, 1, 1, 2), lambda x: x),
     '9-d': (lambda rows: (1 + rows, 2, 1, 1, 2, 1, 1, 1, 2), lambda x: x),
     'large': (lambda rows: (9001 + rows,), lambda x: x),
 }

@@ -48,10 +48,12 @@ def test_unpack_in_place_over_the_buffer():
 
 
 def test_unpack_rounds_float16_once():
-    """2 / 3 in float16, and not 2 times a third that was rounded already."""
+    """5 / 3 in float16, and not 5 times a third that was rounded already."""
     x = np.zeros(1, np.float16)
-    _bucket.unpack(np.array([5.], np.float32), [x], 1 / 3)
-    assert x[0] == np.float16(5 / 3)
+    assert np.float16(5) * np.float16(1 / 3) != np.float16(5 / 3)
+    for dtype in (np.float16, np.float32):
+        _bucket.unpack(np.array([5.], dtype), [x], 1 / 3)
+        assert x[0] == np.float16(5 / 3)
     _bucket.unpack(np.array([3 * 65504.], np.float32), [x], 1 / 3)
     assert x[0] == 65504
 
