@@ -26,6 +26,8 @@ def checked(x: Any) -> Any:
         x = np.asarray(x)
     if not isinstance(x, np.ndarray) and not on_device(x):
         raise TypeError(f'expected a numpy or cupy array but got {_kind_of(x)}')
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError('a masked array would lose its mask; send x.data and x.mask, or x.filled()')
     if x.dtype not in _header.CODES:
         native = x.dtype.newbyteorder('=')
         if native not in _header.CODES:

@@ -26,6 +26,7 @@ def test_checked(make):
     (np.array(['a']), 'dtype <U1 cannot be exchanged; use one of bool, int8'),
     (np.array([None]), 'dtype object'), (np.zeros(1, 'M8[s]'), r'dtype datetime64\[s\]'),
     (np.zeros(1, np.longdouble), 'dtype (float128|longdouble|float96)'),
+    (np.ma.zeros(1), 'mask'),
     (memoryview(b'x'), 'got memoryview'), (np.float64, 'got type'),
 ])
 def test_what_cannot_cross(bad, text):
