@@ -12,6 +12,12 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / 'examples'
 
 
 @pytest.fixture
+def examples():
+    """The folder of the examples."""
+    return EXAMPLES
+
+
+@pytest.fixture
 def run(tmp_path):
     """A function that runs a script in ``tmp_path`` and returns what it printed."""
     if MPI.COMM_WORLD.size > 1:
