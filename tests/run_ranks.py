@@ -24,13 +24,15 @@ def run(ranks: int, options: list[str]) -> int:
     """Runs pytest on ``ranks`` ranks; returns its exit status."""
     command = [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', *options]
     if ranks > 1:
-        command = ['mpiexec', '-n', str(ranks), *command, '--with-mpi']
+        command = [_mpiexec(), '-n', str(ranks), *command, '--with-mpi']
     print(f'\n{f" {ranks} rank" + "s" * (ranks > 1) + " ":#^80}', flush=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         # One thread per rank: the ranks share the machine's cores.
         threads = dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
         env = threads | os.environ | {'CHAINERMN_TEST_STACKS': folder}
+        # The mpiexec that was installed beside this Python, also if its environment is not active.
+        env['PATH'] = os.path.dirname(sys.executable) + os.pathsep + env.get('PATH', os.defpath)
         env.pop('PYTHONHASHSEED', None)  # tox sets one; ranks of a user iterate sets in many orders
         stdin = None if ranks == 1 else subprocess.DEVNULL  # one rank may use --pdb
         with subprocess.Popen(command, env=env, stdin=stdin) as process:
@@ -51,6 +53,12 @@ def run(ranks: int, options: list[str]) -> int:
         print(f'\nThe run ended with status {status}. The ranks were in{where}')
         print(f'{f" 1 error in {time.monotonic() - start:.2f}s ":=^80}', flush=True)
     return status
+
+
+def _mpiexec() -> str:
+    """The mpiexec beside this Python, or else the first one on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    return beside if os.path.exists(beside) else 'mpiexec'
 
 
 def main() -> int:
