@@ -47,6 +47,15 @@ def patch(*names: str) -> Callable[[Patch], Patch]:
     return register
 
 
+def shims() -> list[Edit | Patch]:
+    """Returns every shim once, in the order of their names."""
+    found: set[Edit | Patch] = set()
+    for table in (edits, patches):
+        for several in table.values():
+            found.update(several)
+    return sorted(found, key=lambda shim: shim.__name__)
+
+
 def version(name: str) -> tuple[int, int]:
     """Returns major and minor version of the package ``name``; (0, 0) if it is not imported.
 
@@ -58,7 +67,7 @@ def version(name: str) -> tuple[int, int]:
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
     """Returns what the finders other than ``asking`` find, with our loader if a shim needs it."""
-    from chainer_compat import shims  # noqa: F401  (fills the registry)
+    import chainer_compat.shims  # noqa: F401  (fills the registry)
 
     if name not in edits and name not in patches:
         return None

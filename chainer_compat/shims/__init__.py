@@ -4,7 +4,9 @@ from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
     numpy_changes,
+    protobuf_changes,
     python_changes,
+    scipy_changes,
     setuptools_changes,
 )
 
@@ -12,6 +14,8 @@ __all__ = [
     'chainer_bugs',
     'cupy_changes',
     'numpy_changes',
+    'protobuf_changes',
     'python_changes',
+    'scipy_changes',
     'setuptools_changes',
 ]

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from chainer_compat._mend import patch, version
+from chainer_compat._mend import edit, patch, version
 
 
 @patch('chainer.backends.cuda')
@@ -10,3 +10,30 @@ def cudnn_warning(cuda: ModuleType) -> None:
     """CuPy >= 14 has no cuDNN, yet the first use of a GPU advised to install it."""
     if version('cupy') >= (14, 0):
         cuda.check_cuda_available._already_warned = True
+
+
+@edit('chainer.functions.array.resize_images', 'chainer.links.loss.hierarchical_softmax')
+def atomic_add_of_float16() -> dict[str, str]:
+    """CuPy >= 14 computes float16 in float32, and ``atomicAdd(float16*, float)`` is no function."""
+    if version('cupy') < (14, 0):
+        return {}
+    products = ['w0 * gy', 'w1 * gy', 'w2 * gy', 'w3 * gy', 'g * w[w_ind]', 'g * x[x_ind]']
+    return {f', {product});': f', (T)({product}));' for product in products}
+
+
+@edit('chainer.training.updaters.multiprocess_parallel_updater')
+def float16_header() -> dict[str, str]:
+    """CuPy >= 14 has ``float16`` in a header of its own, which no kernel includes by itself."""
+    if version('cupy') < (14, 0):
+        return {}
+    names = ["'_memcpy_gather',", "'_memcpy_scatter',"]
+    return {name: rf"{name} preamble='#include <cupy/float16.cuh>\n'," for name in names}
+
+
+@edit('chainer.training.updaters.multiprocess_parallel_updater')
+def nccl_available() -> dict[str, str]:
+    """CuPy >= 8 can be imported without the NCCL library, and says so in ``nccl.available``.
+
+    MultiprocessParallelUpdater.available() said True, and creating it failed later.
+    """
+    return {'    _available = True\n': '    _available = nccl.available\n'}

@@ -2,6 +2,8 @@
 
 import importlib.util
 import pathlib
+import sys
+import types
 
 import chainer
 import pytest
@@ -13,12 +15,18 @@ pytestmark = pytest.mark.mpi_skip
 CHAINER = pathlib.Path(chainer.__file__).parent.parent
 
 
-@pytest.mark.parametrize('name', sorted(_mend.edits))
-def test_each_text_stands_in_chainer(name):
-    source = CHAINER.joinpath(*name.split('.')).with_suffix('.py').read_text()
-    for shim in _mend.edits[name]:
-        for old, new in shim().items():
-            assert old in source, shim.__name__
+def sources(shim):
+    return [CHAINER.joinpath(*name.split('.')).with_suffix('.py').read_text()
+            for name in _mend.edits if shim in _mend.edits[name]]
+
+
+@pytest.mark.parametrize('cupy', ['13.6.0', '14.2.0'])
+def test_each_text_stands_in_chainer(monkeypatch, cupy):
+    monkeypatch.setitem(sys.modules, 'cupy', types.SimpleNamespace(__version__=cupy))
+    for shim in _mend.shims():
+        texts = sources(shim)
+        for old, new in (shim() if texts else {}).items():
+            assert any(old in text for text in texts), (shim.__name__, old)
             assert old.count('\n') == new.count('\n'), 'line numbers must not change'
 
 
@@ -36,7 +44,7 @@ def test_a_text_that_is_not_there_is_left():
 
 
 def test_every_shim_says_whom_it_serves():
-    for shim in {s for table in (_mend.edits, _mend.patches) for ss in table.values() for s in ss}:
+    for shim in _mend.shims():
         assert shim.__module__.startswith(shims.__name__)
         assert any(word in shim.__doc__ for word in ('>=', 'every version')), shim
 
