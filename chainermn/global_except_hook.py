@@ -29,6 +29,8 @@ _VARIABLES = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_E
 
 # Seconds. mpiexec drops what it has not read from a process when that process ends the job.
 _FORWARDED_WITHIN = 0.5
+# Seconds that mpiexec may take to end this process.
+_ENDED_WITHIN = 10
 
 _forced = False  # whether to end the job even if this process is all of it
 _installed_by = 0  # our process id, once the hooks are in place; a forked child has another
@@ -128,6 +130,9 @@ def _ending_the_job(why: str, status: int = 1) -> Any:
         _flush()
         time.sleep(_FORWARDED_WITHIN)
         end()
+        # MPICH's MPI_Abort can return before mpiexec has ended this process, which must not go on.
+        time.sleep(_ENDED_WITHIN)
+        os._exit(status)
 
 
 def _way_to_end(status: int) -> Callable[[], Any] | None:
