@@ -47,13 +47,25 @@ def patch(*names: str) -> Callable[[Patch], Patch]:
     return register
 
 
-def shims() -> list[Edit | Patch]:
+def find_shims() -> list[Edit | Patch]:
     """Returns every shim once, in the order of their names."""
+    import chainer_compat.shims  # noqa: F401  (fills the registry)
+
     found: set[Edit | Patch] = set()
     for table in (edits, patches):
-        for several in table.values():
-            found.update(several)
+        for shims in table.values():
+            found.update(shims)
     return sorted(found, key=lambda shim: shim.__name__)
+
+
+def modules_of(shim: Edit | Patch) -> list[str]:
+    """Returns the names of the modules that ``shim`` mends."""
+    return [name for table in (edits, patches) for name, shims in table.items() if shim in shims]
+
+
+def in_effect(shim: Any) -> bool:
+    """Says whether ``shim`` edits for the versions that are imported; a patch decides by itself."""
+    return modules_of(shim)[0] in patches or shim() != {}
 
 
 def version(name: str) -> tuple[int, int]:

@@ -154,7 +154,7 @@ for table in (_mend.edits, _mend.patches):
 
 
 def test_every_shim_is_here():
-    names = {shim.__name__ for shim in _mend.shims()}
+    names = {shim.__name__ for shim in _mend.find_shims()}
     assert names == {*USES, 'cudnn_warning'}
 
 
@@ -165,7 +165,7 @@ def test_with(python, name):
 
 @pytest.mark.parametrize('name', USES)
 def test_fails_without(python, name):
-    shim = next(shim for shim in _mend.shims() if shim.__name__ == name)
+    shim = next(shim for shim in _mend.find_shims() if shim.__name__ == name)
     if not shim() and 'cupy' not in shim.__module__:
         pytest.skip('The versions here do not need it')
     said = python(FORGET.format(name=name) + USES[name], check=False)

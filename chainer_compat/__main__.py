@@ -1,0 +1,112 @@
+"""``python -m chainer_compat``: what Chainer finds here, what is mended, and whether it sees a GPU.
+
+Imports Chainer as a script would, and says of each part that is not there why.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+
+def main() -> None:
+    """Prints a line for each thing found, then the shims, then the GPU backend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # CuPy warns where it finds no NCCL; the reason is printed
+        try:
+            cuda = importlib.import_module('chainer').backends.cuda
+        except Exception as error:
+            cuda, why = None, _said(error)
+        for name, find in FOUND.items():
+            print(f'{name + ":":<11}{_found(find)}')
+        _print_shims()
+        if cuda is None:
+            print(f"\nChainer cannot be imported: {why}")
+            return
+        _print_backend(cuda)
+
+
+def _cuda() -> str:
+    runtime = importlib.import_module('cupy').cuda.runtime
+    return f'runtime {_dotted(runtime.runtimeGetVersion())}, driver {_driver(runtime)}'
+
+
+def _driver(runtime: Any) -> str:
+    try:
+        return _dotted(runtime.driverGetVersion()) if runtime.driverGetVersion() else 'none'
+    except Exception as error:
+        return f'none ({_said(error)})'
+
+
+def _nccl() -> str:
+    nccl = importlib.import_module('cupy.cuda.nccl')
+    if not getattr(nccl, 'available', True):
+        importlib.import_module('cupy_backends.cuda.libs.nccl')  # raises what CuPy warned of
+    version = nccl.get_version()
+    return f'{version // 10000}.{version // 100 % 100}.{version % 100}'
+
+
+def _cudnn() -> str:
+    return str(importlib.import_module('cupy.cuda.cudnn').getVersion())
+
+
+def _dotted(version: int) -> str:
+    return f'{version // 1000}.{version % 1000 // 10}'
+
+
+# What to look for, and how; a way that raises says why it is not there.
+FOUND: dict[str, Callable[[], str]] = {
+    'Python': platform.python_version,
+    'Chainer': lambda: metadata.version('chainer'),
+    'NumPy': lambda: importlib.import_module('numpy').__version__,
+    'SciPy': lambda: importlib.import_module('scipy').__version__,
+    'CuPy': lambda: importlib.import_module('cupy').__version__,
+    'CUDA': _cuda,
+    'NCCL': _nccl,
+    'cuDNN': _cudnn,
+}
+
+
+def _found(find: Callable[[], str]) -> str:
+    try:
+        return find()
+    except Exception as error:  # loading a library can fail in any way
+        return f'none ({_said(error)})'
+
+
+def _said(error: BaseException) -> str:
+    return f'{type(error).__name__}: {" ".join(str(error).split())}'
+
+
+def _print_shims() -> None:
+    if os.environ.get('CHAINER_COMPAT') == '0':
+        print('\nShims: none, because of CHAINER_COMPAT=0')
+        return
+    from chainer_compat import _mend
+
+    print('\nShims in effect:')
+    for shim in _mend.find_shims():
+        if _mend.in_effect(shim):
+            print(f'  {shim.__name__:<26}{", ".join(_mend.modules_of(shim))}')
+
+
+def _print_backend(cuda: Any) -> None:
+    if not cuda.available:
+        print(f"\nChainer's GPU backend is not available: {_said(cuda._resolution_error)}")
+        return
+    print("\nChainer's GPU backend is available.")
+    try:
+        devices = cuda.cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        print(f'But there is no GPU: {_said(error)}')
+    else:
+        print(f'GPUs: {devices}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,51 @@
+"""``python -m chainer_compat`` says what is there, and of the rest why not; with CuPy and without."""
+
+import importlib.util
+import re
+
+import pytest
+
+pytestmark = pytest.mark.mpi_skip
+
+MAIN = 'import runpy; runpy.run_module("chainer_compat", run_name="__main__")'
+NAMES = ['Python', 'Chainer', 'NumPy', 'SciPy', 'CuPy', 'CUDA', 'NCCL', 'cuDNN']
+WITHOUT_CUPY = 'import sys; sys.modules["cupy"] = None\n'
+
+
+def lines(said):
+    return dict(re.findall(r'^(?!Shims)(\w+): +(.*)$', said, re.MULTILINE))
+
+
+def test_without_cupy(python):
+    said = python(WITHOUT_CUPY + MAIN)
+    found = lines(said)
+    assert list(found) == NAMES
+    assert re.fullmatch(r'3\.\d+\.\d+', found['Python'])
+    assert found['Chainer'] == '7.8.1'
+    assert re.fullmatch(r'\d+\.\d+\.\d+', found['NumPy'])
+    for name in NAMES[4:]:
+        assert found[name].startswith('none (ModuleNotFoundError: '), name
+    assert re.search(r'^  negative_padding +chainer\.functions\.array\.pad_sequence', said, re.M)
+    assert 'float16_header' not in said
+    assert "GPU backend is not available: ModuleNotFoundError: import of cupy" in said
+
+
+@pytest.mark.skipif(importlib.util.find_spec('cupy') is None, reason='needs CuPy')
+def test_with_cupy(python):
+    found = lines(said := python(MAIN))
+    assert re.fullmatch(r'1[34]\.\d+\.\d+', found['CuPy'])
+    assert found['CUDA'].startswith('runtime 1')
+    assert re.search(r"GPU backend is (available|not available: \w+)", said)
+    assert ('float16_header' in said) == found['CuPy'].startswith('14')
+
+
+def test_a_cupy_that_cannot_be_loaded(python, tmp_path):
+    tmp_path.joinpath('cupy.py').write_text('raise ImportError("libcublas.so.12: cannot open")')
+    said = python(MAIN)
+    assert "GPU backend is not available: ImportError: libcublas.so.12: cannot open" in said
+
+
+def test_without_compat(python):
+    said = python(WITHOUT_CUPY + MAIN, '-W', 'ignore', CHAINER_COMPAT='0')
+    assert list(lines(said)) == NAMES
+    assert 'Shims: none, because of CHAINER_COMPAT=0' in said
