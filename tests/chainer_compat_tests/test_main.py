@@ -1,4 +1,4 @@
-"""``python -m chainer_compat`` says what is there, and of the rest why not; with CuPy and without."""
+"""``python -m chainer_compat`` says what is there and, of the rest, why not; with or without CuPy."""
 
 import importlib.util
 import re
