@@ -1,4 +1,4 @@
-"""``python -m chainer_compat`` says what is there and, of the rest, why not; with or without CuPy."""
+"""``python -m chainer_compat`` says what is there, and why the rest is not."""
 
 import importlib.util
 import re
