@@ -65,7 +65,7 @@ def modules_of(shim: Edit | Patch) -> list[str]:
 
 def in_effect(shim: Any) -> bool:
     """Says whether ``shim`` edits for the versions that are imported; a patch decides by itself."""
-    return modules_of(shim)[0] in patches or shim() != {}
+    return any(shim in shims for shims in patches.values()) or shim() != {}
 
 
 def version(name: str) -> tuple[int, int]:

@@ -1,12 +1,12 @@
 """What CuPy removed or changed since Chainer 7.8.1."""
 
-from types import ModuleType
+from typing import Any
 
 from chainer_compat._mend import edit, patch, version
 
 
 @patch('chainer.backends.cuda')
-def cudnn_warning(cuda: ModuleType) -> None:
+def cudnn_warning(cuda: Any) -> None:
     """CuPy >= 14 has no cuDNN, yet the first use of a GPU advised to install it."""
     if version('cupy') >= (14, 0):
         cuda.check_cuda_available._already_warned = True
@@ -30,10 +30,10 @@ def float16_header() -> dict[str, str]:
     return {name: rf"{name} preamble='#include <cupy/float16.cuh>\n'," for name in names}
 
 
-@edit('chainer.training.updaters.multiprocess_parallel_updater')
-def nccl_available() -> dict[str, str]:
+@patch('chainer.training.updaters.multiprocess_parallel_updater')
+def nccl_available(updater: Any) -> None:
     """CuPy >= 8 can be imported without the NCCL library, and says so in ``nccl.available``.
 
     MultiprocessParallelUpdater.available() said True, and creating it failed later.
     """
-    return {'    _available = True\n': '    _available = nccl.available\n'}
+    updater._available = updater._available and updater.nccl.available
