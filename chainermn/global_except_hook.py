@@ -20,8 +20,9 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -60,6 +61,11 @@ def _add_hook_if_enabled() -> None:
         add_hook()
 
 
+def is_failing() -> bool:
+    """Whether the process is about to end with an error."""
+    return _exit_status != 0
+
+
 def _install() -> None:
     global _installed_by
     if _installed_by:
@@ -73,10 +79,15 @@ def _install() -> None:
 
 
 def _global_except_hook(
-    exc_type: type[BaseException], value: BaseException, traceback: TracebackType | None
+    exc_type: type[BaseException], value: BaseException, tb: TracebackType | None
 ) -> None:
-    with _ending_the_job(f'uncaught {exc_type.__name__}'):
-        _before['sys'](exc_type, value, traceback)
+    text = ''
+    if _before['sys'] is sys.__excepthook__:
+        # Written by us, at once, so that the tracebacks of several processes do not mix.
+        text = ''.join(traceback.format_exception(exc_type, value, tb))
+    with _ending_the_job(f'uncaught {exc_type.__name__}', text=text) as is_written:
+        if not is_written:
+            _before['sys'](exc_type, value, tb)
 
 
 def _thread_except_hook(args: threading.ExceptHookArgs) -> None:
@@ -116,16 +127,20 @@ def _at_exit() -> None:
 
 
 @contextlib.contextmanager
-def _ending_the_job(why: str, status: int = 1) -> Any:
-    """Names this process, runs the body, and does not return if the job has to end."""
+def _ending_the_job(why: str, status: int = 1, text: str = '') -> Iterator[bool]:
+    """Names this process, runs the body, and does not return if the job has to end.
+
+    Yields whether it has written the text.
+    """
     end = _way_to_end(status)
     if end is None:
-        yield
+        yield False
         return
     try:
         _flush()
-        print(f'chainermn: {_who()} ends the job: {why}', file=sys.stderr, flush=True)
-        yield
+        sys.stderr.write(f'chainermn: {_who()} ends the job: {why}\n{text}')
+        sys.stderr.flush()
+        yield bool(text)
     finally:
         _flush()
         time.sleep(_FORWARDED_WITHIN)

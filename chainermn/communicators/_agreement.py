@@ -25,6 +25,8 @@ class Agreement:
     def __init__(self, mpi_comm: Any) -> None:
         self.mpi_comm = mpi_comm
         self.enabled = os.environ.get('CHAINERMN_AGREE', '1') != '0'
+        #: Whether a rank has come to the end of the program.
+        self.is_over = False
         self._size = mpi_comm.size
         self._rank = mpi_comm.rank
         self._received = bytearray(_header.SIZE * self._size)
@@ -76,6 +78,7 @@ class Agreement:
     def _disagree(self, headers: list[Header], details: dict[str, str] | None = None,
                   verb: str = '', error: Exception | None = None) -> NoReturn:
         """Raises what all ranks raise, from what each has to say."""
+        self.is_over = any(header.verb == _header.END for header in headers)
         refusal = _disagreement.Refusal.of(verb, error) if error is not None else None
         said = self.mpi_comm.allgather((refusal, details))
         raise _disagreement.common_error(headers, [refusal for refusal, _ in said],

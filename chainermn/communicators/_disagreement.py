@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from chainermn.communicators._header import CALL, DTYPE, EQUAL, SHAPE, Header
+from chainermn.communicators._header import CALL, DTYPE, END, EQUAL, SHAPE, Header
 
 _MAX_PARAMETERS = 10
 _PARAMETER_VERBS = ('bcast_data', 'multi_node_mean_grad')
 
 _ADVICE = {
+    'end': 'A rank has come to the end of the program while others make a collective call; look '
+           'for loops of different lengths, or for a call inside an "if" on the rank.',
     'verbs': 'All ranks have to make the same collective calls in the same order; look for a call '
              'inside an "if" on the rank, or for loops of different lengths.',
     'roots': 'Pass the same root on all ranks.',
@@ -70,6 +72,8 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
         table = _parameter_table([detail or {} for detail in details])
     else:
         table = _table(lines)
+    if any(header.verb == END for header in headers):
+        what = 'end'
     advice = _ADVICE[usual.verb if what == 'parameters' else what]
     return ValueError('\n'.join([f'{title}; no data was exchanged', *table, advice]))
 

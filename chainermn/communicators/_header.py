@@ -20,6 +20,9 @@ OPS = ('', 'sum', 'prod', 'max', 'min')
 #: dtype as well; the whole call with its shape.
 CALL, DTYPE, SHAPE = 1, 2, 3
 
+#: What a rank says that calls nothing any more.
+END = 'end of the program'
+
 #: The verbs with what has to be equal.  The order is free: all ranks run the same version.
 EQUAL = {
     'refused': CALL,
@@ -28,7 +31,7 @@ EQUAL = {
     'bcast_obj': CALL, 'gather_obj': CALL, 'allgather_obj': CALL, 'scatter_obj': CALL,
     'allreduce_obj': CALL,
     'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE,
-    'split': CALL, 'barrier': CALL, 'finalize': CALL,
+    'split': CALL, 'barrier': CALL, 'finalize': CALL, END: CALL,
     # Point to point: these travel ahead of the payload and are compared by the receiver.
     'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,
 }

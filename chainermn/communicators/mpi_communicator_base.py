@@ -10,7 +10,7 @@ import chainer
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from chainermn.communicators import _bucket, _header, _topology, _wire
+from chainermn.communicators import _bucket, _end, _header, _topology, _wire
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._array_verbs import ArrayVerbs
 from chainermn.communicators._header import pack
@@ -37,6 +37,7 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
         self._agreement = Agreement(mpi_comm.Dup())
+        _end.watch(self._agreement)
         self._arrays = mpi_comm.Dup()
         self._objects = pkl5.Intracomm(mpi_comm.Dup())
         self._messages = Messages(self._arrays, self._objects)
@@ -103,6 +104,7 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
         if isinstance(self._arrays, _Finalized):
             return
         self._agreement.same(pack('finalize'))
+        _end.forget(self._agreement)
         self._agreement.mpi_comm.Free()
         self._objects.Free()
         self._arrays.Free()

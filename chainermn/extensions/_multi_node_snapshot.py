@@ -35,8 +35,8 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterabl
         The extension; trigger and priority are those of ``snapshot``.
 
     Raises:
-        AssertionError: If a rank is in two sets.
-        ValueError: If there is no such rank, or with ``autoload`` the file name is a function.
+        AssertionError: If a rank is in two sets, or there is no such rank.
+        ValueError: If the file name is a function, with ``autoload``.
     """
     return _MultiNodeSnapshot(comm, snapshot, replica_sets)
 
@@ -122,7 +122,8 @@ def _parse_replica_sets(replica_sets: Sequence[Iterable[int]], size: int) -> lis
     named = [rank for ranks in sets for rank in ranks]
     for rank in named:
         if not 0 <= rank < size:
-            raise ValueError(f'replica_sets names rank {rank}; there are ranks 0 to {size - 1}')
+            raise AssertionError(
+                f'replica_sets names rank {rank}; there are ranks 0 to {size - 1}')
     if len(set(named)) != len(named):
         raise AssertionError(f'a rank can be in one replica set only, but replica_sets is {sets}')
     rest = set(range(size)) - set(named)

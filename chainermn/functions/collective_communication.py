@@ -24,8 +24,10 @@ from typing import Any
 import chainer
 import numpy as np
 
+from chainermn.functions._node import Node, placeholder
 
-class _Collective(chainer.FunctionNode):
+
+class _Collective(Node):
     """A function node on a communicator that knows how to fill in missing gradients."""
 
     def __init__(self, comm: Any, root: int = 0) -> None:
@@ -163,7 +165,8 @@ def alltoall(comm: Any, xs: Sequence[Any]) -> tuple[chainer.Variable, ...]:
 
     Args:
         comm: ChainerMN communicator.
-        xs: One Variable or array for each rank, of one dtype; shapes are free.
+        xs: One Variable or array for each rank, of one dtype; shapes are free.  Or one Variable,
+            whose rows they are.
 
     Returns:
         A tuple with the Variable that each rank meant for this rank, by rank.
@@ -208,7 +211,7 @@ def bcast(comm: Any, x: Any, root: int = 0) -> chainer.Variable:
     Returns:
         On every rank a Variable with the root's array.
     """
-    return Bcast(comm, root).apply((x if comm.rank == root else _placeholder(),))[0]
+    return Bcast(comm, root).apply((x if comm.rank == root else placeholder(),))[0]
 
 
 def gather(comm: Any, x: Any, root: int = 0) -> Any:
@@ -232,29 +235,27 @@ def scatter(comm: Any, xs: Sequence[Any] | None, root: int = 0) -> chainer.Varia
 
     Args:
         comm: ChainerMN communicator.
-        xs: On the root, one Variable or array for each rank.  Ignored on the other ranks.
+        xs: On the root, one Variable or array for each rank, or one Variable, whose rows they are.
+            Ignored on the other ranks.
         root: The rank whose arrays are sent.
 
     Returns:
         The Variable with the number of this rank.
     """
-    inputs = (_placeholder(),)
+    inputs = (placeholder(),)
     if comm.rank == root:
         inputs = _one_for_each_rank(comm, xs, 'scatter')
     return Scatter(comm, root).apply(inputs)[0]
 
 
 def _one_for_each_rank(comm: Any, xs: Any, verb: str = 'alltoall') -> tuple[Any, ...]:
+    if getattr(xs, 'ndim', 0):  # a Variable or an array
+        xs = [xs[i] for i in range(len(xs))]
     if not isinstance(xs, (tuple, list)) or len(xs) != comm.size:
         got = len(xs) if isinstance(xs, (tuple, list)) else type(xs)
         comm.refuse(verb, ValueError(f'expected a tuple or list of one Variable for each of the '
                                      f'{comm.size} ranks but got {got}'))
     return tuple(xs)
-
-
-def _placeholder() -> chainer.Variable:
-    """An input for ranks that give nothing: without one, Chainer would not run their backward."""
-    return chainer.Variable(np.empty(0, np.float32))
 
 
 def _empty_like(x: Any) -> Any:

@@ -7,8 +7,10 @@ from typing import Any
 import chainer
 import numpy as np
 
+from chainermn.functions._node import Node, placeholder
 
-class Send(chainer.FunctionNode):
+
+class Send(Node):
     """Sends its inputs to a rank; its output is empty and carries the way back."""
 
     def __init__(self, comm: Any, peer_rank: int, peer_tag: int) -> None:
@@ -27,7 +29,7 @@ class Send(chainer.FunctionNode):
         return tuple(chainer.as_variable(gx) for gx in _as_tuple(gxs))
 
 
-class Recv(chainer.FunctionNode):
+class Recv(Node):
     """Receives arrays from a rank; its input is a delegate or a placeholder."""
 
     def __init__(self, comm: Any, peer_rank: int, peer_tag: int) -> None:
@@ -107,8 +109,7 @@ def recv(communicator: Any, rank: int, delegate_variable: chainer.Variable | Non
     if rank == communicator.rank:
         raise ValueError(f'rank has to be another rank than this one, {rank}')
     if delegate_variable is None:
-        # Without an input, Chainer would not run the backward of this node.
-        delegate_variable = chainer.Variable(np.empty(0, np.float32))
+        delegate_variable = placeholder()
     node = Recv(communicator, rank, tag)
     ys = node.apply((delegate_variable,))
     return ys if node.is_tuple or force_tuple else ys[0]

@@ -5,8 +5,10 @@ from typing import Any
 
 import chainer
 
+from chainermn.functions._node import Node
 
-class PseudoConnect(chainer.FunctionNode):
+
+class PseudoConnect(Node):
     """Passes on all inputs but the first, to which it gives a gradient of zeros."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -22,7 +24,7 @@ class PseudoConnect(chainer.FunctionNode):
         return (chainer.as_variable(zeros), *gys)
 
 
-def pseudo_connect(delegate_variable: chainer.Variable, *actual_variables: chainer.Variable
+def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables: chainer.Variable
                    ) -> tuple[chainer.Variable, ...]:
     """Returns ``actual_variables`` connected to ``delegate_variable`` in the graph.
 
@@ -37,10 +39,13 @@ def pseudo_connect(delegate_variable: chainer.Variable, *actual_variables: chain
     >>> loss(y).backward()                                      # doctest: +SKIP
 
     Args:
-        delegate_variable: What an earlier ``send`` or ``pseudo_connect`` returned.
+        delegate_variable: What an earlier ``send`` or ``pseudo_connect`` returned; ``None`` if
+            there is nothing to connect to yet.
         actual_variables: The Variables whose values are passed on.
 
     Returns:
         A tuple of Variables with the values and the gradients of ``actual_variables``.
     """
+    if delegate_variable is None:
+        return actual_variables
     return PseudoConnect().apply((delegate_variable, *actual_variables))

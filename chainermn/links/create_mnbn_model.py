@@ -48,6 +48,8 @@ class _Converter:
             return _converted(link, self._comm, self._communication_backend)
         if isinstance(link, chainer.ChainList):
             link._children = [self.replacement(child) for child in link._children]
+            for i, child in enumerate(link._children):
+                child.name = str(i)
             if isinstance(link, chainer.Sequential):
                 link._layers = [self.replacement(layer) for layer in link._layers]
         elif isinstance(link, chainer.Chain):

@@ -153,5 +153,5 @@ def test_ranks_that_are_not_named_form_a_set(sets, parsed):
 def test_bad_sets():
     with pytest.raises(AssertionError, match='one replica set'):
         _parse_replica_sets([[0], [0, 1]], 4)
-    with pytest.raises(ValueError, match='rank 4'):
+    with pytest.raises(AssertionError, match='rank 4'):
         _parse_replica_sets([[4]], 4)

@@ -154,6 +154,24 @@ def test_all_to_all_is_the_old_name(comm):
     assert [float(y.array[0]) for y in ys] == [10 * i + comm.rank for i in range(comm.size)]
 
 
+@pytest.mark.parametrize('name', ['alltoall', 'scatter'])
+def test_the_rows_of_one_variable(comm, name):
+    x = chainer.Variable(np.arange(2.0 * comm.size).reshape(-1, 2))
+    ys = call(comm, name, x, 0)
+    assert all(y.shape == (2,) for y in ys)
+    sum(F.sum(y) for y in ys).backward()
+    if name == 'alltoall' or comm.rank == 0:
+        assert (x.grad == 1).all()
+
+
+def test_nodes_can_be_called(comm):
+    ys = collective_communication.AllGather(comm)(np.full(1, comm.rank, np.float32))
+    ys = ys if comm.size > 1 else (ys,)
+    assert [float(y.array[0]) for y in ys] == list(range(comm.size))
+    inputs = (np.ones(1, np.float32),) if comm.rank == 0 else ()
+    assert collective_communication.Bcast(comm, 0)(*inputs).array == 1
+
+
 def test_classes_of_the_contract_are_function_nodes():
     for name in ('AllGather', 'AllToAll', 'Bcast', 'Gather', 'Scatter'):
         assert issubclass(getattr(collective_communication, name), chainer.FunctionNode)

@@ -46,6 +46,11 @@ def test_an_unused_output_has_no_gradient():
     assert (a.grad == 1).all() and b.grad is None
 
 
+def test_without_a_delegate_nothing_changes():
+    x = chainer.Variable(np.ones(2, np.float32))
+    assert mnf.pseudo_connect(None, x) == (x,)
+
+
 def test_two_sends_in_a_row():
     """The first send is reached by backward only because the second output is tied to it."""
     comm = create_communicator('naive')

@@ -1,0 +1,49 @@
+"""At the end of the program the ranks agree that it is the end.
+
+A rank that runs off its script while others are inside a collective would leave them waiting, and
+wait for them itself in MPI_Finalize.  So each rank that ends takes part in one more agreement of
+each communicator, under the name of a verb; whoever is inside another one learns of it there.
+"""
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+from mpi4py import MPI
+
+from chainermn import global_except_hook
+from chainermn.communicators import _header
+
+# In the order in which they were made, which is the same on all their ranks.
+_agreements: list[Any] = []
+_process = 0
+
+
+def watch(agreement: Any) -> None:
+    """Lets an agreement take part when the program ends."""
+    global _process
+    if _process != os.getpid():
+        _process = os.getpid()
+        # After that of mpi4py, so before it: MPI is still there.
+        atexit.register(_agree_on_the_end)
+    _agreements.append(agreement)
+
+
+def forget(agreement: Any) -> None:
+    """Undoes :func:`watch`, on all ranks at once."""
+    if agreement in _agreements:
+        _agreements.remove(agreement)
+
+
+def _agree_on_the_end() -> None:
+    if os.getpid() != _process or MPI.Is_finalized() or global_except_hook.is_failing():
+        return
+    if any(agreement.is_over for agreement in _agreements):
+        return  # another rank has ended, and waits for this one in MPI_Finalize
+    for agreement in _agreements:
+        try:
+            agreement.same(_header.pack(_header.END))
+        except ValueError:
+            # Raised on the others as well, which have not ended and say so.
+            return

@@ -1,0 +1,55 @@
+"""A rank that ends while others are inside a collective does not leave them waiting."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+START = '''
+import sys
+import numpy as np
+import chainermn
+comm = chainermn.create_communicator('naive')
+'''
+ENDS_EARLY = {
+    'call inside an if': 'if comm.rank == 0: comm.bcast_obj({})',
+    'loops of different lengths': 'for i in range(2 + comm.rank): comm.allreduce(np.ones(3))',
+    'sys.exit(0)': 'if comm.rank == 0: sys.exit(0)\ncomm.barrier()',
+    'exit of the builtins': 'if comm.rank == 0: exit(3)\ncomm.barrier()',
+    'raise SystemExit': 'if comm.rank == 0: raise SystemExit(3)\ncomm.barrier()',
+    'second communicator': 'sub = comm.split(0, comm.rank)\nif comm.rank: comm.barrier()',
+}
+
+
+def run(tmp_path, body, ranks=2, **env):
+    script = tmp_path / 'script.py'
+    script.write_text(START + body)
+    return subprocess.run(
+        ['mpiexec', '-n', str(ranks), sys.executable, str(script)], text=True, timeout=30,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
+
+
+@pytest.mark.parametrize('name, env', [
+    *((name, {}) for name in ENDS_EARLY),
+    ('loops of different lengths', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})])
+def test_the_others_learn_of_it(tmp_path, name, env):
+    done = run(tmp_path, ENDS_EARLY[name], **env)
+    assert done.returncode != 0
+    assert 'end of the program' in done.stdout and 'loops of different lengths' in done.stdout
+
+
+@pytest.mark.parametrize('body, agree', [
+    ('comm.split(comm.rank % 2, 0).barrier()', '1'),
+    ('comm.split(comm.rank % 2, 0).barrier()', '0'),
+    ('comm.finalize()', '1'),
+    ('comm.split(0, 0).finalize(); comm.barrier(); sys.exit(0)', '1'),
+    ('from mpi4py import MPI; MPI.Finalize()', '1'),
+    ('import time; time.sleep(comm.rank)', '1'),
+])
+def test_an_ordinary_end(tmp_path, body, agree):
+    done = run(tmp_path, body, ranks=3, CHAINERMN_AGREE=agree)
+    assert (done.returncode, done.stdout) == (0, '')
