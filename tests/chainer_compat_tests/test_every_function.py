@@ -1,7 +1,7 @@
 """Every function of Chainer runs forward, backward and twice backward on the CPU without a warning.
 
-Warnings are errors in these tests.  What the functions compute is Chainer's; what the mended ones
-compute is checked in test_mended_functions.py.
+Warnings are errors in these tests.  What the functions compute is not checked here; what the mended
+ones compute is, in test_shims.py.
 """
 
 import inspect
