@@ -134,6 +134,8 @@ def same_error():
     Where a single rank was refused, ``refused`` says which.  The message has to have a line for
     each rank, unless ``table`` is false.
     """
+    late = []
+
     def same_error(call, *args, refused=None, table=True):
         start = time.monotonic()
         try:
@@ -145,7 +147,10 @@ def same_error():
         all_said = mpi_comm.allgather((type(error), said if error else repr(said)))
         assert all(kind is not type(None) for kind, _ in all_said), all_said
         assert len(set(all_said)) == 1, all_said
-        assert mpi_comm.allreduce(seconds, MPI.MAX) < 1
+        if mpi_comm.allreduce(seconds, MPI.MAX) > 1:
+            late.append(call)
+        # A busy machine may stop a process for a moment, but not every time.
+        assert len(late) <= 3, late
         if mpi_comm.size > 1 and table:
             assert named_ranks(said) == list(range(mpi_comm.size)), said
         if mpi_comm.size > 1 and refused is not None:

@@ -74,7 +74,7 @@ def test_thousand_ranks_are_grouped_and_fast():
                    pack('gather', (0,), F4, 7))
     start = time.monotonic()
     text = str(common_error(said, nothing(said), nothing(said)))
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
     # Two shapes take turns, but roots are what differs.
     assert text.startswith('gather refused: roots differ')
     assert len(text.splitlines()) == 5
