@@ -127,7 +127,7 @@ def check():
     return check
 
 
-@pytest.fixture
+@pytest.fixture(scope='session')
 def same_error():
     """Calls a function on all ranks and returns its error, which has to be the same on all.
 
