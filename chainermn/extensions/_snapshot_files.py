@@ -25,7 +25,11 @@ def write(path: str, arrays: Mapping[str, Any]) -> None:
     temporary = os.path.join(folder, f'tmp-{name}-{os.getpid()}')
     try:
         with open(temporary, 'xb') as file:
-            np.savez(file, **arrays)
+            # numpy.savez of NumPy 1.26 leaves its archive open if an array cannot be written.
+            with zipfile.ZipFile(file, 'w') as archive:
+                for key, value in arrays.items():
+                    with archive.open(f'{key}.npy', 'w', force_zip64=True) as member:
+                        np.lib.format.write_array(member, np.asanyarray(value))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
