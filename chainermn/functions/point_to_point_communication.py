@@ -10,14 +10,18 @@ import numpy as np
 from chainermn.functions._node import Node, placeholder
 
 
-class Send(Node):
-    """Sends its inputs to a rank; its output is empty and carries the way back."""
+class _PointToPoint(Node):
+    """A function node that knows its peer."""
 
     def __init__(self, comm: Any, peer_rank: int, peer_tag: int) -> None:
         super().__init__()
         self.comm = comm
         self.peer_rank = peer_rank
         self.peer_tag = peer_tag
+
+
+class Send(_PointToPoint):
+    """Sends its inputs to a rank; its output is empty and carries the way back."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         xp = chainer.backend.get_array_module(*inputs)
@@ -29,14 +33,8 @@ class Send(Node):
         return tuple(chainer.as_variable(gx) for gx in _as_tuple(gxs))
 
 
-class Recv(Node):
+class Recv(_PointToPoint):
     """Receives arrays from a rank; its input is a delegate or a placeholder."""
-
-    def __init__(self, comm: Any, peer_rank: int, peer_tag: int) -> None:
-        super().__init__()
-        self.comm = comm
-        self.peer_rank = peer_rank
-        self.peer_tag = peer_tag
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self._delegate = inputs[0]

@@ -38,8 +38,14 @@ def run(tmp_path, body, ranks=2, **env):
     ('loops of different lengths', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})])
 def test_the_others_learn_of_it(tmp_path, name, env):
     done = run(tmp_path, ENDS_EARLY[name], **env)
-    assert done.returncode != 0
+    assert done.returncode != 0 and 'atexit' not in done.stdout
     assert 'end of the program' in done.stdout and 'loops of different lengths' in done.stdout
+
+
+def test_a_refused_argument_is_told_by_the_rank_that_was_refused(tmp_path):
+    done = run(tmp_path, 'if comm.rank == 0: comm.allreduce("text")')
+    assert done.returncode != 0 and 'atexit' not in done.stdout
+    assert 'TypeError: allreduce refused on rank 0' in done.stdout
 
 
 @pytest.mark.parametrize('body, agree', [
