@@ -119,14 +119,18 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         arrays = self._agreed_parameters('multi_node_mean_grad', model, 'grad', zero_fill)
         for group in self._groups(arrays):
-            buffer = _bucket.pack(group, _wire.summed_in(group[0].dtype), self.batched_copy)
-            _bucket.unpack(self._sum_in_place(buffer), group, 1 / self._size, self.batched_copy)
+            self._mean_in_place(group)
         if chainer.is_debug():
             _bucket.check_finite(model)
 
     @abc.abstractmethod
     def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
         """Says which arrays, all of one dtype, share a buffer.  One rule for all ranks."""
+
+    def _mean_in_place(self, group: list[Any]) -> None:
+        """Replaces arrays of one dtype by their means over all ranks."""
+        buffer = _bucket.pack(group, _wire.summed_in(group[0].dtype), self.batched_copy)
+        _bucket.unpack(self._sum_in_place(buffer), group, 1 / self._size, self.batched_copy)
 
     def _sum_in_place(self, buffer: Any) -> Any:
         """Returns the sum of the flat buffers of all ranks; may overwrite the buffer."""

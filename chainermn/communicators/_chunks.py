@@ -1,0 +1,103 @@
+"""Arrays laid end to end and cut into chunks: which piece of which array lies where."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: Elements to which the borders between slices are rounded, so that no two ranks write one line
+#: of a processor's cache.
+ALIGNMENT = 16
+
+
+class Piece(NamedTuple):
+    """``array[start:stop]`` of flat array number ``array`` lies at ``chunk[begin:end]``."""
+
+    array: int
+    start: int
+    stop: int
+    begin: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.stop - self.start
+
+    @property
+    def part(self) -> slice:
+        """Where in its array the piece is."""
+        return slice(self.start, self.stop)
+
+    @property
+    def place(self) -> slice:
+        """Where in the chunk it is."""
+        return slice(self.begin, self.end)
+
+
+def cut(sizes: Sequence[int], length: int) -> list[list[Piece]]:
+    """Cuts arrays of those sizes, end to end, into chunks of that length; the last may be shorter.
+
+    >>> cut([3, 2], 4)
+    [[Piece(array=0, start=0, stop=3, begin=0), Piece(array=1, start=0, stop=1, begin=3)],
+     [Piece(array=1, start=1, stop=2, begin=0)]]
+    """
+    chunks: list[list[Piece]] = []
+    filled = length
+    for array, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            if filled == length:
+                chunks.append([])
+                filled = 0
+            stop = min(size, start + length - filled)
+            chunks[-1].append(Piece(array, start, stop, filled))
+            filled += stop - start
+            start = stop
+    return chunks
+
+
+def within(pieces: Sequence[Piece], begin: int, end: int) -> list[Piece]:
+    """The parts of the pieces that lie at ``chunk[begin:end]``."""
+    clipped = []
+    for piece in pieces:
+        low, high = max(piece.begin, begin), min(piece.end, end)
+        if low < high:
+            shift = piece.start - piece.begin
+            clipped.append(Piece(piece.array, low + shift, high + shift, low))
+    return clipped
+
+
+def slices(length: int, count: int) -> list[tuple[int, int]]:
+    """Shares out a chunk: ``count`` slices (begin, end) of nearly equal length, or empty."""
+    borders = [length * i // count // ALIGNMENT * ALIGNMENT for i in range(count)] + [length]
+    return list(itertools.pairwise(borders))
+
+
+class Run:
+    """The pieces of one chunk, taken from a list of flat arrays without a look at each.
+
+    All pieces but the first and the last are whole arrays.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], sizes: Sequence[int]) -> None:
+        partial = [piece for piece in pieces if piece.stop - piece.start < sizes[piece.array]]
+        self._first = [piece for piece in partial if piece is pieces[0]]
+        self._last = [piece for piece in partial if piece is not pieces[0]]
+        first = pieces[0].array + len(self._first)
+        stop = pieces[-1].array + 1 - len(self._last)
+        self._whole = slice(first, max(first, stop))
+        self._sizes = [piece.stop - piece.start for piece in self._first]
+        self._sizes += sizes[self._whole]
+        self._sizes += [piece.stop - piece.start for piece in self._last]
+
+    def of(self, arrays: list[Any]) -> list[Any]:
+        """The pieces, as views of the arrays; an array without elements may be among them."""
+        return [*[arrays[piece.array][piece.part] for piece in self._first],
+                *arrays[self._whole],
+                *[arrays[piece.array][piece.part] for piece in self._last]]
+
+    def places(self, chunk: np.ndarray) -> list[np.ndarray]:
+        """The places of the same pieces in a chunk."""
+        ends = itertools.accumulate(self._sizes, initial=0)
+        return [chunk[begin:end] for begin, end in itertools.pairwise(ends)]

@@ -1,0 +1,254 @@
+"""Host arrays are summed in memory that the ranks of a node share, chunk by chunk.
+
+Packing all gradients into one buffer would move them out of the processor's cache and back.  So
+they are taken chunk by chunk, and each chunk passes three stages while it is in the cache:
+
+- pack: each rank copies its chunk into its input in the shared window;
+- reduce: each rank sums its slice of the chunk over the ranks of the node, in the order of the
+  ranks, into the output, which is shared as well; then the slices of the nodes are summed by MPI;
+- unpack: each rank copies the whole output to where the chunk belongs.
+
+At step k each rank unpacks chunk k - 2 LAG, packs chunk k and reduces chunk k - LAG; it begins
+once all others have ended step k - LAG.  So with 2 LAG inputs and outputs no rank reads what is
+not yet there, or overwrites what is still to be read, and a rank may be LAG - 1 steps late without
+being waited for.  As a single rank sums an element (of a node), all ranks get the same bits.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from chainermn.communicators import _chunks, _disagreement, _wire
+from chainermn.communicators._chunks import Piece, Run
+from chainermn.communicators._reduction import Copied, FewPieces, ManyPieces
+from chainermn.communicators._topology import Topology
+from chainermn.communicators._window import Window
+
+LAG = 2
+
+#: Bytes of a chunk: much less than a cache, much more than what a step costs beside the copying;
+#: larger where ranks wait for a core, or for another node.
+CHUNK = 512 * 1024
+CHUNK_IF_CROWDED = 1024 * 1024
+CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
+
+#: A chunk of more pieces than this is reduced as one, which costs a copy but no time per piece.
+FEW = 8
+
+_SLOTS = 2 * LAG
+_PLANS = 16  # to remember
+
+
+def create(mpi_comm: Any, topology: Topology, chunk: int | None = None) -> SharedMemory | None:
+    """Makes shared memory.  Collective: every rank calls it.
+
+    Args:
+        mpi_comm: The ranks; nothing else may be going on there while they exchange arrays.
+        topology: Where this rank is.
+        chunk: Bytes of a chunk, a multiple of 64; the same on all ranks.
+
+    Returns:
+        The shared memory; or ``None`` on every rank, with a warning, if one cannot have it.
+    """
+    said = mpi_comm.allgather((topology, _cores()))
+    if chunk is None:
+        chunk = CHUNK
+        for node in range(topology.inter_size):
+            cores = [theirs for place, theirs in said if place.inter_rank == node]
+            if len(set().union(*cores)) < len(cores):
+                chunk = CHUNK_IF_CROWDED
+        if topology.inter_size > 1:
+            chunk = CHUNK_BETWEEN_NODES
+    intra = mpi_comm.Split(topology.inter_rank, mpi_comm.rank)
+    segment = _SLOTS * chunk  # the inputs of a rank; or the outputs, beside those of its first one
+    made: list[Window] = []
+    attempts = [
+        lambda: _check_space((intra.size + 1) * segment),
+        lambda: made.append(Window(intra, segment * (2 if intra.rank == 0 else 1),
+                                   f'rank {mpi_comm.rank}'))]
+    for attempt in attempts:
+        failures = _failures(mpi_comm, attempt)
+        if failures:
+            for window in made:
+                window.free()
+            intra.Free()
+            warnings.warn(f'no shared memory on {failures}; arrays on the host are summed by MPI, '
+                          'which takes longer', RuntimeWarning, stacklevel=2)
+            return None
+    return SharedMemory(mpi_comm, topology, intra, made[0], chunk,
+                        slices=min(place.intra_size for place, _ in said))
+
+
+class SharedMemory:
+    """Sums and copies host arrays of the ranks of a communicator; made by :func:`create`."""
+
+    def __init__(self, mpi_comm: Any, topology: Topology, intra: Any, window: Window, chunk: int,
+                 slices: int) -> None:
+        self._intra = intra
+        self._window = window
+        self._chunk = chunk
+        # How many ranks of each node reduce: as many as the smallest node has.
+        self._slices = slices
+        reduces = intra.rank < slices
+        self._inter = None
+        if topology.inter_size > 1:
+            inter = mpi_comm.Split(intra.rank if reduces else MPI.UNDEFINED, mpi_comm.rank)
+            self._inter = inter if reduces else None
+        size = _SLOTS * chunk
+        self._inputs = [segment[:size] for segment in window.segments]
+        self._output = window.segments[0][size:]
+        # Who writes to a page of memory first gets it near its core.
+        self._inputs[intra.rank][:] = 0
+        if reduces:
+            begin, end = _chunks.slices(chunk, slices)[intra.rank]
+            self._output.reshape(_SLOTS, chunk)[:, begin:end] = 0
+        self._step = 0
+        self._plans: dict[Any, list[Any]] = {}
+        self._failure: BaseException | None = None
+        intra.Barrier()
+
+    def sum(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None,
+            scale: float | None = None) -> None:
+        """Sums arrays over all ranks, element by element.  Collective: every rank calls it.
+
+        Args:
+            arrays: Host arrays, all of one dtype: float16, which is summed in float32 and rounded
+                once, float32 or float64.  The shapes are the same on all ranks.
+            results: Arrays of the same shapes and dtype for the sums, which are the same bits on
+                all ranks; by default ``arrays``.
+            scale: The sums are multiplied by it, before they are rounded.
+
+        Raises:
+            RuntimeError: If another rank of the node failed or ended in the middle.
+        """
+        wide = _wire.summed_in(arrays[0].dtype)
+        factor = None if scale is None else wide.type(scale)
+        with _flat(arrays if results is None else results) as targets:
+            sources = targets if results is None else [array.ravel() for array in arrays]
+            chunks = self._plan(self._summed, sources, wide)
+            # Infinities and NaNs pass silently, as in a sum by MPI.
+            with np.errstate(all='ignore'):
+                self._run(chunks, sources, targets, factor)
+
+    def bcast(self, arrays: Sequence[np.ndarray]) -> None:
+        """Copies the arrays of rank 0 into those of all ranks.  Collective: every rank calls it.
+
+        Args:
+            arrays: Host arrays of any one dtype.  The shapes are the same on all ranks.
+
+        Raises:
+            RuntimeError: If another rank of the node failed or ended in the middle.
+        """
+        with _flat(arrays) as flat:
+            data = [array.view(np.uint8) for array in flat]
+            self._run(self._plan(self._copied, data, np.dtype(np.uint8)), data, data)
+
+    def free(self) -> None:
+        """Frees the memory.  Collective: every rank calls it, once."""
+        self._plans.clear()
+        self._inputs, self._output = [], np.empty(0, np.uint8)
+        if self._failure is None:
+            self._window.free()
+        if self._inter is not None:
+            self._inter.Free()
+        self._intra.Free()
+
+    def _run(self, chunks: list[Any], sources: list[Any], targets: list[Any],
+             scale: Any = None) -> None:
+        """Takes all chunks through their stages."""
+        if self._failure is not None:
+            raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
+        window, base, count = self._window, self._step, len(chunks)
+        try:
+            for k in range(count + 2 * LAG):
+                window.wait(base + k - LAG + 1)
+                if k >= 2 * LAG:
+                    chunks[k - 2 * LAG].unpack(targets, scale)
+                if k < count:
+                    chunks[k].pack(sources)
+                if LAG <= k < count + LAG:
+                    chunks[k - LAG].reduce(sources, scale)
+                window.publish(base + k + 1)
+        except BaseException as error:
+            self._failure = error
+            window.fail()
+            raise
+        self._step = base + count + 2 * LAG
+
+    def _plan(self, make: Callable[..., Any], arrays: list[Any], dtype: np.dtype) -> list[Any]:
+        """What to do with each chunk; as last time, if the arrays have the sizes of last time."""
+        sizes = [array.size for array in arrays]
+        key = make.__name__, dtype, tuple(sizes)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = [
+                make(pieces, sizes, number % _SLOTS, dtype)
+                for number, pieces in enumerate(_chunks.cut(sizes, self._chunk // dtype.itemsize))]
+        return plan
+
+    def _summed(self, pieces: list[Piece], sizes: list[int], slot: int, dtype: np.dtype) -> Any:
+        length = pieces[-1].end
+        output = self._slot(self._output, slot, dtype)[:length]
+        inputs = [self._slot(segment, slot, dtype)[:length] for segment in self._inputs]
+        own = length, length
+        if self._intra.rank < self._slices:
+            own = _chunks.slices(length, self._slices)[self._intra.rank]
+        if len(pieces) <= FEW:
+            return FewPieces(pieces, inputs, self._intra.rank, output, own, self._inter)
+        return ManyPieces(Run(pieces, sizes), inputs, self._intra.rank, output, own, self._inter)
+
+    def _copied(self, pieces: list[Piece], sizes: list[int], slot: int, dtype: np.dtype) -> Any:
+        output = self._slot(self._output, slot, dtype)[:pieces[-1].end]
+        return Copied(Run(pieces, sizes), output, self._intra.rank == 0, self._inter)
+
+    def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
+        return segment[slot * self._chunk:(slot + 1) * self._chunk].view(dtype)
+
+
+@contextlib.contextmanager
+def _flat(arrays: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """The arrays as flat ones; what is written to those is in the arrays in the end."""
+    copied = [(number, array) for number, array in enumerate(arrays)
+              if not array.flags.c_contiguous]
+    flat = [array.ravel() for array in arrays]
+    yield flat
+    for number, array in copied:
+        array[...] = flat[number].reshape(array.shape)
+
+
+def _cores() -> set[int]:
+    """The cores on which this process may run."""
+    if hasattr(os, 'sched_getaffinity'):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _check_space(needed: int) -> None:
+    """Raises if the files behind shared memory have no room: touching it would be fatal then."""
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage('/dev/shm').free
+        if free < needed:
+            raise MemoryError(f'/dev/shm has {free >> 20} MiB free of {needed >> 20} MiB needed')
+
+
+def _failures(mpi_comm: Any, attempt: Callable[[], Any]) -> str:
+    """Attempts something on all ranks; returns what failed where, the same text on all ranks."""
+    failure = ''
+    try:
+        attempt()
+    except Exception as error:
+        failure = error.Get_error_string() if isinstance(error, MPI.Exception) else str(error)
+    ranks: dict[str, list[int]] = {}
+    for rank, said in enumerate(mpi_comm.allgather(failure)):
+        if said:
+            ranks.setdefault(said, []).append(rank)
+    return '; '.join(f'{_disagreement.ranks_text(those)} ({said})' for said, those in ranks.items())
