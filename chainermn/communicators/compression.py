@@ -11,6 +11,9 @@ is.  ``wire`` is a new flat array of any dtype that can be exchanged; its dtype 
 compressor that remembers something of what it sent remembers it for each key.  It then also has
 ``serialize(serializer)``, as Chainer's links have, and ``reset()``, which forgets it.
 
+If there is one element on the wire for each value, and it depends on that value alone, an attribute
+``elementwise = True`` lets means be compressed too, so that the bytes do not grow with the ranks.
+
 The ranks compare the ``repr`` of their compressors (the name of the class, if the class defines
 none), so it should tell the parameters.
 """
