@@ -1,7 +1,9 @@
 """Parameters of a model to one flat buffer and back."""
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +11,8 @@ import chainer
 import numpy as np
 
 from chainermn.communicators import _batched_copy, _wire
+
+_FLOATS = frozenset(map(np.dtype, ('float16', 'float32', 'float64')))
 
 
 def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str, Any]:
@@ -27,14 +31,22 @@ def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str,
         raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
     arrays: dict[str, Any] = {}
     seen = set()
+    is_grad = attribute == 'grad'
     for path, parameter in sorted(model.namedparams(), key=path_of):
-        if parameter.array is None or id(parameter) in seen:
+        array = parameter.array
+        if array is None or id(parameter) in seen:
             continue
         seen.add(id(parameter))
-        if attribute == 'grad' and zero_fill:
-            fill_with_zeros(parameter)
-        array = getattr(parameter, attribute)
-        if array is not None:
+        if is_grad:
+            if zero_fill:
+                fill_with_zeros(parameter)
+            array = parameter.grad
+            if array is None:
+                continue
+        # The usual case needs no closer look, of which there may be thousands.
+        if type(array) is np.ndarray and array.dtype in _FLOATS:
+            arrays[path] = array
+        else:
             arrays[path] = _exchangeable(path, attribute, array)
     return arrays
 
@@ -48,10 +60,17 @@ def fill_with_zeros(parameter: Any) -> None:
 
 def describe(arrays: dict[str, Any]) -> dict[str, str]:
     """What has to be equal on all ranks.  Where an array is matters only in a mixed model."""
-    mixed = len({_wire.on_device(array) for array in arrays.values()}) > 1
-    return {path: f'{array.dtype} {array.shape}'
-            + (' on device' if mixed and _wire.on_device(array) else '')
-            for path, array in arrays.items()}
+    described = {path: _described(array.dtype, array.shape) for path, array in arrays.items()}
+    if len(set(map(type, arrays.values()))) > 1:
+        on_device = [path for path, array in arrays.items() if _wire.on_device(array)]
+        if len(on_device) < len(arrays):
+            described.update({path: f'{described[path]} on device' for path in on_device})
+    return described
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(dtype: np.dtype, shape: tuple[int, ...]) -> str:
+    return f'{dtype} {shape}'
 
 
 def check_finite(model: Any) -> None:
@@ -68,7 +87,12 @@ def by_dtype(arrays: Sequence[Any]) -> list[list[Any]]:
     """Groups arrays that can share a buffer, keeping their order."""
     groups: dict[Any, list[Any]] = {}
     for array in arrays:
-        groups.setdefault((array.dtype, _wire.on_device(array)), []).append(array)
+        on_host = type(array) is np.ndarray or not _wire.on_device(array)
+        key = array.dtype if on_host else (array.dtype, 'on device')
+        if key in groups:
+            groups[key].append(array)
+        else:
+            groups[key] = [array]
     return list(groups.values())
 
 
@@ -120,9 +144,8 @@ def _placed(arrays: Sequence[Any]) -> list[tuple[int, Any]]:
     return list(zip(ends, arrays, strict=False))
 
 
-def path_of(item: tuple[str, Any]) -> str:
-    """Sorts ``namedparams()``."""
-    return item[0]
+#: Sorts ``namedparams()`` by path.
+path_of = operator.itemgetter(0)
 
 
 def _exchangeable(path: str, attribute: str, array: Any) -> Any:

@@ -21,7 +21,12 @@ _ADVICE = {
     'shapes': 'Make the shapes equal before the call; gather and allgather take different ones.',
     'bcast_data': 'All ranks need the same model, with the same parameters initialized.',
     'multi_node_mean_grad': 'All ranks need the same model with gradients for the same parameters; '
-                            'with zero_fill=True a missing gradient counts as zero.',
+                            'with zero_fill=True a missing gradient counts as zero.  Compression '
+                            'has to be the same as well.',
+    'allreduce_many': 'Pass as many arrays, of the same dtypes and shapes, on all ranks.',
+    'reduce_scatter': 'Each rank passes one array for each rank; those meant for one rank have to '
+                      'be of one shape, and all of one dtype.',
+    'new_group': 'Pass the same ranks, in the same order, on all ranks.',
 }
 
 

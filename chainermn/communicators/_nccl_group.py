@@ -9,6 +9,8 @@ from mpi4py import MPI
 from chainermn import nccl
 from chainermn.communicators import _disagreement
 
+_BFLOAT16 = 9  # of NCCL 2.10 and later; CuPy has no name for it
+
 
 class NcclGroup:
     """Sums and broadcasts flat device arrays over the ranks of an MPI communicator.
@@ -49,11 +51,27 @@ class NcclGroup:
                 'chainer.backends.cuda.get_device_from_id(comm.intra_rank).use().  '
                 'NCCL_DEBUG=INFO in the environment tells more') from error
 
-    def all_reduce(self, buffer: Any) -> None:
-        """Replaces a flat array by its sum over all ranks."""
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._mpi_comm.size
+
+    def all_reduce(self, buffer: Any, dtype: Any = None) -> None:
+        """Replaces a flat array by its sum over all ranks, as if it were of that dtype."""
         if buffer.size:
             self.nccl_comm.allReduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
-                                     type_id(buffer.dtype), nccl.NCCL_SUM, _stream())
+                                     type_id(buffer.dtype if dtype is None else dtype),
+                                     nccl.NCCL_SUM, _stream())
+
+    def all_gather(self, buffer: Any) -> Any:
+        """Returns the flat arrays of all ranks, equal in dtype and length, as rows."""
+        import cupy
+
+        rows = cupy.empty((self.size, buffer.size), buffer.dtype)
+        if buffer.size:
+            self.nccl_comm.allGather(buffer.data.ptr, rows.data.ptr, buffer.nbytes,
+                                     nccl.NCCL_UINT8, _stream())
+        return rows
 
     def reduce(self, buffer: Any) -> None:
         """Replaces a flat array on rank 0 by its sum over all ranks."""
@@ -94,9 +112,9 @@ def together(mpi_comm: Any, what: str, call: Callable[[], Any]) -> Any:
 
 
 def type_id(dtype: Any) -> int:
-    """Returns NCCL's number for a floating-point dtype."""
+    """Returns NCCL's number for a floating-point dtype, or the name of one."""
     names = {'float16': nccl.NCCL_FLOAT16, 'float32': nccl.NCCL_FLOAT32,
-             'float64': nccl.NCCL_FLOAT64}
+             'float64': nccl.NCCL_FLOAT64, 'bfloat16': _BFLOAT16}
     if str(dtype) not in names:
         raise ValueError(f'NCCL sums {", ".join(names)}, not {dtype}')
     return names[str(dtype)]

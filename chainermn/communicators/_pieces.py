@@ -20,7 +20,7 @@ class Pieces:
         self._shapes = shapes
         self._device = device
         self._ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
-        self._buffer = _wire.new_buffer((self._ends[-1],), dtype, device) \
+        self.buffer = _wire.new_buffer((self._ends[-1],), dtype, device) \
             if buffer is None else buffer
 
     @classmethod
@@ -32,14 +32,14 @@ class Pieces:
     @property
     def spec(self) -> list[Any]:
         """What mpi4py takes: the buffer as bytes, and count and start of each piece."""
-        size = self._buffer.dtype.itemsize
+        size = self.buffer.dtype.itemsize
         starts = [0, *self._ends[:-1]]
         counts = [size * (end - start) for start, end in zip(starts, self._ends, strict=True)]
-        return [_wire.raw(self._buffer), counts, [size * start for start in starts], MPI.BYTE]
+        return [_wire.raw(self.buffer), counts, [size * start for start in starts], MPI.BYTE]
 
     def arrays(self) -> tuple[Any, ...]:
         """The pieces as arrays."""
-        whole = _wire.from_buffer(self._buffer, self._buffer.shape, self._device)
+        whole = _wire.from_buffer(self.buffer, self.buffer.shape, self._device)
         starts = [0, *self._ends[:-1]]
         return tuple(whole[start:end].reshape(shape) for start, end, shape in zip(
             starts, self._ends, self._shapes, strict=True))

@@ -395,7 +395,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self.bcast_data(model)
 
     @abc.abstractmethod
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
+                             compression: Any = None) -> None:
         """Replaces each gradient of the model by its mean over all ranks, in place.
 
         Collective: every rank calls it.  Afterwards the gradients have the same bits everywhere.
@@ -405,9 +406,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             zero_fill: If true, an initialized parameter without a gradient counts as one whose
                 gradient is zero.  If false it is skipped, and it is an error if some rank has a
                 gradient for it.  Parameters that are not initialized are always skipped.
+            compression: ``None``, ``'fp16'``, ``'bf16'``, or a compressor, with the same parameters
+                on all ranks, through which the gradients of each rank go;
+                see :mod:`chainermn.communicators.compression`.
         """
 
-    def multi_node_mean_grad_async(self, model: Any, zero_fill: bool = False) -> Any:
+    def multi_node_mean_grad_async(self, model: Any, zero_fill: bool = False,
+                                   compression: Any = None) -> Any:
         """Starts :meth:`multi_node_mean_grad` and returns at once.
 
         Collective: every rank calls it.  Only where :attr:`can_overlap` is true.

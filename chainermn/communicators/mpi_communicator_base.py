@@ -10,7 +10,15 @@ import chainer
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from chainermn.communicators import _bucket, _end, _header, _topology, _wire
+from chainermn.communicators import (
+    _bucket,
+    _compressed,
+    _end,
+    _header,
+    _topology,
+    _wire,
+    compression,
+)
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._array_verbs import ArrayVerbs
 from chainermn.communicators._header import pack
@@ -113,15 +121,27 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
 
     def bcast_data(self, model: Any) -> None:
         arrays = self._agreed_parameters('bcast_data', model, 'data')
-        for group in self._groups(arrays):
+        for group in self._groups(list(arrays.values())):
             self._bcast_in_place(group)
 
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        arrays = self._agreed_parameters('multi_node_mean_grad', model, 'grad', zero_fill)
-        for group in self._groups(arrays):
-            self._mean_in_place(group)
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
+                             compression: Any = None) -> None:
+        arrays, compressor = self._agreed_gradients(model, zero_fill, compression)
+        groups = self._groups(list(arrays.values()))
+        if compressor is None:
+            for group in groups:
+                self._mean_in_place(group)
+        else:
+            buffers = [self._packed(group) for group in groups]
+            wires = self._agreed_wires(compressor, buffers, arrays)
+            for group, buffer, wire in zip(groups, buffers, wires, strict=True):
+                mean = _compressed.mean(self._arrays, compressor, wire, buffer.size, buffer.dtype)
+                _bucket.unpack(mean, group, 1, self.batched_copy)
         if chainer.is_debug():
             _bucket.check_finite(model)
+
+    def _packed(self, group: list[Any]) -> Any:
+        return _bucket.pack(group, _wire.summed_in(group[0].dtype), self.batched_copy)
 
     @abc.abstractmethod
     def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
@@ -129,7 +149,7 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
 
     def _mean_in_place(self, group: list[Any]) -> None:
         """Replaces arrays of one dtype by their means over all ranks."""
-        buffer = _bucket.pack(group, _wire.summed_in(group[0].dtype), self.batched_copy)
+        buffer = self._packed(group)
         _bucket.unpack(self._sum_in_place(buffer), group, 1 / self._size, self.batched_copy)
 
     def _sum_in_place(self, buffer: Any) -> Any:
@@ -150,15 +170,45 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
         self._arrays.Bcast(_wire.raw(buffer))
         _bucket.unpack(_wire.from_buffer(buffer, shape, device), group)
 
-    def _agreed_parameters(self, verb: str, model: Any, attribute: str,
-                           zero_fill: bool = False) -> list[Any]:
+    def _agreed_parameters(self, verb: str, model: Any, attribute: str, zero_fill: bool = False,
+                           compressor: Any = None) -> dict[str, Any]:
+        """The arrays of a model by path, once all ranks are known to have the like."""
         try:
             arrays = _bucket.parameters(model, attribute, zero_fill)
             described = self._described(verb, arrays)
+            if compressor is not None:
+                described['compression'] = compression.describe(compressor)
         except Exception as error:
             self.refuse(verb, error)
         self._agreement.same(pack(verb, number=_header.digest(described)), described)
-        return list(arrays.values())
+        return arrays
+
+    def _agreed_gradients(self, model: Any, zero_fill: bool, compressed: Any
+                          ) -> tuple[dict[str, Any], Any]:
+        """The gradients by path, and the compressor for them or ``None``."""
+        try:
+            compressor = compression.get(compressed)
+            if compressor is not compressed and hasattr(compressor, 'reset'):
+                raise ValueError(
+                    f'compression={compressed!r} names a compressor that remembers what it did not '
+                    'send; make it once, with chainermn.communicators.compression.get, and pass '
+                    'the same one to each call')
+        except Exception as error:
+            self.refuse('multi_node_mean_grad', error)
+        return self._agreed_parameters('multi_node_mean_grad', model, 'grad', zero_fill,
+                                       compressor), compressor
+
+    def _agreed_wires(self, compressor: Any, buffers: list[Any], arrays: dict[str, Any]
+                      ) -> list[Any]:
+        """Buffers compressed, once all ranks are known to send as much."""
+        try:
+            wires = _compressed.wires(compressor, buffers, f'{_header.digest(list(arrays)):x}')
+            described = _compressed.describe(wires)
+        except Exception as error:
+            self.refuse('multi_node_mean_grad', error)
+        self._agreement.same(
+            pack('multi_node_mean_grad', number=_header.digest(described)), described)
+        return wires
 
     def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
         """What has to be equal on all ranks, by path.  May refuse the arrays."""

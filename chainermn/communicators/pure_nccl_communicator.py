@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainermn.communicators import _bucket
+from chainermn.communicators import _bucket, _compressed
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 from chainermn.communicators._nccl_group import NcclGroup
 
@@ -58,17 +58,27 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         with self.config_scope():
             self.allreduce_grad_dtype = None if value is None else self.check_grad_dtype(value)
 
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        self.multi_node_mean_grad_async(model, zero_fill).wait()
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
+                             compression: Any = None) -> None:
+        self.multi_node_mean_grad_async(model, zero_fill, compression).wait()
 
-    def multi_node_mean_grad_async(self, model: Any, zero_fill: bool = False) -> _Exchange:
-        arrays = self._agreed_parameters('multi_node_mean_grad', model, 'grad', zero_fill)
+    def multi_node_mean_grad_async(self, model: Any, zero_fill: bool = False,
+                                   compression: Any = None) -> _Exchange:
+        by_path, compressor = self._agreed_gradients(model, zero_fill, compression)
+        arrays = list(by_path.values())
         if not arrays:
             return _Exchange(model, arrays, None)
         with self._on_stream():
-            buffer = _bucket.pack(arrays, self._transfer_dtype(), self.batched_copy)
-            self._nccl.all_reduce(buffer)
-            _bucket.unpack(buffer, arrays, 1 / self._size, self.batched_copy)
+            if compressor is None:
+                buffer = _bucket.pack(arrays, self._transfer_dtype(), self.batched_copy)
+                self._nccl.all_reduce(buffer)
+                _bucket.unpack(buffer, arrays, 1 / self._size, self.batched_copy)
+            else:
+                dtype = np.result_type(np.float32, *(array.dtype for array in arrays))
+                buffer = _bucket.pack(arrays, dtype, self.batched_copy)
+                wire, = self._agreed_wires(compressor, [buffer], by_path)
+                mean = _compressed.mean_by_nccl(self._nccl, compressor, wire, buffer.size, dtype)
+                _bucket.unpack(mean, arrays, 1, self.batched_copy)
             return _Exchange(model, arrays, _event())
 
     def _multi_node_mean_grad_async(self, model: Any, zero_fill: bool, stream: Any) -> None:

@@ -1,0 +1,203 @@
+"""What each compressor puts on the wire, what comes back, and what it remembers."""
+
+import math
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn.communicators import compression
+from chainermn.communicators.compression import Bf16, Fp16, TwoBit
+
+FLOATS = ['float16', 'float32', 'float64']
+
+
+def sent(compressor, x, key='key'):
+    """What the receiver gets."""
+    before = x.copy()
+    wire = compressor.compress(x, key)
+    np.testing.assert_array_equal(x, before)
+    assert wire.ndim == 1
+    result = compressor.decompress(wire, x.size, x.dtype)
+    assert (result.dtype, result.shape) == (x.dtype, x.shape)
+    return result
+
+
+class Halve:
+    def compress(self, x, key):
+        return x[::2].copy()
+
+    def decompress(self, wire, size, dtype):
+        return np.repeat(wire, 2)[:size].astype(dtype)
+
+
+@pytest.mark.parametrize('meant, kind', [
+    ('fp16', Fp16), ('bf16', Bf16), ('2bit', TwoBit), ({'type': 'fp16'}, Fp16),
+    ({'type': '2bit'}, TwoBit), ({'type': '2bit', 'threshold': 2}, TwoBit),
+    (Halve(), Halve), (TwoBit(0.25), TwoBit), (None, type(None)),
+])
+def test_get(meant, kind):
+    found = compression.get(meant)
+    assert type(found) is kind
+    assert compression.get(found) is found
+
+
+def test_thresholds():
+    assert compression.get('2bit').threshold == 0.5
+    assert compression.get({'type': '2bit', 'threshold': 2}).threshold == 2
+    assert compression.get({'type': '2bit', 'threshold': np.float32(0.25)}).threshold == 0.25
+
+
+@pytest.mark.parametrize('meant, error, message', [
+    ('1bit', ValueError, "no compression of type '1bit'; there are 'fp16', 'bf16', '2bit'"),
+    ({'type': ['2bit']}, ValueError, 'no compression of type'),
+    ({}, ValueError, "needs a 'type'"),
+    ({'threshold': 1}, ValueError, "needs a 'type'"),
+    ({'type': '2bit', 'treshold': 1}, ValueError, 'no parameter treshold; it has threshold'),
+    ({'type': 'fp16', 'threshold': 1}, ValueError, 'no parameter threshold'),
+    (2, TypeError, 'compress and decompress, not 2'),
+    (np.float16, TypeError, 'compression has to be'),
+    (TwoBit, TypeError, 'compression has to be'),
+    *[({'type': '2bit', 'threshold': bad}, ValueError, 'threshold has to be a positive number')
+      for bad in (0, -1, math.inf, math.nan, 1e300, 1e-300)],
+    *[({'type': '2bit', 'threshold': bad}, TypeError, 'threshold has to be a positive number')
+      for bad in ('1', None, True, np.ones(2))],
+])
+def test_what_is_refused(meant, error, message):
+    with pytest.raises(error, match=message):
+        compression.get(meant)
+
+
+def test_descriptions_tell_what_has_to_be_equal():
+    assert compression.describe(compression.get('2bit')) == compression.describe(TwoBit(0.5))
+    assert compression.describe(TwoBit(0.5)) != compression.describe(TwoBit(0.25))
+    assert compression.describe(Fp16()) != compression.describe(Bf16())
+    assert compression.describe(Halve()) == compression.describe(Halve()) == 'Halve'
+
+
+@pytest.mark.parametrize('compressor', [Fp16, Bf16, TwoBit])
+@pytest.mark.parametrize('dtype', FLOATS)
+@pytest.mark.parametrize('size', [0, 1, 15, 16, 17, 40000, 65536, 65537])
+def test_bytes_on_the_wire(compressor, dtype, size):
+    x = np.linspace(-2, 2, size).astype(dtype)
+    result = sent(compressor(), x)
+    wire = compressor().compress(x, 0)
+    assert wire.nbytes == (math.ceil(size / 16) * 4 if compressor is TwoBit else 2 * size)
+    if compressor is TwoBit:
+        np.testing.assert_array_equal(result, np.select([x >= .5, x <= -.5], [.5, -.5]))
+    else:
+        np.testing.assert_allclose(result, x, rtol=2**-8, atol=1e-7)
+
+
+def test_fp16_rounds_once_and_overflows_to_infinity():
+    x = np.array([1, 1 + 2**-11, 1 + 3 * 2**-11, 65504, 65520, -1e30, np.nan, 2**-25, -0.0], 'f')
+    result = sent(Fp16(), x)
+    np.testing.assert_array_equal(
+        result, np.array([1, 1, 1 + 2**-9, 65504, np.inf, -np.inf, np.nan, 0, 0], 'f'))
+    assert np.signbit(result[-1])
+
+
+def test_bf16_rounds_to_nearest_even():
+    x = np.array([0x3f800000, 0x3f807fff, 0x3f808000, 0x3f808001, 0x3f818000, 0x7f7f7fff,
+                  0x7f7fffff, 0xff800000, 0x80000000, 0x00008001], np.uint32)
+    rounded = [0x3f80, 0x3f80, 0x3f80, 0x3f81, 0x3f82, 0x7f7f, 0x7f80, 0xff80, 0x8000, 0x0001]
+    wire = Bf16().compress(x.view(np.float32), None)
+    assert wire.dtype == np.uint16
+    assert wire.tolist() == rounded
+    back = Bf16().decompress(wire, x.size, np.float32)
+    np.testing.assert_array_equal(back.view(np.uint32), np.array(rounded, np.uint32) << 16)
+
+
+def test_bf16_keeps_nans():
+    nans = np.array([0x7fc00000, 0x7f800001, 0xffffffff, 0x7fffffff], np.uint32).view(np.float32)
+    assert np.isnan(sent(Bf16(), nans)).all()
+    assert np.isnan(sent(Bf16(), np.array([np.nan], np.float64))).all()
+    assert np.isnan(sent(Bf16(), np.array([np.nan], np.float16))).all()
+
+
+def test_every_bf16_comes_back_as_it_is():
+    bits = np.arange(2**16, dtype=np.uint32) << 16
+    x = bits.view(np.float32)
+    number = x == x
+    np.testing.assert_array_equal(sent(Bf16(), x)[number].view(np.uint32), bits[number])
+
+
+def test_two_bit_by_hand():
+    compressor = TwoBit(1)
+    x = np.array([0.25, 1, 1.5, -0.75, -1, -3, 0], 'f')
+    np.testing.assert_array_equal(sent(compressor, x), [0, 1, 1, 0, -1, -1, 0])
+    np.testing.assert_array_equal(compressor.residuals['key'], [.25, 0, .5, -.75, 0, -2, 0])
+    np.testing.assert_array_equal(sent(compressor, x), [0, 1, 1, -1, -1, -1, 0])
+    np.testing.assert_array_equal(compressor.residuals['key'], [.5, 0, 1, -.5, 0, -4, 0])
+    np.testing.assert_array_equal(sent(compressor, np.zeros(7, 'f')), [0, 0, 1, 0, 0, -1, 0])
+
+
+def test_two_bit_layout():
+    x = np.zeros(18, 'f')
+    x[[0, 3, 17]], x[[1, 15]] = 1, -1
+    assert TwoBit().compress(x, 0).tolist() == [1 | 2 << 2 | 1 << 6 | 2 << 30, 1 << 2]
+
+
+@pytest.mark.parametrize('dtype', FLOATS)
+def test_what_two_bit_sent_and_the_residual_are_all_that_came(dtype):
+    random = np.random.RandomState(0)
+    compressor = TwoBit(0.5)
+    came, went = np.zeros(1000), np.zeros(1000)
+    for _ in range(30):
+        x = random.normal(scale=0.3, size=1000).astype(dtype)
+        came += x
+        went += sent(compressor, x)
+    residual = compressor.residuals['key']
+    assert residual.dtype == np.promote_types(dtype, np.float32)
+    np.testing.assert_allclose(went + residual, came, atol=1e-5)
+    assert abs(residual).max() < 2 < abs(came).max()
+
+
+def test_streams_do_not_mix():
+    compressor = TwoBit(1)
+    x = np.array([0.75], 'f')
+    assert [sent(compressor, x, key)[0] for key in ('a', 1, ('a', 1), 'a')] == [0, 0, 0, 1]
+    assert sent(compressor, np.array([0.75, 0.75], 'f'), 'a').tolist() == [0, 0]
+    compressor.reset()
+    assert sent(compressor, x, 1)[0] == 0
+
+
+def test_two_bit_sends_what_is_not_finite_as_nan_and_forgets_it():
+    compressor = TwoBit(1)
+    sent(compressor, np.full(40000, 0.75, 'f'))
+    x = np.zeros(40000, 'f')
+    x[[0, 5, 39999]] = np.inf, -np.inf, np.nan
+    result = sent(compressor, x)
+    assert np.flatnonzero(np.isnan(result)).tolist() == [0, 5, 39999]
+    assert np.nansum(result) == 0
+    np.testing.assert_array_equal(sent(compressor, np.full(40000, 0.5, 'f')), np.ones(40000))
+
+
+@pytest.mark.parametrize('save, load', [
+    (chainer.serializers.save_npz, chainer.serializers.load_npz),
+    (chainer.serializers.save_hdf5, chainer.serializers.load_hdf5)])
+def test_residuals_are_saved_and_loaded(tmp_path, save, load):
+    if save is chainer.serializers.save_hdf5:
+        pytest.importorskip('h5py')
+    one, other = TwoBit(1), TwoBit(1)
+    keys = ['a', ('float32', 12), 3]
+    for n, key in enumerate(keys):
+        one.compress(np.linspace(-2, 2, n * 7), key)
+    save(tmp_path / 'file.npz', one)
+    other.compress(np.ones(4), 'forgotten')
+    load(tmp_path / 'file.npz', other)
+    assert list(other.residuals) == keys
+    for key in keys:
+        np.testing.assert_array_equal(other.residuals[key], one.residuals[key])
+    save(tmp_path / 'empty.npz', TwoBit(1))
+    load(tmp_path / 'empty.npz', other)
+    assert not other.residuals
+
+
+def test_what_was_saved_without_compression_is_loaded(tmp_path):
+    chainer.serializers.save_npz(tmp_path / 'file.npz', chainer.links.Linear(2, 3))
+    for strict in (True, False):
+        compressor = TwoBit(1)
+        compressor.compress(np.ones(4), 'forgotten')
+        chainer.serializers.load_npz(tmp_path / 'file.npz', compressor, strict=strict)
+        assert not compressor.residuals
