@@ -44,7 +44,7 @@ def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str,
             if array is None:
                 continue
         # The usual case needs no closer look, of which there may be thousands.
-        if type(array) is np.ndarray and array.dtype in _FLOATS:
+        if type(array) is np.ndarray and array.dtype in _FLOATS and array.flags.writeable:
             arrays[path] = array
         else:
             arrays[path] = _exchangeable(path, attribute, array)
@@ -155,4 +155,7 @@ def _exchangeable(path: str, attribute: str, array: Any) -> Any:
         raise TypeError(f'parameter {path}: {error}') from None
     if attribute == 'grad' and array.dtype.kind != 'f':
         raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged')
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f'parameter {path}: its {"gradient" if attribute == "grad" else "array"} '
+                         'is read-only, but has to be overwritten; assign a copy of it')
     return array

@@ -51,7 +51,7 @@ class Window:
         memory: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(mpi_comm.size)]
         whole = [np.frombuffer(segment, np.uint8) for segment in memory]
         self.segments = [segment[_PAGE:] for segment in whole]
-        words = [memoryview(segment[:16]).cast('q') for segment in whole]  # counter; has failed
+        words = [segment[:16].data.cast('q') for segment in whole]  # counter; has failed
         self._mine = words[mpi_comm.rank]
         self._mine[0] = self._mine[1] = 0
         self._processes = mpi_comm.allgather((name, _Process.this()))

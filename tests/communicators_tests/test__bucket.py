@@ -115,3 +115,14 @@ def test_check_finite(model):
     model.b.b.grad = np.array([1, np.inf], np.float32)
     with pytest.raises(ValueError, match='mean gradient of /b/b is not finite'):
         _bucket.check_finite(model)
+
+
+@pytest.mark.parametrize('attribute', ['data', 'grad'])
+def test_what_is_read_only_is_refused(attribute):
+    """A backward pass may leave such a gradient: that of a sum is one number, broadcast."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.zeros(3, np.float32))
+    setattr(link.w, attribute, np.broadcast_to(np.float32(1), 3))
+    with pytest.raises(ValueError, match=r'/w: its (array|gradient) is read-only'):
+        _bucket.parameters(link, attribute)
