@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -69,11 +69,16 @@ def create(mpi_comm: Any, topology: Topology, chunk: int | None = None) -> Share
     intra = mpi_comm.Split(topology.inter_rank, mpi_comm.rank)
     segment = _SLOTS * chunk  # the inputs of a rank; or the outputs, beside those of its first one
     made: list[Window] = []
-    attempts = [
-        lambda: _check_space((intra.size + 1) * segment),
-        lambda: made.append(Window(intra, segment * (2 if intra.rank == 0 else 1),
-                                   f'rank {mpi_comm.rank}'))]
-    for attempt in attempts:
+
+    def look_for_room() -> None:
+        if intra.rank == 0:
+            _check_room((intra.size + 1) * segment)
+
+    def allocate() -> None:
+        made.append(Window(intra, segment * (2 if intra.rank == 0 else 1),
+                           f'rank {mpi_comm.rank}'))
+
+    for attempt in (look_for_room, allocate):
         failures = _failures(mpi_comm, attempt)
         if failures:
             for window in made:
@@ -232,12 +237,15 @@ def _cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _check_space(needed: int) -> None:
-    """Raises if the files behind shared memory have no room: touching it would be fatal then."""
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage('/dev/shm').free
-        if free < needed:
-            raise MemoryError(f'/dev/shm has {free >> 20} MiB free of {needed >> 20} MiB needed')
+def _check_room(size: int) -> None:
+    """Raises if no file as large as the window can be made where shared memory lies.
+
+    With too little room, the first write to the window would end the process; and not every MPI
+    library tells the other ranks when it fails on one.
+    """
+    if os.path.isdir('/dev/shm') and hasattr(os, 'posix_fallocate'):
+        with tempfile.TemporaryFile(dir='/dev/shm') as file:
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _failures(mpi_comm: Any, attempt: Callable[[], Any]) -> str:

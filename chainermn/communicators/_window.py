@@ -50,11 +50,14 @@ class Window:
         self._mpi_comm = mpi_comm
         memory: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(mpi_comm.size)]
         whole = [np.frombuffer(segment, np.uint8) for segment in memory]
-        self.segments = [segment[_PAGE:] for segment in whole]
         words = [segment[:16].data.cast('q') for segment in whole]  # counter; has failed
         self._mine = words[mpi_comm.rank]
         self._mine[0] = self._mine[1] = 0
-        self._processes = mpi_comm.allgather((name, _Process.this()))
+        said = mpi_comm.allgather((size, name, _Process.this()))
+        self._processes = [(name, process) for _, name, process in said]
+        # A segment may be longer than asked for.
+        self.segments = [segment[_PAGE:_PAGE + length]
+                         for segment, (length, _, _) in zip(whole, said, strict=True)]
         self._others = [(words[rank], rank) for rank in range(mpi_comm.size)
                         if rank != mpi_comm.rank]
 
