@@ -141,8 +141,10 @@ class Service:
             return _joined(_HEAD.pack(1), [pickle.dumps(Refusal.of('', error))])
 
 
-def check_threads() -> None:
-    """Raises RuntimeError if the MPI library does not allow calls from several threads at once."""
+def check_service(answer: Any) -> None:
+    """Raises if there can be no such service."""
+    if not callable(answer):
+        raise TypeError(f'what answers requests has to be a function, not {answer!r}')
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             'answering requests in a thread needs MPI_THREAD_MULTIPLE, which this MPI library does '
