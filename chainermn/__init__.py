@@ -9,6 +9,7 @@ from chainermn import (
     links,
     optimizers,
 )
+from chainermn._join import join
 from chainermn._version import __version__
 from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
@@ -31,6 +32,7 @@ __all__ = [
     'functions',
     'global_except_hook',
     'iterators',
+    'join',
     'links',
     'optimizers',
     'scatter_dataset',

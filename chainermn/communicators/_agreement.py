@@ -81,5 +81,12 @@ class Agreement:
         self.is_over = any(header.verb == _header.END for header in headers)
         refusal = _disagreement.Refusal.of(verb, error) if error is not None else None
         said = self.mpi_comm.allgather((refusal, details))
-        raise _disagreement.common_error(headers, [refusal for refusal, _ in said],
-                                         [details for _, details in said]) from error
+        common = _disagreement.common_error(headers, [refusal for refusal, _ in said],
+                                            [details for _, details in said])
+        common.__dict__['agreement'] = self, headers  # see `headers_of`
+        raise common from error
+
+    def headers_of(self, error: BaseException) -> list[Header] | None:
+        """The headers over which all ranks raised this error, or None if it is another one."""
+        agreement, headers = error.__dict__.get('agreement', (None, None))
+        return headers if agreement is self else None

@@ -15,6 +15,11 @@ _ADVICE = {
            'for loops of different lengths, or for a call inside an "if" on the rank.',
     'verbs': 'All ranks have to make the same collective calls in the same order; look for a call '
              'inside an "if" on the rank, or for loops of different lengths.',
+    'join': 'A rank that has run out of inputs inside chainermn.join takes part in the updates of '
+            'its optimizer, but in no other collective call (such as those of '
+            'MultiNodeBatchNormalization, an evaluator, a checkpointer or an '
+            'ObservationAggregator). Give all ranks as many inputs, or enter join with '
+            'throw_on_early_termination=True, or make these calls after it.',
     'roots': 'Pass the same root on all ranks.',
     'operations': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
@@ -79,6 +84,8 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
         table = _table(lines)
     if any(header.verb == END for header in headers):
         what = 'end'
+    elif what == 'verbs' and any(header.verb == 'join' for header in headers):
+        what = 'join'
     advice = _ADVICE[usual.verb if what == 'parameters' else what]
     return ValueError('\n'.join([f'{title}; no data was exchanged', *table, advice]))
 

@@ -30,7 +30,7 @@ EQUAL = {
     'allreduce': SHAPE, 'multi_node_mean': SHAPE,
     'bcast_obj': CALL, 'gather_obj': CALL, 'allgather_obj': CALL, 'scatter_obj': CALL,
     'allreduce_obj': CALL,
-    'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE,
+    'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE, 'join': CALL,
     'split': CALL, 'barrier': CALL, 'finalize': CALL, END: CALL,
     # Point to point: these travel ahead of the payload and are compared by the receiver.
     'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,

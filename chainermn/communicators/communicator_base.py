@@ -180,6 +180,27 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 otherwise of its nearest built-in base) whose message contains its message.
         """
 
+    @abc.abstractmethod
+    def agree_to_join(self, number: int) -> tuple[int, ...]:
+        """Exchanges what the ranks say in :func:`chainermn.join`.  Collective: every rank calls it.
+
+        Args:
+            number: An integer.
+
+        Returns:
+            The numbers of all ranks, by rank.
+        """
+
+    @abc.abstractmethod
+    def said_in_join(self, error: BaseException) -> tuple[int | None, ...] | None:
+        """Says whether all ranks raised this error, and what they said in :func:`chainermn.join`.
+
+        Returns:
+            ``None`` if it is not an error of the agreement of this communicator.  Otherwise the
+            number of each rank, by rank, ``None`` for those that called something else; or nothing
+            if a rank was refused or had ended.
+        """
+
     # --- arrays ------------------------------------------------------------------------------
 
     @abc.abstractmethod

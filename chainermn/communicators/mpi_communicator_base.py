@@ -108,6 +108,18 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
     def refuse(self, verb: str, error: Exception) -> NoReturn:
         self._agreement.refuse(verb, error)
 
+    def agree_to_join(self, number: int) -> tuple[int, ...]:
+        headers = self._agreement.exchange(pack('join', number=number))
+        return tuple(header.number for header in headers)
+
+    def said_in_join(self, error: BaseException) -> tuple[int | None, ...] | None:
+        headers = self._agreement.headers_of(error)
+        if headers is None:
+            return None
+        if any(header.refused or header.verb == _header.END for header in headers):
+            return ()
+        return tuple(header.number if header.verb == 'join' else None for header in headers)
+
     def finalize(self) -> None:
         if isinstance(self._arrays, _Finalized):
             return

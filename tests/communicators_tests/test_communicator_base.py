@@ -9,6 +9,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 # Method: its parameters, as "name" or "name=default".
 METHODS = {
+    'agree_to_join': 'number',
     'allgather': 'x',
     'allreduce': "x op='sum'",
     'allreduce_grad': 'model zero_fill=False',
@@ -25,9 +26,10 @@ METHODS = {
     'gather_obj': 'obj root=0',
     'get_config': 'name=None',
     'multi_node_mean': 'x',
-    'multi_node_mean_grad': 'model zero_fill=False',
+    'multi_node_mean_grad': 'model zero_fill=False compression=None',
     'recv': 'source tag',
     'recv_obj': 'source status=None tag=-1',
+    'said_in_join': 'error',
     'scatter': 'xs root=0',
     'scatter_obj': 'objs root=0',
     'send': 'data dest tag',
