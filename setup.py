@@ -88,6 +88,7 @@ setup(
     zip_safe=False,
     install_requires=[
         'chainer==7.8.1',
+        'cloudpickle',
         'mpi4py>=4',
         'numpy',
     ],
@@ -100,7 +101,9 @@ setup(
         'docs': ['sphinx'],
         'test': [
             'hypothesis',
+            'ipykernel',
             'matplotlib',
+            'nbclient',
             'pytest',
             'pytest-mpi',
             'scikit-learn',

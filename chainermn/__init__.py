@@ -10,6 +10,7 @@ from chainermn import (
     optimizers,
 )
 from chainermn._join import join
+from chainermn._launch import launch
 from chainermn._version import __version__
 from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
@@ -33,6 +34,7 @@ __all__ = [
     'global_except_hook',
     'iterators',
     'join',
+    'launch',
     'links',
     'optimizers',
     'scatter_dataset',
