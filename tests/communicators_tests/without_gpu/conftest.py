@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from chainermn import nccl
 from chainermn.communicators import _batched_copy
+from chainermn.communicators.compression import Bf16
 
 # What the kernels need of CUDA, for one thread of a host that runs them one after the other.
 CUDA = r'''
@@ -92,8 +93,11 @@ class Gpu:
         self.cupy = types.ModuleType('cupy')
         self.cupy.__dict__.update(
             cuda=cuda, ndarray=Array, multiply=np.multiply, zeros_like=np.zeros_like,
-            may_share_memory=np.may_share_memory, isfinite=np.isfinite,
-            ascontiguousarray=lambda x: x if x.flags.c_contiguous else x.copy('C'),
+            may_share_memory=np.may_share_memory, isfinite=np.isfinite, copyto=np.copyto,
+            zeros=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
+            where=lambda *args: np.where(*args).view(Array),
+            pad=lambda *args: np.pad(*args).view(Array),
+            ascontiguousarray=lambda x, dtype=None: np.require(x, dtype, 'C').view(Array),
             empty=lambda shape, dtype: np.full(shape, 77, dtype).view(Array),
             asarray=lambda x: np.array(x).view(Array), asnumpy=self.asnumpy,
             get_array_module=lambda *xs: (
@@ -177,8 +181,18 @@ class NcclCommunicator:
 
     def allReduce(self, source, target, count, dtype, op, stream):  # noqa: N802
         self.did('allReduce', stream)
+        if dtype == 9:  # bfloat16, with zeros after it a float32
+            wide = at(source, count, 'u2').astype('u4') << 16
+            total = self.summed(wide.view('f4'))
+            at(target, count, 'u2')[...] = Bf16().compress(total)
+            return
         x = at(source, count, dtype)
         at(target, count, dtype)[...] = self.summed(x).astype(x.dtype)
+
+    def allGather(self, source, target, count, dtype, stream):  # noqa: N802
+        self.did('allGather', stream)
+        self.mpi_comm.Allgather(at(source, count, dtype),
+                                at(target, count * self.mpi_comm.size, dtype))
 
     def reduce(self, source, target, count, dtype, op, root, stream):
         self.did('reduce', stream)
