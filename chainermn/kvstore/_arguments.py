@@ -23,6 +23,11 @@ def keys_of(key: Any) -> list[Key]:
     return keys
 
 
+def values_of(key: Any, values: Any) -> list[list[Any]]:
+    """Returns for each key the list of values that were passed for its devices, checked."""
+    return [[checked(x) for x in one] for one in lists_of(key, values, 'value')]
+
+
 def lists_of(key: Any, values: Any, name: str) -> list[list[Any]]:
     """Returns for each key the list of what was passed for its devices."""
     if not isinstance(key, (tuple, list)):
@@ -39,10 +44,13 @@ def lists_of(key: Any, values: Any, name: str) -> list[list[Any]]:
     return lists
 
 
-def check_value(x: Any) -> None:
-    """Raises TypeError if ``x`` cannot be in a store."""
+def checked(x: Any) -> Any:
+    """Returns a value that can be in a store, or raises TypeError."""
     if isinstance(x, RowSparse):
-        x = x.rows
+        checked(x.rows)
+        return x
+    if isinstance(x, np.generic):
+        x = np.asarray(x)
     if isinstance(x, chainer.Variable):
         raise TypeError('a value has to be an array, not a chainer.Variable; pass its .array or '
                         '.grad')
@@ -50,6 +58,7 @@ def check_value(x: Any) -> None:
         raise TypeError(f'a value has to be a numpy or cupy array or a RowSparse, not {type(x)}')
     if x.dtype.kind not in 'biufc' or not x.dtype.isnative:
         raise TypeError(f'arrays of dtype {x.dtype} cannot be in a store')
+    return x
 
 
 def check_fits(x: Any, layout: Layout) -> None:
@@ -63,10 +72,9 @@ def check_fits(x: Any, layout: Layout) -> None:
 
 def check_out(out: Any, layout: Layout) -> None:
     """Raises if a value cannot be written into ``out``."""
-    check_value(out)
-    if not isinstance(out, RowSparse) and getattr(out, 'flags', None) is not None \
-            and not getattr(out.flags, 'writeable', True):
+    if isinstance(out, np.generic) or not getattr(getattr(out, 'flags', None), 'writeable', True):
         raise ValueError('out is read-only')
+    checked(out)
     check_fits(out, layout)
 
 
@@ -75,7 +83,7 @@ def row_ids_of(row_ids: Any, key: Any, outs: Sequence[Sequence[Any]],
     """Returns the row numbers for each output of each key, each number once, in order."""
     def is_one(x: Any) -> bool:
         return isinstance(x, chainer.get_array_types()) or (
-            isinstance(x, (tuple, list)) and all(hasattr(i, '__index__') for i in x))
+            isinstance(x, (tuple, list)) and all(isinstance(i, (int, np.integer)) for i in x))
 
     if row_ids is None:
         raise TypeError('row_sparse_pull needs row_ids, the numbers of the rows to pull')

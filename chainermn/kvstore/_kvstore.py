@@ -70,9 +70,7 @@ class KVStore(Settings):
             keys = _arguments.keys_of(key)
             layouts: list[Layout] = []
             values = []
-            for one, (x, *more) in zip(keys, _arguments.lists_of(key, value, 'value'),
-                                       strict=True):
-                _arguments.check_value(x)
+            for one, (x, *more) in zip(keys, _arguments.values_of(key, value), strict=True):
                 if more:
                     raise ValueError('init takes one value for each key')
                 if one in self._layouts or one in keys[:len(layouts)]:
@@ -108,7 +106,7 @@ class KVStore(Settings):
         try:
             layouts = [self._layout(one) for one in _arguments.keys_of(key)]
             merged = [self._merged(layout, values) for layout, values in zip(
-                layouts, _arguments.lists_of(key, value, 'value'), strict=True)]
+                layouts, _arguments.values_of(key, value), strict=True)]
         except Exception as error:
             self._refuse('push', error)
         self._push(layouts, merged)
@@ -247,7 +245,6 @@ class KVStore(Settings):
     def _merged(self, layout: Layout, values: Sequence[Any]) -> Any:
         """The sum of what was passed for the devices of this process."""
         for x in values:
-            _arguments.check_value(x)
             _arguments.check_fits(x, layout)
         if layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values):
             values = [x.unique() for x in values]
