@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from chainermn.communicators._header import CALL, DTYPE, END, EQUAL, SHAPE, Header
 
 _MAX_PARAMETERS = 10
-_PARAMETER_VERBS = ('bcast_data', 'multi_node_mean_grad')
+#: Verbs whose header has a digest of more than it can hold, and of what.
+_DETAILED = {'bcast_data': 'parameters', 'multi_node_mean_grad': 'parameters',
+             'allreduce_many': 'arrays', 'reduce_scatter': 'arrays', 'new_group': 'ranks'}
 
 _ADVICE = {
     'end': 'A rank has come to the end of the program while others make a collective call; look '
@@ -78,7 +80,7 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
         title = f'{usual.verb} refused: {what} differ between the ranks'
     lines = [(str(header), f'<- {difference} differ' if difference else '')
              for header, difference in zip(headers, differences, strict=True)]
-    if what == 'parameters' and all(detail is not None for detail in details):
+    if what == _DETAILED.get(usual.verb) and all(detail is not None for detail in details):
         table = _parameter_table([detail or {} for detail in details])
     else:
         table = _table(lines)
@@ -86,7 +88,7 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
         what = 'end'
     elif what == 'verbs' and any(header.verb == 'join' for header in headers):
         what = 'join'
-    advice = _ADVICE[usual.verb if what == 'parameters' else what]
+    advice = _ADVICE[usual.verb if what == _DETAILED.get(usual.verb) else what]
     return ValueError('\n'.join([f'{title}; no data was exchanged', *table, advice]))
 
 
@@ -142,7 +144,7 @@ def _difference(header: Header, usual: Header) -> str:
     if equal >= DTYPE and header.code != usual.code:
         return 'dtypes'
     if equal >= SHAPE and header.key(SHAPE) != usual.key(SHAPE):
-        return 'parameters' if usual.verb in _PARAMETER_VERBS else 'shapes'
+        return _DETAILED.get(usual.verb, 'shapes')
     return ''
 
 
