@@ -127,8 +127,12 @@ resize_images.interpolate_grad_bilinear_gpu(x, 0, 0, 0, 0, 2, 2)
 function = object.__new__(hierarchical_softmax.BinaryHierarchicalSoftmaxFunction)
 function.wxy = function.paths = function.codes = function.begins = function.max_length = None
 function.backward_gpu((x[0, 0], x, x), (x,))
-for code, _ in kernels:
-    assert code.count('atomicAdd') == code.count(', (T)(') > 0
+from chainer.functions.loss.negative_sampling import NegativeSamplingFunctionGrad
+NegativeSamplingFunctionGrad('sum', x, 1, None, x).forward_gpu((x[0, 0], x[0, 0], x))
+adding = [code for code, _ in kernels if 'atomicAdd' in code]
+assert len(adding) == 3
+for code in adding:
+    assert code.count('atomicAdd') == code.count(', (T)(')
 ''',
     'set_daemon': '''
 import chainer, warnings
@@ -151,8 +155,10 @@ assert W.grad.tolist() == [[[[4, 4], [4, 4]]]]
 TESTS = {
     'atomic_add_of_float16': ['shims_tests/test_cupy_changes.py::test_binary_hierarchical_softmax',
                               'shims_tests/test_numpy_changes.py::test_resize_images',
+                              'shims_tests/test_cupy_changes.py::test_negative_sampling',
                               'test_kernels.py::test_mended_kernels_compile',
-                              '../gpu/test_chainer_on_gpu.py::test_binary_hierarchical_softmax'],
+                              '../gpu/test_chainer_on_gpu.py::test_binary_hierarchical_softmax',
+                              '../gpu/test_chainer_on_gpu.py::test_negative_sampling'],
     'caffe': ['test_left_out.py::test_caffe'],
     'cudnn_warning': ['test_shims.py::test_cudnn_warning'],
     'deconvolution_cover_all': ['shims_tests/test_chainer_bugs.py::test_deconvolution_2d'],

@@ -1,6 +1,7 @@
 """What broke with CuPy still computes on the CPU what plain NumPy computes."""
 
 import chainer
+import chainer.functions as F
 import numpy as np
 import pytest
 
@@ -28,3 +29,19 @@ def test_binary_hierarchical_softmax(check, close, derivatives, normal, dtype):
     loss.backward()
     (grad,) = derivatives(lambda w: reference(x.astype('d'), w), [w.astype('d')], 1, 1e-4)
     close(net.W.grad, grad, 'f' if dtype == 'd' else dtype)
+
+
+@pytest.mark.parametrize('dtype', 'efd')
+def test_negative_sampling(check, normal, dtype):
+    t, samples = np.array([1, 4, -1, 0], 'i'), np.array([[0, 2], [1, 1], [3, 3], [4, 2]], 'i')
+    drawn = np.column_stack([t, samples])  # Chainer puts the labels into the first column
+
+    def reference(x, w):
+        """Logistic losses: near the right row of ``w``, and far from those that were drawn."""
+        return sum(np.log1p(np.exp(-row @ w[label])) + np.log1p(np.exp(w[others] @ row)).sum()
+                   for row, label, others in zip(x, t, samples, strict=True) if label >= 0)
+
+    check(lambda x, w: F.negative_sampling(x, t, w, lambda shape: drawn.reshape(shape), 2),
+          lambda *xs: np.array(reference(*xs)),
+          normal(4, 3, dtype=dtype), normal(5, 3, dtype=dtype, seed=1),
+          dtype='f' if dtype == 'd' else dtype, eps=1e-4)
