@@ -21,9 +21,10 @@ OVERLAY = 'chainer_compat._overlay'
 EDITABLE = 'CHAINERMN_BUILD_EDITABLE' in os.environ  # set by build_backend.py
 
 # site.py runs a .pth line that starts with "import". It must say nothing if
-# chainer_compat is gone, e.g. when somebody deleted the folder by hand.
+# chainer_compat is gone, e.g. when somebody deleted the folder by hand. In a virtual environment
+# site.py reads every .pth file twice.
 ENABLE = (
-    'import sys; exec("try: import chainer_compat'
+    'import sys; "chainer_compat" in sys.modules or exec("try: import chainer_compat'
     r'\nexcept ImportError: pass\nelse: chainer_compat.enable()")'
     '\n'
 )
@@ -88,6 +89,7 @@ setup(
     zip_safe=False,
     install_requires=[
         'chainer==7.8.1',
+        'cloudpickle',
         'mpi4py>=4',
         'numpy',
     ],
@@ -100,7 +102,9 @@ setup(
         'docs': ['sphinx'],
         'test': [
             'hypothesis',
+            'ipykernel',
             'matplotlib',
+            'nbclient',
             'pytest',
             'pytest-mpi',
             'scikit-learn',

@@ -3,11 +3,14 @@
 A shim belongs to a module of Chainer and is one of two kinds: it edits the module's source
 before Python compiles it, or it patches the module after it ran. Neither leaves anything in
 NumPy, CuPy or setuptools, and neither touches a file.
+
+Edited code is compiled at every import, since Chainer's .pyc files hold, and keep, the original.
+That takes long, so it is done only to the functions and classes of a module that differ.
 """
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
@@ -18,6 +21,9 @@ Patch = Callable[[ModuleType], None]
 edits: dict[str, list[Edit]] = {}
 patches: dict[str, list[Patch]] = {}
 
+# Around each function and class of a module PEP 8 wants two blank lines.
+BETWEEN = '\n\n\n'
+
 
 def edit(*names: str) -> Callable[[Edit], Edit]:
     """Registers a shim that edits the source of the modules ``names``.
@@ -25,7 +31,8 @@ def edit(*names: str) -> Callable[[Edit], Edit]:
     The shim is called when the module is imported, takes nothing, and returns what to
     replace with what: ``{}`` for versions that do not need it. A text that the module does not
     hold is left: somebody's Chainer is mended already. Keep the number of lines, so that
-    tracebacks, pdb and inspect.getsource agree with the file.
+    tracebacks, pdb and inspect.getsource agree with the file. A text stands within one
+    function, class, or part of the module between two of them.
     """
 
     def register(shim: Edit) -> Edit:
@@ -101,14 +108,39 @@ class MendingLoader(SourceFileLoader):
         texts = {old: new for shim in edits.get(fullname, ()) for old, new in shim().items()}
         if not texts:
             return super().get_code(fullname)
-        # Compiled at every import: Chainer's own .pyc files hold, and keep, the original.
         source = importlib.util.decode_source(self.get_data(self.path))
-        for old, new in texts.items():
-            source = source.replace(old, new)
-        return self.source_to_code(source.encode(), self.path)
+        blocks = [(old, _edited(old, texts)) for old in source.split(BETWEEN)]
+        if any(new != old and not _defines(old) for old, new in blocks):
+            return self._compiled(new for _, new in blocks)
+        # Blank lines in place of the functions and classes that stay: line numbers must not change.
+        few = self._compiled('\n' * old.count('\n') if new == old and _defines(old) else new
+                             for old, new in blocks)
+        code = super().get_code(fullname)
+        return code and _with_definitions(code, few)
+
+    def _compiled(self, blocks: Iterable[str]) -> CodeType:
+        return self.source_to_code(BETWEEN.join(blocks).encode(), self.path)
 
     def exec_module(self, module: ModuleType) -> None:
         """Runs the module, then its patches."""
         super().exec_module(module)
         for shim in patches.get(module.__name__, ()):
             shim(module)
+
+
+def _edited(text: str, texts: dict[str, str]) -> str:
+    for old, new in texts.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _defines(block: str) -> bool:
+    return block.startswith(('def ', 'class ', '@'))
+
+
+def _with_definitions(code: CodeType, few: CodeType) -> CodeType:
+    """Returns the module's ``code`` with those functions and classes that ``few`` has, too."""
+    found = {(c.co_name, c.co_firstlineno): c for c in few.co_consts if isinstance(c, CodeType)}
+    return code.replace(co_consts=tuple(
+        found.get((c.co_name, c.co_firstlineno), c) if isinstance(c, CodeType) else c
+        for c in code.co_consts))

@@ -9,6 +9,8 @@ from chainermn import (
     links,
     optimizers,
 )
+from chainermn._join import join
+from chainermn._launch import launch
 from chainermn._version import __version__
 from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
@@ -31,6 +33,8 @@ __all__ = [
     'functions',
     'global_except_hook',
     'iterators',
+    'join',
+    'launch',
     'links',
     'optimizers',
     'scatter_dataset',

@@ -10,8 +10,10 @@ import warnings
 from typing import NoReturn
 
 __all__ = [
-    'NCCL_FLOAT', 'NCCL_FLOAT16', 'NCCL_FLOAT32', 'NCCL_FLOAT64', 'NCCL_SUM', 'NCCL_UINT8',
-    'NcclCommunicator', 'NcclError', 'get_build_version', 'get_unique_id', 'get_version',
+    'NCCL_FLOAT', 'NCCL_FLOAT16', 'NCCL_FLOAT32', 'NCCL_FLOAT64', 'NCCL_INT8', 'NCCL_INT32',
+    'NCCL_INT64', 'NCCL_MAX', 'NCCL_MIN', 'NCCL_PROD', 'NCCL_SUM', 'NCCL_UINT8', 'NCCL_UINT32',
+    'NCCL_UINT64', 'NcclCommunicator', 'NcclError', 'get_build_version', 'get_unique_id',
+    'get_version',
 ]
 
 _available = False
@@ -28,8 +30,16 @@ try:
         NCCL_FLOAT16,
         NCCL_FLOAT32,
         NCCL_FLOAT64,
+        NCCL_INT8,
+        NCCL_INT32,
+        NCCL_INT64,
+        NCCL_MAX,
+        NCCL_MIN,
+        NCCL_PROD,
         NCCL_SUM,
         NCCL_UINT8,
+        NCCL_UINT32,
+        NCCL_UINT64,
         NcclCommunicator,
         NcclError,
         get_build_version,

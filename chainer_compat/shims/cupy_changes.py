@@ -12,12 +12,17 @@ def cudnn_warning(cuda: Any) -> None:
         cuda.check_cuda_available._already_warned = True
 
 
-@edit('chainer.functions.array.resize_images', 'chainer.links.loss.hierarchical_softmax')
+@edit(
+    'chainer.functions.array.resize_images',
+    'chainer.functions.loss.negative_sampling',
+    'chainer.links.loss.hierarchical_softmax',
+)
 def atomic_add_of_float16() -> dict[str, str]:
     """CuPy >= 14 computes float16 in float32, and ``atomicAdd(float16*, float)`` is no function."""
     if version('cupy') < (14, 0):
         return {}
-    products = ['w0 * gy', 'w1 * gy', 'w2 * gy', 'w3 * gy', 'g * w[w_ind]', 'g * x[x_ind]']
+    products = ['w0 * gy', 'w1 * gy', 'w2 * gy', 'w3 * gy', 'g * w[w_ind]', 'g * x[x_ind]',
+                'gi * x[(i / m) * c + j]']
     return {f', {product});': f', (T)({product}));' for product in products}
 
 

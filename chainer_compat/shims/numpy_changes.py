@@ -21,8 +21,8 @@ def distutils() -> dict[str, str]:
     It served to warn of Apple's vecLib under Python 2's NumPy; no NumPy of today uses that.
     """
     return {
-        'import numpy.distutils.system_info\n': '\n',
-        '    _check_osx_numpy_backend()\n': '\n',
+        'import numpy.distutils.system_info': '',
+        '    _check_osx_numpy_backend()': '',
     }
 
 

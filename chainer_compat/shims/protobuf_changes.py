@@ -10,6 +10,6 @@ def caffe() -> dict[str, str]:
     Caffe is not mended: its last release is of 2017.
     """
     return {
-        'from chainer.links.caffe.protobuf3 import caffe_pb2 as caffe_pb\n':
-        'from chainer_compat.caffe import caffe_pb\n',
+        'from chainer.links.caffe.protobuf3 import caffe_pb2 as caffe_pb':
+        'from chainer_compat.caffe import caffe_pb',
     }

@@ -11,12 +11,12 @@ def dependency_check() -> dict[str, str]:
     if it is installed twice. So ``import chainer`` checks nothing.
     """
     return {
-        'import pkg_resources\n': '\n',
-        '    _check_optional_dependencies()\n': '\n',
+        'import pkg_resources': '',
+        '    _check_optional_dependencies()': '',
     }
 
 
 @edit('chainer.testing.helper', 'chainer.testing.doctest_helper')
 def requirements() -> dict[str, str]:
     """Serves every version, as above; ``testing.with_requires('numpy>=1.10')`` keeps working."""
-    return {'import pkg_resources\n': 'from chainer_compat import requirements as pkg_resources\n'}
+    return {'import pkg_resources': 'from chainer_compat import requirements as pkg_resources'}

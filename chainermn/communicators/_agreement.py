@@ -35,18 +35,24 @@ class Agreement:
             raise ValueError('CHAINERMN_AGREE has to be equal on all ranks, but is 0 only on '
                              + _disagreement.ranks_text(off))
 
-    def same(self, header: bytes, details: dict[str, str] | None = None) -> None:
-        """Returns if all ranks call it with the same header, else raises on all of them.
+    def same(self, header: bytes, details: dict[str, str] | None = None) -> bool:
+        """Returns if all ranks call it with headers that fit, else raises on all of them.
 
         Args:
             header: From ``_header.pack``.
             details: What the header's number is a digest of, for the message.
+
+        Returns:
+            Whether the headers are equal in what may differ as well, such as the device; that is
+            taken for granted where nothing is exchanged.
         """
         if self._size == 1 or not self.enabled:
-            return
+            return True
         self.mpi_comm.Allgather(header, self._received)
-        if self._received != header * self._size:
-            self._compare(self._headers(), details)
+        if self._received == header * self._size:
+            return True
+        self._compare(self._headers(), details)
+        return False
 
     def exchange(self, header: bytes) -> list[Header]:
         """Returns the headers of all ranks, or raises on all of them if they do not agree."""
@@ -81,5 +87,12 @@ class Agreement:
         self.is_over = any(header.verb == _header.END for header in headers)
         refusal = _disagreement.Refusal.of(verb, error) if error is not None else None
         said = self.mpi_comm.allgather((refusal, details))
-        raise _disagreement.common_error(headers, [refusal for refusal, _ in said],
-                                         [details for _, details in said]) from error
+        common = _disagreement.common_error(headers, [refusal for refusal, _ in said],
+                                            [details for _, details in said])
+        common.__dict__['agreement'] = self, headers  # see `headers_of`
+        raise common from error
+
+    def headers_of(self, error: BaseException) -> list[Header] | None:
+        """The headers over which all ranks raised this error, or None if it is another one."""
+        agreement, headers = error.__dict__.get('agreement', (None, None))
+        return headers if agreement is self else None

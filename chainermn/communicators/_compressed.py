@@ -64,8 +64,11 @@ def mean_by_nccl(nccl: NcclGroup, compressor: Any, wire: Any, size: int, dtype: 
     """
     wire_dtype = getattr(compressor, 'wire_dtype', None)
     if wire_dtype is None:
-        return _mean(compressor, nccl.all_gather(wire), size, dtype)
-    nccl.all_reduce(wire, wire_dtype)
+        xp = chainer.backend.get_array_module(wire)
+        received = xp.empty((nccl.size, wire.size), wire.dtype)
+        nccl.all_gather(wire, received)
+        return _mean(compressor, received, size, dtype)
+    nccl.all_reduce(wire, dtype=wire_dtype)
     return compressor.decompress(wire, size, dtype) * dtype.type(1 / nccl.size)
 
 

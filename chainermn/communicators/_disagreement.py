@@ -8,13 +8,20 @@ from typing import Any, NamedTuple
 from chainermn.communicators._header import CALL, DTYPE, END, EQUAL, SHAPE, Header
 
 _MAX_PARAMETERS = 10
-_PARAMETER_VERBS = ('bcast_data', 'multi_node_mean_grad')
+#: Verbs whose header has a digest of more than it can hold, and of what.
+_DETAILED = {'bcast_data': 'parameters', 'multi_node_mean_grad': 'parameters',
+             'allreduce_many': 'arrays', 'reduce_scatter': 'arrays', 'new_group': 'ranks'}
 
 _ADVICE = {
     'end': 'A rank has come to the end of the program while others make a collective call; look '
            'for loops of different lengths, or for a call inside an "if" on the rank.',
     'verbs': 'All ranks have to make the same collective calls in the same order; look for a call '
              'inside an "if" on the rank, or for loops of different lengths.',
+    'join': 'A rank that has run out of inputs inside chainermn.join takes part in the updates of '
+            'its optimizer, but in no other collective call (such as those of '
+            'MultiNodeBatchNormalization, an evaluator, a checkpointer or an '
+            'ObservationAggregator). Give all ranks as many inputs, or enter join with '
+            'throw_on_early_termination=True, or make these calls after it.',
     'roots': 'Pass the same root on all ranks.',
     'operations': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
@@ -73,13 +80,15 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
         title = f'{usual.verb} refused: {what} differ between the ranks'
     lines = [(str(header), f'<- {difference} differ' if difference else '')
              for header, difference in zip(headers, differences, strict=True)]
-    if what == 'parameters' and all(detail is not None for detail in details):
+    if what == _DETAILED.get(usual.verb) and all(detail is not None for detail in details):
         table = _parameter_table([detail or {} for detail in details])
     else:
         table = _table(lines)
     if any(header.verb == END for header in headers):
         what = 'end'
-    advice = _ADVICE[usual.verb if what == 'parameters' else what]
+    elif what == 'verbs' and any(header.verb == 'join' for header in headers):
+        what = 'join'
+    advice = _ADVICE[usual.verb if what == _DETAILED.get(usual.verb) else what]
     return ValueError('\n'.join([f'{title}; no data was exchanged', *table, advice]))
 
 
@@ -135,7 +144,7 @@ def _difference(header: Header, usual: Header) -> str:
     if equal >= DTYPE and header.code != usual.code:
         return 'dtypes'
     if equal >= SHAPE and header.key(SHAPE) != usual.key(SHAPE):
-        return 'parameters' if usual.verb in _PARAMETER_VERBS else 'shapes'
+        return _DETAILED.get(usual.verb, 'shapes')
     return ''
 
 

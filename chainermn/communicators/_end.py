@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -17,6 +18,8 @@ from chainermn.communicators import _header
 
 # In the order in which they were made, which is the same on all their ranks.
 _agreements: list[Any] = []
+# What each rank does once it has agreed, or cannot: it may wait until every rank does it.
+_last: list[Callable[[], None]] = []
 _process = 0
 
 
@@ -26,7 +29,7 @@ def watch(agreement: Any) -> None:
     if _process != os.getpid():
         _process = os.getpid()
         # After that of mpi4py, so before it: MPI is still there.
-        atexit.register(_agree_on_the_end)
+        atexit.register(_end)
     _agreements.append(agreement)
 
 
@@ -36,9 +39,26 @@ def forget(agreement: Any) -> None:
         _agreements.remove(agreement)
 
 
-def _agree_on_the_end() -> None:
+def before_the_end(finish: Callable[[], None]) -> None:
+    """Lets a function be called when the program ends, unless this rank fails."""
+    _last.append(finish)
+
+
+def not_before_the_end(finish: Callable[[], None]) -> None:
+    """Undoes :func:`before_the_end`."""
+    if finish in _last:
+        _last.remove(finish)
+
+
+def _end() -> None:
     if os.getpid() != _process or MPI.Is_finalized() or global_except_hook.is_failing():
         return
+    _agree_on_the_end()
+    for finish in list(_last):
+        finish()
+
+
+def _agree_on_the_end() -> None:
     if any(agreement.is_over for agreement in _agreements):
         return  # another rank has ended, and waits for this one in MPI_Finalize
     for agreement in _agreements:

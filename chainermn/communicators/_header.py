@@ -27,11 +27,12 @@ END = 'end of the program'
 EQUAL = {
     'refused': CALL,
     'bcast': CALL, 'gather': DTYPE, 'allgather': DTYPE, 'alltoall': DTYPE, 'scatter': CALL,
-    'allreduce': SHAPE, 'multi_node_mean': SHAPE,
+    'allreduce': SHAPE, 'allreduce_many': SHAPE, 'multi_node_mean': SHAPE,
+    'reduce': SHAPE, 'reduce_scatter': SHAPE,
     'bcast_obj': CALL, 'gather_obj': CALL, 'allgather_obj': CALL, 'scatter_obj': CALL,
     'allreduce_obj': CALL,
-    'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE,
-    'split': CALL, 'barrier': CALL, 'finalize': CALL, END: CALL,
+    'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE, 'join': CALL,
+    'split': CALL, 'new_group': SHAPE, 'barrier': CALL, 'serve': CALL, 'finalize': CALL, END: CALL,
     # Point to point: these travel ahead of the payload and are compared by the receiver.
     'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,
 }

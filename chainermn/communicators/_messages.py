@@ -2,13 +2,18 @@
 
 Arrays and objects share one order, so a receiver that asks for the wrong kind learns it at once.
 A sender whose argument was refused sends the refusal, which the receiver raises as well.
+
+What does not fit beside the header follows on another communicator, under a number that the header
+names and that no other message of this sender has.  So several messages with one tag can be on
+their way at once.
 """
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,6 +24,13 @@ from chainermn.communicators import _header, _wire
 from chainermn.communicators._disagreement import Refusal
 from chainermn.communicators._header import Header
 from chainermn.communicators._pickled import Pickled, load
+from chainermn.communicators._requests import (
+    Receive,
+    Receives,
+    Request,
+    blocking,
+    non_blocking,
+)
 
 #: A payload of at most this many bytes travels with its header.
 INLINE = 8192
@@ -29,37 +41,53 @@ class Messages:
     """Sends and receives on two duplicates of a communicator.
 
     Args:
-        mpi_comm: For headers and arrays.  Nothing else may use its messages.
-        objects: For large objects, likewise.
+        mpi_comm: For headers, with the tags of the user.  Nothing else may use its messages.
+        payloads: For what follows them, likewise.
     """
 
-    def __init__(self, mpi_comm: Any, objects: pkl5.Intracomm) -> None:
+    def __init__(self, mpi_comm: Any, payloads: pkl5.Intracomm) -> None:
         self._mpi_comm = mpi_comm
-        self._objects = objects
-        self._to_self: list[Any] = []  # requests that hold what they send
+        self._payloads = payloads
         self._max_tag = mpi_comm.Get_attr(MPI.TAG_UB)
+        self._count = itertools.count()
+        # MPI reads and writes what these hold, whether or not the caller keeps them.
+        self._sends: list[MPI.Request] = []
+        self._receives: list[Request] = []
 
     def send(self, data: Any, dest: int, tag: int) -> None:
         """Sends an array or a sequence of arrays; returns once it is being received."""
         self._check(dest, tag, 'dest', wildcards=False)
         self._check_not_self(dest, 'dest')
-        try:
-            if isinstance(data, (tuple, list)):
-                arrays = [_wire.checked(x) for x in data]
-            else:
-                arrays = [_wire.checked(data)]
-        except Exception as error:
-            self._refuse('send', error, dest, tag)
-        if isinstance(data, (tuple, list)):
-            self._mpi_comm.Ssend(_header.pack('send_tuple', number=len(arrays)), dest, tag)
-        for x in arrays:
-            self._send_array(x, dest, tag)
+        first, number, rest = self._parts('send', data, dest, tag)
+        self._mpi_comm.Ssend(first, dest, tag)
+        for part in rest:
+            self._payloads.Send(part, dest, number)
+
+    def isend(self, data: Any, dest: int, tag: int) -> Request:
+        """Begins to send an array or a sequence of arrays."""
+        self._check(dest, tag, 'dest', wildcards=False)
+        first, number, rest = self._parts('isend', data, dest, tag)
+        self._keep([self._mpi_comm.Isend(first, dest, tag)])
+        # Copied, since the receiver takes them only when it looks for them, in wait() or test().
+        self._keep([self._payloads.Isend(part if isinstance(part, bytes) else part.copy(),
+                                         dest, number) for part in rest])
+        return Request(f'isend to rank {dest} with tag {tag}', iter(()), self._are_others)
 
     def recv(self, source: int, tag: int) -> Any:
         """Receives an array or a tuple of arrays."""
         self._check(source, tag, 'source', wildcards=True)
         self._check_not_self(source, 'source')
-        return self._recv(source, tag, ('send', 'send_tuple'), None)
+        return blocking(self._receive(source, tag, 'send'))
+
+    def irecv(self, source: int, tag: int) -> Request:
+        """Begins to receive an array or a tuple of arrays."""
+        self._check(source, tag, 'source', wildcards=True)
+        request = Request(
+            f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
+            f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}',
+            non_blocking(self._receive(source, tag, 'send')), self._are_others)
+        self.receiving().append(request)
+        return request
 
     def send_obj(self, obj: Any, dest: int, tag: int) -> None:
         """Sends an object; may return before it is received."""
@@ -69,21 +97,36 @@ class Messages:
         except Exception as error:
             self._refuse('send_obj', error, dest, tag)
         inline = len(pickled.stream) <= INLINE and not pickled.buffers
-        message = _header.pack('send_obj', number=inline) + (pickled.stream if inline else b'')
+        number = -1 if inline else self._new_number()
+        first = _header.pack('send_obj', root=number) + (pickled.stream if inline else b'')
         if dest == self._mpi_comm.rank:  # a blocking send would wait for this rank to receive
-            self._to_self = [request for request in self._to_self if not request.test()[0]]
-            self._to_self.append(self._mpi_comm.Isend(message, dest, tag))
+            self._keep([self._mpi_comm.Isend(first, dest, tag)])
             if not inline:
-                self._to_self.append(self._objects.isend(pickled, dest, tag))
+                self._keep(self._payloads.isend(pickled, dest, number))
             return
-        self._mpi_comm.Send(message, dest, tag)
+        self._mpi_comm.Send(first, dest, tag)
         if not inline:
-            self._objects.send(pickled, dest, tag)
+            self._payloads.send(pickled, dest, number)
 
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Any:
         """Receives an object."""
         self._check(source, tag, 'source', wildcards=True)
-        return self._recv(source, tag, ('send_obj',), status)
+        return blocking(self._receive(source, tag, 'send_obj', status))
+
+    def receiving(self) -> list[Request]:
+        """The requests for which nothing has come yet, or not all of it; lets them go on."""
+        self._receives = [request for request in self._receives if not request.test()]
+        return self._receives
+
+    def _are_others(self, request: Request) -> bool:
+        return any(other is not request for other in self.receiving())
+
+    def _keep(self, requests: Iterable[MPI.Request]) -> None:
+        self._sends = [request for request in self._sends if not request.Test()]
+        self._sends += requests
+
+    def _new_number(self) -> int:
+        return next(self._count) % (self._max_tag + 1)
 
     def _check(self, peer: Any, tag: Any, name: str, wildcards: bool) -> None:
         """Refuses a peer or a tag that cannot be; there is nobody to tell, so it raises here."""
@@ -106,53 +149,61 @@ class Messages:
         refusal = Refusal.of(verb, error)._replace(text=str(error)[:INLINE // 8])
         body = pickle.dumps(refusal)
         if dest != self._mpi_comm.rank:
-            self._mpi_comm.Send(_header.pack(verb, refused=True, number=1) + body, dest, tag)
+            self._mpi_comm.Send(_header.pack('send', refused=True) + body, dest, tag)
         raise self._error(refusal, self._mpi_comm.rank, dest, tag) from error
 
     def _error(self, refusal: Refusal, source: int, dest: int, tag: int) -> Exception:
         return refusal.error(f'{refusal.verb} from rank {source} to rank {dest} with tag {tag} '
                              f'refused; no data was sent\n  rank {source}: {refusal.text}')
 
-    def _send_array(self, x: Any, dest: int, tag: int) -> None:
-        head = _header.pack('send', x.shape, x.dtype, device=_wire.on_device(x))
-        if x.ndim > _header.MAX_INLINE_DIMS:
-            head += struct.pack(f'{x.ndim}q', *x.shape)
-        payload = _wire.raw(_wire.to_buffer(x))
-        if payload.nbytes <= INLINE and not _wire.on_device(payload):
-            self._mpi_comm.Ssend(head + payload.tobytes(), dest, tag)
-        else:
-            self._mpi_comm.Ssend(head, dest, tag)
-            self._mpi_comm.Send(payload, dest, tag)
+    def _parts(self, verb: str, data: Any, dest: int, tag: int) -> tuple[Any, int, list[Any]]:
+        """The message with the user's tag, and those that follow under a number."""
+        is_one = not isinstance(data, (tuple, list))
+        try:
+            arrays = [_wire.checked(x) for x in ([data] if is_one else data)]
+        except Exception as error:
+            self._refuse(verb, error, dest, tag)
+        payloads = [_wire.raw(_wire.to_buffer(x)) for x in arrays]
+        if is_one and _is_inline(payloads[0]):
+            return _head(arrays[0], -1) + payloads[0].tobytes(), -1, []
+        number = self._new_number()
+        if is_one:
+            return _head(arrays[0], number), number, payloads
+        rest: list[Any] = []
+        for x, payload in zip(arrays, payloads, strict=True):
+            head = _head(x, number)
+            rest += [head + payload.tobytes()] if _is_inline(payload) else [head, payload]
+        return _header.pack('send_tuple', root=number, number=len(arrays)), number, rest
 
-    def _recv(self, source: int, tag: int, verbs: Sequence[str], status: MPI.Status | None) -> Any:
+    def _receive(self, source: int, tag: int, verb: str, status: MPI.Status | None = None
+                 ) -> Receives:
         """Receives the next message whole; raises if it is a refusal or of another kind."""
-        header, body, source, tag = self._recv_header(source, tag, status)
+        status = MPI.Status() if status is None else status
+        header, body = yield from _receive_header(self._mpi_comm, source, tag, status)
+        source, tag = status.Get_source(), status.Get_tag()
         if header.refused:
             raise self._error(pickle.loads(body), source, self._mpi_comm.rank, tag)
+        kind, number = header.verb, header.root
         received: Any
-        if header.verb == 'send':
-            received = self._recv_array(header, body, source, tag)
-        elif header.verb == 'send_tuple':
-            received = tuple(self._recv_array(*self._recv_header(source, tag, None))
-                             for _ in range(header.number))
+        if kind == 'send_obj':
+            received = load(body) if number < 0 else self._payloads.recv(None, source, number)
+        elif kind == 'send':
+            received = yield from self._receive_array(header, body, source, number)
         else:
-            received = load(body) if header.number else self._objects.recv(None, source, tag)
-        if header.verb not in verbs:
+            arrays = []
+            for _ in range(header.number):
+                header, body = yield from _receive_header(
+                    self._payloads, source, number, MPI.Status())
+                arrays.append((yield from self._receive_array(header, body, source, number)))
+            received = tuple(arrays)
+        if (kind == 'send_obj') != (verb == 'send_obj'):
             raise TypeError(f'rank {source} sent its message with tag {tag} by send'
-                            f'{"_obj" if header.verb == "send_obj" else ""}(); receive it with '
-                            f'recv{"_obj" if header.verb == "send_obj" else ""}()')
+                            f'{"_obj" if kind == "send_obj" else ""}(); receive it with '
+                            f'recv{"_obj" if kind == "send_obj" else ""}()')
         return received
 
-    def _recv_header(self, source: int, tag: int, status: MPI.Status | None
-                     ) -> tuple[Header, memoryview, int, int]:
-        """Receives the next header and what came with it, and says from where."""
-        status = MPI.Status() if status is None else status
-        message = bytearray(_header.SIZE + 8 * _MAX_DIMS + INLINE)
-        self._mpi_comm.Recv(message, source, tag, status)
-        body = memoryview(message)[_header.SIZE:status.Get_count()]
-        return _header.unpack(message), body, status.Get_source(), status.Get_tag()
-
-    def _recv_array(self, header: Header, body: memoryview, source: int, tag: int) -> Any:
+    def _receive_array(self, header: Header, body: memoryview, source: int, number: int
+                       ) -> Receives:
         shape = header.shape
         if header.ndim > _header.MAX_INLINE_DIMS:
             shape = struct.unpack_from(f'{header.ndim}q', body)
@@ -161,8 +212,25 @@ class Messages:
             buffer = np.frombuffer(body, header.dtype).copy()
         else:
             buffer = _wire.new_buffer(shape, header.dtype, header.device)
-            self._mpi_comm.Recv(_wire.raw(buffer), source, tag)
+            yield Receive(self._payloads, _wire.raw(buffer), source, number)
         return _wire.from_buffer(buffer, shape, header.device)
+
+
+def _receive_header(mpi_comm: Any, source: int, tag: int, status: MPI.Status) -> Receives:
+    """Receives the next header and what came with it."""
+    message = bytearray(_header.SIZE + 8 * _MAX_DIMS + INLINE)
+    yield Receive(mpi_comm, message, source, tag, status)
+    return _header.unpack(message), memoryview(message)[_header.SIZE:status.Get_count()]
+
+
+def _head(x: Any, number: int) -> bytes:
+    """The header of an array, with its shape where that is long."""
+    head = _header.pack('send', x.shape, x.dtype, root=number, device=_wire.on_device(x))
+    return head + struct.pack(f'{x.ndim}q', *x.shape) if x.ndim > _header.MAX_INLINE_DIMS else head
+
+
+def _is_inline(payload: Any) -> bool:
+    return payload.nbytes <= INLINE and not _wire.on_device(payload)
 
 
 def _is_int(value: Any) -> bool:

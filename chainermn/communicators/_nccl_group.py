@@ -12,8 +12,11 @@ from chainermn.communicators import _disagreement
 _BFLOAT16 = 9  # of NCCL 2.10 and later; CuPy has no name for it
 
 
+_TYPES = ('int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32', 'float64')
+
+
 class NcclGroup:
-    """Sums and broadcasts flat device arrays over the ranks of an MPI communicator.
+    """Combines and moves flat device arrays over the ranks of an MPI communicator.
 
     All methods but ``destroy`` are collective, and run on the current stream.
 
@@ -56,33 +59,39 @@ class NcclGroup:
         """Number of ranks."""
         return self._mpi_comm.size
 
-    def all_reduce(self, buffer: Any, dtype: Any = None) -> None:
-        """Replaces a flat array by its sum over all ranks, as if it were of that dtype."""
+    @staticmethod
+    def combines(dtype: Any) -> bool:
+        """Whether NCCL combines arrays of a dtype."""
+        return str(dtype) in _TYPES
+
+    def all_reduce(self, buffer: Any, op: str = 'sum', dtype: Any = None) -> None:
+        """Replaces a flat array by what those of all ranks combine to, as if of that dtype."""
         if buffer.size:
             self.nccl_comm.allReduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
-                                     type_id(buffer.dtype if dtype is None else dtype),
-                                     nccl.NCCL_SUM, _stream())
+                                     type_id(buffer.dtype if dtype is None else dtype), _op(op),
+                                     _stream())
 
-    def all_gather(self, buffer: Any) -> Any:
-        """Returns the flat arrays of all ranks, equal in dtype and length, as rows."""
-        import cupy
-
-        rows = cupy.empty((self.size, buffer.size), buffer.dtype)
-        if buffer.size:
-            self.nccl_comm.allGather(buffer.data.ptr, rows.data.ptr, buffer.nbytes,
-                                     nccl.NCCL_UINT8, _stream())
-        return rows
-
-    def reduce(self, buffer: Any) -> None:
-        """Replaces a flat array on rank 0 by its sum over all ranks."""
+    def reduce(self, buffer: Any, op: str = 'sum', root: int = 0) -> None:
+        """Replaces a flat array on the root by what those of all ranks combine to."""
         if buffer.size:
             self.nccl_comm.reduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
-                                  type_id(buffer.dtype), nccl.NCCL_SUM, 0, _stream())
+                                  type_id(buffer.dtype), _op(op), root, _stream())
 
-    def bcast(self, buffer: Any) -> None:
-        """Replaces a flat array of any dtype by that of rank 0."""
+    def reduce_scatter(self, x: Any, y: Any, op: str = 'sum') -> None:
+        """Combines flat arrays; ``y`` gets the piece with the number of this rank."""
+        if y.size:
+            self.nccl_comm.reduceScatter(x.data.ptr, y.data.ptr, y.size, type_id(x.dtype),
+                                         _op(op), _stream())
+
+    def all_gather(self, x: Any, y: Any) -> None:
+        """Puts flat arrays of any dtype and equal lengths into ``y``, by rank."""
+        if x.size:
+            self.nccl_comm.allGather(x.data.ptr, y.data.ptr, x.nbytes, nccl.NCCL_UINT8, _stream())
+
+    def bcast(self, buffer: Any, root: int = 0) -> None:
+        """Replaces a flat array of any dtype by that of the root."""
         if buffer.size:
-            self.nccl_comm.bcast(buffer.data.ptr, buffer.nbytes, nccl.NCCL_UINT8, 0, _stream())
+            self.nccl_comm.bcast(buffer.data.ptr, buffer.nbytes, nccl.NCCL_UINT8, root, _stream())
 
     def destroy(self) -> None:
         """Frees what NCCL holds, once the work on the device is done."""
@@ -111,13 +120,17 @@ def together(mpi_comm: Any, what: str, call: Callable[[], Any]) -> Any:
     return result
 
 
-def type_id(dtype: Any) -> int:
-    """Returns NCCL's number for a floating-point dtype, or the name of one."""
-    names = {'float16': nccl.NCCL_FLOAT16, 'float32': nccl.NCCL_FLOAT32,
-             'float64': nccl.NCCL_FLOAT64, 'bfloat16': _BFLOAT16}
-    if str(dtype) not in names:
-        raise ValueError(f'NCCL sums {", ".join(names)}, not {dtype}')
-    return names[str(dtype)]
+def type_id(dtype: Any) -> Any:
+    """Returns NCCL's number for a dtype, or for the name of one."""
+    if str(dtype) == 'bfloat16':
+        return _BFLOAT16
+    if str(dtype) not in _TYPES:
+        raise ValueError(f'NCCL combines arrays of {", ".join(_TYPES)}, not {dtype}')
+    return getattr(nccl, f'NCCL_{str(dtype).upper()}')
+
+
+def _op(op: str) -> Any:
+    return getattr(nccl, f'NCCL_{op.upper()}')
 
 
 def _device() -> Any:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -13,7 +13,11 @@ from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
 from chainermn.communicators._pickled import Pickled
+from chainermn.communicators._reductions import check_op
 from chainermn.communicators.communicator_base import CommunicatorBase
+
+_OPS: dict[str, Callable[[Any, Any], Any]] = {
+    'sum': operator.add, 'prod': operator.mul, 'max': max, 'min': min}
 
 
 class ObjectVerbs(CommunicatorBase):
@@ -65,13 +69,17 @@ class ObjectVerbs(CommunicatorBase):
         self._agreement.same(pack('scatter_obj', root=root))
         return self._objects.scatter(pickled, root)
 
-    def allreduce_obj(self, obj: Any) -> Any:
-        return functools.reduce(operator.add, self._allgather_obj('allreduce_obj', obj))
+    def allreduce_obj(self, obj: Any, op: str = 'sum') -> Any:
+        objs = self._allgather_obj('allreduce_obj', obj, op)
+        return functools.reduce(_OPS[op], objs)
 
-    def _allgather_obj(self, verb: str, obj: Any) -> list[Any]:
+    def _allgather_obj(self, verb: str, obj: Any, op: str | None = None
+                       ) -> list[Any]:
         try:
+            if op is not None:
+                check_op(op)
             pickled = Pickled(obj)
         except Exception as error:
             self.refuse(verb, error)
-        self._agreement.same(pack(verb))
+        self._agreement.same(pack(verb, op=op or ''))
         return self._objects.allgather(pickled)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 
@@ -163,8 +163,47 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        """Makes a communicator of some of the ranks (MPI_Group_incl, MPI section 7.3.2).
+
+        Collective: every rank of this communicator calls it, also those outside the group.
+
+        Args:
+            ranks: The ranks of the group, each once, in the order that they will have in it; the
+                same on all ranks.
+
+        Returns:
+            On the ranks of the group a communicator of the same class and configuration, in which
+            rank ``ranks[i]`` has the number ``i``.  ``None`` on the others.
+        """
+
+    @abc.abstractmethod
     def barrier(self) -> None:
         """Returns once every rank has called it.  Collective: every rank calls it."""
+
+    @abc.abstractmethod
+    def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Any:
+        """Starts a thread on each rank that answers requests of the other ranks.
+
+        Collective: every rank calls it.  Asking is not: a rank asks when it likes, and is answered
+        whether the rank that it asks computes, sleeps or waits.
+
+        Args:
+            answer: Called as ``answer(source, request)`` for each request to this rank, with the
+                rank that asks and a flat uint8 array; returns a list of C-ordered host arrays or
+                bytes, which are joined.  It runs in the thread, for one request at a time, or, for
+                what this rank asks itself, in the thread that asks.  What it raises is raised on
+                the rank that asks.
+
+        Returns:
+            A service.  ``ask({rank: [array, ...], ...})`` sends a request to some ranks at once
+            and returns their answers, each a flat uint8 array, by rank.  ``close()`` says that
+            this rank will not ask any more, and returns at once; the rank goes on answering until
+            every rank has said so or has come to the end of the program.
+
+        Raises:
+            RuntimeError: If the MPI library cannot be called from several threads at once.
+        """
 
     @abc.abstractmethod
     def refuse(self, verb: str, error: Exception) -> NoReturn:
@@ -178,6 +217,27 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             verb: What was refused, for the message.
             error: The reason.  Every rank raises an error of its type (where all ranks know it,
                 otherwise of its nearest built-in base) whose message contains its message.
+        """
+
+    @abc.abstractmethod
+    def agree_to_join(self, number: int) -> tuple[int, ...]:
+        """Exchanges what the ranks say in :func:`chainermn.join`.  Collective: every rank calls it.
+
+        Args:
+            number: An integer.
+
+        Returns:
+            The numbers of all ranks, by rank.
+        """
+
+    @abc.abstractmethod
+    def said_in_join(self, error: BaseException) -> tuple[int | None, ...] | None:
+        """Says whether all ranks raised this error, and what they said in :func:`chainermn.join`.
+
+        Returns:
+            ``None`` if it is not an error of the agreement of this communicator.  Otherwise the
+            number of each rank, by rank, ``None`` for those that called something else; or nothing
+            if a rank was refused or had ended.
         """
 
     # --- arrays ------------------------------------------------------------------------------
@@ -206,6 +266,53 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             A new array (or a tuple of arrays where a tuple or list was sent), with the dtype and
             shape that were sent.  It is on the current device if it was sent from a device and
             this process has CuPy, else on the host.
+        """
+
+    @abc.abstractmethod
+    def isend(self, x: Any, dest: int, tag: int = 0) -> Any:
+        """Begins to send an array, or a tuple or list of arrays, and returns at once (MPI_Isend).
+
+        Several messages may be on their way to one rank, with the same tag too; they are received
+        in the order in which they were sent.  :meth:`recv` receives them as well.
+
+        Args:
+            x: As for :meth:`send`.  It is copied, so it may be written at once.
+            dest: Rank of the receiver; this rank too.
+            tag: Number from 0 to 32767 that the receiver asks for.
+
+        Returns:
+            A request.  ``wait()`` returns ``None``; it does not wait for the receiver.  ``test()``
+            returns whether ``wait()`` would return at once.  Wait for each request, once.
+
+        Raises:
+            TypeError, ValueError: If an argument is refused.  A receiver that waits for this
+                message raises the same error.
+        """
+
+    @abc.abstractmethod
+    def irecv(self, source: int, tag: int = 0) -> Any:
+        """Begins to receive what :meth:`isend` or :meth:`send` sends, and returns at once.
+
+        Args:
+            source: Rank of the sender; this rank too.
+            tag: The tag with which it was or will be sent.
+
+        Returns:
+            A request.  ``wait()`` returns what :meth:`recv` would, and raises what that would.
+            ``test()`` returns at once and says whether ``wait()`` would do so too.  A large array
+            is on its way only while this rank is inside one of them, of this request or another
+            one; a :meth:`send` of it ends no earlier.
+        """
+
+    @abc.abstractmethod
+    def waitall(self, requests: Sequence[Any]) -> list[Any]:
+        """Waits for requests of :meth:`isend` and :meth:`irecv` (MPI_Waitall).
+
+        Returns:
+            A list with what the ``wait()`` of each returns, in the order of ``requests``.
+
+        Raises:
+            The first of the errors that they raise, once all have been waited for.
         """
 
     @abc.abstractmethod
@@ -252,7 +359,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def allreduce(self, x: Any, op: str = 'sum') -> Any:
+    def allreduce(self, x: Any, op: str = 'sum', out: Any = None) -> Any:
         """Combines the arrays of all ranks element by element (MPI_Allreduce).
 
         Collective: every rank calls it.
@@ -261,10 +368,57 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             x: Array; the same dtype and shape on all ranks.
             op: ``'sum'``, ``'prod'``, ``'max'`` or ``'min'``.  For bool arrays sum and max mean
                 "or", prod and min mean "and".
+            out: Where to put the result: an array of the same dtype and shape, on host or device
+                as ``x``, which it may be itself.  By default a new array.
 
         Returns:
-            On every rank a new array with the same bits.  float16 is combined in float32 and
-            rounded once.
+            On every rank an array with the same bits: ``out``, or a new one.  float16 is combined
+            in float32 and rounded once.
+        """
+
+    @abc.abstractmethod
+    def allreduce_many(self, xs: Sequence[Any], op: str = 'sum') -> tuple[Any, ...]:
+        """Combines several arrays at once: one exchange for all arrays of a dtype.
+
+        Collective: every rank calls it.  For many small arrays it is faster than
+        :meth:`allreduce` of one after another.
+
+        Args:
+            xs: Tuple or list of arrays of any dtypes and shapes; the same ones on all ranks.
+            op: As for :meth:`allreduce`.
+
+        Returns:
+            On every rank a tuple of new arrays with the same bits, in the order of ``xs``.
+        """
+
+    @abc.abstractmethod
+    def reduce(self, x: Any, op: str = 'sum', root: int = 0) -> Any:
+        """Combines the arrays of all ranks on the root (MPI_Reduce).
+
+        Collective: every rank calls it.
+
+        Args:
+            x: Array; the same dtype and shape on all ranks.
+            op: As for :meth:`allreduce`.
+            root: The rank that gets the result; the same on all ranks.
+
+        Returns:
+            On the root a new array.  ``None`` elsewhere.
+        """
+
+    @abc.abstractmethod
+    def reduce_scatter(self, xs: Any, op: str = 'sum') -> Any:
+        """Combines one array for each rank, and gives each rank its own (MPI_Reduce_scatter).
+
+        Collective: every rank calls it.
+
+        Args:
+            xs: One array for each rank, by rank, all of one dtype, or an array whose first axis has
+                length ``size``.  Those meant for one rank have the same shape on all ranks.
+            op: As for :meth:`allreduce`.
+
+        Returns:
+            A new array: what the arrays that all ranks meant for this rank combine to.
         """
 
     @abc.abstractmethod
@@ -370,11 +524,15 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def allreduce_obj(self, obj: Any) -> Any:
-        """Adds the objects of all ranks with ``+``, by rank.  Collective: every rank calls it.
+    def allreduce_obj(self, obj: Any, op: str = 'sum') -> Any:
+        """Combines the objects of all ranks, by rank.  Collective: every rank calls it.
+
+        Args:
+            obj: A picklable object.
+            op: ``'sum'`` for ``+``, ``'prod'`` for ``*``, ``'max'`` or ``'min'``.
 
         Returns:
-            On every rank ``obj_0 + obj_1 + ...``.
+            On every rank ``obj_0 + obj_1 + ...``, and likewise for the other operations.
         """
 
     # --- models ------------------------------------------------------------------------------

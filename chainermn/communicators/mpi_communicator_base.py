@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import chainer
@@ -20,15 +20,17 @@ from chainermn.communicators import (
     compression,
 )
 from chainermn.communicators._agreement import Agreement
-from chainermn.communicators._array_verbs import ArrayVerbs
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
 from chainermn.communicators._object_verbs import ObjectVerbs
+from chainermn.communicators._reduction_verbs import ReductionVerbs
+from chainermn.communicators._service import Service, check_service
+from chainermn.communicators._transport import MpiTransport
 
 _INT_MAX = 2**31 - 1  # of a C int
 
 
-class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
+class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
     """All verbs of :class:`CommunicatorBase` on MPI.  Collective: every rank makes one.
 
     A subclass says which gradients share a buffer (:meth:`_groups`) and how a buffer is summed
@@ -49,6 +51,7 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
         self._arrays = mpi_comm.Dup()
         self._objects = pkl5.Intracomm(mpi_comm.Dup())
         self._messages = Messages(self._arrays, self._objects)
+        self._mpi_transport = MpiTransport(self._arrays)
         self._topology = _topology.discover(self._arrays)
         with self.config_scope():
             self.batched_copy = False
@@ -95,7 +98,29 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
         except Exception as error:
             self.refuse('split', error)
         self._agreement.same(pack('split'))
-        part = type(self)(self._arrays.Split(color, key))
+        return self._like_this(self._arrays.Split(color, key))
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        try:
+            members = [operator.index(rank) for rank in ranks]
+            if not members or sorted(set(members)) != sorted(members):
+                raise ValueError(f'a group takes each of its ranks once, and at least one, but got '
+                                 f'{members}')
+            if not (min(members) >= 0 and max(members) < self._size):
+                raise ValueError(f'the ranks of a group have to be from 0 to {self._size - 1}, not '
+                                 f'{members}')
+        except Exception as error:
+            self.refuse('new_group', error)
+        self._agreement.same(pack('new_group', number=_header.digest(members)),
+                             {'ranks': str(members)})
+        if self._rank not in members:
+            self._arrays.Split(MPI.UNDEFINED)
+            return None
+        return self._like_this(self._arrays.Split(0, members.index(self._rank)))
+
+    def _like_this(self, mpi_comm: Any) -> Any:
+        """A communicator of the same class and configuration, of some of the ranks."""
+        part = type(self)(mpi_comm)
         with part.config_scope():
             for name, value in self._configs.items():
                 setattr(part, name, value)
@@ -105,18 +130,42 @@ class MpiCommunicatorBase(ArrayVerbs, ObjectVerbs):
         self._agreement.same(pack('barrier'))
         self._arrays.Barrier()
 
+    def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:
+        try:
+            check_service(answer)
+        except Exception as error:
+            self.refuse('serve', error)
+        self._agreement.same(pack('serve'))
+        return Service(self._arrays.Dup(), answer)
+
     def refuse(self, verb: str, error: Exception) -> NoReturn:
         self._agreement.refuse(verb, error)
+
+    def agree_to_join(self, number: int) -> tuple[int, ...]:
+        headers = self._agreement.exchange(pack('join', number=number))
+        return tuple(header.number for header in headers)
+
+    def said_in_join(self, error: BaseException) -> tuple[int | None, ...] | None:
+        headers = self._agreement.headers_of(error)
+        if headers is None:
+            return None
+        if any(header.refused or header.verb == _header.END for header in headers):
+            return ()
+        return tuple(header.number if header.verb == 'join' else None for header in headers)
 
     def finalize(self) -> None:
         if isinstance(self._arrays, _Finalized):
             return
+        if pending := self._messages.receiving():
+            self.refuse('finalize', RuntimeError(
+                f'{len(pending)} requests are not complete, such as {pending[0]}; wait() for '
+                'them first'))
         self._agreement.same(pack('finalize'))
         _end.forget(self._agreement)
         self._agreement.mpi_comm.Free()
         self._objects.Free()
         self._arrays.Free()
-        for name in ('_agreement', '_arrays', '_objects', '_messages'):
+        for name in ('_agreement', '_arrays', '_objects', '_messages', '_mpi_transport'):
             setattr(self, name, _Finalized())
 
     def bcast_data(self, model: Any) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 from chainermn.communicators import _bucket, _compressed
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 from chainermn.communicators._nccl_group import NcclGroup
+from chainermn.communicators._nccl_transport import NcclTransport
+from chainermn.communicators._transport import MpiTransport
 
 _GRAD_DTYPES = tuple(np.dtype(name) for name in ('float16', 'float32', 'float64'))
 
@@ -31,6 +33,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
     def __init__(self, mpi_comm: Any) -> None:
         super().__init__(mpi_comm)
         self._nccl = NcclGroup(self._arrays)
+        self._nccl_transport = NcclTransport(self._arrays, self._nccl)
         self._stream: Any = None
         with self.config_scope():
             self.allreduce_grad_dtype: np.dtype | None = None
@@ -57,6 +60,9 @@ class PureNcclCommunicator(NcclCommunicatorBase):
             return
         with self.config_scope():
             self.allreduce_grad_dtype = None if value is None else self.check_grad_dtype(value)
+
+    def _transport(self, device: bool) -> MpiTransport:
+        return self._nccl_transport if device else super()._transport(device)
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
                              compression: Any = None) -> None:

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import chainer
-import numpy as np
 
 from chainermn.functions._node import Node, placeholder
 
@@ -62,7 +61,7 @@ class ReduceScatter(_Collective):
     """Gives each rank the sum of the arrays that all ranks hold for it."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return self._outputs((_sum(self.comm.alltoall(inputs)),))
+        return self._outputs((self.comm.reduce_scatter(inputs),))
 
     def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return AllGather(self.comm).apply(self._zeros_for_missing(gys))
@@ -105,8 +104,8 @@ class _SumOnRoot(_Collective):
     """Gives the root the sum of the arrays of all ranks, and the others an empty array."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        ys = self.comm.gather(inputs[0], self.root)
-        return self._outputs((_empty_like(inputs[0]) if ys is None else _sum(ys),))
+        y = self.comm.reduce(inputs[0], root=self.root)
+        return self._outputs((_empty_like(inputs[0]) if y is None else y,))
 
     def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return Bcast(self.comm, self.root).apply(self._zeros_for_missing(gys))
@@ -264,12 +263,3 @@ def _empty_like(x: Any) -> Any:
 
 def _zeros(xp: Any, shape: tuple[int, ...], dtype: Any) -> chainer.Variable:
     return chainer.Variable(xp.zeros(shape, dtype), requires_grad=False)
-
-
-def _sum(xs: Sequence[Any]) -> Any:
-    """Sums arrays by rank; float16 in float32, rounded once."""
-    dtype = xs[0].dtype
-    total = xs[0].astype(np.float32 if dtype == np.float16 else dtype)
-    for x in xs[1:]:
-        total += x
-    return total.astype(dtype, copy=False)

@@ -1,10 +1,12 @@
 """Optimizers whose gradients are means over all ranks: the factory."""
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import chainer
 
+from chainermn.communicators import compression as compression_module
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
 from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
@@ -17,6 +19,9 @@ def create_multi_node_optimizer(
     communicator: CommunicatorBase,
     double_buffering: bool = False,
     zero_fill: bool = True,
+    *,
+    n_accumulations: int = 1,
+    compression: Any = None,
 ) -> Any:
     """Makes an optimizer average its gradients over all ranks before each step.
 
@@ -45,6 +50,19 @@ def create_multi_node_optimizer(
             gradient is ``None``) counts as one whose gradient is zero. If false it is skipped, and
             it is an error if some rank has a gradient for it. Parameters that are not initialized
             are always skipped.
+        n_accumulations: Number of updates whose gradients make one step: ``update`` adds this
+            rank's gradients up, and every ``n_accumulations``-th one averages them over these
+            updates and all ranks, and steps.  The others end after backward: ``t`` and the hooks
+            do not see them, and the gradients are ``None`` after them.  So two updates with
+            ``n_accumulations=2`` are one update with a batch of twice the size.  Without
+            ``lossfun``, call ``cleargrads`` before each backward, as always.  An update that
+            broadcasts drops what was added up, as does saving and loading; so a snapshot is best
+            taken every so many iterations that ``n_accumulations`` divides them.
+        compression: How gradients travel: ``None`` (as they are), ``'fp16'``, ``'bf16'``,
+            ``'2bit'``, a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or an object of your
+            own; see :mod:`chainermn.communicators.compression`.  What ``'2bit'`` did not send yet
+            is saved with the optimizer, and belongs to the rank: only a snapshot of each rank, as
+            a multi-node checkpointer takes it, holds it for all of them.
 
     Returns:
         The multi-node optimizer of this rank.
@@ -52,7 +70,9 @@ def create_multi_node_optimizer(
     Raises:
         TypeError: If ``actual_optimizer`` is not a Chainer optimizer, or a multi-node one
             already, or ``communicator`` is not a communicator.
-        ValueError: If double buffering is asked of a communicator that cannot overlap.
+        ValueError: If double buffering is asked of a communicator that cannot overlap, or together
+            with ``n_accumulations``; or if ``n_accumulations`` is not a positive integer, or
+            differs between the ranks; or if ``compression`` is refused.
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '
@@ -65,9 +85,30 @@ def create_multi_node_optimizer(
         communicator.refuse('create_multi_node_optimizer', TypeError(
             'create_multi_node_optimizer needs a chainer.Optimizer as its first argument, got '
             f'{actual_optimizer!r}.'))
+    try:
+        compressor = compression_module.get(compression)
+        n_accumulations = _checked_number(n_accumulations)
+        if double_buffering and n_accumulations > 1:
+            raise ValueError('double_buffering=True takes no n_accumulations; use one of them')
+    except Exception as error:
+        communicator.refuse('create_multi_node_optimizer', error)
+    if n_accumulations > 1:
+        numbers = communicator.allgather_obj(n_accumulations)
+        if len(set(numbers)) > 1:
+            raise ValueError('n_accumulations has to be equal on all ranks, but is '
+                             + ', '.join(f'{n} on rank {rank}' for rank, n in enumerate(numbers)))
     if not double_buffering:
-        return _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill)
+        return _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
+                                   compressor)
     if not communicator.can_overlap:
         raise ValueError('This communicator does not support double buffering. '
                          'Use pure_nccl, or double_buffering=False.')
-    return _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill)
+    return _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill, compressor)
+
+
+def _checked_number(n_accumulations: Any) -> int:
+    if isinstance(n_accumulations, bool) or not hasattr(n_accumulations, '__index__'):
+        raise TypeError(f'n_accumulations has to be a positive integer, not {n_accumulations!r}')
+    if n_accumulations < 1:
+        raise ValueError(f'n_accumulations has to be a positive integer, not {n_accumulations}')
+    return operator.index(n_accumulations)

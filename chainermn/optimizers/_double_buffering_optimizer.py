@@ -27,9 +27,10 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
     _exchange: Any  # what multi_node_mean_grad_async returned, None if nothing travels
 
     def __init__(
-        self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool
+        self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
+        compression: Any = None,
     ) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill)
+        super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
         self.communicated_target = None
         self._exchange = None
 
@@ -52,6 +53,17 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
             # the scale by which the gradient must be divided goes with it
             param1._loss_scale, param2._loss_scale = param2._loss_scale, param1._loss_scale
 
+    def serialize(self, serializer: Any) -> None:
+        """See the base; what compression has not sent yet is known once nothing travels."""
+        if self._exchange is not None:
+            self._exchange.wait()
+        super().serialize(serializer)
+
+    def enter_join(self, joined: Any) -> None:
+        """Refused: a rank that runs out cannot shadow gradients that arrive one update later."""
+        self.communicator.refuse('join', ValueError(
+            'join takes no optimizer with double buffering; make it with double_buffering=False'))
+
     def _broadcast(self) -> None:
         self.wait()
         super()._broadcast()
@@ -63,6 +75,6 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
         self._exchange = self.communicator.multi_node_mean_grad_async(
-            self.communicated_target, self.zero_fill)
+            self.communicated_target, self.zero_fill, **self._compressed())
         if arrived:
             self.actual_optimizer.update(None, *args, **kwds)

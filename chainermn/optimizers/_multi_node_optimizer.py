@@ -8,6 +8,7 @@ import numpy as np
 
 from chainermn._delegate import Delegate
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._accumulation import Accumulation
 
 
 class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
@@ -17,14 +18,21 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     communicator: CommunicatorBase
     target_params: list[tuple[str, bool]]
     zero_fill: bool
+    compression: Any  # a compressor, or None
+    joined: Any  # what chainermn.join lets this optimizer announce its exchanges to, or None
+    accumulation: Accumulation
 
     def __init__(
-        self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool
+        self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
+        n_accumulations: int = 1, compression: Any = None,
     ) -> None:
         super().__init__(actual_optimizer)
         self.communicator = communicator
         self.target_params = []
         self.zero_fill = zero_fill
+        self.compression = compression
+        self.joined = None
+        self.accumulation = Accumulation(n_accumulations)
 
     def setup(self, link: Any) -> Any:
         """Sets the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -35,6 +43,9 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """
         self.actual_optimizer.setup(link)
         self.target_params = []  # another model: the next update broadcasts it
+        self.accumulation.clear()
+        if hasattr(self.compression, 'reset'):
+            self.compression.reset()
         return self
 
     def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
@@ -47,10 +58,34 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.actual_optimizer._check_set_up()
         if lossfun is not None:
             self._backward(lossfun, *args, **kwds)
+        before = self.target_params
         if self.is_changed(self.target):
+            seen, self.target_params = self.target_params, before
+            self.accumulation.clear()
+            self._announce('broadcast')
             self._broadcast()
-        else:
+            self.target_params = seen  # not if it failed: another rank may not have got so far
+        elif self.accumulation.add(self.target):
+            self._announce('exchange')
             self._step(*args, **kwds)
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads the state of the actual optimizer, and what compression has not sent yet.
+
+        The latter belongs to the rank.  A rank that loads what another one saved begins anew.
+        """
+        self.actual_optimizer.serialize(serializer)
+        if not hasattr(self.compression, 'serialize'):
+            return
+        serializer = serializer['compression']
+        try:
+            rank = serializer('rank', self.communicator.rank)
+        except KeyError:  # saved without compression
+            rank = None
+        if rank == self.communicator.rank:
+            self.compression.serialize(serializer)
+        else:
+            self.compression.reset()
 
     def is_changed(self, target: Any) -> bool:
         """Whether the parameters of ``target`` are not those of the last call.
@@ -70,11 +105,18 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             self.target.zerograds()
         scale = self.actual_optimizer._loss_scale
         loss.backward(loss_scale=scale)
+        self._keep_scale(scale)
+
+    def _keep_scale(self, scale: float | None) -> None:
         if scale is not None:
             # The update rule divides by the scale that backward left in the parameter. One that
             # this rank's loss did not use has none, but its mean gradient is scaled all the same.
             for param in self.target.params():
                 param._loss_scale = scale
+
+    def _announce(self, what: str) -> None:
+        if self.joined is not None:
+            self.joined.announce(what)
 
     def _broadcast(self) -> None:
         self.communicator.bcast_data(self.target)
@@ -85,8 +127,60 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 rule._init_states(_as_updated(rule, param))
 
     def _step(self, *args: Any, **kwds: Any) -> None:
-        self.communicator.multi_node_mean_grad(self.target, self.zero_fill)
+        self.communicator.multi_node_mean_grad(self.target, self.zero_fill, **self._compressed())
+        if self.joined is not None and (factor := self.joined.factor()) != 1:
+            params = {id(param): param for param in self.target.params(include_uninit=False)}
+            for param in params.values():  # one that is shared only once
+                _multiply(param.grad, factor)
         self.actual_optimizer.update(None, *args, **kwds)
+
+    def _compressed(self) -> dict[str, Any]:
+        # Communicators need not know of compression if there is none.
+        return {} if self.compression is None else {'compression': self.compression}
+
+    # --- for chainermn.join -------------------------------------------------------------------
+
+    def enter_join(self, joined: Any) -> None:
+        """Lets each exchange be announced to ``joined`` first; ``None`` ends that."""
+        self.joined = joined
+
+    def flush(self, as_if_whole: bool) -> None:
+        """Exchanges the mean of what is accumulated, or its share of a whole accumulation."""
+        accumulation = self.accumulation
+        if accumulation.count:
+            accumulation.give(self.target, accumulation.n if as_if_whole else accumulation.count)
+            self._announce('exchange')
+            self._step()
+
+    def layout(self, what: str) -> dict[str, Any]:
+        """What :meth:`shadow` has to know: which parameters are broadcast, or have gradients."""
+        return {path: param.shape for path, param in self.target.namedparams(include_uninit=False)
+                if what == 'broadcast' or param.grad is not None}
+
+    def shadow(self, what: str, layout: dict[str, Any] | None) -> None:
+        """Takes part in the update of another rank, with nothing of its own."""
+        self.target.cleargrads()
+        params = dict(self.target.namedparams())
+        if what == 'broadcast':
+            for path, shape in (layout or {}).items():
+                if path in params and not params[path].is_initialized:
+                    params[path].initialize(shape)
+            self._broadcast()
+            self.is_changed(self.target)
+            return
+        for path in layout or {}:
+            if path in params and params[path].is_initialized:
+                params[path].grad = params[path].xp.zeros_like(params[path].array)
+        self._keep_scale(self.actual_optimizer._loss_scale)
+        self._step()
+
+
+def _multiply(grad: Any, factor: float) -> None:
+    """Multiplies in place; float16 in float32."""
+    if grad is not None:
+        wide = np.promote_types(grad.dtype, np.float32)
+        with np.errstate(over='ignore', invalid='ignore'):
+            grad[...] = grad.astype(wide, copy=False) * wide.type(factor)
 
 
 def _as_updated(rule: Any, param: Any) -> Any:

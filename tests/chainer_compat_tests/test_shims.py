@@ -1,5 +1,7 @@
 """Each shim is needed: what it mends works with it, and fails without it."""
 
+import itertools
+import pathlib
 import sys
 import warnings
 
@@ -125,8 +127,12 @@ resize_images.interpolate_grad_bilinear_gpu(x, 0, 0, 0, 0, 2, 2)
 function = object.__new__(hierarchical_softmax.BinaryHierarchicalSoftmaxFunction)
 function.wxy = function.paths = function.codes = function.begins = function.max_length = None
 function.backward_gpu((x[0, 0], x, x), (x,))
-for code, _ in kernels:
-    assert code.count('atomicAdd') == code.count(', (T)(') > 0
+from chainer.functions.loss.negative_sampling import NegativeSamplingFunctionGrad
+NegativeSamplingFunctionGrad('sum', x, 1, None, x).forward_gpu((x[0, 0], x[0, 0], x))
+adding = [code for code, _ in kernels if 'atomicAdd' in code]
+assert len(adding) == 3
+for code in adding:
+    assert code.count('atomicAdd') == code.count(', (T)(')
 ''',
     'set_daemon': '''
 import chainer, warnings
@@ -145,6 +151,34 @@ assert W.grad.tolist() == [[[[4, 4], [4, 4]]]]
 ''',
 }
 
+# What tests that the modules of a shim behave, besides USES. A new shim needs a line here.
+TESTS = {
+    'atomic_add_of_float16': ['shims_tests/test_cupy_changes.py::test_binary_hierarchical_softmax',
+                              'shims_tests/test_numpy_changes.py::test_resize_images',
+                              'shims_tests/test_cupy_changes.py::test_negative_sampling',
+                              'test_kernels.py::test_mended_kernels_compile',
+                              '../gpu/test_chainer_on_gpu.py::test_binary_hierarchical_softmax',
+                              '../gpu/test_chainer_on_gpu.py::test_negative_sampling'],
+    'caffe': ['test_left_out.py::test_caffe'],
+    'cudnn_warning': ['test_shims.py::test_cudnn_warning'],
+    'deconvolution_cover_all': ['shims_tests/test_chainer_bugs.py::test_deconvolution_2d'],
+    'dependency_check': ['test_mend.py::test_import_without_setuptools'],
+    'distutils': ['test_mend.py::test_import_is_silent_and_leaves_no_trace'],
+    'fix': ['shims_tests/test_numpy_changes.py::test_fix',
+            'shims_tests/test_numpy_changes.py::test_fmod'],
+    'float16_header': ['test_kernels.py::test_mended_kernels_compile'],
+    'float_alias': ['shims_tests/test_numpy_changes.py::test_resize_images'],
+    'meshgrid_tuple': ['shims_tests/test_numpy_changes.py::test_categorical'],
+    'nccl_available': ['test_left_out.py::test_parallel_updaters'],
+    'negative_padding': ['shims_tests/test_numpy_changes.py::test_pad_sequence',
+                         'shims_tests/test_numpy_changes.py::test_concat_examples'],
+    'requirements': ['test_requirements.py::test_met', 'test_requirements.py::test_conflict'],
+    'sctypes': ['shims_tests/test_numpy_changes.py::test_as_strided'],
+    'set_daemon': ['test_iterators.py::test_start_methods'],
+    'sparse_float16': ['shims_tests/test_scipy_changes.py::test_sparse_matmul'],
+    'third_argument_of_maximum': ['shims_tests/test_numpy_changes.py::test_concat_examples'],
+}
+
 FORGET = '''
 from chainer_compat import _mend, shims
 for table in (_mend.edits, _mend.patches):
@@ -156,6 +190,14 @@ for table in (_mend.edits, _mend.patches):
 def test_every_shim_is_here():
     names = {shim.__name__ for shim in _mend.find_shims()}
     assert names == {*USES, 'cudnn_warning'}
+    assert names == set(TESTS)
+
+
+@pytest.mark.parametrize('test', sorted(set(itertools.chain(*TESTS.values()))))
+def test_the_test_of_a_shim_is_there(test):
+    file, _, name = test.partition('::')
+    text = pathlib.Path(__file__).parent.joinpath(file).read_text(encoding='utf-8')
+    assert f'\ndef {name}(' in text
 
 
 @pytest.mark.parametrize('name', USES)

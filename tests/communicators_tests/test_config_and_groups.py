@@ -115,6 +115,25 @@ def test_split_of_a_split(own, check_usable):
     assert again.allgather_obj(own.rank) == half.allgather_obj(own.rank)
 
 
+def test_new_group(own, check_usable):
+    """Its ranks are numbered in the order given; the others have nothing."""
+    for ranks in ([0], [own.size - 1], list(range(own.size)), list(reversed(range(own.size))),
+                  np.arange(0, own.size, 2)):
+        group = own.new_group(ranks)
+        if own.rank not in ranks:
+            assert group is None
+            continue
+        assert type(group) is type(own)
+        assert group.get_config() == own.get_config()
+        assert (group.rank, group.size) == (list(ranks).index(own.rank), len(ranks))
+        assert group.allgather_obj(own.rank) == list(ranks)
+        with pytest.raises(ValueError, match=f'root has to be a rank from 0 to {len(ranks) - 1}'):
+            group.bcast(np.zeros(1), len(ranks))  # a rank outside of the group
+        check_usable(group)
+        group.finalize()
+    check_usable(own)
+
+
 def test_errors_stay_in_their_group(own, check_usable):
     """The members of the other group have nothing to do with them."""
     part = own.split(own.rank % 2, own.rank)
@@ -130,11 +149,16 @@ VERBS = {
     'gather': lambda comm: comm.gather(np.zeros(1)),
     'allgather': lambda comm: comm.allgather(np.zeros(1)),
     'allreduce': lambda comm: comm.allreduce(np.zeros(1)),
+    'allreduce_many': lambda comm: comm.allreduce_many([np.zeros(1)]),
+    'reduce': lambda comm: comm.reduce(np.zeros(1)),
+    'reduce_scatter': lambda comm: comm.reduce_scatter([np.zeros(1)] * comm.size),
     'multi_node_mean': lambda comm: comm.multi_node_mean(np.zeros(1)),
     'alltoall': lambda comm: comm.alltoall([np.zeros(1)] * comm.size),
     'scatter': lambda comm: comm.scatter([np.zeros(1)] * comm.size),
     'send': lambda comm: comm.send(np.zeros(1), (comm.rank + 1) % comm.size, 0),
     'recv': lambda comm: comm.recv((comm.rank + 1) % comm.size, 0),
+    'isend': lambda comm: comm.isend(np.zeros(1), 0),
+    'irecv': lambda comm: comm.irecv(0),
     'bcast_obj': lambda comm: comm.bcast_obj(1),
     'gather_obj': lambda comm: comm.gather_obj(1),
     'allgather_obj': lambda comm: comm.allgather_obj(1),
@@ -143,6 +167,7 @@ VERBS = {
     'send_obj': lambda comm: comm.send_obj(1, comm.rank),
     'recv_obj': lambda comm: comm.recv_obj(comm.rank),
     'split': lambda comm: comm.split(0, 0),
+    'new_group': lambda comm: comm.new_group([0]),
     'barrier': lambda comm: comm.barrier(),
     'refuse': lambda comm: comm.refuse('verb', ValueError()),
     'bad argument': lambda comm: comm.gather(None),

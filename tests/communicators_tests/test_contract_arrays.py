@@ -88,6 +88,111 @@ def test_allreduce(comms, given, check):
         check(comm.allreduce(x), comm.allreduce(x, 'sum'), x)
 
 
+def expected_of(op, xs):
+    return np.asarray(functools.reduce(OPS[op], xs), xs[0].dtype)
+
+
+def ops_of(dtype):
+    return ['sum', 'prod'] if dtype.kind == 'c' else list(OPS)
+
+
+def test_allreduce_into_another_array(comms, given, check):
+    for comm in comms:
+        x = given(comm.rank)
+        xs = [given(rank) for rank in range(comm.size)]
+        for op in ops_of(xs[0].dtype):
+            for out in (np.empty(x.shape, xs[0].dtype.newbyteorder('=')),
+                        np.empty((*x.shape, 2), xs[0].dtype.newbyteorder('='))[..., 0]):
+                assert comm.allreduce(x, op, out=out) is out
+                check(out, expected_of(op, xs), x)
+
+
+def test_allreduce_in_place(comms, make, check):
+    for comm in comms:
+        xs = [make(rank) for rank in range(comm.size)]
+        for op in ops_of(xs[0].dtype):
+            for copy in (np.array, lambda x: np.array(x, order='F'),
+                         lambda x: np.stack([x, x], -1)[..., 0]):
+                mine = copy(xs[comm.rank].astype(xs[0].dtype.newbyteorder('=')))
+                assert comm.allreduce(mine, op, out=mine) is mine
+                check(mine, expected_of(op, xs))
+
+
+def test_allreduce_into_an_array_that_overlaps(comms, check):
+    for comm in comms:
+        both = np.arange(10.) + comm.rank
+        comm.allreduce(both[:-1], out=both[1:])
+        check(both[1:], np.arange(9.) * comm.size + sum(range(comm.size)))
+        assert both[0] == comm.rank
+
+
+def test_allreduce_many(comms, given, check):
+    """Arrays of every dtype in one call: this one's and fixed ones, twice each."""
+    for comm in comms:
+        others = [np.full(3, comm.rank + 1, dtype) for dtype in ('f4', 'f2', 'i8', '?')]
+        xs = [given(comm.rank), *others, given(comm.rank + 1, rows=2)]
+        for op in ops_of(xs[0].dtype):
+            results = comm.allreduce_many(xs, op)
+            assert type(results) is tuple
+            assert len(results) == len(xs)
+            check(results[0], expected_of(op, [given(r) for r in range(comm.size)]), *xs)
+            check(results[-1], expected_of(op, [given(r + 1, rows=2) for r in range(comm.size)]),
+                  results[0], *xs)
+            for result, x in zip(results[1:5], others, strict=True):
+                check(result, expected_of(op, [
+                    np.full(3, r + 1, x.dtype) for r in range(comm.size)]), x)
+        assert comm.allreduce_many([]) == ()
+
+
+def test_reduce(comms, given, check):
+    for comm in comms:
+        root = comm.size - 1
+        x = given(comm.rank)
+        xs = [given(rank) for rank in range(comm.size)]
+        for op in ops_of(xs[0].dtype):
+            result = comm.reduce(x, op, root)
+            if comm.rank == root:
+                check(result, expected_of(op, xs), x)
+            else:
+                assert result is None
+
+
+def test_reduce_scatter(comms, given, check):
+    for comm in comms:
+        def of(rank):
+            return [given(3 * rank + dest, rows=dest) for dest in range(comm.size)]  # noqa: B023
+
+        mine = of(comm.rank)
+        for op in ops_of(mine[0].dtype):
+            result = comm.reduce_scatter(mine, op)
+            check(result, expected_of(op, [of(rank)[comm.rank] for rank in range(comm.size)]),
+                  *mine)
+
+
+def test_reduce_scatter_rows(comms, given, check):
+    for comm in comms:
+        rows = np.moveaxis(np.stack([given(comm.rank)] * comm.size, axis=-1), -1, 0)
+        check(comm.reduce_scatter(rows),
+              expected_of('sum', [given(rank) for rank in range(comm.size)]), rows)
+
+
+def test_isend_irecv(comms, given, check):
+    """To all ranks at once, itself too; what was received by another number is not confused."""
+    for comm in comms:
+        sent = [comm.isend(given(comm.rank), rank, 3) for rank in range(comm.size)]
+        sent += [comm.isend((given(1), given(2, rows=2)), rank, 3) for rank in range(comm.size)]
+        firsts = [comm.irecv(rank, 3) for rank in range(comm.size)]
+        seconds = [comm.irecv(rank, 3) for rank in range(comm.size)]
+        for pair in reversed([request.wait() for request in reversed(seconds)]):
+            assert type(pair) is tuple
+            check(pair[0], given(1), pair[1])
+            check(pair[1], given(2, rows=2))
+            assert len(pair) == 2
+        for rank, result in enumerate(comm.waitall(firsts)):
+            check(result, given(rank))
+        assert comm.waitall(sent) == [None] * len(sent)
+
+
 def test_alltoall(comms, given, check):
     for comm in comms:
         xs = tuple(given(3 * comm.rank + dest, rows=dest) for dest in range(comm.size))

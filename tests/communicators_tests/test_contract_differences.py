@@ -25,6 +25,9 @@ VERBS = {
     'gather': lambda comm: comm.gather(X),
     'allgather': lambda comm: comm.allgather(X),
     'allreduce': lambda comm: comm.allreduce(X),
+    'allreduce_many': lambda comm: comm.allreduce_many([X]),
+    'reduce': lambda comm: comm.reduce(X),
+    'reduce_scatter': lambda comm: comm.reduce_scatter([X] * comm.size),
     'multi_node_mean': lambda comm: comm.multi_node_mean(X),
     'alltoall': lambda comm: comm.alltoall([X] * comm.size),
     'scatter': lambda comm: comm.scatter([X] * comm.size),
@@ -36,6 +39,7 @@ VERBS = {
     'bcast_data': lambda comm: comm.bcast_data(model()),
     'multi_node_mean_grad': lambda comm: comm.multi_node_mean_grad(model()),
     'split': lambda comm: comm.split(0, 0),
+    'new_group': lambda comm: comm.new_group([0]),
     'barrier': lambda comm: comm.barrier(),
     'finalize': lambda comm: comm.finalize(),
 }
@@ -51,18 +55,18 @@ DIFFERENT = {
     **{(verb, 'roots'): (lambda comm, verb=verb: getattr(comm, verb)(X, root=0),
                          lambda comm, verb=verb: getattr(comm, verb)(X, root=1),
                          ('root=0', 'root=1'))
-       for verb in ('bcast', 'gather')},
+       for verb in ('bcast', 'gather', 'reduce')},
     **{(verb, 'dtypes'): (lambda comm, verb=verb: getattr(comm, verb)(X),
                           lambda comm, verb=verb: getattr(comm, verb)(X.astype(np.float16)),
                           ('float32 (2, 3)', 'float16 (2, 3)'))
-       for verb in ('gather', 'allgather', 'allreduce', 'multi_node_mean')},
+       for verb in ('gather', 'allgather', 'allreduce', 'reduce', 'multi_node_mean')},
     ('alltoall', 'dtypes'): (lambda comm: comm.alltoall([X] * comm.size),
                              lambda comm: comm.alltoall([X.astype(int)] * comm.size),
                              ('float32', 'int64')),
     **{(verb, 'shapes'): (lambda comm, verb=verb: getattr(comm, verb)(X),
                           lambda comm, verb=verb: getattr(comm, verb)(X.T),
                           ('(2, 3)', '(3, 2)'))
-       for verb in ('allreduce', 'multi_node_mean')},
+       for verb in ('allreduce', 'reduce', 'multi_node_mean')},
     ('allreduce', 'shapes of equal size'): (lambda comm: comm.allreduce(np.zeros(())),
                                             lambda comm: comm.allreduce(np.zeros(1)),
                                             ('float64 ()', 'float64 (1,)')),
@@ -71,6 +75,21 @@ DIFFERENT = {
                                    ('with 9 dimensions', '<- shapes differ')),
     ('allreduce', 'operations'): (lambda comm: comm.allreduce(X),
                                   lambda comm: comm.allreduce(X, 'max'), ("'sum'", "'max'")),
+    **{(verb, 'operations'): (lambda comm, verb=verb: getattr(comm, verb)([X] * comm.size),
+                              lambda comm, verb=verb: getattr(comm, verb)([X] * comm.size, 'max'),
+                              ("'sum'", "'max'"))
+       for verb in ('allreduce_many', 'reduce_scatter', 'allreduce_obj')},
+    **{(verb, what): (lambda comm, verb=verb: getattr(comm, verb)([X] * comm.size),
+                      lambda comm, verb=verb, x=x: getattr(comm, verb)([x] * comm.size),
+                      ('  xs[0]: ', 'float32 (2, 3) on', fact))
+       for verb in ('allreduce_many', 'reduce_scatter')
+       for what, x, fact in (('arrays: shapes', X.T, 'float32 (3, 2) on'),
+                             ('arrays: dtypes', X.astype(int), 'int64 (2, 3) on'))},
+    ('allreduce_many', 'arrays: number'): (lambda comm: comm.allreduce_many([X, X]),
+                                           lambda comm: comm.allreduce_many([X]),
+                                           ('  xs[1]: ', 'nothing on')),
+    ('new_group', 'ranks'): (lambda comm: comm.new_group([0]),
+                             lambda comm: comm.new_group([1]), ('[0] on', '[1] on')),
     **{(verb, f'parameters: {what}'): (lambda comm, verb=verb: getattr(comm, verb)(model()),
                                        lambda comm, verb=verb, other=other:
                                        getattr(comm, verb)(other()), facts)

@@ -1,6 +1,7 @@
 """The verbs on objects: any picklable object arrives as it was, from every rank, in order."""
 
 import fractions
+import math
 
 import numpy as np
 import pytest
@@ -105,6 +106,18 @@ def test_allreduce_obj(comm, make_value, total):
     value = make_value(comm.rank)
     np.testing.assert_equal(comm.allreduce_obj(value), total(comm.size))
     np.testing.assert_equal(value, make_value(comm.rank))
+
+
+@pytest.mark.parametrize('op', ['sum', 'prod', 'max', 'min'])
+def test_allreduce_obj_by_other_operations(comm, op, same_error):
+    letter = 'abcd'[comm.rank]
+    if op == 'prod':
+        assert comm.allreduce_obj(comm.rank + 2, op) == math.factorial(comm.size + 1)
+        if comm.size > 1:
+            assert isinstance(same_error(comm.allreduce_obj, letter, op, table=False), TypeError)
+    else:
+        assert comm.allreduce_obj(letter, op) == {
+            'sum': 'abcd'[:comm.size], 'max': 'abcd'[comm.size - 1], 'min': 'a'}[op]
 
 
 def test_allreduce_obj_of_what_cannot_be_added(comm, same_error, check_usable):

@@ -35,6 +35,9 @@ GOOD = {
     'gather': lambda comm, root: comm.gather(X, root),
     'allgather': lambda comm, root: comm.allgather(X),
     'allreduce': lambda comm, root: comm.allreduce(X),
+    'allreduce_many': lambda comm, root: comm.allreduce_many([X, X]),
+    'reduce': lambda comm, root: comm.reduce(X, 'sum', root),
+    'reduce_scatter': lambda comm, root: comm.reduce_scatter([X] * comm.size),
     'multi_node_mean': lambda comm, root: comm.multi_node_mean(X),
     'alltoall': lambda comm, root: comm.alltoall([X] * comm.size),
     'scatter': lambda comm, root: comm.scatter([X] * comm.size, root),
@@ -46,6 +49,7 @@ GOOD = {
     'bcast_data': lambda comm, root: comm.bcast_data(model()),
     'multi_node_mean_grad': lambda comm, root: comm.multi_node_mean_grad(model()),
     'split': lambda comm, root: comm.split(0, 0),
+    'new_group': lambda comm, root: comm.new_group([0]),
     'barrier': lambda comm, root: comm.barrier(),
 }
 
@@ -75,27 +79,31 @@ BAD_ROOTS = {
 # (verb, what is bad): (the call, its error); the call is made on the rank ``root``.
 BAD = {}
 for what, x in BAD_ARRAYS.items():
-    for verb in ('bcast', 'gather', 'allgather', 'allreduce', 'multi_node_mean'):
+    for verb in ('bcast', 'gather', 'allgather', 'allreduce', 'reduce', 'multi_node_mean'):
         BAD[verb, what] = lambda comm, root, verb=verb, x=x: getattr(comm, verb)(
-            x, *([root] if verb in ('bcast', 'gather') else [])), TypeError
+            x, **({'root': root} if verb in ('bcast', 'gather', 'reduce') else {})), TypeError
     if what != 'tuple':
+        BAD['allreduce_many', what] = \
+            lambda comm, root, x=x: comm.allreduce_many([X, x]), TypeError
+        BAD['reduce_scatter', what] = lambda comm, root, x=x: comm.reduce_scatter(
+            (X,) * (comm.size - 1) + (x,)), TypeError
         BAD['alltoall', what] = \
             lambda comm, root, x=x: comm.alltoall((X,) * (comm.size - 1) + (x,)), TypeError
         BAD['scatter', what] = \
             lambda comm, root, x=x: comm.scatter((X,) * (comm.size - 1) + (x,), root), TypeError
 for what, (bad_root, error) in BAD_ROOTS.items():
-    for verb, x in {'bcast': X, 'gather': X, 'scatter': (), 'bcast_obj': X, 'gather_obj': X,
-                    'scatter_obj': ()}.items():
+    for verb, x in {'bcast': X, 'gather': X, 'reduce': X, 'scatter': (), 'bcast_obj': X,
+                    'gather_obj': X, 'scatter_obj': ()}.items():
         BAD[verb, f'root {what}'] = lambda comm, root, verb=verb, x=x, bad_root=bad_root: getattr(
             comm, verb)(x, root=bad_root), error
-for verb in ('alltoall', 'scatter', 'scatter_obj'):
+for verb in ('alltoall', 'reduce_scatter', 'scatter', 'scatter_obj'):
     for what, xs, error in (
             ('too few', lambda comm: [X] * (comm.size - 1), ValueError),
             ('too many', lambda comm: [X] * (comm.size + 1), ValueError),
             ('no sequence', lambda comm: 5, TypeError),
             ('nothing', lambda comm: None, (TypeError, ValueError))):
         BAD[verb, what] = lambda comm, root, verb=verb, xs=xs: getattr(comm, verb)(
-            xs(comm), *([] if verb == 'alltoall' else [root])), error
+            xs(comm), *([root] if verb.startswith('scatter') else [])), error
 BAD |= {
     ('scatter', 'other number of rows'):
         (lambda comm, root: comm.scatter(np.zeros((comm.size + 1, 3)), root), ValueError),
@@ -109,6 +117,27 @@ BAD |= {
     ('allreduce', 'list as op'): (lambda comm, root: comm.allreduce(X, ['sum']), TypeError),
     ('allreduce', 'order of complex'):
         (lambda comm, root: comm.allreduce(X.astype(np.complex64), 'max'), TypeError),
+    **{('allreduce', f'out {what}'): (
+        lambda comm, root, out=out: comm.allreduce(X, out=out), error)
+       for what, out, error in (
+           ('text', 'text', TypeError), ('list', [0.] * 6, TypeError),
+           ('of another shape', X.T.copy(), ValueError),
+           ('of another dtype', X.astype(np.float64), ValueError),
+           ('read-only', np.broadcast_to(np.float32(0), X.shape), ValueError))},
+    **{(verb, 'unknown op'): (lambda comm, root, verb=verb, x=x: getattr(comm, verb)(
+        x(comm), 'mean'), ValueError)
+       for verb, x in {'allreduce_many': lambda comm: [], 'reduce': lambda comm: X,
+                       'reduce_scatter': lambda comm: [X] * comm.size,
+                       'allreduce_obj': lambda comm: X}.items()},
+    ('allreduce_many', 'array'): (lambda comm, root: comm.allreduce_many(X), TypeError),
+    ('allreduce_many', 'order of complex'):
+        (lambda comm, root: comm.allreduce_many([X, X.astype(complex)], 'max'), TypeError),
+    ('new_group', 'nobody'): (lambda comm, root: comm.new_group([]), ValueError),
+    ('new_group', 'twice'): (lambda comm, root: comm.new_group([0, 0]), ValueError),
+    ('new_group', 'not a rank'): (lambda comm, root: comm.new_group([comm.size]), ValueError),
+    ('new_group', 'negative'): (lambda comm, root: comm.new_group([-1]), ValueError),
+    ('new_group', 'number'): (lambda comm, root: comm.new_group(0), TypeError),
+    ('new_group', 'text'): (lambda comm, root: comm.new_group('0'), TypeError),
     ('bcast_obj', 'unpicklable'):
         (lambda comm, root: comm.bcast_obj(Unpicklable(), root=root), TypeError),
     ('gather_obj', 'unpicklable'): (lambda comm, root: comm.gather_obj(lambda: 0, root), TypeError),
@@ -218,6 +247,7 @@ def test_refuse_keeps_what_all_ranks_know(comm, same_error, check_usable):
 def test_sender_and_receiver_get_the_same_error(comm, check_usable):
     bad = [('send', x) for what, x in BAD_ARRAYS.items() if what not in ('list', 'tuple')]
     bad += [('send', [X, None]), ('send', (X, (X,))), ('send_obj', Unpicklable())]
+    bad += [('isend', x) for verb, x in bad if verb == 'send']
     if comm.size == 1:
         return
     for source in range(comm.size):
@@ -229,7 +259,9 @@ def test_sender_and_receiver_get_the_same_error(comm, check_usable):
                     getattr(comm, verb)(x, dest, 11)
             elif comm.rank == dest:
                 with pytest.raises(TypeError) as error:
-                    getattr(comm, verb.replace('send', 'recv'))(source, tag=11)
+                    request = getattr(comm, verb.replace('send', 'recv'))(source, tag=11)
+                    if verb == 'isend':
+                        request.wait()
             texts = set(comm.allgather_obj(None if error is None else str(error.value)))
             texts -= {None}
             assert len(texts) == 1
@@ -252,6 +284,10 @@ def test_bad_peer_or_tag(comm, peer, tag, kind):
     """Nobody waits for a message with such a peer or tag, so the error is of this rank only."""
     with pytest.raises(kind, match=r'^dest|^tag'):
         comm.send(X, peer, tag)
+    with pytest.raises(kind, match=r'^dest|^tag'):
+        comm.isend(X, peer, tag)
+    with pytest.raises(kind, match=r'^source|^tag'):
+        comm.irecv(peer, tag)
     with pytest.raises(kind, match=r'^dest|^tag'):
         comm.send_obj(X, peer, tag)
     with pytest.raises(kind, match=r'^source|^tag'):

@@ -23,5 +23,5 @@ def test_shows_its_options(script, monkeypatch, capsys):
             if other.stem not in modules:
                 sys.modules.pop(other.stem, None)
     assert ended.value.code == 0
-    assert '--out' in capsys.readouterr().out
+    assert f'usage: {script.name} ' in capsys.readouterr().out
     assert script.name in (script.parent / 'README.md').read_text()

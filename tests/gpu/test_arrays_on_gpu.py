@@ -25,6 +25,10 @@ VERBS = {
     'gather': lambda comm, x: comm.gather(x, SIZE - 1),
     'allgather': lambda comm, x: comm.allgather(x),
     'allreduce': lambda comm, x: comm.allreduce(x),
+    'allreduce_many': lambda comm, x: comm.allreduce_many([x, x]),
+    'reduce': lambda comm, x: comm.reduce(x, root=SIZE - 1),
+    'reduce_scatter': lambda comm, x: comm.reduce_scatter([x] * SIZE),
+    'isend and irecv': lambda comm, x: isend_and_irecv(comm, x),
     'alltoall': lambda comm, x: comm.alltoall([x] * SIZE),
     'scatter': lambda comm, x: comm.scatter([x] * SIZE, SIZE - 1),
     'send and recv': lambda comm, x: send_and_recv(comm, x),
@@ -44,9 +48,16 @@ def send_and_recv(comm, data):
     return received
 
 
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('flat')
+def isend_and_irecv(comm, x):
+    sent = comm.isend(x, (RANK + 1) % SIZE, 3)
+    received = comm.irecv((RANK - 1) % SIZE, 3).wait()
+    sent.wait()
+    return received
+
+
+@pytest.fixture(scope='module', params=['flat', 'pure_nccl'])
+def comm(request):
+    comm = chainermn.create_communicator(request.param)
     yield comm
     comm.finalize()
 

@@ -200,3 +200,19 @@ def test_binary_hierarchical_softmax(gpu, dtype):
             each(chainer.Variable(send(x)), send(t)).backward()
             grads.append(each.W.grad)
         close(*grads, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+def test_negative_sampling(gpu, dtype):
+    random = np.random.RandomState(0)
+    x, w = (random.standard_normal(shape).astype(dtype) for shape in [(4, 3), (5, 3)])
+    t, samples = np.array([1, 4, -1, 0], 'i'), random.randint(0, 5, (4, 3)).astype('i')
+    grads = []
+    for send in (lambda a: a, gpu.send):
+        inputs = [chainer.Variable(send(a)) for a in (x, w)]
+        drawn = send(samples)
+        F.negative_sampling(
+            inputs[0], send(t), inputs[1], lambda shape, drawn=drawn: drawn, 2).backward()
+        grads.append([v.grad for v in inputs])
+    for here, there in zip(*grads, strict=True):
+        close(there, here, TOLERANCE[dtype])

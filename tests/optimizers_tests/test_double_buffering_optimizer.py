@@ -43,10 +43,10 @@ class OverlappingCommunicator(NaiveCommunicator):
         self.go = threading.Event()
         self.go.set()
 
-    def multi_node_mean_grad_async(self, model, zero_fill=False):
+    def multi_node_mean_grad_async(self, model, zero_fill=False, compression=None):
         def run():
             self.go.wait()
-            self.twin.multi_node_mean_grad(model, zero_fill)
+            self.twin.multi_node_mean_grad(model, zero_fill, compression)
 
         return Exchange(run)
 
@@ -192,6 +192,36 @@ def test_an_error_of_the_exchange_is_raised_by_the_next_update(comm):
         optimizer.update(model, np.ones(2))
     with pytest.raises(Exception, match='multi_node_mean_grad'):
         optimizer.update(model, np.ones(2))
+
+
+def test_gradients_travel_compressed(comm, tmp_path):
+    """Thresholds are sent until the gradient is, and what was not sent yet is saved."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.zeros(2))
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(1), comm, double_buffering=True,
+        compression={'type': '2bit', 'threshold': 1}).setup(link)
+    weights = []
+    for _ in range(6):
+        link.cleargrads()
+        link.w.grad = np.array([1.5, 0.5])
+        optimizer.update()
+        weights.append((-link.w.array).tolist())
+    chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
+    assert weights == [[0, 0], [0, 0], [1, 0], [2, 1], [3, 1], [4, 2]]
+    residual, = optimizer.compression.residuals.values()
+    np.testing.assert_array_equal(residual, [2.5, 0.5])
+    optimizer.wait()
+
+
+@pytest.mark.parametrize('odd', ['all ranks', 'last rank'])
+def test_n_accumulations_are_refused(comm, odd):
+    n = 2 if odd == 'all ranks' or comm.rank == comm.size - 1 else 1
+    with pytest.raises(ValueError, match='double_buffering=True takes no n_accumulations'):
+        chainermn.create_multi_node_optimizer(
+            optimizers.SGD(), comm, double_buffering=True, n_accumulations=n)
+        comm.barrier()
 
 
 def test_swap_grad_exchanges_pairwise(comm):

@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from chainermn import nccl
 from chainermn.communicators import _batched_copy
+from chainermn.communicators.compression import Bf16
 
 # What the kernels need of CUDA, for one thread of a host that runs them one after the other.
 CUDA = r'''
@@ -92,8 +93,11 @@ class Gpu:
         self.cupy = types.ModuleType('cupy')
         self.cupy.__dict__.update(
             cuda=cuda, ndarray=Array, multiply=np.multiply, zeros_like=np.zeros_like,
-            may_share_memory=np.may_share_memory, isfinite=np.isfinite,
-            ascontiguousarray=lambda x: x if x.flags.c_contiguous else x.copy('C'),
+            may_share_memory=np.may_share_memory, isfinite=np.isfinite, copyto=np.copyto,
+            zeros=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
+            where=lambda *args: np.where(*args).view(Array),
+            pad=lambda *args: np.pad(*args).view(Array),
+            ascontiguousarray=lambda x, dtype=None: np.require(x, dtype, 'C').view(Array),
             empty=lambda shape, dtype: np.full(shape, 77, dtype).view(Array),
             asarray=lambda x: np.array(x).view(Array), asnumpy=self.asnumpy,
             get_array_module=lambda *xs: (
@@ -177,20 +181,36 @@ class NcclCommunicator:
 
     def allReduce(self, source, target, count, dtype, op, stream):  # noqa: N802
         self.did('allReduce', stream)
+        if dtype == 9:  # bfloat16, with zeros after it a float32
+            wide = at(source, count, 'u2').astype('u4') << 16
+            total = self.combined(wide.view('f4'), op)
+            at(target, count, 'u2')[...] = Bf16().compress(total)
+            return
         x = at(source, count, dtype)
-        at(target, count, dtype)[...] = self.summed(x).astype(x.dtype)
+        at(target, count, dtype)[...] = self.combined(x, op).astype(x.dtype)
+
+    def reduceScatter(self, source, target, count, dtype, op, stream):  # noqa: N802
+        self.did('reduceScatter', stream)
+        x = at(source, count * self.mpi_comm.size, dtype)
+        mine = self.combined(x, op).reshape(-1, count)[self.mpi_comm.rank]
+        at(target, count, dtype)[...] = mine.astype(x.dtype)
+
+    def allGather(self, source, target, count, dtype, stream):  # noqa: N802
+        self.did('allGather', stream)
+        self.mpi_comm.Allgather(at(source, count, dtype),
+                                at(target, count * self.mpi_comm.size, dtype))
 
     def reduce(self, source, target, count, dtype, op, root, stream):
         self.did('reduce', stream)
         x = at(source, count, dtype)
-        summed = self.summed(x)
+        combined = self.combined(x, op)
         if self.mpi_comm.rank == root:
-            at(target, count, dtype)[...] = summed.astype(x.dtype)
+            at(target, count, dtype)[...] = combined.astype(x.dtype)
 
-    def summed(self, x):
-        wide = x.astype(np.promote_types(x.dtype, 'f4'))
+    def combined(self, x, op):
+        wide = x.astype('f4') if x.dtype == 'f2' else np.array(x)
         result = np.empty_like(wide)
-        self.mpi_comm.Allreduce(wide, result)
+        self.mpi_comm.Allreduce(wide, result, op)
         return result
 
     def bcast(self, pointer, count, dtype, root, stream):
@@ -220,8 +240,10 @@ def gpu(monkeypatch, compile_kernels):
     for name, value in {'available': True, 'cupy': gpu.cupy}.items():
         monkeypatch.setattr(chainer.backends.cuda, name, value)
     for name, value in {
-        '_available': True, 'NCCL_SUM': 0, 'NCCL_UINT8': 'u1', 'NCCL_FLOAT16': 'f2',
-        'NCCL_FLOAT32': 'f4', 'NCCL_FLOAT64': 'f8', 'NcclError': type('E', (RuntimeError,), {}),
+        '_available': True, 'NCCL_SUM': MPI.SUM, 'NCCL_PROD': MPI.PROD, 'NCCL_MAX': MPI.MAX,
+        'NCCL_MIN': MPI.MIN, **{f'NCCL_{name.upper()}': name for name in (
+            'int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32',
+            'float64')}, 'NcclError': type('E', (RuntimeError,), {}),
         'NcclCommunicator': gpu.nccl_communicator, 'get_version': lambda: 22703,
         'get_unique_id': lambda: MPI.COMM_WORLD.rank,
     }.items():

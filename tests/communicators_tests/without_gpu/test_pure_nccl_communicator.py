@@ -6,6 +6,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
+from chainermn.communicators import compression
 
 SIZE = MPI.COMM_WORLD.size
 RANK = MPI.COMM_WORLD.rank
@@ -54,6 +55,28 @@ def test_both_ways_to_copy_give_the_same_bits(gpu, make_model):
         results.append([getattr(model, name).grad.tobytes() for name in 'abcde'])
         comm.finalize()
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize('kind, verb, tolerance', [
+    ('fp16', 'allReduce', 4e-3), ('bf16', 'allReduce', 3e-2), ('2bit', 'allGather', 1e-3)])
+def test_compressed(comm, gpu, make_model, kind, verb, tolerance):
+    compressor = compression.get(kind)
+    theirs = [compression.get(kind) for _ in range(SIZE)]
+    for step in range(3):
+        models = [make_model(10 * step + rank) for rank in range(SIZE)]
+        grads = [{name: np.array(getattr(model, name).grad, 'f8') for name in 'abcde'}
+                 for model in models]
+        gpu.log.clear()
+        comm.multi_node_mean_grad(models[RANK], compression=compressor)
+        assert f'{verb} on own' in gpu.log
+        for name in 'abcde':
+            grad = getattr(models[RANK], name).grad
+            sent = [each.decompress(each.compress(of[name].ravel(), name), grad.size, np.float64)
+                    for each, of in zip(theirs, grads, strict=True)]
+            np.testing.assert_allclose(np.ravel(grad), np.mean(sent, axis=0), tolerance, tolerance)
+        bits = MPI.COMM_WORLD.allgather(
+            [getattr(models[RANK], name).grad.tobytes() for name in 'abcde'])
+        assert bits == bits[:1] * SIZE
 
 
 def test_order_on_the_streams(gpu, make_model):

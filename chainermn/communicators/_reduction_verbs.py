@@ -1,0 +1,145 @@
+"""The verbs that combine arrays, after the agreement."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from chainermn.communicators import _bucket, _header, _wire
+from chainermn.communicators._array_verbs import ArrayVerbs, packed
+from chainermn.communicators._header import pack
+from chainermn.communicators._reductions import check_op, combined
+
+
+class ReductionVerbs(ArrayVerbs):
+    """The part of a communicator on MPI that combines arrays."""
+
+    def allreduce(self, x: Any, op: str = 'sum', out: Any = None) -> Any:
+        try:
+            array = _wire.checked(x)
+            check_op(op, array.dtype)
+            if out is not None:
+                _check_out(out, array)
+        except Exception as error:
+            self.refuse('allreduce', error)
+        alike = self._agreement.same(packed('allreduce', array, op=op))
+        if out is None:
+            return self._reduced(array, op, alike)
+        target = out.reshape(-1) if _is_plain(out) else None
+        source = array.reshape(-1)
+        if target is not None and np.may_share_memory(source, target):
+            source = target if _same_elements(source, target) else source.copy()
+        result = self._reduced(source, op, alike, target)
+        if target is None or not np.may_share_memory(result, target):
+            out[...] = result.reshape(out.shape)
+        return out
+
+    def allreduce_many(self, xs: Sequence[Any], op: str = 'sum') -> tuple[Any, ...]:
+        try:
+            if not isinstance(xs, (tuple, list)):
+                raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}')
+            arrays = [_wire.checked(x) for x in xs]
+            for array in arrays:
+                check_op(op, array.dtype)
+            check_op(op)
+        except Exception as error:
+            self.refuse('allreduce_many', error)
+        alike = self._agreed_arrays('allreduce_many', arrays, op)
+        groups: dict[Any, list[int]] = {}
+        for i, array in enumerate(arrays):
+            key = _wire.summed_in(array.dtype), _wire.on_device(array)
+            groups.setdefault(key, []).append(i)
+        results: list[Any] = [None] * len(arrays)
+        for (dtype, _), members in groups.items():
+            group = [arrays[i] for i in members]
+            reduced = self._reduced(_bucket.pack(group, dtype), op, alike)
+            start = 0
+            for i, array in zip(members, group, strict=True):
+                piece = reduced[start:start + array.size].reshape(array.shape)
+                with np.errstate(over='ignore'):
+                    results[i] = piece.astype(array.dtype, copy=False)
+                start += array.size
+        return tuple(results)
+
+    def reduce(self, x: Any, op: str = 'sum', root: int = 0) -> Any:
+        try:
+            root = _wire.checked_root(root, self.size)
+            array = _wire.checked(x)
+            check_op(op, array.dtype)
+        except Exception as error:
+            self.refuse('reduce', error)
+        alike = self._agreement.same(packed('reduce', array, root, op))
+        transport = self._transport(alike and _wire.on_device(array))
+        result = combined(array.reshape(-1), op, lambda flat: transport.reduce(flat, op, root))
+        return None if result is None else result.reshape(array.shape)
+
+    def reduce_scatter(self, xs: Any, op: str = 'sum') -> Any:
+        try:
+            arrays = self._checked_sequence(xs)
+            check_op(op, arrays[0].dtype)
+        except Exception as error:
+            self.refuse('reduce_scatter', error)
+        alike = self._agreed_arrays('reduce_scatter', arrays, op)
+        sizes = [array.size for array in arrays]
+        transport = self._transport(alike and _wire.on_device(arrays[0]))
+        result = combined(_bucket.pack(arrays), op, lambda flat: transport.reduce_scatter(
+            flat, sizes, op))
+        return result.reshape(arrays[self.rank].shape)
+
+    def multi_node_mean(self, x: Any) -> Any:
+        try:
+            array = _wire.checked(x)
+            if array.dtype.kind != 'f':
+                raise TypeError(f'the mean is of floating-point arrays, not {array.dtype}')
+        except Exception as error:
+            self.refuse('multi_node_mean', error)
+        alike = self._agreement.same(packed('multi_node_mean', array))
+        mean = self._reduced(array.astype(_wire.summed_in(array.dtype), copy=False), 'sum', alike)
+        mean *= mean.dtype.type(1 / self.size)
+        return mean.astype(array.dtype, copy=False)
+
+    def _agreed_arrays(self, verb: str, arrays: Sequence[Any], op: str) -> bool:
+        """Agrees on several arrays; says whether all ranks have them in the same places."""
+        described = _bucket.describe({f'xs[{i}]': array for i, array in enumerate(arrays)})
+        device = any(_wire.on_device(array) for array in arrays)
+        return self._agreement.same(
+            pack(verb, op=op, device=device, number=_header.digest(described)), described)
+
+    def _reduced(self, array: Any, op: str, alike: bool, out: Any = None) -> Any:
+        """The arrays of all ranks, combined, in the shape of this one.
+
+        Args:
+            array: Array.
+            op: The operation.
+            alike: Whether the arrays are on a device on all ranks or on none.
+            out: Flat host array where the result may be put; it may be ``array`` itself.
+        """
+        transport = self._transport(alike and _wire.on_device(array))
+
+        def combine(flat: Any) -> Any:
+            plain = out if out is not None and out.dtype == flat.dtype else None
+            return transport.allreduce(flat, op, plain)
+
+        return combined(array.reshape(-1), op, combine).reshape(array.shape)
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether MPI can write to an array as it is."""
+    return isinstance(x, np.ndarray) and x.flags.c_contiguous
+
+
+def _same_elements(x: Any, y: Any) -> bool:
+    return bool(x.ctypes.data == y.ctypes.data)
+
+
+def _check_out(out: Any, x: Any) -> None:
+    if not isinstance(out, np.ndarray) and not _wire.on_device(out):
+        raise TypeError(f'out has to be an array, not {type(out)}')
+    if (out.dtype, out.shape) != (x.dtype, x.shape):
+        raise ValueError(f'out has to be as the array, {x.dtype} {x.shape}, but is {out.dtype} '
+                         f'{out.shape}')
+    if _wire.on_device(out) != _wire.on_device(x):
+        raise ValueError('out and the array have to be both on the host or both on the device')
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError('out is read-only')

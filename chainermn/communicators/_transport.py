@@ -1,0 +1,73 @@
+"""What carries flat arrays between the ranks, once they have agreed on the call: here, MPI."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from chainermn.communicators import _wire
+from chainermn.communicators._pieces import Pieces
+
+_OPS = {'sum': MPI.SUM, 'prod': MPI.PROD, 'max': MPI.MAX, 'min': MPI.MIN}
+_BOOL_OPS = {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}
+
+
+class MpiTransport:
+    """The collectives of MPI.  Arrays on a device go through the host, or as they are.
+
+    Args:
+        mpi_comm: The ranks.  Nothing else may use its messages meanwhile.
+    """
+
+    def __init__(self, mpi_comm: Any) -> None:
+        self._mpi_comm = mpi_comm
+
+    def bcast(self, x: Any, shape: tuple[int, ...], dtype: np.dtype, device: bool, root: int
+              ) -> Any:
+        """The root's array, of that shape and dtype; on the root ``x``."""
+        if self._mpi_comm.rank == root:
+            self._mpi_comm.Bcast(_wire.raw(_wire.to_buffer(x)), root)
+            return x
+        buffer = _wire.new_buffer(shape, dtype, device)
+        self._mpi_comm.Bcast(_wire.raw(buffer), root)
+        return _wire.from_buffer(buffer, shape, device)
+
+    def allgather(self, x: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
+        """The arrays of all ranks, which have those shapes."""
+        received = Pieces(shapes, x.dtype, _wire.on_device(x))
+        self._mpi_comm.Allgatherv(_wire.raw(_wire.to_buffer(x)), received.spec)
+        return received.arrays()
+
+    def allreduce(self, x: Any, op: str, out: Any = None) -> Any:
+        """The flat arrays, combined, on every rank.
+
+        They are in ``out`` if that is a flat host array, which is ``x`` itself or apart from it.
+        """
+        y = _new(x.size, x) if out is None else out
+        source = _wire.to_buffer(x)
+        if out is not None and np.may_share_memory(source, out):
+            source = MPI.IN_PLACE
+        self._mpi_comm.Allreduce(source, y, _op(x, op))
+        return _wire.from_buffer(y, x.shape, _wire.on_device(x))
+
+    def reduce(self, x: Any, op: str, root: int) -> Any:
+        """The flat arrays, combined, on the root; ``None`` elsewhere."""
+        y = _new(x.size, x) if self._mpi_comm.rank == root else None
+        self._mpi_comm.Reduce(_wire.to_buffer(x), y, _op(x, op), root)
+        return None if y is None else _wire.from_buffer(y, x.shape, _wire.on_device(x))
+
+    def reduce_scatter(self, x: Any, sizes: Sequence[int], op: str) -> Any:
+        """This rank's piece of the flat arrays, combined; there is one of that size for each."""
+        y = _new(sizes[self._mpi_comm.rank], x)
+        self._mpi_comm.Reduce_scatter(_wire.to_buffer(x), y, sizes, _op(x, op))
+        return _wire.from_buffer(y, y.shape, _wire.on_device(x))
+
+
+def _new(size: int, x: Any) -> Any:
+    return _wire.new_buffer((size,), x.dtype, _wire.on_device(x))
+
+
+def _op(x: Any, op: str) -> MPI.Op:
+    return (_BOOL_OPS if x.dtype == np.bool_ else _OPS)[op]

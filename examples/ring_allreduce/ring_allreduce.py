@@ -1,0 +1,61 @@
+"""An all-reduce of one's own, around a ring of processes, from isend and irecv.
+
+    mpiexec -n 4 python ring_allreduce.py
+
+Each process sends to the one on its right and receives from the one on its left. The array is cut
+into one chunk per process; while a chunk goes around once it is added up, and while it goes around
+once more everybody gets the sum. So each process sends 2 (n - 1) / n times the array, whatever the
+number n of processes is (Patarasuk and Yuan, 2009).
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+import chainermn
+
+
+def ring_allreduce(comm, x):
+    """Returns the sum of the arrays of all processes, which is equal on all of them."""
+    total = x.copy()
+    chunks = np.array_split(total.reshape(-1), comm.size)  # they share the memory of the total
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for add in (True, False):
+        # What comes in here is one step ahead the second time: the sums are on the left by then.
+        first = comm.rank + (0 if add else 1)
+        for step in range(comm.size - 1):
+            received = comm.irecv(left)
+            comm.isend(chunks[(first - step) % comm.size], right).wait()
+            chunk = chunks[(first - step - 1) % comm.size]
+            chunk[...] = received.wait() + (chunk if add else 0)
+    return total
+
+
+def main():
+    """Compares with the all-reduce of the communicator; every process runs this."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--size', type=int, default=1_000_000, help='numbers in the array')
+    parser.add_argument('--repeat', type=int, default=5, help='how often to measure')
+    args = parser.parse_args()
+    comm = chainermn.create_communicator('flat')
+    x = np.random.RandomState(comm.rank).uniform(-1, 1, args.size).astype(np.float32)
+
+    def seconds_of(allreduce):
+        comm.barrier()
+        start = time.perf_counter()
+        allreduce(x)
+        return comm.allreduce_obj(time.perf_counter() - start, 'max')
+
+    difference = np.abs(ring_allreduce(comm, x) - comm.allreduce(x)).max(initial=0)
+    ours, theirs = zip(*((seconds_of(lambda x: ring_allreduce(comm, x)), seconds_of(comm.allreduce))
+                         for _ in range(args.repeat)), strict=True)
+    if comm.rank == 0:
+        print(f'{comm.size} processes, {args.size} numbers each')
+        print(f'largest difference from allreduce: {difference:.1e}')
+        print(f'time: {np.median(ours) / np.median(theirs):.1f} times that of allreduce')
+
+
+if __name__ == '__main__':
+    main()

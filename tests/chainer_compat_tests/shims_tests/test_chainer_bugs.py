@@ -1,0 +1,37 @@
+"""F.deconvolution_2d has all its gradients, whichever inputs need one."""
+
+import chainer.functions as F
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.mpi_skip
+
+
+def transposed_convolution(x, W, b, stride, pad, outsize, dilate, groups):  # noqa: N803
+    n, _, h, w = x.shape
+    _, each, kh, kw = W.shape
+    oh, ow = outsize or ((h - 1) * stride + (kh - 1) * dilate + 1 - 2 * pad,
+                         (w - 1) * stride + (kw - 1) * dilate + 1 - 2 * pad)
+    y = np.zeros((n, each * groups, oh + 2 * pad + stride, ow + 2 * pad + stride))
+    x, W = x.reshape(n, groups, -1, h, w), W.reshape(groups, -1, each, kh, kw)  # noqa: N806
+    for u, v in np.ndindex(kh, kw):
+        products = np.einsum('ngchw,gco->ngohw', x, W[..., u, v]).reshape(n, -1, h, w)
+        rows, columns = (slice(k * dilate, k * dilate + stride * (size - 1) + 1, stride)
+                         for k, size in [(u, h), (v, w)])
+        y[:, :, rows, columns] += products
+    return y[:, :, pad:pad + oh, pad:pad + ow] + b[:, None, None]
+
+
+@pytest.mark.parametrize('needed', [
+    (True, True, True), (False, True, True), (True, False, False), (False, True, False),
+    (False, False, True)])
+@pytest.mark.parametrize(('stride', 'pad', 'outsize', 'dilate', 'groups'), [
+    (1, 0, None, 1, 1), (2, 1, None, 1, 1), (2, 1, (6, 8), 1, 1), (2, 1, (5, 7), 1, 1),
+    (1, 1, None, 2, 1), (2, 0, None, 1, 2),
+])
+def test_deconvolution_2d(check, normal, needed, stride, pad, outsize, dilate, groups):
+    arguments = dict(stride=stride, pad=pad, outsize=outsize, dilate=dilate, groups=groups)
+    check(lambda *xs: F.deconvolution_2d(*xs, **arguments),
+          lambda *xs: transposed_convolution(*xs, **arguments),
+          normal(2, 2, 3, 4), normal(2, 3, 3, 3, seed=2), normal(3 * groups, seed=3),
+          needed=needed)

@@ -1,0 +1,128 @@
+"""Chainer's iterators give every example, in order, however their processes start."""
+
+import itertools
+import sys
+
+import chainer
+import numpy as np
+import pytest
+from chainer import iterators
+
+pytestmark = pytest.mark.mpi_skip
+
+# Compares, in a process of its own, what the iterator gives with what SerialIterator gives.
+MAIN = '''
+import multiprocessing, sys, time, warnings
+import chainer, numpy
+from chainer import iterators, serializers
+
+class Squares(chainer.dataset.DatasetMixin):
+    """Its examples are pairs of an array and a number."""
+
+    def __len__(self):
+        return 10
+
+    def get_example(self, i):
+        return numpy.full((2, 3), i * i, 'f'), i
+
+class Late(Squares):
+    def get_example(self, i):
+        time.sleep(.3)
+        return super().get_example(i)
+
+def numbers(batch):
+    for array, i in batch:
+        assert (array == i * i).all() and array.shape == (2, 3)
+    return [i for _, i in batch]
+
+def epochs(iterator):
+    return [(numbers(iterator.next()), iterator.epoch, iterator.is_new_epoch) for _ in range(6)]
+
+def main():
+    multiprocessing.set_start_method(sys.argv[1])
+    # Each is started from a thread, of which Python >= 3.12 warns, rightly, where it forks.
+    warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
+    data = Squares()
+    several = [{}, {'n_prefetch': 3, 'maxtasksperchild': 2}] * (sys.argv[1] == 'fork')
+    for options in [{'shared_mem': 10000}, *several]:
+        numpy.random.seed(0)
+        serial = epochs(iterators.SerialIterator(data, 4))
+        numpy.random.seed(0)
+        iterator = iterators.MultiprocessIterator(data, 4, n_processes=2, **options)
+        assert epochs(iterator) == serial
+        written = serializers.DictionarySerializer()
+        iterator.serialize(written)
+        following = numbers(iterator.next())
+        iterator.serialize(serializers.NpzDeserializer(written.target))
+        assert numbers(iterator.next()) == following
+        iterator.finalize()
+    late = iterators.MultiprocessIterator.TimeoutWarning
+    with warnings.catch_warnings(record=True) as recorded, iterators.MultiprocessIterator(
+            Late(), 1, repeat=False, n_processes=1, dataset_timeout=.1) as iterator:
+        warnings.simplefilter('always', late)
+        assert len(numbers(iterator.next())) == 1
+    assert late in {warning.category for warning in recorded}
+
+if __name__ == '__main__':
+    main()
+'''
+
+
+def test_start_methods(python, tmp_path, start_method):
+    tmp_path.joinpath('main.py').write_text(MAIN)
+    python('import subprocess, sys; '
+           f'subprocess.run([sys.executable, "-Werror", "main.py", {start_method!r}], check=True)')
+
+
+@pytest.fixture(params=['fork', 'forkserver', 'spawn'])
+def start_method(request):
+    if sys.platform == 'win32' and request.param != 'spawn':
+        pytest.skip('Windows knows spawn only')
+    return request.param
+
+
+def epochs(iterator):
+    return [(iterator.next(), iterator.epoch, iterator.is_new_epoch) for _ in range(9)]
+
+
+@pytest.mark.parametrize('options', [{}, {'shuffle': False}, {'n_threads': 3}])
+def test_multithread_iterator(options):
+    np.random.seed(0)
+    serial = epochs(iterators.SerialIterator(list(range(10)), 3, shuffle=options.get('shuffle')))
+    np.random.seed(0)
+    iterator = iterators.MultithreadIterator(list(range(10)), 3, **options)
+    assert epochs(iterator) == serial
+    iterator.finalize()
+
+
+@pytest.mark.parametrize('kind', [iterators.SerialIterator, iterators.MultithreadIterator])
+def test_every_example_once(kind):
+    iterator = kind(list(range(10)), 4, repeat=False)
+    batches = list(iterator)
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert sorted(itertools.chain(*batches)) == list(range(10))
+    iterator.reset()
+    assert sorted(itertools.chain(*iterator)) == list(range(10))
+    iterator.finalize()
+
+
+@pytest.mark.parametrize('kind', [iterators.SerialIterator, iterators.MultithreadIterator])
+def test_resumes_within_an_epoch(kind):
+    one = kind(list(range(10)), 3)
+    for _ in range(5):
+        one.next()
+    written = chainer.serializers.DictionarySerializer()
+    one.serialize(written)
+    other = kind(list(range(10)), 3)
+    other.serialize(chainer.serializers.NpzDeserializer(written.target))
+    assert (other.epoch, other.epoch_detail) == (one.epoch, one.epoch_detail)
+    assert other.next() == one.next()
+    for iterator in (one, other):
+        iterator.finalize()
+
+
+@pytest.mark.parametrize('sampler', [
+    iterators.ShuffleOrderSampler(np.random.RandomState(3)), lambda order, position: np.arange(10)])
+def test_order_samplers(sampler):
+    iterator = iterators.SerialIterator(list(range(10)), 5, order_sampler=sampler)
+    assert sorted(iterator.next() + iterator.next()) == list(range(10))

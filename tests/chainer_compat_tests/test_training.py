@@ -1,0 +1,194 @@
+"""The trainer's extensions do what they say, without a warning."""
+
+import io
+import json
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import training
+from chainer.training import extensions
+
+pytestmark = pytest.mark.mpi_skip
+
+EPOCHS = 3
+WRITERS = ['SimpleWriter', 'ThreadWriter', 'ThreadQueueWriter', 'ProcessWriter',
+           'ProcessQueueWriter']
+
+
+def pairs():
+    random = np.random.RandomState(0)
+    return chainer.datasets.TupleDataset(
+        random.uniform(-1, 1, (20, 4)).astype('f'), (np.arange(20) % 3).astype('i'))
+
+
+class Trained:
+    """A small network and its trainer: 4 iterations an epoch, loss and accuracy reported."""
+
+    def __init__(self, out, epochs=EPOCHS, optimizer=None):
+        np.random.seed(1)
+        self.model = L.Classifier(chainer.Sequential(L.Linear(4, 5), F.dropout, L.Linear(5, 3)))
+        self.optimizer = (optimizer or chainer.optimizers.Adam(alpha=.01)).setup(self.model)
+        self.iterator = chainer.iterators.SerialIterator(pairs(), 5)
+        updater = training.StandardUpdater(self.iterator, self.optimizer)
+        self.trainer = training.Trainer(updater, (epochs, 'epoch'), out=out)
+        self.losses = []  # one of each iteration
+        self.trainer.extend(
+            lambda trainer: self.losses.append(float(trainer.observation['main/loss'].array)),
+            trigger=(1, 'iteration'), priority=extensions.LogReport.priority + 1, name='losses')
+
+    def extend(self, *args, **options):
+        self.trainer.extend(*args, **options)
+        return self
+
+    def run(self):
+        self.trainer.run()
+        return self
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """``trained(epochs=3)`` makes a network and its trainer, which writes to ``tmp_path``."""
+    return lambda **options: Trained(str(tmp_path), **options)
+
+
+def is_png(path):
+    return path.read_bytes().startswith(b'\x89PNG') and path.stat().st_size > 1000
+
+
+def test_log_print_and_progress_bar(trained, tmp_path, capsys):
+    table = io.StringIO()
+    of = trained(optimizer=chainer.optimizers.SGD(.1)).extend(extensions.LogReport()).extend(
+        extensions.PrintReport(['epoch', 'main/loss'], out=table)).extend(
+        extensions.ProgressBar(update_interval=1)).extend(
+        extensions.observe_lr()).run()
+    log = json.loads(tmp_path.joinpath('log').read_text())
+    assert [(line['epoch'], line['iteration']) for line in log] == [(1, 4), (2, 8), (3, 12)]
+    means = np.reshape(of.losses, (EPOCHS, 4)).mean(1)
+    np.testing.assert_allclose([line['main/loss'] for line in log], means, 1e-6)
+    np.testing.assert_allclose([line['lr'] for line in log], .1)
+    printed = [line.split() for line in table.getvalue().replace('\033[J', '').splitlines()]
+    assert printed[0] == ['epoch', 'main/loss']
+    assert [(int(epoch), float(loss)) for epoch, loss in printed[1:]] == [
+        (i + 1, pytest.approx(mean, rel=1e-4)) for i, mean in enumerate(means)]
+    bar = capsys.readouterr().out
+    assert f'     total [{"#" * 50}] 100.00%' in bar
+    assert bar.count('this epoch [') == 12
+
+
+def test_plots(trained, tmp_path):
+    pytest.importorskip('matplotlib', reason='needs Matplotlib')
+    of = trained(epochs=2)
+    of.extend(extensions.PlotReport(['main/loss', 'main/accuracy'], 'epoch', filename='epoch.png'))
+    of.extend(extensions.PlotReport(
+        ['main/loss'], 'iteration', trigger=(4, 'iteration'), filename='iteration.png',
+        marker=None, grid=False, postprocess=lambda figure, axes, report: axes.set_yscale('log')))
+    of.extend(extensions.VariableStatisticsPlot(
+        of.model, max_sample_size=7, trigger=(4, 'iteration'), filename='statistics.png'))
+    of.run()
+    for name in ['epoch', 'iteration', 'statistics']:
+        assert is_png(tmp_path / f'{name}.png')
+
+
+def test_dump_graph(trained, tmp_path):
+    trained(epochs=1).extend(extensions.DumpGraph('main/loss')).run()
+    dot = tmp_path.joinpath('cg.dot').read_text()
+    assert dot.startswith('digraph')
+    assert 'LinearFunction' in dot and 'SoftmaxCrossEntropy' in dot
+
+
+@pytest.mark.parametrize(('extension', 'values'), [
+    (lambda: extensions.ExponentialShift('lr', .5), [.4 * .5 ** t for t in range(13)]),
+    (lambda: extensions.ExponentialShift('lr', 2, init=.1, target=1),
+     [min(.1 * 2 ** t, 1) for t in range(13)]),
+    (lambda: extensions.LinearShift('lr', (1, 0), (2, 7)),
+     [min(max(1 - (t - 2) / 5, 0), 1) for t in range(13)]),
+    (lambda: extensions.InverseShift('lr', .1, 2), [.4 * (1 + .1 * t) ** -2 for t in range(13)]),
+    (lambda: extensions.PolynomialShift('lr', 2, 20), [.4 * (1 - t / 20) ** 2 for t in range(13)]),
+    (lambda: extensions.StepShift('lr', .5, 4), [.4 * .5 ** (t // 4) for t in range(13)]),
+    (lambda: extensions.MultistepShift('lr', .1, [3, 6], .4),
+     [.4 * .1 ** ((t >= 3) + (t >= 6)) for t in range(13)]),
+    (lambda: extensions.WarmupShift('lr', .1, 5, .6),
+     [min(.1 + (.6 - .1) * t / 5, .6) for t in range(13)]),
+], ids=lambda x: '' if isinstance(x, list) else x().__class__.__name__)
+def test_shifts(trained, extension, values):
+    of = trained(optimizer=chainer.optimizers.SGD(lr=.4))
+    used = []
+    of.optimizer.add_hook(lambda optimizer: used.append(float(optimizer.lr)), 'used', 'pre')
+    of.extend(extension(), trigger=(1, 'iteration')).run()
+    np.testing.assert_allclose(used, values[:12], 1e-6)
+    assert of.optimizer.lr == pytest.approx(values[12])
+
+
+@pytest.mark.parametrize('writer', WRITERS)
+@pytest.mark.filterwarnings('ignore:.* multi-threaded, use of fork:DeprecationWarning')
+def test_resumed_training_goes_on_as_if_nothing_had_happened(trained, tmp_path, writer):
+    whole = trained().extend(extensions.LogReport()).run()
+
+    def half(epochs, random=None):
+        writing = getattr(extensions.snapshot_writers, writer)()
+        of = trained(epochs=epochs).extend(extensions.LogReport())
+        of.extend(extensions.snapshot(
+            writer=writing, filename='at_{.updater.iteration}', n_retains=1, autoload=True))
+        return of.extend(_Restore(random), name='restore')
+
+    first = half(2).run()
+    state = np.random.get_state()
+    assert tmp_path.joinpath('at_8').exists()
+    second = half(3, state).run()
+    assert first.losses + second.losses == whole.losses
+    for a, b in zip(second.model.params(), whole.model.params(), strict=True):
+        np.testing.assert_array_equal(a.array, b.array)
+    logs = [of.trainer.get_extension('LogReport').log for of in (second, whole)]
+    assert [line['main/loss'] for line in logs[0]] == [line['main/loss'] for line in logs[1]]
+
+
+class _Restore(training.Extension):
+    """Puts NumPy's random state back, which no snapshot holds."""
+
+    def __init__(self, random):
+        self.random = random
+
+    def initialize(self, trainer):
+        if self.random is not None:
+            np.random.set_state(self.random)
+
+    def __call__(self, trainer):
+        pass
+
+
+def test_evaluator_and_statistics(trained, tmp_path):
+    of = trained()
+    of.extend(extensions.Evaluator(
+        chainer.iterators.SerialIterator(pairs(), 7, repeat=False, shuffle=False), of.model,
+        progress_bar=False))
+    of.extend(extensions.ParameterStatistics(of.model.predictor[0], prefix='first'))
+    of.extend(lambda trainer: chainer.report({'right': trainer.updater.iteration, 'all': 10}),
+              trigger=(1, 'iteration'), priority=training.PRIORITY_WRITER, name='right')
+    of.extend(extensions.MicroAverage('right', 'all', 'micro'), trigger=(1, 'iteration'))
+    of.extend(extensions.FailOnNonNumber()).extend(extensions.unchain_variables())
+    of.extend(extensions.LogReport()).run()
+    last = json.loads(tmp_path.joinpath('log').read_text())[-1]
+    batches = [slice(0, 7), slice(7, 14), slice(14, 20)]
+    x, t = chainer.dataset.concat_examples(pairs())
+    with chainer.using_config('train', False):
+        losses = [float(of.model(x[batch], t[batch]).array) for batch in batches]
+    assert last['validation/main/loss'] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert last['micro'] == pytest.approx((9 + 10 + 11 + 12) / 40)
+    weights = of.model.predictor[0].W.array
+    assert last['first/0/W/data/max'] == pytest.approx(weights.max(), rel=.1)
+
+
+def test_a_non_number_fails(trained):
+    of = trained().extend(extensions.FailOnNonNumber())
+    of.model.predictor[0].W.array[0, 0] = np.nan
+    with pytest.raises(RuntimeError, match='diverge'), np.errstate(invalid='ignore'):
+        of.run()
+
+
+def test_value_observations(trained, tmp_path):
+    of = trained().extend(extensions.observe_value('answer', lambda trainer: 42))
+    of.extend(extensions.LogReport()).run()
+    assert json.loads(tmp_path.joinpath('log').read_text())[0]['answer'] == 42

@@ -1,0 +1,78 @@
+"""Compressed gradients on a GPU: the same wires as on the host, and the same means everywhere."""
+
+import chainer
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn.communicators import compression
+
+pytestmark = pytest.mark.gpu
+
+SIZE = MPI.COMM_WORLD.size
+RANK = MPI.COMM_WORLD.rank
+KINDS = ['fp16', 'bf16', {'type': '2bit', 'threshold': 0.5}]
+
+
+def gradient(rank, dtype='float32', size=70001):
+    return np.random.RandomState(rank).normal(size=size).astype(dtype)
+
+
+@pytest.mark.parametrize('kind', KINDS, ids=str)
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+@pytest.mark.parametrize('size', [0, 1, 16, 17, 70001])
+def test_wires_are_those_of_the_host(kind, dtype, size):
+    import cupy
+
+    on_host, on_device = compression.get(kind), compression.get(kind)
+    x = gradient(0, dtype, size)
+    x[5:8] = [np.nan, np.inf, -np.inf][:max(0, size - 5)]
+    for _ in range(3):
+        wire = on_device.compress(cupy.asarray(x), 'key')
+        expected = on_host.compress(x, 'key')
+        assert wire.dtype == expected.dtype
+        np.testing.assert_array_equal(wire.get(), expected)
+        np.testing.assert_array_equal(
+            on_device.decompress(wire, size, x.dtype).get(),
+            on_host.decompress(expected, size, x.dtype))
+
+
+@pytest.mark.parametrize('name', ['naive', 'flat', 'pure_nccl', 'non_cuda_aware'])
+@pytest.mark.parametrize('kind', KINDS, ids=str)
+def test_means(name, kind):
+    import cupy
+
+    comm = chainermn.create_communicator(name)
+    compressor = compression.get(kind)
+    theirs = [compression.get(kind) for _ in range(SIZE)]
+    for _ in range(3):
+        model = chainer.Link()
+        with model.init_scope():
+            model.w = chainer.Parameter(cupy.zeros(70001, 'f'))
+        model.w.grad = cupy.asarray(gradient(RANK))
+        comm.multi_node_mean_grad(model, compression=compressor)
+        parts = [each.decompress(each.compress(gradient(rank), 0), 70001, np.float32)
+                 for rank, each in enumerate(theirs)]
+        tolerance = {'fp16': 2e-3, 'bf16': 2e-2}.get(str(kind), 1e-6)
+        np.testing.assert_allclose(model.w.grad.get(), np.mean(parts, axis=0), tolerance, tolerance)
+        bits = MPI.COMM_WORLD.allgather(model.w.grad.tobytes())
+        assert bits == bits[:1] * SIZE
+    comm.finalize()
+
+
+def test_double_buffering_with_compression():
+    import cupy
+
+    comm = chainermn.create_communicator('pure_nccl')
+    model = chainer.links.Linear(6, 4)
+    model.to_device('@cupy:' + str(cupy.cuda.Device().id))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, double_buffering=True, compression='2bit').setup(model)
+    for step in range(6):
+        x = cupy.asarray(gradient(10 * step + RANK, size=30).reshape(5, 6))
+        optimizer.update(lambda x: chainer.functions.sum(model(x)), x)
+    optimizer.wait()
+    bits = MPI.COMM_WORLD.allgather(model.W.array.tobytes())
+    assert bits == bits[:1] * SIZE
+    comm.finalize()

@@ -1,0 +1,322 @@
+"""What a store takes and gives, and what it refuses, on every rank where all ranks take part."""
+
+import inspect
+import re
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn import kvstore
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+ROWS = kvstore.RowSparse([0], X[:1], (2, 3))
+
+
+DTYPES = ['bool', 'int8', 'uint64', 'int64', 'float16', 'float32', 'float64', 'complex64',
+          'complex128']
+
+
+@pytest.mark.parametrize('shape', [(), (0, 3), (5,), (3, 4)])
+def test_any_dtype_and_shape(kv, shape):
+    kv.init(DTYPES, [np.zeros(shape, dtype) for dtype in DTYPES])
+    for x in kv.pull(DTYPES):
+        np.testing.assert_array_equal(x, np.zeros(shape))
+    kv.barrier()
+    kv.push(DTYPES, [np.ones(shape, dtype) for dtype in DTYPES])
+    kv.barrier()
+    for dtype, x in zip(DTYPES, kv.pull(DTYPES), strict=True):
+        assert (x.dtype, x.shape) == (np.dtype(dtype), shape)
+        np.testing.assert_array_equal(
+            x, np.ones(shape, dtype) * (1 if dtype == 'bool' else pushes(kv)))
+
+
+def pushes(kv):
+    """How many ranks' pushes are summed."""
+    return kv.num_workers if kv.type in ('dist_sync', 'dist_device_sync') else 1
+
+
+def test_rank_0_gives_the_first_value(kv):
+    kv.init(['a', 'b'], [np.full(3, kv.rank + 1.), np.full((2, 2), kv.rank - 1.)])
+    a, b = kv.pull(['a', 'b'])
+    np.testing.assert_array_equal(a, np.ones(3))
+    np.testing.assert_array_equal(b, -np.ones((2, 2)))
+
+
+def test_keys(kv):
+    """An int and a str are different keys; any integer is an int."""
+    kv.init([3, '3', 2**40], [X, 2 * X, 3 * X])
+    np.testing.assert_array_equal(kv.pull(np.int64(3)), X)
+    np.testing.assert_array_equal(kv.pull('3'), 2 * X)
+    np.testing.assert_array_equal(kv.pull([2**40])[0], 3 * X)
+    assert kv.pull([]) == []
+    kv.push([], [])
+
+
+def test_what_is_pulled_is_the_callers_own(kv):
+    value = X.copy()
+    kv.init(0, value)
+    value[...] = -1
+    first = kv.pull(0)
+    np.testing.assert_array_equal(first, X)
+    first[...] = -1
+    np.testing.assert_array_equal(kv.pull(0), X)
+    kv.barrier()
+    pushed = X.copy()
+
+    def update(key, input, stored):
+        stored[...] = input
+        input[...] = -1
+
+    kv.set_updater(update)
+    kv.push(0, pushed)
+    np.testing.assert_array_equal(pushed, X)
+
+
+def test_out_may_have_any_layout(kv):
+    kv.init(0, X)
+    wide = np.zeros((2, 6), np.float32)
+    kv.pull(0, wide[:, ::2])
+    np.testing.assert_array_equal(wide[:, ::2], X)
+    assert not wide[:, 1::2].any()
+    fortran = np.zeros((2, 3), np.float32, 'F')
+    kv.pull(0, out=[fortran, fortran])
+    np.testing.assert_array_equal(fortran, X)
+    kv.barrier()
+    kv.push(0, np.asfortranarray(X))
+    kv.barrier()
+    n = pushes(kv)
+    np.testing.assert_array_equal(kv.pull(0), X * n)
+
+
+def test_priority_may_be_given(kv):
+    kv.init([0, 1], [X, X])
+    kv.push(0, X, priority=-1)
+    kv.push([0, 1], [X, X], priority=[0, -1])
+    assert kv.pull(0, priority=3).shape == (2, 3)
+
+
+def test_float16_of_several_devices_is_rounded_once(kv):
+    x = np.full(1, 2048, np.float16)
+    kv.init(0, x)
+    kv.set_updater(lambda key, input, stored: stored.__setitem__(..., input))
+    kv.push(0, [x] + [np.ones(1, np.float16)] * 2)  # 2048 + 1 is 2048 in float16
+    kv.barrier()
+    n = pushes(kv)
+    assert kv.pull(0)[0] == np.float16(2050 * n)
+
+
+def test_row_sparse_values_are_summed(kv):
+    shape = (4, 2)
+    kv.init('e', kvstore.RowSparse([], np.zeros((0, 2)), shape))
+    a = kvstore.RowSparse([3, 0], np.array([[1., 2], [3, 4]]), shape)
+    b = kvstore.RowSparse([0, 0], np.array([[5., 6], [7, 8]]), shape)
+    expected = np.array([[15., 18], [0, 0], [0, 0], [1, 2]])
+    n = pushes(kv)
+    for value in ([a, b], [a.todense(), b], a.todense() + b.todense()):
+        kv.push('e', value)
+        kv.barrier()
+        found = kv.row_sparse_pull('e', row_ids=np.arange(4))
+        np.testing.assert_array_equal(found.todense(), expected * n)
+        kv.barrier()
+    kv.init('dense', np.zeros(shape))
+    kv.push('dense', [a, b])
+    kv.barrier()
+    np.testing.assert_array_equal(kv.pull('dense'), expected * n)
+
+
+def test_row_ids(kv):
+    x = np.arange(12.).reshape(4, 3)
+    row_sparse = kvstore.RowSparse.from_dense(x)
+    kv.init(['a', 'b'], [row_sparse, row_sparse])
+
+    def only(ids):
+        return np.where(np.isin(np.arange(4), ids)[:, None], x, 0)
+
+    found = kv.row_sparse_pull('a', row_ids=[1, 1, 3])
+    assert found.row_ids.tolist() == [1, 3]
+    np.testing.assert_array_equal(found.todense(), only([1, 3]))
+
+    outs = [np.full((4, 3), 9.), kvstore.RowSparse([0], x[:1], (4, 3))]
+    kv.row_sparse_pull('a', out=outs, row_ids=np.array([2, 0]))
+    np.testing.assert_array_equal(outs[0], only([0, 2]))
+    np.testing.assert_array_equal(outs[1].todense(), only([0, 2]))
+    assert outs[1].rows is not outs[0]
+
+    kv.row_sparse_pull('a', out=outs, row_ids=[np.array([1]), np.array([3, 2])])
+    np.testing.assert_array_equal(outs[0], only([1]))
+    np.testing.assert_array_equal(outs[1].todense(), only([2, 3]))
+
+    a, b = np.ones((4, 3)), np.ones((4, 3))
+    kv.row_sparse_pull(['a', 'b'], out=[a, b], row_ids=[np.array([1]), np.array([0])])
+    np.testing.assert_array_equal(a, only([1]))
+    np.testing.assert_array_equal(b, only([0]))
+    a, b = kv.row_sparse_pull(['a', 'b'], row_ids=np.array([3]))
+    np.testing.assert_array_equal(a.todense(), only([3]))
+    np.testing.assert_array_equal(b.todense(), only([3]))
+    nothing = kv.row_sparse_pull('a', row_ids=np.array([], int))
+    np.testing.assert_array_equal(nothing.todense(), only([]))
+
+
+def test_ranks_may_ask_for_different_rows(kv):
+    x = np.arange(12.).reshape(4, 3)
+    kv.init('a', kvstore.RowSparse.from_dense(x))
+    for _ in range(3):
+        found = kv.row_sparse_pull('a', row_ids=np.array([kv.rank % 4, 3]))
+        np.testing.assert_array_equal(found.rows, x[sorted({kv.rank % 4, 3})])
+
+
+def test_pull_passes_over_row_sparse_keys(kv):
+    kv.init(['sparse', 'dense'], [ROWS, X])
+    out = [np.full((2, 3), 9, np.float32) for _ in range(2)]
+    with pytest.warns(UserWarning, match='use row_sparse_pull'):
+        kv.pull(['sparse', 'dense'], out=out)
+    np.testing.assert_array_equal(out[0], np.full((2, 3), 9))
+    np.testing.assert_array_equal(out[1], X)
+    with pytest.warns(UserWarning, match='use row_sparse_pull'):
+        assert kv.pull('sparse') is None
+
+
+# What is refused on all ranks when all call it, and what it says.
+REFUSED = {
+    'push before init': (lambda kv: kv.push('new', X), ValueError, "'new' was not initialized"),
+    'pull before init': (lambda kv: kv.pull('new', X.copy()), ValueError,
+                         "'new' was not initialized"),
+    'row_sparse_pull before init': (lambda kv: kv.row_sparse_pull('new', row_ids=[0]), ValueError,
+                                    "'new' was not initialized"),
+    'init twice': (lambda kv: kv.init('x', X), ValueError, "'x' was initialized before"),
+    'init twice in a list': (lambda kv: kv.init(['y', 'y'], [X, X]), ValueError,
+                             "'y' was initialized before"),
+    'several values in init': (lambda kv: kv.init('y', [X, X]), ValueError, 'one value for each'),
+    'shape': (lambda kv: kv.push('x', X.T), ValueError, r'has the shape \(2, 3\), not \(3, 2\)'),
+    'dtype': (lambda kv: kv.push('x', X.astype(int)), TypeError, 'dtype float32, not int64'),
+    'shape of out': (lambda kv: kv.pull('x', X.T.copy()), ValueError, 'has the shape'),
+    'dtype of out': (lambda kv: kv.pull('x', X.astype(int)), TypeError, 'has the dtype'),
+    'read-only out': (lambda kv: kv.pull('x', np.broadcast_to(X[0], (2, 3))), ValueError,
+                      'read-only'),
+    'second of a list': (lambda kv: kv.push('x', [X, X.T]), ValueError, 'has the shape'),
+    'no array': (lambda kv: kv.push('x', 3), TypeError, 'has to be a numpy or cupy array'),
+    'variable': (lambda kv: kv.push('x', chainer.Variable(X)), TypeError, 'pass its .array'),
+    'masked': (lambda kv: kv.init('y', np.ma.masked_array(X)), TypeError, 'has to be a numpy'),
+    'objects': (lambda kv: kv.init('y', X.astype(object)), TypeError, 'dtype object'),
+    'type of key': (lambda kv: kv.push(1.5, X), TypeError, 'an int or a str, not 1.5'),
+    'bool key': (lambda kv: kv.push(True, X), TypeError, 'an int or a str, not True'),
+    'too few values': (lambda kv: kv.push(['x', 'x'], [X]), ValueError, 'each of the 2 keys'),
+    'too few outs': (lambda kv: kv.pull(['x', 'x'], X.copy()), ValueError, 'each of the 2 keys'),
+    'no value': (lambda kv: kv.push('x', []), ValueError, 'empty list'),
+    'rows of a dense key': (lambda kv: kv.row_sparse_pull('x', row_ids=[0]), ValueError,
+                            'not initialized with a RowSparse'),
+    'no row_ids': (lambda kv: kv.row_sparse_pull('r'), TypeError, 'needs row_ids'),
+    'row_ids beyond': (lambda kv: kv.row_sparse_pull('r', row_ids=[0, 2]), ValueError,
+                       'from 0 to 1'),
+    'negative row_ids': (lambda kv: kv.row_sparse_pull('r', row_ids=np.array([-1])), ValueError,
+                         'from 0 to 1'),
+    'float row_ids': (lambda kv: kv.row_sparse_pull('r', row_ids=np.zeros(1)), TypeError,
+                      'array of integers'),
+    'row_ids for others': (lambda kv: kv.row_sparse_pull(
+        'r', out=[ROWS, ROWS], row_ids=[np.zeros(1, int)] * 3), ValueError, '3 row_ids'),
+    'updater': (lambda kv: kv.set_updater(3), TypeError, 'no function'),
+    'optimizer': (lambda kv: kv.set_optimizer('sgd'), TypeError, 'set_optimizer takes'),
+    'compression type': (lambda kv: kv.set_gradient_compression({'type': '1bit'}), ValueError,
+                         "'1bit'"),
+    'no compression type': (lambda kv: kv.set_gradient_compression({'threshold': 1}), ValueError,
+                            "type '2bit'"),
+    'no dict': (lambda kv: kv.set_gradient_compression('2bit'), TypeError, 'dict'),
+    'negative threshold': (lambda kv: kv.set_gradient_compression(
+        {'type': '2bit', 'threshold': -1}), ValueError, 'threshold'),
+    'threshold': (lambda kv: kv.set_gradient_compression({'type': '2bit', 'threshold': 'x'}),
+                  TypeError, 'threshold'),
+    'other parameter': (lambda kv: kv.set_gradient_compression({'type': '2bit', 'bits': 2}),
+                        ValueError, 'bits'),
+    'save without optimizer': (lambda kv: kv.save_optimizer_states('x'), RuntimeError,
+                               'set_optimizer first'),
+    'load without optimizer': (lambda kv: kv.load_optimizer_states('x'), RuntimeError,
+                               'set_optimizer first'),
+}
+
+#: What a rank of a dist_async store does without the others.
+ALONE = ('push', 'pull', 'row_sparse_pull')
+
+
+def test_refused_on_all_ranks(kv, same_error):
+    kv.init(['x', 'r'], [X, ROWS])
+    for name, (call, kind, text) in REFUSED.items():
+        check_error(name, same_error(call, kv), kind, text)
+        check_usable(kv)
+
+
+def check_error(name, error, kind, text):
+    assert isinstance(error, kind), (name, error)
+    assert re.search(text, str(error)), (name, error)
+
+
+def check_usable(kv):
+    for x in (0 * X, X):
+        kv.push('x', x)
+        kv.barrier()
+        np.testing.assert_array_equal(kv.pull('x'), x * pushes(kv))
+        kv.barrier()
+
+
+def test_refused_on_one_rank(comm, create, same_error):
+    """In a dist_sync store on all ranks, if one of them makes a mistake."""
+    kv = create('dist_sync')
+    kv.init(['x', 'r'], [X, ROWS])
+    good = {'row_sparse_pull': lambda: kv.row_sparse_pull('r', row_ids=[0]),
+            'pull': lambda: kv.pull('x'), 'push': lambda: kv.push('x', X),
+            'init': lambda: kv.init('y', X)}
+    for name, (call, kind, text) in REFUSED.items():
+        verb = next((verb for verb in good if f'kv.{verb}(' in source(call)), 'push')
+        bad = comm.size - 1
+        error = same_error(lambda: call(kv) if comm.rank == bad else good[verb]())  # noqa: B023
+        check_error(name, error, kind, text)
+        check_usable(kv)
+
+
+def test_refused_on_the_calling_rank_alone(comm, create):
+    """In a dist_async store, whose servers go on."""
+    kv = create('dist_async')
+    kv.init(['x', 'r'], [X, ROWS])
+    for name, (call, kind, text) in REFUSED.items():
+        if comm.rank == comm.size - 1 and any(f'kv.{verb}(' in source(call) for verb in ALONE):
+            try:
+                error = call(kv)
+            except Exception as caught:
+                error = caught
+            check_error(name, error, kind, text)
+        assert kv.pull('x').shape == X.shape
+    kv.barrier()
+    check_usable(kv)
+
+
+def source(function):
+    return inspect.getsource(function).split('kv:', 1)[1]
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_refused_on_the_calling_rank_alone(comm, create, name):
+    """In a dist_async store, whose servers go on."""
+    call, kind, text = REFUSED[name]
+    kv = create('dist_async')
+    kv.init(['x', 'r'], [X, ROWS])
+    if not any(f'kv.{verb}(' in source(call) for verb in ALONE):
+        return  # all ranks take part
+    if comm.rank == comm.size - 1:
+        with pytest.raises(kind, match=text):
+            call(kv)
+    for _ in range(3):
+        assert kv.pull('x').shape == X.shape
+    kv.barrier()
+    check_usable(kv)
+
+
+def test_with_statement(comm):
+    with kvstore.create('dist_async', comm) as kv:
+        kv.init(0, X)
+        kv.barrier()
+    with pytest.raises(ValueError, match='closed'):
+        kv.pull(0)
+    kv._service._thread.join()
+    with kvstore.create() as kv:
+        kv.init(0, X)
+    assert kv.type == 'local'

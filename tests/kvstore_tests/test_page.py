@@ -1,0 +1,227 @@
+"""Every program of MXNet's page on KVStore, with the numbers it prints.
+
+``local`` and its kind give the page's numbers anywhere.  So does ``dist_async``, in which one rank
+pushes here; with ``dist_sync`` every rank pushes, so that what is added is as many times as large.
+"""
+
+import numpy as np
+import pytest
+
+SHAPE = (2, 3)
+
+
+def ones():
+    return np.ones(SHAPE, np.float32)
+
+
+@pytest.fixture(params=[1_000_000, 1], ids=['whole', 'cut'])
+def bound(request):
+    return request.param
+
+
+@pytest.fixture(params=['local', 'device', 'nccl', 'dist_sync', 'dist_device_sync', 'dist_async'])
+def kv(request, create, bound):
+    return create(request.param, bigarray_bound=bound)
+
+
+@pytest.fixture
+def n(kv):
+    """How many ranks' pushes are summed."""
+    return kv.num_workers if kv.type in ('dist_sync', 'dist_device_sync') else 1
+
+
+@pytest.fixture
+def push(kv):
+    """Pushes, in ``dist_async`` from the last rank alone; everybody waits for it."""
+    def push(*args, **kwargs):
+        if kv.type != 'dist_async' or kv.rank == kv.num_workers - 1:
+            kv.push(*args, **kwargs)
+        kv.barrier()
+    return push
+
+
+@pytest.fixture
+def check(kv):
+    def check(x, value):
+        np.testing.assert_array_equal(x, np.full(SHAPE, value, np.float32))
+        kv.barrier()  # before the next push
+    return check
+
+
+def test_initialization(kv, check):
+    kv.init(3, ones() * 2)
+    a = np.zeros(SHAPE, np.float32)
+    kv.pull(3, out=a)
+    check(a, 2)
+
+
+def test_push_aggregation_and_updater(kv, push, check, n):
+    kv.init(3, ones() * 2)
+    a = np.zeros(SHAPE, np.float32)
+    push(3, ones() * 8)
+    kv.pull(3, out=a)
+    check(a, 8 * n)
+
+    b = [ones() for _ in range(4)]
+    push(3, b)
+    kv.pull(3, out=a)
+    check(a, 4 * n)
+
+    said = []
+
+    def update(key, input, stored):
+        said.append(f'update on key: {key}')
+        stored += input * 2
+
+    kv._set_updater(update)
+    kv.pull(3, out=a)
+    check(a, 4 * n)
+    push(3, ones())
+    servers = kv._comm.gather_obj(said) if kv.type.startswith('dist') else [said]
+    if kv.rank == 0:
+        parts = len(kv._layouts[3].parts)
+        assert [text for said in servers for text in said] == ['update on key: 3'] * parts
+    kv.pull(3, out=a)
+    check(a, 4 * n + 2 * n)
+
+
+def doubling(kv):
+    def update(key, input, stored):
+        stored += input * 2
+    kv._set_updater(update)
+
+
+def test_pull_into_several(kv, check):
+    kv.init(3, ones() * 6)
+    b = [np.zeros(SHAPE, np.float32) for _ in range(4)]
+    kv.pull(3, out=b)
+    check(b[1], 6)
+    for x in b:
+        check(x, 6)
+
+
+def test_list_key_value_pairs(kv, push, check, n):
+    doubling(kv)
+    keys = [5, 7, 9]
+    kv.init(keys, [ones()] * len(keys))
+    push(keys, [ones()] * len(keys))
+    b = [np.zeros(SHAPE, np.float32)] * len(keys)
+    kv.pull(keys, out=b)
+    check(b[1], 1 + 2 * n)
+
+    b = [[ones() for _ in range(4)]] * len(keys)
+    push(keys, b)
+    kv.pull(keys, out=b)
+    check(b[1][1], 1 + 2 * n + 8 * n)
+
+
+def test_reference_init(kv, check):
+    a = np.zeros(SHAPE, np.float32)
+    kv.init('3', ones() * 2)
+    kv.pull('3', out=a)
+    check(a, 2)
+    keys = ['5', '7', '9']
+    kv.init(keys, [ones()] * len(keys))
+    for key in keys:
+        kv.pull(key, out=a)
+        check(a, 1)
+
+
+def row_sparse(x):
+    """The page's tostype('row_sparse')."""
+    from chainermn.kvstore import RowSparse
+    return RowSparse.from_dense(x)
+
+
+def zeros_row_sparse():
+    return row_sparse(np.zeros(SHAPE, np.float32))
+
+
+def test_reference_init_row_sparse(kv, check):
+    kv.init('4', row_sparse(ones()))
+    b = zeros_row_sparse()
+    kv.row_sparse_pull('4', row_ids=np.array([0, 1]), out=b)
+    check(b.todense(), 1)
+
+
+def test_reference_push(kv, push, check, n):
+    a = np.zeros(SHAPE, np.float32)
+    kv.init([str(key) for key in range(3, 10)], [ones() * 2] * 7)
+    push('3', ones() * 8)
+    kv.pull('3', out=a)
+    check(a, 8 * n)
+
+    keys = ['4', '5', '6']
+    push(keys, [ones()] * len(keys))
+    b = [np.zeros(SHAPE, np.float32)] * len(keys)
+    kv.pull(keys, out=b)
+    check(b[1], n)
+
+    keys = ['7', '8', '9']
+    b = [[ones() for _ in range(4)]] * len(keys)
+    push(keys, b)
+    kv.pull(keys, out=b)
+    check(b[1][1], 4 * n)
+
+
+def test_reference_push_row_sparse(kv, push, check, n):
+    b = zeros_row_sparse()
+    kv.init('10', zeros_row_sparse())
+    push('10', row_sparse(ones()))
+    kv.row_sparse_pull('10', row_ids=np.array([0, 1]), out=b)
+    check(b.todense(), n)
+
+
+def test_reference_pull(kv, check):
+    a = np.zeros(SHAPE, np.float32)
+    kv.init([str(key) for key in range(3, 11)], [ones() * 2] * 8)
+    kv.pull('3', out=a)
+    check(a, 2)
+    b = [np.zeros(SHAPE, np.float32) for _ in range(4)]
+    kv.pull('3', out=b)
+    check(b[1], 2)
+    keys = ['5', '7', '9']
+    b = [np.zeros(SHAPE, np.float32)] * len(keys)
+    kv.pull(keys, out=b)
+    check(b[1], 2)
+    keys = ['6', '8', '10']
+    b = [[ones() for _ in range(4)]] * len(keys)
+    kv.pull(keys, out=b)
+    check(b[1][1], 2)
+
+
+@pytest.mark.parametrize('row_ids, rows', [
+    ([0, 2], [1, 0, 1]),
+    ([2, 2], [0, 0, 1]),
+    ([1, 0], [1, 1, 0]),
+])
+@pytest.mark.parametrize('kind', ['dense', 'row sparse'])
+def test_reference_row_sparse_pull(kv, row_ids, rows, kind):
+    shape = (3, 3)
+    kv.init('3', row_sparse(np.ones(shape, np.float32)))
+    a = np.full(shape, 7, np.float32)
+    if kind == 'row sparse':
+        a = row_sparse(a)
+    kv.row_sparse_pull('3', out=a, row_ids=np.array(row_ids, np.int64))
+    dense = a if kind == 'dense' else a.todense()
+    np.testing.assert_array_equal(dense, np.outer(rows, [1, 1, 1]))
+
+
+def test_reference_set_optimizer(kv, push):
+    import chainer
+
+    shape = (2, 2)
+    weight = np.zeros(shape, np.float32)
+    kv.init(3, weight)
+    kv.set_optimizer(chainer.optimizers.SGD(lr=0.01))  # MXNet's default; Chainer's too
+    grad = np.ones(shape, np.float32)
+    push(3, grad)
+    kv.pull(3, out=weight)
+    n = kv.num_workers if 'sync' in kv.type and kv.type != 'dist_async' else 1
+    assert weight.dtype == np.float32
+    np.testing.assert_allclose(weight, -0.01 * n, rtol=1e-6)
+
+
+def test_reference_properties(kv, comm):
+    is_dist = kv.type.startswith('dist')
+    assert (kv.rank, kv.num_workers) == ((comm.rank, comm.size) if is_dist else (0, 1))

@@ -1,0 +1,221 @@
+"""Several updates to a step: equal to one update with all of their batches."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import optimizers, training
+
+import chainermn
+
+N_IN, N_OUT, N_LOCAL = 4, 3, 5
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('flat')
+    yield comm
+    comm.finalize()
+
+
+class Net(chainer.Chain):
+    def __init__(self, seed, dtype=np.float64):
+        super().__init__()
+        normal = chainer.initializers.Normal(0.5, dtype, rng=np.random.RandomState(seed))
+        with chainer.using_config('dtype', dtype), self.init_scope():
+            self.first = chainer.links.Linear(N_IN, 5, initialW=normal)
+            self.last = chainer.links.Linear(5, N_OUT, initialW=normal)
+            self.late = chainer.links.Linear(5, N_OUT, initialW=normal)
+
+    def forward(self, x, t, late=False):
+        h = chainer.functions.tanh(self.first(x))
+        y = self.last(h) + (self.late(h) if late else 0)
+        return chainer.functions.mean_squared_error(y, t)
+
+
+def batch(seed, dtype=np.float64):
+    random = np.random.RandomState(seed)
+    return (random.normal(size=(N_LOCAL, N_IN)).astype(dtype),
+            random.normal(size=(N_LOCAL, N_OUT)).astype(dtype))
+
+
+def seed_of(rank, step, part):
+    return 1000 * step + 100 * part + rank
+
+
+def weights(model):
+    return {name: param.array.copy() for name, param in model.namedparams()}
+
+
+def make(comm, n, actual=None, dtype=np.float64):
+    model = Net(comm.rank, dtype)
+    optimizer = chainermn.create_multi_node_optimizer(
+        actual or optimizers.MomentumSGD(0.1), comm, n_accumulations=n).setup(model)
+    optimizer.update(model, *batch(0, dtype), late=True)  # only broadcasts
+    return optimizer, model
+
+
+@pytest.mark.parametrize('n', [1, 2, 3])
+@pytest.mark.parametrize('style', ['lossfun', 'bare', 'bare without cleargrads in between'])
+@pytest.mark.parametrize('scale', [None, 64.0])
+def test_equals_one_process_with_the_union_of_the_batches(comm, n, style, scale):
+    optimizer, model = make(comm, n)
+    if scale is not None:
+        optimizer.loss_scaling(scale=scale)
+    alone = Net(0)
+    alone.copyparams(model)
+    reference = optimizers.MomentumSGD(0.1).setup(alone)
+    for step in range(4):
+        batches = [batch(seed_of(rank, step, part))
+                   for rank in range(comm.size) for part in range(n)]
+        reference.update(alone, *(np.concatenate(arrays) for arrays in zip(*batches, strict=True)))
+        for part in range(n):
+            x, t = batch(seed_of(comm.rank, step, part))
+            if style == 'lossfun':
+                optimizer.update(model, x, t)
+            else:
+                if part == 0 or style == 'bare':
+                    model.cleargrads()
+                model(x, t).backward(loss_scale=scale)
+                optimizer.update()
+            assert optimizer.t == step + (part == n - 1)
+    for name, expected in weights(alone).items():
+        np.testing.assert_allclose(weights(model)[name], expected, rtol=1e-9, err_msg=name)
+
+
+def test_updates_that_do_not_step(comm):
+    """Weights and gradients stay, and nobody waits for another rank."""
+    calls = []
+    optimizer, model = make(comm, 3)
+    optimizer.add_hook(lambda optimizer: calls.append(optimizer.t), 'calls')
+    before = weights(model)
+    for update in range(1, 3):
+        optimizer.update(model, *batch(update))
+        np.testing.assert_equal(weights(model), before)
+        assert all(param.grad is None for param in model.params())
+        assert calls == []
+        if comm.size > 1:  # one rank is behind the others, which must not matter
+            if comm.rank == 0:
+                comm.send_obj(update, 1)
+            elif comm.rank == 1:
+                assert comm.recv_obj(0) == update
+    optimizer.update(model, *batch(3))
+    assert calls == [0]
+
+
+def test_a_parameter_that_some_updates_do_not_use(comm):
+    optimizer, model = make(comm, 2, optimizers.SGD(1.))
+    model.cleargrads()
+    model(*batch(1), late=True).backward()
+    expected = model.late.W.array - model.late.W.grad / 2 / comm.size
+    optimizer.update(model, *batch(1), late=comm.rank == 0)
+    optimizer.update(model, *batch(2))
+    np.testing.assert_allclose(model.late.W.array, expected)
+
+
+def test_shared_parameters_count_once(comm):
+    model = chainer.Chain()
+    with model.init_scope():
+        model.a = chainer.links.Linear(2, 2, initialW=1)
+        model.b = chainer.links.Linear(2, 2)
+    with model.b.init_scope():
+        model.b.W = model.a.W
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(0), comm, n_accumulations=2).setup(model)
+    optimizer.update()
+    for grad in (1, 3):
+        model.cleargrads()
+        model.a.W.grad = np.full((2, 2), grad, np.float32)
+        optimizer.update()
+    np.testing.assert_array_equal(model.a.W.grad, np.full((2, 2), 2))
+
+
+def test_float16_is_added_in_float32(comm):
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.zeros(3, np.float16))
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(0), comm, n_accumulations=3).setup(link)
+    optimizer.update()
+    for n in range(3):
+        link.w.grad = np.array([60000, 2048 if n == 0 else 1, 0.5], np.float16)
+        optimizer.update()
+    np.testing.assert_array_equal(link.w.grad, np.array([60000, 2050 / 3, 0.5], np.float16))
+
+
+def test_gradients_of_the_caller_are_not_written(comm):
+    optimizer, model = make(comm, 2, optimizers.SGD(0))
+    grads = [np.full((5, N_IN), n, np.float64) for n in range(2)]
+    model.cleargrads()
+    for grad in grads:
+        model.first.W.grad = grad
+        optimizer.update()
+    np.testing.assert_array_equal(grads, [np.full((5, N_IN), n) for n in range(2)])
+
+
+def test_an_update_that_broadcasts_drops_what_was_added_up(comm):
+    optimizer, model = make(comm, 2, optimizers.SGD(1.))
+    for again in (False, True):
+        optimizer.update(model, *batch(1))
+        if again:
+            model.late.add_param('new', (2,))
+            model.late.new.array[...] = 0
+        else:
+            optimizer.setup(model)
+        optimizer.update(model, *batch(2))
+        before = model.first.W.array.copy()
+        model.cleargrads()
+        model(*batch(3)).backward()
+        step = model.first.W.grad.copy()
+        for _ in range(2):
+            optimizer.update(model, *batch(3))
+        np.testing.assert_allclose(model.first.W.array, before - step)
+
+
+def test_dynamic_loss_scaling_skips_a_step_that_overflowed(comm):
+    optimizer, model = make(comm, 2)
+    optimizer.loss_scaling()
+    before = weights(model)
+    model.cleargrads()
+    model(*batch(0), late=True).backward()
+    if comm.rank == comm.size - 1:
+        model.first.W.grad[0, 0] = np.inf
+    optimizer.update()
+    model.cleargrads()
+    model(*batch(1), late=True).backward()
+    with pytest.warns(UserWarning, match='Non finite number'):
+        optimizer.update()
+    np.testing.assert_equal(weights(model), before)
+    assert not optimizer.is_safe_to_update()
+
+
+def test_in_a_trainer(comm, tmp_path):
+    optimizer, _ = make(comm, 2)
+    examples = list(zip(*batch(comm.rank), strict=True)) * 4
+    updater = training.updaters.StandardUpdater(
+        chainer.iterators.SerialIterator(examples, 5), optimizer)
+    training.Trainer(updater, (3, 'epoch'), out=str(tmp_path)).run()
+    assert updater.iteration == 12
+    assert optimizer.t == 6
+
+
+@pytest.mark.parametrize('n, kind', [(0, ValueError), (-1, ValueError), (1.5, TypeError),
+                                     ('2', TypeError), (True, TypeError), (None, TypeError)])
+def test_bad_numbers_are_refused_on_all_ranks(comm, n, kind):
+    model = Net(0)
+    model.cleargrads()
+    with pytest.raises(kind, match='n_accumulations has to be a positive integer') as caught:
+        chainermn.create_multi_node_optimizer(
+            optimizers.SGD(), comm,
+            n_accumulations=n if comm.rank == comm.size - 1 else 1).setup(model).update()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.parametrize('others', [1, 3])
+def test_numbers_have_to_be_equal_on_all_ranks(comm, others):
+    if comm.size == 1:
+        pytest.skip('one rank cannot disagree')
+    with pytest.raises(ValueError, match=r'n_accumulations|different verbs') as caught:
+        chainermn.create_multi_node_optimizer(
+            optimizers.SGD(), comm,
+            n_accumulations=others if comm.rank else 2).setup(Net(0)).update()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1

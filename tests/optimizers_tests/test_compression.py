@@ -1,0 +1,165 @@
+"""Optimizers whose gradients travel compressed: training, equal ranks, and what is saved."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import functions as F
+from chainer import links as L
+from chainer import optimizers
+from sklearn.datasets import load_digits
+
+import chainermn
+from chainermn.communicators import compression
+
+KINDS = ['fp16', 'bf16', '2bit', {'type': '2bit', 'threshold': 0.01}]
+
+
+@pytest.fixture(scope='module', params=['naive', 'flat'])
+def comm(request):
+    comm = chainermn.create_communicator(request.param)
+    yield comm
+    comm.finalize()
+
+
+def make(comm, kind, actual=None, model=None):
+    model = L.Linear(6, 4) if model is None else model
+    optimizer = chainermn.create_multi_node_optimizer(
+        actual or optimizers.SGD(0.1), comm, compression=kind).setup(model)
+    return optimizer, model
+
+
+def batch(seed):
+    random = np.random.RandomState(seed)
+    return random.normal(size=(5, 6)).astype('f'), random.normal(size=(5, 4)).astype('f')
+
+
+def train(comm, optimizer, steps):
+    for step in steps:
+        optimizer.update(lambda x, t: F.mean_squared_error(optimizer.target(x), t),
+                         *batch(100 * step + comm.rank))
+
+
+@pytest.mark.parametrize('kind', KINDS, ids=str)
+def test_ranks_keep_equal_weights(comm, kind):
+    optimizer, model = make(comm, kind)
+    train(comm, optimizer, range(6))
+    assert optimizer.t == 5
+    bits = comm.allgather_obj([param.array.tobytes() for param in model.params()])
+    assert all(theirs == bits[0] for theirs in bits)
+
+
+@pytest.mark.parametrize('kind', ['fp16', 'bf16'])
+def test_rounding_changes_little(comm, kind):
+    results = []
+    for each in (None, kind):
+        optimizer, model = make(comm, each, model=L.Linear(6, 4, initialW=np.ones((4, 6)) / 6))
+        train(comm, optimizer, range(6))
+        results.append(model.W.array)
+    assert not np.array_equal(*results)
+    np.testing.assert_allclose(*results, atol=1e-2)
+
+
+def test_digits_are_learned_with_two_bits(comm):
+    x, t = load_digits(return_X_y=True)
+    x, t = (x / 16).astype('f'), t.astype('i')
+    order = np.random.RandomState(0).permutation(len(x))
+    train, test = order[:1500], order[1500:]
+    random = np.random.RandomState(1)
+    normal = chainer.initializers.LeCunNormal(rng=random)
+    net = chainer.Sequential(L.Linear(64, 50, initialW=normal), F.relu,
+                             L.Linear(50, 10, initialW=normal))
+    model = L.Classifier(net)
+    optimizer, _ = make(comm, {'type': '2bit', 'threshold': 0.05},
+                        optimizers.MomentumSGD(0.03), model)
+    for _ in range(10):
+        for start in range(0, 1500, 60):
+            mine = train[start:start + 60][comm.rank::comm.size]
+            optimizer.update(model, x[mine], t[mine])
+    assert optimizer.t == 249
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        model(x[test], t[test])
+    assert model.accuracy.array > .95
+
+
+def test_what_was_not_sent_is_saved_for_each_rank(comm, tmp_path):
+    kind = {'type': '2bit', 'threshold': 0.3}
+    optimizer, model = make(comm, kind)
+    train(comm, optimizer, range(4))
+    chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
+    chainer.serializers.save_npz(tmp_path / 'model.npz', model)
+
+    resumed, twin = make(comm, kind)
+    train(comm, resumed, [7])
+    chainer.serializers.load_npz(tmp_path / 'optimizer.npz', resumed)
+    chainer.serializers.load_npz(tmp_path / 'model.npz', twin)
+    for each in (optimizer, resumed):
+        train(comm, each, range(4, 8))
+    assert resumed.t == optimizer.t
+    for name, param in model.namedparams():
+        np.testing.assert_array_equal(dict(twin.namedparams())[name].array, param.array)
+
+
+def test_what_another_rank_saved_is_not_taken_over(comm, tmp_path):
+    optimizer, _ = make(comm, '2bit')
+    train(comm, optimizer, range(4))
+    chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
+    folder = comm.bcast_obj(tmp_path)
+    before = list(optimizer.compression.residuals.values())
+    assert any(residual.any() for residual in before)
+    resumed, _ = make(comm, '2bit')
+    chainer.serializers.load_npz(folder / 'optimizer.npz', resumed)
+    comm.barrier()
+    if comm.rank:
+        assert not resumed.compression.residuals
+    else:
+        for theirs, residual in zip(resumed.compression.residuals.values(), before, strict=True):
+            np.testing.assert_array_equal(theirs, residual)
+
+
+@pytest.mark.parametrize('saved, loaded', [(None, '2bit'), ('2bit', None), ('fp16', '2bit'),
+                                           ('2bit', 'fp16')])
+def test_compression_may_change_between_runs(comm, tmp_path, saved, loaded):
+    optimizer, _ = make(comm, saved)
+    train(comm, optimizer, range(3))
+    chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
+    resumed, _ = make(comm, loaded)
+    chainer.serializers.load_npz(tmp_path / 'optimizer.npz', resumed)
+    assert resumed.t == 2
+    train(comm, resumed, range(3))
+
+
+def test_another_model_begins_anew(comm):
+    optimizer, _ = make(comm, '2bit')
+    train(comm, optimizer, range(3))
+    assert optimizer.compression.residuals
+    optimizer.setup(L.Linear(6, 4))
+    assert not optimizer.compression.residuals
+
+
+def test_each_optimizer_has_its_own(comm):
+    one, _ = make(comm, '2bit')
+    other, _ = make(comm, '2bit')
+    assert one.compression is not other.compression
+    own = compression.TwoBit(2)
+    assert make(comm, own)[0].compression is own
+
+
+@pytest.mark.parametrize('bad, kind, message', [
+    ('4bit', ValueError, 'there is no compression of type'),
+    ({'type': '2bit', 'threshold': -1}, ValueError, 'threshold has to be a positive number'),
+    (7, TypeError, 'compression has to be'),
+])
+def test_what_is_no_compression_is_refused_on_all_ranks(comm, bad, kind, message):
+    model = L.Linear(2, 2)
+    with pytest.raises(kind, match=message) as caught:
+        make(comm, bad if comm.rank == comm.size - 1 else None, model=model)[0].update()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_compressions_that_differ_are_noticed(comm):
+    if comm.size == 1:
+        pytest.skip('one rank cannot disagree')
+    optimizer, _ = make(comm, {'type': '2bit', 'threshold': 1 + comm.rank})
+    with pytest.raises(ValueError, match=r'compression: 2bit threshold=1\.0 on rank 0; ') as caught:
+        train(comm, optimizer, range(2))
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1

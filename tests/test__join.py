@@ -1,0 +1,505 @@
+"""Uneven inputs: the mean of whoever is active, equal models, and one error on all ranks."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import links as L
+from chainer import optimizers, training
+
+import chainermn
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
+class Recorder:
+    """A hook that keeps the gradients that the steps use."""
+
+    name = 'recorder'
+    timing = 'pre'
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, optimizer):
+        self.seen.append({name: param.grad.copy() for name, param in
+                          optimizer.target.namedparams(include_uninit=False)})
+
+
+class Slope(chainer.Link):
+    """Loss w * x, whose gradient is x."""
+
+    def __init__(self, dtype=np.float64):
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(np.zeros(3, dtype))
+        self.add_persistent('calls', 0)
+
+    def forward(self, x):
+        self.calls += 1
+        return chainer.functions.sum(self.w * np.full(3, x, self.w.dtype))
+
+
+def make(comm, model=None, actual=None, **kwargs):
+    model = Slope() if model is None else model
+    actual = optimizers.MomentumSGD(0.1) if actual is None else actual
+    optimizer = chainermn.create_multi_node_optimizer(actual, comm, **kwargs).setup(model)
+    optimizer.add_hook(Recorder(), 'recorder')
+    return optimizer, model
+
+
+def seen(optimizer, name='/w'):
+    return [grads[name].flat[0] for grads in
+            optimizer.actual_optimizer._hookable._pre_update_hooks['recorder'].seen]
+
+
+def value(rank, n):
+    """The gradient of a rank's n-th batch."""
+    return (rank + 1) * 100.0 + n
+
+
+def gradients(counts, divide):
+    """What each step uses.  The first batches are those of the update that broadcasts."""
+    return [sum(value(rank, n) for rank, count in enumerate(counts) if n < count)
+            / (len(counts) if divide else sum(n < count for count in counts))
+            for n in range(1, max(counts, default=0))]
+
+
+def state(optimizer):
+    """All that has to be equal on the ranks."""
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer['model'].save(optimizer.target)
+    serializer['optimizer'].save(optimizer.actual_optimizer)
+    return {key: x.tobytes() if x.dtype != object else None
+            for key, x in serializer.target.items()}
+
+
+def check_equal_on_all_ranks(comm, optimizer):
+    states = comm.allgather_obj(state(optimizer))
+    assert all(theirs == states[0] for theirs in states)
+
+
+def train(comm, count, optimizer, **kwargs):
+    with chainermn.join(optimizer, **kwargs):
+        for n in range(count):
+            optimizer.update(optimizer.target, value(comm.rank, n))
+
+
+@pytest.mark.parametrize('divide', [True, False])
+@pytest.mark.parametrize('name', ['naive', 'flat'])
+def test_gradients_with_any_counts(comm, name, divide):
+    random = np.random.RandomState(0)
+    other = comm.split(0, comm.rank) if name == 'naive' else chainermn.create_communicator(name)
+    for draw in range(25):
+        counts = random.randint(0, 6, comm.size) * (random.uniform(size=comm.size) < .8)
+        optimizer, model = make(other, Slope('float32' if draw % 2 else 'float64'))
+        train(other, counts[comm.rank], optimizer, divide_by_initial_world_size=divide)
+        expected = gradients(counts, divide)
+        np.testing.assert_allclose(seen(optimizer), expected, rtol=1e-6)
+        assert optimizer.t == len(expected)
+        check_equal_on_all_ranks(other, optimizer)
+        if max(counts):
+            last = max(rank for rank in range(comm.size) if counts[rank] == max(counts))
+            assert model.calls == counts[last]
+    other.finalize()
+
+
+def test_the_model_is_that_of_the_gradients(comm):
+    counts = [3 + 2 * rank for rank in range(comm.size)]
+    optimizer, model = make(comm)
+    train(comm, counts[comm.rank], optimizer)
+    w = v = 0
+    for gradient in gradients(counts, True):
+        v = 0.9 * v - 0.1 * gradient
+        w += v
+    np.testing.assert_allclose(model.w.array, np.full(3, w))
+
+
+def test_the_example_of_distributed_data_parallel(comm):
+    """Rank r has 10 + r inputs, in each of 5 epochs; one join around all of them."""
+    model = L.Linear(1, 1, nobias=True)
+    optimizer, _ = make(comm, model, optimizers.SGD(0.01))
+    inputs = [np.ones((1, 1), np.float32)] * (10 + comm.rank)
+    with chainermn.join(optimizer):
+        for _ in range(5):
+            for x in inputs:
+                optimizer.update(lambda x: chainer.functions.sum(model(x)), x)
+    n_steps = 5 * (10 + comm.size - 1) - 1  # the first update broadcasts
+    assert optimizer.t == n_steps
+    active = [sum(n < 5 * (10 + rank) for rank in range(comm.size))
+              for n in range(1, n_steps + 1)]
+    np.testing.assert_allclose(seen(optimizer, '/W'), np.array(active) / comm.size, rtol=1e-6)
+    check_equal_on_all_ranks(comm, optimizer)
+
+
+def test_one_join_per_epoch_and_updates_in_between(comm):
+    optimizer, _ = make(comm)
+    expected = []
+    for epoch in range(4):
+        counts = [(rank + epoch) % comm.size + 2 for rank in range(comm.size)]
+        train(comm, counts[comm.rank], optimizer)
+        new = gradients(counts, True)
+        if epoch:  # nothing to broadcast any more
+            new.insert(0, np.mean([value(rank, 0) for rank in range(comm.size)]))
+        expected += new
+    optimizer.update(optimizer.target, 1.)
+    np.testing.assert_allclose(seen(optimizer), [*expected, 1])
+    check_equal_on_all_ranks(comm, optimizer)
+
+
+@pytest.mark.parametrize('zero_fill', [True, False])
+@pytest.mark.parametrize('empty', ['first', 'last', 'all but one'])
+def test_a_rank_without_batches_learns_the_shapes(comm, empty, zero_fill):
+    class Net(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.norm = L.BatchNormalization(axis=0)
+                self.lazy = L.Linear(None, 2, nobias=True)
+                self.never = L.Linear(None, 2)
+                self.late = L.Linear(None, 2, nobias=True)
+
+        def forward(self, n):
+            y = self.lazy(self.norm(np.arange(12, dtype='f').reshape(4, 3)))
+            return chainer.functions.sum(self.late(y) if n > 2 else y)
+
+    n = comm.size - 1
+    count = {'first': 6 if comm.rank or not n else 0, 'last': 0 if n and comm.rank == n else 6,
+             'all but one': 6 if comm.rank == n // 2 else 0}[empty]
+    optimizer, model = make(comm, Net(), zero_fill=zero_fill)
+    model.cleargrads()
+    with chainermn.join(optimizer):
+        for n in range(count):
+            optimizer.update(model, n)
+    assert model.lazy.W.shape == (2, 3)
+    assert model.late.W.shape == (2, 2)
+    assert model.never.W.array is None
+    assert model.norm.avg_mean.any()
+    assert optimizer.t == 4
+    check_equal_on_all_ranks(comm, optimizer)
+
+
+def test_no_rank_has_any(comm):
+    optimizer, model = make(comm)
+    before = model.w.array.copy()
+    with chainermn.join(optimizer):
+        pass
+    assert optimizer.t == 0
+    np.testing.assert_array_equal(model.w.array, before)
+
+
+@pytest.mark.parametrize('divide', [True, False])
+def test_what_is_left_of_an_accumulation_is_exchanged(comm, divide):
+    """With two updates to a step, the first rank has five, the others six and more."""
+    counts = [6 + rank for rank in range(comm.size)]  # one of them broadcasts
+    optimizer, _ = make(comm, n_accumulations=2)
+    train(comm, counts[comm.rank], optimizer, divide_by_initial_world_size=divide)
+    expected = []
+    for start in range(1, max(counts), 2):
+        parts = [[value(rank, n) for n in range(start, min(start + 2, count))]
+                 for rank, count in enumerate(counts)]
+        parts = [part for part in parts if part]
+        expected.append(sum(sum(part) for part in parts) / 2 / comm.size if divide else
+                        np.mean([np.mean(part) for part in parts]))
+    np.testing.assert_allclose(seen(optimizer), expected)
+    check_equal_on_all_ranks(comm, optimizer)
+
+
+@pytest.mark.parametrize('compression', ['fp16', {'type': '2bit', 'threshold': 1000.}])
+def test_with_compression(comm, compression):
+    counts = [2 + 3 * rank for rank in range(comm.size)]
+    optimizer, _ = make(comm, compression=compression)
+    train(comm, counts[comm.rank], optimizer)
+    check_equal_on_all_ranks(comm, optimizer)
+    if compression == 'fp16':
+        np.testing.assert_allclose(seen(optimizer), gradients(counts, True), rtol=2e-3)
+        return
+    # What was not sent of the batches is sent while the rank shadows, or kept.
+    kept = comm.allreduce(sum(optimizer.compression.residuals.values(), np.zeros(3)))[0]
+    np.testing.assert_allclose(sum(seen(optimizer)) * comm.size + kept,
+                               sum(gradients(counts, True)) * comm.size)
+
+
+def test_loss_scaling(comm):
+    counts = [2 + 2 * rank for rank in range(comm.size)]
+    steps = []
+    for scale in (None, 64.0):
+        optimizer, model = make(comm)
+        if scale is not None:
+            optimizer.loss_scaling(scale=scale)
+        train(comm, counts[comm.rank], optimizer)
+        steps.append(model.w.array)
+        check_equal_on_all_ranks(comm, optimizer)
+    np.testing.assert_allclose(*steps)
+
+
+def test_float16_mean_over_active_ranks_does_not_overflow_on_the_way(comm):
+    optimizer, _ = make(comm, Slope('float16'), optimizers.SGD(0))
+    with chainermn.join(optimizer, divide_by_initial_world_size=False):
+        for _ in range(3 + comm.rank):
+            optimizer.update(optimizer.target, 60000.)
+    np.testing.assert_array_equal(seen(optimizer), np.full(1 + comm.size, 60000, np.float16))
+
+
+def test_hyperparameters_end_alike(comm):
+    """An extension that changes them runs on active ranks only."""
+    optimizer, _ = make(comm)
+    with chainermn.join(optimizer):
+        for n in range(2 + comm.rank):
+            optimizer.update(optimizer.target, 1.)
+            optimizer.lr = 1 / (n + 1)
+    assert optimizer.lr == 1 / (comm.size + 1)
+
+
+def test_in_a_trainer(comm, tmp_path):
+    model = L.Classifier(L.Linear(None, 2))
+    optimizer, _ = make(comm, model)
+    random = np.random.RandomState(comm.rank)
+    examples = [(random.normal(size=3).astype('f'), np.int32(n % 2))
+                for n in range(8 + 4 * comm.rank)]
+    iterator = chainer.iterators.SerialIterator(examples, 4)
+    updater = training.updaters.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(updater, (2, 'epoch'), out=str(tmp_path))
+    trainer.extend(training.extensions.LogReport(trigger=(1, 'iteration')))
+    with chainermn.join(optimizer):
+        trainer.run()
+    assert updater.iteration == 4 + 2 * comm.rank
+    assert optimizer.t == 4 + 2 * (comm.size - 1) - 1
+    check_equal_on_all_ranks(comm, optimizer)
+
+
+def check_raised_on_all_ranks(comm, call, kind, *texts):
+    """All ranks get the same error, and the communicator and the optimizer go on."""
+    with pytest.raises(kind) as caught:
+        call()
+    for text in texts:
+        assert text in str(caught.value)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def check_usable(comm, optimizer):
+    assert optimizer.joined is None
+    train(comm, 2 + comm.rank, optimizer)
+
+
+def test_early_termination(comm):
+    optimizer, model = make(comm)
+    if comm.size == 1:
+        train(comm, 3, optimizer, throw_on_early_termination=True)
+        return
+    counts = [4, 3, 5, 3][:comm.size]
+    check_raised_on_all_ranks(
+        comm, lambda: train(comm, counts[comm.rank], optimizer, throw_on_early_termination=True),
+        RuntimeError, f'rank {"1, 3" if comm.size > 3 else 1} of {comm.size} ran out of inputs')
+    assert optimizer.t == 2
+    assert len({w.tobytes() for w in comm.allgather_obj(model.w.array)}) == 1
+    check_usable(comm, optimizer)
+
+
+def test_no_early_termination_with_equal_counts(comm):
+    optimizer, _ = make(comm)
+    train(comm, 4, optimizer, throw_on_early_termination=True)
+    assert optimizer.t == 3
+
+
+class Normalized(chainer.Chain):
+    """Makes collective calls in its forward."""
+
+    def __init__(self, comm):
+        super().__init__()
+        with self.init_scope():
+            self.norm = chainermn.links.MultiNodeBatchNormalization(3, comm)
+
+    def forward(self, x):
+        return chainer.functions.sum(self.norm(np.full((2, 3), x, np.float32)))
+
+
+@pytest.mark.parametrize('throw', [False, True])
+def test_a_collective_that_cannot_be_shadowed(comm, throw):
+    optimizer, model = make(comm, Normalized(comm))
+
+    def call():
+        with chainermn.join(optimizer, throw_on_early_termination=throw):
+            for n in range(4 if comm.rank else 3):
+                optimizer.update(model, n)
+
+    if comm.size == 1:
+        call()
+    elif throw:
+        check_raised_on_all_ranks(comm, call, RuntimeError, f'rank 0 of {comm.size} ran out')
+    else:
+        check_raised_on_all_ranks(comm, call, ValueError, 'different verbs', 'rank 0: join',
+                                  'MultiNodeBatchNormalization', 'throw_on_early_termination=True')
+    optimizer.update(model, 1)
+
+
+def test_a_collective_between_updates(comm):
+    """All is well until a rank has run out."""
+    optimizer, model = make(comm)
+
+    def call(count):
+        with chainermn.join(optimizer):
+            for n in range(count):
+                optimizer.update(model, 1.)
+                comm.allreduce_obj(n)
+
+    call(3)
+    if comm.size > 1:
+        check_raised_on_all_ranks(comm, lambda: call(2 + comm.rank), ValueError, 'rank 0: join',
+                                  'allreduce_obj', 'ObservationAggregator')
+    check_usable(comm, optimizer)
+
+
+class MyError(Exception):
+    pass
+
+
+@pytest.mark.parametrize('when', ['before', 'between', 'while others shadow', 'in lossfun'])
+def test_an_error_on_one_rank_is_raised_on_all(comm, when):
+    optimizer, model = make(comm)
+    odd = comm.size - 1
+
+    def lossfun(n):
+        if when == 'in lossfun' and comm.rank == odd and n == 2:
+            raise MyError('no luck')
+        return model(1.)
+
+    def call():
+        with chainermn.join(optimizer):
+            if when == 'before' and comm.rank == odd:
+                raise MyError('no luck')
+            for n in range(9 if comm.rank == odd else 1 if when == 'while others shadow' else 7):
+                if when != 'in lossfun' and comm.rank == odd and n == 4:
+                    raise MyError('no luck')
+                optimizer.update(lossfun, n)
+
+    with pytest.raises(Exception, match='no luck') as caught:
+        call()
+    assert (type(caught.value) is MyError) == (comm.rank == odd)
+    if comm.rank != odd:
+        assert f'join refused on rank {odd}' in str(caught.value)
+    check_usable(comm, optimizer)
+
+
+def test_an_error_of_all_ranks_at_once(comm):
+    optimizer, model = make(comm)
+
+    def call():
+        with chainermn.join(optimizer):
+            optimizer.update(model, 1.)
+            raise MyError('no luck')
+
+    check_raised_on_all_ranks(comm, call, MyError, 'no luck')
+    check_usable(comm, optimizer)
+
+
+def test_an_error_while_shadowing(comm):
+    optimizer, _ = make(comm)
+
+    def hook(optimizer):
+        if comm.rank == 0 and optimizer.t == 3:
+            raise ArithmeticError('hooks fail too')
+
+    optimizer.add_hook(hook, 'hook')
+
+    with pytest.raises(ArithmeticError, match='hooks fail too'):
+        train(comm, 9 if comm.rank or comm.size == 1 else 2, optimizer)
+    optimizer.remove_hook('hook')
+    check_usable(comm, optimizer)
+
+
+def test_what_is_not_finite_in_debug_mode(comm):
+    optimizer, model = make(comm)
+    with chainer.using_config('debug', True), pytest.raises(ValueError, match='not finite'), \
+            chainermn.join(optimizer):
+        for n in range(2 + 2 * comm.rank):
+            model.cleargrads()
+            model(1.).backward()
+            model.w.grad[...] = 1 if n < 2 * comm.size - 1 else np.inf
+            optimizer.update()
+    check_usable(comm, optimizer)
+
+
+def test_nested(comm):
+    optimizer, _ = make(comm)
+    other, _ = make(comm)
+
+    def call(inner):
+        with chainermn.join(optimizer), chainermn.join(inner):
+            pass
+
+    for inner in (optimizer, other):
+        check_raised_on_all_ranks(comm, lambda inner=inner: call(inner), RuntimeError,
+                                  'in a join already')
+    check_usable(comm, optimizer)
+
+
+def test_double_buffering_is_refused(comm):
+    class Overlapping(type(comm)):
+        can_overlap = True
+
+    overlapping = Overlapping(comm.mpi_comm)
+    optimizer, _ = make(overlapping, double_buffering=True)
+    check_raised_on_all_ranks(comm, lambda: train(comm, 1, optimizer), ValueError,
+                              'double_buffering=False')
+    overlapping.finalize()
+
+
+@pytest.mark.parametrize('what', [lambda: optimizers.SGD(), lambda: None, Slope])
+@pytest.mark.parametrize('enable', [True, False])
+def test_what_is_no_multi_node_optimizer(what, enable):
+    with pytest.raises(TypeError, match='join needs a multi-node optimizer'):
+        chainermn.join(what(), enable=enable)
+
+
+@pytest.mark.parametrize('option', ['divide_by_initial_world_size', 'throw_on_early_termination'])
+def test_options_differ(comm, option):
+    optimizer, _ = make(comm)
+    if comm.size > 1:
+        check_raised_on_all_ranks(
+            comm, lambda: train(comm, 1, optimizer, **{option: comm.rank == 0}), ValueError,
+            'arguments differ', f'rank {comm.size - 1}: ', option)
+    check_usable(comm, optimizer)
+
+
+def test_a_rank_that_does_not_enter(comm):
+    optimizer, _ = make(comm)
+    if comm.size > 1:
+        check_raised_on_all_ranks(
+            comm, lambda: train(comm, 3, optimizer, enable=comm.rank != 0), ValueError,
+            'different verbs', 'rank 0: bcast_data', 'chainermn.join')
+    check_usable(comm, optimizer)
+
+
+def test_disabled_it_does_nothing(comm):
+    optimizer, model = make(comm)
+    with chainermn.join(optimizer, enable=False):
+        assert optimizer.joined is None
+        if comm.rank:
+            comm.send_obj(1, 0)
+        else:
+            assert [comm.recv_obj(rank) for rank in range(1, comm.size)] == [1] * (comm.size - 1)
+        for _ in range(3):
+            optimizer.update(model, 1.)
+    assert optimizer.t == 2
+
+
+def test_another_optimizer_inside(comm):
+    """It goes on as ever, as long as all ranks are there."""
+    optimizer, _ = make(comm)
+    other, _ = make(comm)
+
+    def call(count):
+        with chainermn.join(optimizer):
+            for _ in range(count):
+                optimizer.update(optimizer.target, 1.)
+                other.update(other.target, 2.)
+
+    call(3)
+    np.testing.assert_allclose(seen(other), [2, 2])
+    if comm.size > 1:
+        check_raised_on_all_ranks(comm, lambda: call(3 + comm.rank), ValueError, 'rank 0: join')
