@@ -33,7 +33,7 @@ def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str,
     seen = set()
     is_grad = attribute == 'grad'
     for path, parameter in sorted(model.namedparams(), key=path_of):
-        array = parameter.array
+        array = parameter.raw_array
         if array is None or id(parameter) in seen:
             continue
         seen.add(id(parameter))

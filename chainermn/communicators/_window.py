@@ -50,7 +50,8 @@ class Window:
         self._mpi_comm = mpi_comm
         memory: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(mpi_comm.size)]
         whole = [np.frombuffer(segment, np.uint8) for segment in memory]
-        words = [segment[:16].data.cast('q') for segment in whole]  # counter; has failed
+        # Of each rank: its counter; and 0, or 1 + the rank for whose failure it failed.
+        words = [segment[:16].data.cast('q') for segment in whole]
         self._mine = words[mpi_comm.rank]
         self._mine[0] = self._mine[1] = 0
         said = mpi_comm.allgather((size, name, _Process.this()))
@@ -58,8 +59,8 @@ class Window:
         # A segment may be longer than asked for.
         self.segments = [segment[_PAGE:_PAGE + length]
                          for segment, (length, _, _) in zip(whole, said, strict=True)]
-        self._others = [(words[rank], rank) for rank in range(mpi_comm.size)
-                        if rank != mpi_comm.rank]
+        self._others = {rank: words[rank] for rank in range(mpi_comm.size)
+                        if rank != mpi_comm.rank}
 
     def publish(self, count: int) -> None:
         """Sets this rank's counter, after all that it wrote."""
@@ -72,26 +73,27 @@ class Window:
         Raises:
             RuntimeError: If one of them failed or ended.
         """
-        for words, rank in self._others:
+        for words in self._others.values():
             looks = 0
             while words[0] < count:
                 looks += 1
                 if looks > _POLLS:
-                    self._idle(looks - _POLLS, words, rank)
+                    self._idle(looks - _POLLS)
         self._window.Sync()
 
     def fail(self) -> None:
         """Lets all ranks that wait for this one raise an error."""
-        self._mine[1] = 1
+        if not self._mine[1]:
+            self._mine[1] = 1 + self._mpi_comm.rank
 
     def free(self) -> None:
         """Frees the memory; the segments must not be touched any more.  Collective."""
-        self.segments, self._others = [], []
+        self.segments, self._others = [], {}
         del self._mine
         self._window.Unlock_all()
         self._window.Free()
 
-    def _idle(self, looks: int, words: memoryview, rank: int) -> None:
+    def _idle(self, looks: int) -> None:
         if looks <= _YIELDS:
             os.sched_yield()
             return
@@ -99,12 +101,18 @@ class Window:
         # MPI gets on with what other ranks still have to receive from this one.
         self._mpi_comm.Iprobe()
         if looks % _CHECK == 0:
-            name, process = self._processes[rank]
-            if words[1]:
-                raise RuntimeError(f'{name} failed in the middle of an exchange')
-            if not process.is_alive():
+            self._check()
+
+    def _check(self) -> None:
+        for rank, words in self._others.items():
+            first = words[1] - 1 if words[1] else rank
+            name, process = self._processes[first]
+            is_alive = process.is_alive()
+            if words[1] or not is_alive:
+                self._mine[1] = 1 + first
                 raise RuntimeError(f'{name} (process {process.pid} on {os.uname().nodename}) '
-                                   'ended in the middle of an exchange')
+                                   f'{"failed" if is_alive else "ended"} in the middle of an '
+                                   'exchange')
 
 
 class _Process(NamedTuple):

@@ -129,8 +129,9 @@ def test_bytes_that_a_rank_sends(comm, name):
     if name == 'dummy':
         assert n_bytes(comm, 'fp16') == n_bytes(comm, TwoBit()) == 0
         return
-    uncompressed = n_bytes(comm, None)
-    assert uncompressed == 3 * 2 * 960 * 4 * others // comm.size
+    uncompressed = 3 * 2 * 960 * 4 * others // comm.size
+    # Without compression flat moves arrays on the host through shared memory.
+    assert n_bytes(comm, None) == (0 if name == 'flat' else uncompressed)
     # All slices but its own, and the mean of its own to all others.
     assert n_bytes(comm, 'fp16') == n_bytes(comm, 'bf16') == uncompressed // 2
     assert n_bytes(comm, TwoBit()) == 3 * 960 // 4 * others
