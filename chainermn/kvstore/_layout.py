@@ -32,7 +32,7 @@ class Layout(NamedTuple):
         """Lays out an array; one with ``bound`` elements or more is cut."""
         length = shape[0] if is_row_sparse else math.prod(shape)
         parts: dict[int, slice | types.EllipsisType] = {number % n_servers: ...}
-        if n_servers > 1 and math.prod(shape) >= bound:
+        if n_servers > 1 and shape and math.prod(shape) >= bound:
             ends = [length * server // n_servers for server in range(n_servers + 1)]
             parts = {server: slice(ends[server], ends[server + 1]) for server in range(n_servers)}
         return cls(key, number, shape, dtype, is_row_sparse, parts)

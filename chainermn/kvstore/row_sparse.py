@@ -46,7 +46,7 @@ class RowSparse:
     def from_dense(cls, x: Any) -> RowSparse:
         """Makes a row-sparse array of those rows of an array in which something is not 0."""
         xp = chainer.backend.get_array_module(x)
-        ids = xp.flatnonzero((x != 0).reshape(len(x), -1).any(axis=1))
+        ids = xp.flatnonzero((x != 0).any(axis=tuple(range(1, x.ndim))))
         return cls(ids, x[ids], x.shape)
 
     @property

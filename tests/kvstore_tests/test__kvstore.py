@@ -293,23 +293,6 @@ def source(function):
     return inspect.getsource(function).split('kv:', 1)[1]
 
 
-@pytest.mark.parametrize('name', REFUSED)
-def test_refused_on_the_calling_rank_alone(comm, create, name):
-    """In a dist_async store, whose servers go on."""
-    call, kind, text = REFUSED[name]
-    kv = create('dist_async')
-    kv.init(['x', 'r'], [X, ROWS])
-    if not any(f'kv.{verb}(' in source(call) for verb in ALONE):
-        return  # all ranks take part
-    if comm.rank == comm.size - 1:
-        with pytest.raises(kind, match=text):
-            call(kv)
-    for _ in range(3):
-        assert kv.pull('x').shape == X.shape
-    kv.barrier()
-    check_usable(kv)
-
-
 def test_with_statement(comm):
     with kvstore.create('dist_async', comm) as kv:
         kv.init(0, X)

@@ -1,0 +1,334 @@
+"""Gluon's Trainer in Chainer's idiom, against the multi-node optimizer and one process."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizer_hooks as hooks
+from chainer import optimizers
+from mpi4py import MPI
+
+import chainermn
+from chainermn.kvstore import create_kvstore_optimizer
+
+
+def start(x):
+    """Initial values of this rank."""
+    x[...] = np.random.RandomState(MPI.COMM_WORLD.rank).randn(*x.shape)
+
+
+class Model(chainer.Chain):
+    """Lazily initialized, with other values on each rank, and one parameter without a gradient."""
+
+    def __init__(self, n=3):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(None, n, initialW=start)
+            self.l2 = L.Linear(n, 2, initialW=start)
+            self.unused = chainer.Parameter(np.full(2, MPI.COMM_WORLD.rank, np.float32))
+
+    def forward(self, x, t):
+        return F.mean_squared_error(self.l2(F.tanh(self.l1(x))), t)
+
+
+def batch(rank, step):
+    random = np.random.RandomState(100 * step + rank)
+    return random.randn(4, 5).astype(np.float32), random.randn(4, 2).astype(np.float32)
+
+
+def values(model):
+    return {path: param.array.copy() for path, param in sorted(model.namedparams())}
+
+
+def check_equal(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    for path in found:
+        if tolerance:
+            np.testing.assert_allclose(found[path], expected[path], err_msg=path, **tolerance)
+        else:
+            np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
+
+
+MAKE = {'SGD': lambda: optimizers.SGD(.1), 'Adam': lambda: optimizers.Adam(.01),
+        'MomentumSGD': lambda: optimizers.MomentumSGD(.1)}
+
+
+@pytest.mark.parametrize('type, update_on_kvstore, bound', [
+    ('dist_sync', None, 1_000_000), ('dist_sync', False, 1), ('dist_sync', True, 1_000_000),
+    ('dist_sync', True, 1), ('dist_device_sync', True, 1)])
+def test_dist_sync_is_the_multi_node_optimizer(create, comm, type, update_on_kvstore, bound):
+    for name, make in MAKE.items():
+        model, reference = Model(), Model()
+        kv = create(type, bigarray_bound=bound)
+        optimizer = create_kvstore_optimizer(make().setup(model), kv, update_on_kvstore)
+        multi_node = chainermn.create_multi_node_optimizer(make(), comm).setup(reference)
+        for step in range(5):
+            optimizer.update(model, *batch(comm.rank, step))
+            multi_node.update(reference, *batch(comm.rank, step))
+            assert optimizer.t == multi_node.t == step, name
+        check_equal(values(model), values(reference), rtol=1e-4, atol=1e-5)
+        everybody = comm.allgather_obj(values(model))
+        for one in everybody:
+            check_equal(one, everybody[0])
+
+
+@pytest.mark.parametrize('type', ['local', 'device', 'nccl'])
+@pytest.mark.parametrize('update_on_kvstore', [None, True])
+def test_a_store_of_one_process(create, type, update_on_kvstore):
+    model, reference = Model(), Model()
+    optimizer = create_kvstore_optimizer(optimizers.Adam(.01), create(type), update_on_kvstore)
+    assert optimizer.setup(model) is optimizer
+    plain = optimizers.Adam(.01).setup(reference)
+    reference(*batch(0, 0))  # initializes it, from the same numbers
+    for step in range(5):
+        optimizer.update(model, *batch(0, step))
+        if step:
+            plain.update(reference, *batch(0, step))
+    if step:
+        assert optimizer.t == plain.t == 4
+    check_equal(values(model), values(reference), rtol=1e-5, atol=1e-6)
+
+
+def test_dist_async(create, comm):
+    """Ranks that step one after another, as one process would."""
+    model = Model()
+    kv = create('dist_async', bigarray_bound=4)
+    optimizer = create_kvstore_optimizer(optimizers.Adam(.01).setup(model), kv)
+    optimizer.update(model, *batch(comm.rank, 0))
+    start = comm.bcast_obj(values(model))
+    check_equal(values(model), start)
+
+    reference = Model()
+    plain = optimizers.Adam(.01).setup(reference)
+    reference(*batch(0, 0))
+    for path, param in reference.namedparams():
+        param.array[...] = start[path]
+    for step in range(1, 4):
+        for rank in range(comm.size):
+            if rank == comm.rank:
+                kv.pull(list(start), [param.array for _, param in sorted(model.namedparams())])
+                optimizer.update(model, *batch(rank, step))
+            comm.barrier()
+            plain.update(reference, *batch(rank, step))
+    assert optimizer.t == 3
+    final = {path: x for path, x in zip(start, kv.pull(list(start)), strict=True)}
+    check_equal(final, values(reference), rtol=1e-4, atol=1e-5)
+
+
+def test_different_numbers_of_steps(create, comm):
+    """With dist_async no rank waits for another."""
+    model = Model()
+    kv = create('dist_async')
+    optimizer = create_kvstore_optimizer(optimizers.SGD(.01).setup(model), kv)
+    for step in range(1 + 5 * (comm.rank + 1)):
+        optimizer.update(model, *batch(comm.rank, step))
+    assert optimizer.t == 5 * (comm.rank + 1)
+    kv.barrier()
+    assert kv._server.updater is not None
+    counts = comm.allgather_obj({kv._server.layouts[number].key: state['t']
+                                 for number, state in kv._server.states().items()})
+    steps = {path: t for found in counts for path, t in found.items()}
+    total = sum(5 * (rank + 1) for rank in range(comm.size))
+    assert steps == dict.fromkeys(['/l1/W', '/l1/b', '/l2/W', '/l2/b'], total)
+
+
+def test_priorities(create):
+    """Those of Gluon: -i for the i-th parameter, in one push and one pull."""
+    calls = []
+    kv = create('local')
+
+    def watch(verb, call):
+        def watched(keys, *args, priority=0):
+            calls.append((verb, keys, priority))
+            return call(keys, *args, priority=priority)
+        setattr(kv, verb, watched)
+
+    watch('push', kv.push)
+    watch('pull', kv.pull)
+    model = Model()
+    optimizer = create_kvstore_optimizer(optimizers.SGD().setup(model), kv)
+    optimizer.update(model, *batch(0, 0))
+    optimizer.update(model, *batch(0, 0))
+    paths = ['/l1/W', '/l1/b', '/l2/W', '/l2/b', '/unused']
+    priorities = [0, -1, -2, -3, -4]
+    assert calls == [('pull', paths, priorities), ('push', paths, priorities),
+                     ('pull', paths, priorities)]
+
+
+@pytest.mark.parametrize('update_on_kvstore', [False, True])
+def test_in_a_trainer(create, comm, tmp_path, update_on_kvstore):
+    x, t = (np.concatenate(parts) for parts in zip(*(batch(9, i) for i in range(5)), strict=True))
+    model = Model()
+    kv = create('dist_sync')
+    optimizer = create_kvstore_optimizer(optimizers.Adam(.05).setup(model), kv, update_on_kvstore)
+    optimizer.add_hook(hooks.WeightDecay(1e-4))
+    iterator = chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(x, t), 5, shuffle=False)
+    updater = chainer.training.updaters.StandardUpdater(iterator, optimizer, loss_func=model)
+    trainer = chainer.training.Trainer(updater, (15, 'epoch'), tmp_path)
+    before = float(model(x, t).array)
+    trainer.run()
+    assert (optimizer.epoch, optimizer.t) == (15, 59)
+    assert float(model(x, t).array) < before / 2
+    everybody = comm.allgather_obj(values(model))
+    check_equal(everybody[comm.rank], everybody[0])
+
+
+@pytest.mark.parametrize('update_on_kvstore', [False, True])
+def test_snapshots(create, comm, tmp_path, update_on_kvstore):
+    """An optimizer is resumed, with the states of the store beside it where it has them."""
+    path = comm.bcast_obj(str(tmp_path / 'states'))
+
+    def make():
+        model = Model()
+        kv = create('dist_sync')
+        return model, kv, create_kvstore_optimizer(
+            optimizers.Adam(.01).setup(model), kv, update_on_kvstore)
+
+    model, kv, optimizer = make()
+    for step in range(4):
+        optimizer.update(model, *batch(comm.rank, step))
+    chainer.serializers.save_npz(tmp_path / 'model.npz', model)
+    chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
+    if update_on_kvstore:
+        kv.save_optimizer_states(path)
+    for step in range(4, 7):
+        optimizer.update(model, *batch(comm.rank, step))
+
+    again, kv, optimizer = make()
+    chainer.serializers.load_npz(tmp_path / 'model.npz', again)
+    chainer.serializers.load_npz(tmp_path / 'optimizer.npz', optimizer)
+    assert optimizer.t == 3
+    if update_on_kvstore:
+        kv.load_optimizer_states(path)
+    optimizer.update(again, *batch(comm.rank, 0))  # initializes
+    for step in range(4, 7):
+        optimizer.update(again, *batch(comm.rank, step))
+    assert optimizer.t == 6
+    check_equal(values(again), values(model))
+
+
+def test_parameters_that_appear_later(create, comm):
+    class Growing(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.a = L.Linear(5, 2)
+                self.b = L.Linear(None, 2)
+            self.second = False
+
+        def forward(self, x, t):
+            h = self.a(x)
+            return F.mean_squared_error(self.b(h) if self.second else h, t)
+
+    model = Growing()
+    optimizer = create_kvstore_optimizer(optimizers.SGD().setup(model), create('dist_sync'), True)
+    for step in range(3):
+        optimizer.update(model, *batch(comm.rank, step))
+    model.second = True
+    for step in range(3):
+        optimizer.update(model, *batch(comm.rank, step))
+    assert optimizer.t == 4
+    everybody = comm.allgather_obj(values(model))
+    check_equal(everybody[comm.rank], everybody[0])
+
+
+def test_parameters_that_are_not_updated(create, comm):
+    """They are those of rank 0, and stay so."""
+    for update_on_kvstore in (False, True):
+        model = Model()
+        optimizer = create_kvstore_optimizer(
+            optimizers.SGD(.1).setup(model), create('dist_sync'), update_on_kvstore)
+        model.l2.disable_update()
+        optimizer.update(model, *batch(comm.rank, 0))
+        before = values(model)
+        optimizer.update(model, *batch(comm.rank, 1))
+        after = values(model)
+        assert before['/l1/W'].tobytes() != after['/l1/W'].tobytes()
+        assert before['/l2/W'].tobytes() == after['/l2/W'].tobytes()
+        check_equal(comm.bcast_obj(after), after)
+
+
+@pytest.mark.parametrize('update_on_kvstore', [False, True])
+def test_loss_scaling(create, comm, update_on_kvstore):
+    results = []
+    for scale in (None, 8.):
+        model = Model()
+        actual = optimizers.SGD(.1).setup(model)
+        if scale:
+            actual.set_loss_scale(scale)
+        optimizer = create_kvstore_optimizer(actual, create('dist_sync'), update_on_kvstore)
+        for step in range(3):
+            optimizer.update(model, *batch(comm.rank, step))
+        results.append(values(model))
+    check_equal(*results, rtol=1e-5)
+
+
+def test_hooks_see_mean_gradients(create, comm):
+    model, reference = Model(), Model()
+    optimizer = create_kvstore_optimizer(optimizers.SGD(.1).setup(model), create('dist_sync'))
+    multi_node = chainermn.create_multi_node_optimizer(optimizers.SGD(.1), comm).setup(reference)
+    for one in (optimizer, multi_node):
+        one.add_hook(hooks.GradientClipping(.01))
+    for step in range(3):
+        optimizer.update(model, *batch(comm.rank, step))
+        multi_node.update(reference, *batch(comm.rank, step))
+    check_equal(values(model), values(reference), rtol=1e-4, atol=1e-6)
+
+
+def test_with_compression(create, comm):
+    """What is not sent at once is sent later."""
+    model = Model()
+    kv = create('dist_sync')
+    kv.set_gradient_compression({'type': '2bit', 'threshold': .5})
+    optimizer = create_kvstore_optimizer(optimizers.SGD(.1).setup(model), kv)
+    losses = []
+    for _ in range(50):
+        optimizer.update(model, *batch(7, 0))
+        losses.append(float(model(*batch(7, 0)).array))
+    assert losses[-1] < losses[0] / 2
+
+
+def test_refused(create, comm, same_error):
+    model = Model()
+    kv = create('dist_sync')
+    asynchronous = create('dist_async')
+    sgd = optimizers.SGD().setup(model)
+    error = same_error(create_kvstore_optimizer, sgd, asynchronous, False)
+    assert isinstance(error, ValueError) and 'update_on_kvstore=True' in str(error)
+    error = same_error(create_kvstore_optimizer, sgd, 'dist_sync')
+    assert isinstance(error, TypeError) and 'KVStore' in str(error)
+    error = same_error(create_kvstore_optimizer, model, kv)
+    assert isinstance(error, TypeError) and 'GradientMethod' in str(error)
+    error = same_error(create_kvstore_optimizer, create_kvstore_optimizer(sgd, kv), kv)
+    assert isinstance(error, TypeError) and 'GradientMethod' in str(error)
+    sgd.add_hook(hooks.GradientClipping(1))
+    error = same_error(create_kvstore_optimizer, sgd, kv, True)
+    assert isinstance(error, ValueError) and 'update_on_kvstore=False' in str(error)
+
+
+@pytest.mark.parametrize('prepare, text', [
+    (lambda model, optimizer: setattr(model.l2.W.update_rule.hyperparam, 'lr', 1), '/l2/W'),
+    (lambda model, optimizer: model.l2.b.update_rule.add_hook(hooks.WeightDecay(1)), '/l2/b'),
+    (lambda model, optimizer: optimizer.loss_scaling(), 'dynamic loss scaling'),
+])
+def test_what_a_store_cannot_do(create, comm, same_error, prepare, text):
+    for type in ('dist_sync', 'dist_async'):
+        model = Model()
+        actual = optimizers.SGD().setup(model)
+        prepare(model, actual)
+        optimizer = create_kvstore_optimizer(actual, create(type), True)
+        error = same_error(optimizer.update, model, *batch(comm.rank, 0))
+        assert isinstance(error, ValueError) and text in str(error)
+
+
+def test_one_model_for_each_store(create, comm):
+    model = Model()
+    optimizer = create_kvstore_optimizer(optimizers.SGD().setup(model), create('dist_sync'))
+    optimizer.update(model, *batch(comm.rank, 0))
+    with pytest.raises(ValueError, match='create another store'):
+        optimizer.setup(Model())
+    unprepared = create_kvstore_optimizer(optimizers.SGD(), create('local'))
+    with pytest.raises(RuntimeError, match='not set up'):
+        unprepared.update(model, *batch(0, 0))
