@@ -65,7 +65,7 @@ def test_row_sparse(kv):
 
 @pytest.mark.parametrize('update_on_kvstore', [None, True])
 def test_training(kv, update_on_kvstore):
-    device = chainer.get_device('@cupy:0')
+    device = chainer.get_device(f'@cupy:{cupy.cuda.Device().id}')
     models = [chainer.links.Linear(3, 2, initialW=.5) for _ in range(2)]
     models[1].to_device(device)
     plain = chainer.optimizers.Adam().setup(models[0])
