@@ -33,7 +33,8 @@ def _insert_before_site_packages(folder: str) -> None:
     site = sys.modules.get('site')  # absent only under python -S, which reads no .pth either
     if site is None:
         return
-    folders = {site.USER_SITE, *site.getsitepackages()}
+    # PREFIXES are those of the base Python while site.py reads a virtual environment's .pth files.
+    folders = {site.USER_SITE, *site.getsitepackages([sys.prefix, *site.PREFIXES])}
     path = sys.path
     first = next((i for i, entry in enumerate(path) if entry in folders), len(path))
     # What stands before is the user's: the script's folder and PYTHONPATH.

@@ -6,6 +6,7 @@ from chainermn import (
     functions,
     global_except_hook,
     iterators,
+    kvstore,
     links,
     optimizers,
 )
@@ -34,6 +35,7 @@ __all__ = [
     'global_except_hook',
     'iterators',
     'join',
+    'kvstore',
     'launch',
     'links',
     'optimizers',

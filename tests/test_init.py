@@ -17,7 +17,7 @@ NAMES = {
 }
 MODULES = {
     'communicators', 'datasets', 'extensions', 'functions', 'global_except_hook', 'iterators',
-    'links', 'optimizers',
+    'kvstore', 'links', 'optimizers',
 }
 
 

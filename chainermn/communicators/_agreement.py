@@ -25,6 +25,8 @@ class Agreement:
     def __init__(self, mpi_comm: Any) -> None:
         self.mpi_comm = mpi_comm
         self.enabled = os.environ.get('CHAINERMN_AGREE', '1') != '0'
+        #: Whether :meth:`same` exchanges anything.
+        self.is_active = self.enabled and mpi_comm.size > 1
         #: Whether a rank has come to the end of the program.
         self.is_over = False
         self._size = mpi_comm.size
@@ -46,7 +48,7 @@ class Agreement:
             Whether the headers are equal in what may differ as well, such as the device; that is
             taken for granted where nothing is exchanged.
         """
-        if self._size == 1 or not self.enabled:
+        if not self.is_active:
             return True
         self.mpi_comm.Allgather(header, self._received)
         if self._received == header * self._size:
@@ -65,7 +67,7 @@ class Agreement:
 
     def refuse(self, verb: str, error: Exception) -> NoReturn:
         """Raises ``error`` on all ranks, in place of this rank's header."""
-        if self._size == 1 or not self.enabled:
+        if not self.is_active:
             raise error
         self.mpi_comm.Allgather(_header.pack('refused', refused=True), self._received)
         self._disagree(self._headers(), None, verb, error)

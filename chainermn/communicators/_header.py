@@ -105,7 +105,12 @@ def pack(verb: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = None, 
 
 def unpack(data: Any, offset: int = 0) -> Header:
     """Reads a header from a buffer."""
-    verb, op, root, code, refused, device, ndim, number, *shape = _STRUCT.unpack_from(data, offset)
+    return _unpack(bytes(memoryview(data)[offset:offset + SIZE]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _unpack(data: bytes) -> Header:
+    verb, op, root, code, refused, device, ndim, number, *shape = _STRUCT.unpack(data)
     return Header(VERBS[verb], OPS[op], root, code, bool(refused), bool(device), ndim, number,
                   tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
 

@@ -9,6 +9,7 @@ their way at once.
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import pickle
@@ -34,7 +35,7 @@ from chainermn.communicators._requests import (
 
 #: A payload of at most this many bytes travels with its header.
 INLINE = 8192
-_MAX_DIMS = 64  # of NumPy
+_MAX_MESSAGE = _header.SIZE + 64 * 8 + INLINE  # NumPy has up to 64 dimensions
 
 
 class Messages:
@@ -48,16 +49,22 @@ class Messages:
     def __init__(self, mpi_comm: Any, payloads: pkl5.Intracomm) -> None:
         self._mpi_comm = mpi_comm
         self._payloads = payloads
+        self._rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag = mpi_comm.Get_attr(MPI.TAG_UB)
         self._count = itertools.count()
         # MPI reads and writes what these hold, whether or not the caller keeps them.
         self._sends: list[MPI.Request] = []
         self._receives: list[Request] = []
+        self._messages: list[bytearray] = []  # to receive into
 
     def send(self, data: Any, dest: int, tag: int) -> None:
         """Sends an array or a sequence of arrays; returns once it is being received."""
-        self._check(dest, tag, 'dest', wildcards=False)
-        self._check_not_self(dest, 'dest')
+        self._check_other(dest, tag, 'dest', wildcards=False)
+        if _wire.is_plain(data) and data.nbytes <= INLINE:  # the shortest way, for most messages
+            head = _header.pack('send', data.shape, data.dtype)
+            if data.ndim <= _header.MAX_INLINE_DIMS:
+                self._mpi_comm.Ssend(head + data.tobytes(), dest, tag)
+                return
         first, number, rest = self._parts('send', data, dest, tag)
         self._mpi_comm.Ssend(first, dest, tag)
         for part in rest:
@@ -75,9 +82,19 @@ class Messages:
 
     def recv(self, source: int, tag: int) -> Any:
         """Receives an array or a tuple of arrays."""
-        self._check(source, tag, 'source', wildcards=True)
-        self._check_not_self(source, 'source')
-        return blocking(self._receive(source, tag, 'send'))
+        self._check_other(source, tag, 'source', wildcards=True)
+        if source < 0 or tag < 0:
+            return blocking(self._receive(source, tag, 'send'))
+        message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
+        self._mpi_comm.Recv(message, source, tag)
+        head = bytes(message[:_header.SIZE])
+        array = _array_with(head)
+        if array is None:
+            body = memoryview(message)[_header.SIZE:]
+            return blocking(self._finish(_header.unpack(head), body, source, tag, 'send'))
+        x = np.ndarray(*array, message, _header.SIZE).copy()
+        self._messages.append(message)  # for the next one
+        return x
 
     def irecv(self, source: int, tag: int) -> Request:
         """Begins to receive an array or a tuple of arrays."""
@@ -99,7 +116,7 @@ class Messages:
         inline = len(pickled.stream) <= INLINE and not pickled.buffers
         number = -1 if inline else self._new_number()
         first = _header.pack('send_obj', root=number) + (pickled.stream if inline else b'')
-        if dest == self._mpi_comm.rank:  # a blocking send would wait for this rank to receive
+        if dest == self._rank:  # a blocking send would wait for this rank to receive
             self._keep([self._mpi_comm.Isend(first, dest, tag)])
             if not inline:
                 self._keep(self._payloads.isend(pickled, dest, number))
@@ -130,27 +147,31 @@ class Messages:
 
     def _check(self, peer: Any, tag: Any, name: str, wildcards: bool) -> None:
         """Refuses a peer or a tag that cannot be; there is nobody to tell, so it raises here."""
-        size = self._mpi_comm.size
         if not _is_int(peer) or not _is_int(tag):
             raise TypeError(f'{name} and tag have to be integers, not {peer!r} and {tag!r}')
-        if not (0 <= peer < size or (wildcards and peer == MPI.ANY_SOURCE)):
-            raise ValueError(f'{name} has to be a rank from 0 to {size - 1}, not {peer}')
+        if not (0 <= peer < self._size or (wildcards and peer == MPI.ANY_SOURCE)):
+            raise ValueError(f'{name} has to be a rank from 0 to {self._size - 1}, not {peer}')
         if not (0 <= tag <= self._max_tag or (wildcards and tag == MPI.ANY_TAG)):
             raise ValueError(f'tag has to be from 0 to {self._max_tag}, not {tag}')
 
-    def _check_not_self(self, peer: int, name: str) -> None:
-        if peer == self._mpi_comm.rank:
+    def _check_other(self, peer: Any, tag: Any, name: str, wildcards: bool) -> None:
+        """Refuses this rank itself as well."""
+        if type(peer) is int and peer != self._rank and type(tag) is int and (
+                0 <= peer < self._size and 0 <= tag <= self._max_tag):
+            return
+        self._check(peer, tag, name, wildcards)
+        if peer == self._rank:
             raise ValueError(f'{name} is this rank itself, {peer}, which would wait for itself '
                              'forever')
-        if self._mpi_comm.size == 1:
+        if self._size == 1:
             raise ValueError('this rank is alone: there is nobody to send to or to receive from')
 
     def _refuse(self, verb: str, error: Exception, dest: int, tag: int) -> NoReturn:
         refusal = Refusal.of(verb, error)._replace(text=str(error)[:INLINE // 8])
         body = pickle.dumps(refusal)
-        if dest != self._mpi_comm.rank:
+        if dest != self._rank:
             self._mpi_comm.Send(_header.pack('send', refused=True) + body, dest, tag)
-        raise self._error(refusal, self._mpi_comm.rank, dest, tag) from error
+        raise self._error(refusal, self._rank, dest, tag) from error
 
     def _error(self, refusal: Refusal, source: int, dest: int, tag: int) -> Exception:
         return refusal.error(f'{refusal.verb} from rank {source} to rank {dest} with tag {tag} '
@@ -171,8 +192,8 @@ class Messages:
             return _head(arrays[0], number), number, payloads
         rest: list[Any] = []
         for x, payload in zip(arrays, payloads, strict=True):
-            head = _head(x, number)
-            rest += [head + payload.tobytes()] if _is_inline(payload) else [head, payload]
+            rest += [_head(x, -1) + payload.tobytes()] if _is_inline(payload) else [
+                _head(x, number), payload]
         return _header.pack('send_tuple', root=number, number=len(arrays)), number, rest
 
     def _receive(self, source: int, tag: int, verb: str, status: MPI.Status | None = None
@@ -180,9 +201,13 @@ class Messages:
         """Receives the next message whole; raises if it is a refusal or of another kind."""
         status = MPI.Status() if status is None else status
         header, body = yield from _receive_header(self._mpi_comm, source, tag, status)
-        source, tag = status.Get_source(), status.Get_tag()
+        return (yield from self._finish(header, body, status.Get_source(), status.Get_tag(), verb))
+
+    def _finish(self, header: Header, body: memoryview, source: int, tag: int, verb: str
+                ) -> Receives:
+        """Receives what follows a header and what came with it."""
         if header.refused:
-            raise self._error(pickle.loads(body), source, self._mpi_comm.rank, tag)
+            raise self._error(pickle.loads(body), source, self._rank, tag)
         kind, number = header.verb, header.root
         received: Any
         if kind == 'send_obj':
@@ -208,8 +233,8 @@ class Messages:
         if header.ndim > _header.MAX_INLINE_DIMS:
             shape = struct.unpack_from(f'{header.ndim}q', body)
             body = body[8 * header.ndim:]
-        if len(body) == math.prod(shape) * header.dtype.itemsize:
-            buffer = np.frombuffer(body, header.dtype).copy()
+        if header.root < 0:
+            buffer = np.frombuffer(body, header.dtype, math.prod(shape)).copy()
         else:
             buffer = _wire.new_buffer(shape, header.dtype, header.device)
             yield Receive(self._payloads, _wire.raw(buffer), source, number)
@@ -218,15 +243,25 @@ class Messages:
 
 def _receive_header(mpi_comm: Any, source: int, tag: int, status: MPI.Status) -> Receives:
     """Receives the next header and what came with it."""
-    message = bytearray(_header.SIZE + 8 * _MAX_DIMS + INLINE)
+    message = bytearray(_MAX_MESSAGE)
     yield Receive(mpi_comm, message, source, tag, status)
     return _header.unpack(message), memoryview(message)[_header.SIZE:status.Get_count()]
 
 
 def _head(x: Any, number: int) -> bytes:
     """The header of an array, with its shape where that is long."""
-    head = _header.pack('send', x.shape, x.dtype, root=number, device=_wire.on_device(x))
+    head = _header.pack('send', x.shape, x.dtype, number, '', _wire.on_device(x))
     return head + struct.pack(f'{x.ndim}q', *x.shape) if x.ndim > _header.MAX_INLINE_DIMS else head
+
+
+@functools.lru_cache(maxsize=4096)
+def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
+    """Shape and dtype of an array on the host, if all of it came with this header."""
+    header = _header.unpack(head)
+    if header.verb != 'send' or header.root >= 0 or header.refused or header.device or (
+            header.ndim > _header.MAX_INLINE_DIMS):
+        return None
+    return header.shape, header.dtype
 
 
 def _is_inline(payload: Any) -> bool:

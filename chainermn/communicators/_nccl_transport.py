@@ -48,7 +48,7 @@ class NcclTransport(MpiTransport):
         if not self._group.combines(x.dtype):
             return super().allreduce(x, op, out)
         self._group.connect()
-        y = x.copy()
+        y = x.copy('C')
         self._group.all_reduce(y, op)
         return y
 
@@ -56,13 +56,13 @@ class NcclTransport(MpiTransport):
         if not self._group.combines(x.dtype):
             return super().reduce(x, op, root)
         self._group.connect()
-        y = x.copy()
+        y = x.copy('C')
         self._group.reduce(y, op, root)
         return y if self._mpi_comm.rank == root else None
 
-    def reduce_scatter(self, x: Any, sizes: Sequence[int], op: str) -> Any:
+    def reduce_scatter(self, x: Any, op: str, sizes: Sequence[int]) -> Any:
         if not self._group.combines(x.dtype) or len(set(sizes)) > 1:
-            return super().reduce_scatter(x, sizes, op)
+            return super().reduce_scatter(x, op, sizes)
         import cupy
 
         self._group.connect()

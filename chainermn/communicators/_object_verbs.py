@@ -12,7 +12,7 @@ from chainermn.communicators import _wire
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
-from chainermn.communicators._pickled import Pickled
+from chainermn.communicators._pickled import Pickled, load
 from chainermn.communicators._reductions import check_op
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -25,6 +25,7 @@ class ObjectVerbs(CommunicatorBase):
 
     _agreement: Agreement
     _messages: Messages
+    _arrays: Any
     _objects: Any
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
@@ -39,8 +40,17 @@ class ObjectVerbs(CommunicatorBase):
             pickled = Pickled(obj) if self.rank == root else None
         except Exception as error:
             self.refuse('bcast_obj', error)
-        self._agreement.same(pack('bcast_obj', root=root))
-        received = self._objects.bcast(pickled, root)
+        inline = pickled is not None and not pickled.buffers
+        number = len(pickled.stream) if pickled is not None and inline else 0
+        nbytes = self._agreement.exchange(pack('bcast_obj', root=root, number=number))[root].number
+        if not nbytes:
+            received = self._objects.bcast(pickled, root)
+        elif pickled is not None:
+            self._arrays.Bcast(pickled.stream, root)
+        else:
+            stream = bytearray(nbytes)
+            self._arrays.Bcast(stream, root)
+            received = load(stream)
         return obj if self.rank == root else received
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:

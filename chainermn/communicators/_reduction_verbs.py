@@ -11,11 +11,21 @@ from chainermn.communicators._array_verbs import ArrayVerbs, packed
 from chainermn.communicators._header import pack
 from chainermn.communicators._reductions import check_op, combined
 
+#: What MPI adds as it is.
+_AS_IS = {dtype for dtype in _header.DTYPES if dtype.kind != 'b' and dtype != np.float16}
+
 
 class ReductionVerbs(ArrayVerbs):
     """The part of a communicator on MPI that combines arrays."""
 
     def allreduce(self, x: Any, op: str = 'sum', out: Any = None) -> Any:
+        if type(x) is np.ndarray and x.dtype in _AS_IS and out is None and op == 'sum' and (
+                x.flags.c_contiguous):  # the shortest way, for most calls
+            if self._agreement.is_active:
+                self._agreement.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+            y = np.empty(x.shape, x.dtype)
+            self._arrays.Allreduce(x, y)
+            return y
         try:
             array = _wire.checked(x)
             check_op(op, array.dtype)
@@ -26,13 +36,12 @@ class ReductionVerbs(ArrayVerbs):
         alike = self._agreement.same(packed('allreduce', array, op=op))
         if out is None:
             return self._reduced(array, op, alike)
-        target = out.reshape(-1) if _is_plain(out) else None
-        source = array.reshape(-1)
-        if target is not None and np.may_share_memory(source, target):
-            source = target if _same_elements(source, target) else source.copy()
-        result = self._reduced(source, op, alike, target)
-        if target is None or not np.may_share_memory(result, target):
-            out[...] = result.reshape(out.shape)
+        target = out if _is_plain(out) else None
+        if target is not None and np.may_share_memory(array, target):
+            array = target if _same_elements(array, target) else array.copy()
+        result = self._reduced(array, op, alike, target)
+        if result is not out:
+            out[...] = result
         return out
 
     def allreduce_many(self, xs: Sequence[Any], op: str = 'sum') -> tuple[Any, ...]:
@@ -71,8 +80,7 @@ class ReductionVerbs(ArrayVerbs):
             self.refuse('reduce', error)
         alike = self._agreement.same(packed('reduce', array, root, op))
         transport = self._transport(alike and _wire.on_device(array))
-        result = combined(array.reshape(-1), op, lambda flat: transport.reduce(flat, op, root))
-        return None if result is None else result.reshape(array.shape)
+        return combined(array, op, transport.reduce, root)
 
     def reduce_scatter(self, xs: Any, op: str = 'sum') -> Any:
         try:
@@ -83,8 +91,7 @@ class ReductionVerbs(ArrayVerbs):
         alike = self._agreed_arrays('reduce_scatter', arrays, op)
         sizes = [array.size for array in arrays]
         transport = self._transport(alike and _wire.on_device(arrays[0]))
-        result = combined(_bucket.pack(arrays), op, lambda flat: transport.reduce_scatter(
-            flat, sizes, op))
+        result = combined(_bucket.pack(arrays), op, transport.reduce_scatter, sizes)
         return result.reshape(arrays[self.rank].shape)
 
     def multi_node_mean(self, x: Any) -> Any:
@@ -113,15 +120,10 @@ class ReductionVerbs(ArrayVerbs):
             array: Array.
             op: The operation.
             alike: Whether the arrays are on a device on all ranks or on none.
-            out: Flat host array where the result may be put; it may be ``array`` itself.
+            out: C-ordered host array where the result may be put; it may be ``array`` itself.
         """
         transport = self._transport(alike and _wire.on_device(array))
-
-        def combine(flat: Any) -> Any:
-            plain = out if out is not None and out.dtype == flat.dtype else None
-            return transport.allreduce(flat, op, plain)
-
-        return combined(array.reshape(-1), op, combine).reshape(array.shape)
+        return combined(array, op, transport.allreduce, out)
 
 
 def _is_plain(x: Any) -> bool:
@@ -130,7 +132,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def _same_elements(x: Any, y: Any) -> bool:
-    return bool(x.ctypes.data == y.ctypes.data)
+    return x.flags.c_contiguous and x.ctypes.data == y.ctypes.data
 
 
 def _check_out(out: Any, x: Any) -> None:

@@ -22,24 +22,28 @@ def check_op(op: Any, dtype: Any = None) -> None:
         raise TypeError(f'complex numbers have no order: op={op!r} takes no {dtype} array')
 
 
-def combined(x: Any, op: str, combine: Callable[[Any], Any]) -> Any:
-    """Combines flat arrays of any dtype by a function that rounds and compares as it likes.
+def combined(x: Any, op: str, combine: Callable[..., Any], *args: Any) -> Any:
+    """Combines arrays of any dtype by a function that rounds and compares as it likes.
 
     Args:
-        x: This rank's flat array.
+        x: This rank's array.
         op: The operation.
-        combine: Combines flat arrays of all ranks by ``op``, but floats by ``'max'`` and ``'min'``
-            only as integers, and float16 not at all.  May return ``None``, as on ranks that get
-            nothing.
+        combine: Combines the arrays of all ranks: ``combine(x, op, *args)``.  It gets floats with
+            ``'max'`` and ``'min'`` only as integers, and float16 not at all.  It may return
+            ``None``, as on ranks that get nothing.
     """
-    if x.dtype == np.float16:
-        with np.errstate(over='ignore'):
-            y = combined(x.astype(np.float32), op, combine)
-            return None if y is None else y.astype(np.float16)
-    if x.dtype.kind == 'f' and op in ('max', 'min'):
-        y = combine(_ordered_bits(x, op))
-        return None if y is None else _flipped(y).view(x.dtype)
-    return combine(x)
+    if x.dtype.kind == 'f':
+        if x.dtype == np.float16:
+            with np.errstate(over='ignore'):
+                y = combined(x.astype(np.float32), op, combine, *args)
+                return None if y is None else y.astype(np.float16)
+        if op in ('max', 'min'):
+            y = combine(_ordered_bits(x.reshape(-1), op), op, *args)
+            if y is None:
+                return None
+            y = _flipped(y).view(x.dtype)
+            return y if x.ndim == 1 else y.reshape(x.shape)  # a piece has its own length
+    return combine(x, op, *args)
 
 
 def _ordered_bits(x: Any, op: str) -> Any:

@@ -49,7 +49,7 @@ class Service:
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._answer = answer
-        tags = min(mpi_comm.Get_attr(MPI.TAG_UB), 2**20)
+        tags = min(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), 2**20)  # only this one surely has it
         self._tags = itertools.cycle(range(_REQUEST + 1, tags))
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name='chainermn service', daemon=True)

@@ -41,24 +41,27 @@ class MpiTransport:
         return received.arrays()
 
     def allreduce(self, x: Any, op: str, out: Any = None) -> Any:
-        """The flat arrays, combined, on every rank.
+        """The arrays, combined, on every rank.
 
-        They are in ``out`` if that is a flat host array, which is ``x`` itself or apart from it.
+        They are in ``out`` if that is a C-ordered host array of the right dtype, which is ``x``
+        itself or apart from it.
         """
-        y = _new(x.size, x) if out is None else out
-        source = _wire.to_buffer(x)
-        if out is not None and np.may_share_memory(source, out):
-            source = MPI.IN_PLACE
-        self._mpi_comm.Allreduce(source, y, _op(x, op))
+        if type(x) is np.ndarray and x.flags.c_contiguous:
+            y = np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out
+            source = MPI.IN_PLACE if out is not None and np.may_share_memory(x, y) else x
+            self._mpi_comm.Allreduce(source, y, _op(x, op))
+            return y
+        y = _new(x.size, x)
+        self._mpi_comm.Allreduce(_wire.to_buffer(x), y, _op(x, op))
         return _wire.from_buffer(y, x.shape, _wire.on_device(x))
 
     def reduce(self, x: Any, op: str, root: int) -> Any:
-        """The flat arrays, combined, on the root; ``None`` elsewhere."""
+        """The arrays, combined, on the root; ``None`` elsewhere."""
         y = _new(x.size, x) if self._mpi_comm.rank == root else None
         self._mpi_comm.Reduce(_wire.to_buffer(x), y, _op(x, op), root)
         return None if y is None else _wire.from_buffer(y, x.shape, _wire.on_device(x))
 
-    def reduce_scatter(self, x: Any, sizes: Sequence[int], op: str) -> Any:
+    def reduce_scatter(self, x: Any, op: str, sizes: Sequence[int]) -> Any:
         """This rank's piece of the flat arrays, combined; there is one of that size for each."""
         y = _new(sizes[self._mpi_comm.rank], x)
         self._mpi_comm.Reduce_scatter(_wire.to_buffer(x), y, sizes, _op(x, op))

@@ -22,6 +22,8 @@ def checked(x: Any) -> Any:
 
     NumPy scalars become arrays without dimensions; foreign byte orders become this machine's.
     """
+    if is_plain(x):
+        return x
     if isinstance(x, np.generic):
         x = np.asarray(x)
     if not isinstance(x, np.ndarray) and not on_device(x):
@@ -35,6 +37,11 @@ def checked(x: Any) -> Any:
                             + ', '.join(map(str, _header.DTYPES)))
         x = x.astype(native)
     return x
+
+
+def is_plain(x: Any) -> bool:
+    """Whether ``x`` is a NumPy array that :func:`checked` takes as it is."""
+    return type(x) is np.ndarray and x.dtype in _header.CODES
 
 
 def checked_root(root: Any, size: int) -> int:

@@ -4,10 +4,15 @@ The part of rank ``r`` of ``s``, for ``n`` examples, is the half-open interval o
 
     equal lengths:  begins at floor(n r / s), has length ceil(n / s); neighbors share one or none
     otherwise:      length ceil(n / s) on the first n mod s ranks, floor(n / s) on the rest
+
+Neighbors in an array are sent from where they are.  Parts that the root has to copy go out in a few
+turns, so that it has the copies of some of them at a time, not of all.  (One copy for a node, in
+memory that its ranks share, would cost more of both: the root would write all of it, by itself.)
 """
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import operator
 import warnings
@@ -20,6 +25,9 @@ from chainer.datasets import SubDataset
 from chainermn.communicators import create_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.datasets._part import NotInMemoryError, cut
+
+#: In how many turns the root sends parts that it has to copy.
+_TURNS = 8
 
 
 class DataSizeError(RuntimeError):
@@ -70,12 +78,15 @@ def scatter_dataset(
         ValueError: If the seed is out of range.
     """
     with _as_communicator(comm) as comm:
-        plans, order = _on_root(comm, root, 'scatter_dataset', lambda: _plan(
-            dataset, comm, shuffle, seed, force_equal_length)) or (None, None)
-        begin, end, whole, part = comm.scatter_obj(plans, root)
-        if whole:
+        plan, order = _on_root(comm, root, 'scatter_dataset', lambda: _plan(
+            dataset, comm.size, shuffle, seed, force_equal_length)) or (None, None)
+        shards, at_once = comm.bcast_obj(plan, root=root)
+        begin, end = shards[comm.rank]
+        if not at_once:
             dataset, order = comm.bcast_obj((dataset, order), root=root)
-    if whole or comm.rank == root:
+            return SubDataset(dataset, begin, end, order)
+        part = _dealt(dataset, order, shards, at_once, comm, root)
+    if comm.rank == root:
         return SubDataset(dataset, begin, end, order)
     return SubDataset(part, 0, end - begin)
 
@@ -171,19 +182,40 @@ def _on_root(comm: CommunicatorBase, root: int, name: str, compute: Callable[[],
 
 
 def _plan(
-    dataset: Any, comm: CommunicatorBase, shuffle: bool, seed: int | None, force_equal_length: bool
-) -> tuple[list[Any], Any]:
-    """On the root: what to send to each rank, and the order of the examples (or ``None``)."""
+    dataset: Any, size: int, shuffle: bool, seed: int | None, force_equal_length: bool
+) -> tuple[tuple[list[tuple[int, int]], int], Any]:
+    """On the root: the shards, and to how many ranks to send at once; the order (or ``None``).
+
+    To none if the data set cannot be cut: all ranks get all of it.
+    """
     n = len(dataset)
-    positions = numpy.arange(n)
     order = numpy.random.RandomState(seed).permutation(n) if shuffle else None
-    shards = _shards(n, comm.size, force_equal_length)
+    shards = _shards(n, size, force_equal_length)
     try:
-        return [(begin, end, False, None if rank == comm.rank else
-                 cut(dataset, (positions if order is None else order)[begin:end]))
-                for rank, (begin, end) in enumerate(shards)], order
+        cut(dataset, numpy.arange(0))
     except NotInMemoryError:
-        return [(begin, end, True, None) for begin, end in shards], order
+        return (shards, 0), order
+    is_copied = shuffle or isinstance(dataset, (list, tuple))  # the examples of a list are pickled
+    return (shards, -(-size // _TURNS) if is_copied else size), order
+
+
+def _dealt(dataset: Any, order: Any, shards: list[tuple[int, int]], at_once: int,
+           comm: CommunicatorBase, root: int) -> Any:
+    """The part of this rank, sent to it in its turn; ``None`` on the root, which has it."""
+    def cut_for(receivers: list[int]) -> list[Any]:
+        positions = numpy.arange(len(dataset)) if order is None else order
+        return [cut(dataset, positions[begin:end]) if rank in receivers else None
+                for rank, (begin, end) in enumerate(shards)]
+
+    mine = None
+    others = [rank for rank in range(comm.size) if rank != root]
+    for i in range(0, len(others), at_once):
+        receivers = others[i:i + at_once]
+        part = comm.scatter_obj(
+            _on_root(comm, root, 'scatter_dataset', functools.partial(cut_for, receivers)), root)
+        if comm.rank in receivers:
+            mine = part
+    return mine
 
 
 def _shards(n_total: int, size: int, force_equal_length: bool) -> list[tuple[int, int]]:

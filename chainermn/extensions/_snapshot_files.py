@@ -1,7 +1,8 @@
-"""Snapshot files: written whole or not at all, verified, and chosen by all ranks together."""
+"""Snapshot files: a copy of a state, written whole or not at all, verified, and chosen together."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import warnings
 import zipfile
@@ -9,24 +10,53 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import chainer
 import numpy as np
 
 
-def write(path: str, arrays: Mapping[str, Any]) -> None:
+class _Copying(chainer.serializers.DictionarySerializer):
+    """A DictionarySerializer whose arrays nobody else has."""
+
+    def __getitem__(self, key: str) -> _Copying:
+        return _Copying(self.target, self.path + key.strip('/') + '/')
+
+    def __call__(self, key: str, value: Any) -> Any:
+        super().__call__(key, value)
+        if not isinstance(value, chainer.backends.cuda.ndarray):  # which has come to the host
+            name = self.path + key.lstrip('/')
+            self.target[name] = copy_array(self.target[name])
+        return value
+
+
+def copy_state(target: Any) -> dict[str, Any]:
+    """Copies all that an object serializes, to host arrays by name.  Waits for the GPU."""
+    serializer = _Copying()
+    serializer.save(target)
+    return serializer.target
+
+
+def copy_array(array: Any) -> Any:
+    """Copies an array, and the objects in it."""
+    return copy.deepcopy(array) if array.dtype.hasobject else array.copy(order='K')
+
+
+def write(path: str, arrays: Mapping[str, Any], compress: bool = False) -> None:
     """Writes arrays to an npz file that is whole whenever it is there.
 
     They go to a temporary file beside it, which is renamed once it is on the disk, so a process
-    that is killed meanwhile leaves the old file or none.
+    that is killed meanwhile leaves the old file or none, and a temporary one that the next writing
+    of the same file takes over.
 
     Raises:
         OSError: If the file cannot be written.  No file of that name is touched then.
     """
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f'tmp-{name}-{os.getpid()}')
+    temporary = os.path.join(folder, f'tmp-{name}.part')  # no file name of a snapshot ends so
+    method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     try:
-        with open(temporary, 'xb') as file:
+        with open(temporary, 'wb') as file:
             # numpy.savez of NumPy 1.26 leaves its archive open if an array cannot be written.
-            with zipfile.ZipFile(file, 'w') as archive:
+            with zipfile.ZipFile(file, 'w', method) as archive:
                 for key, value in arrays.items():
                     with archive.open(f'{key}.npy', 'w', force_zip64=True) as member:
                         np.lib.format.write_array(member, np.asanyarray(value))

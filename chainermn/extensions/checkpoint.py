@@ -6,6 +6,7 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import chainer
@@ -13,6 +14,7 @@ import numpy as np
 
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions import _random_state, _snapshot_files
+from chainermn.extensions._background import Background, agree, wait_for_all
 
 
 def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5,
@@ -22,13 +24,18 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``.  A file is there only if it
     is whole.  After training ended well on all ranks they are removed; after an error they stay.
 
+    Training stops only while the state is copied in memory; a thread writes the copy.  At the next
+    checkpoint, at the end of the training and before loading all ranks wait until it is on the
+    disk everywhere; if a rank could not write it, all raise an OSError there that names its file.
+
     >>> checkpointer = create_multi_node_checkpointer('run 1', comm)          # doctest: +SKIP
     >>> trainer.extend(checkpointer, trigger=(1000, 'iteration'))             # doctest: +SKIP
     >>> checkpointer.maybe_load(trainer, optimizer)                           # doctest: +SKIP
     >>> trainer.run()                                                         # doctest: +SKIP
 
     Without a Trainer, call ``checkpointer.maybe_load(model)`` and
-    ``checkpointer.save(model, iteration)``.
+    ``checkpointer.save(model, iteration)``, which by itself returns when all ranks have the file;
+    ``save(model, iteration, wait=False)`` is what a Trainer does.
 
     Args:
         name: Name of the run.
@@ -74,43 +81,63 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self.comm = comm
         self.path = path
         self.stats = _CheckpointStats()
+        self._background = Background()
+        self._iteration = 0  # what is in flight
         self._saved = 0
         self._failed = False
 
     def __call__(self, trainer: Any) -> None:
         """Saves the trainer."""
         self._set_path(None, trainer)
-        self.save(trainer, trainer.updater.iteration)
+        self.save(trainer, trainer.updater.iteration, wait=False)
 
-    def save(self, target: Any, iteration: int) -> None:
+    def save(self, target: Any, iteration: int, wait: bool = True) -> None:
         """Saves an object.  Collective: every rank calls it.
 
         Args:
             target: Anything that Chainer can serialize, such as a trainer or a model.
             iteration: Number of the checkpoint.
+            wait: Whether to return only when it is on the disk on all ranks.  With False it
+                returns when the state is copied in memory, and a thread writes it.
 
         Raises:
-            OSError: On every rank, if any rank could not write.
+            OSError: On every rank, if any rank could not write this checkpoint, or the one before
+                it that was saved with ``wait=False``.  The next call saves again.
         """
         self._set_path(None, target)
+        file = self._file(iteration)
+        outdated = self._settle()
         start = time.perf_counter()
-        failure = None
-        try:
-            os.makedirs(self._folder, exist_ok=True)
-            serializer = chainer.serializers.DictionarySerializer()
-            serializer.save(target)
-            _snapshot_files.write(self._file(iteration),
-                                  {**serializer.target, **_random_state.capture()})
-        except OSError as error:
-            failure = f'rank {self.comm.rank}: {error}'
-        failures = [text for text in self.comm.allgather_obj(failure) if text is not None]
-        if failures:
-            raise OSError(f'checkpoint {self.name!r} of iteration {iteration} was not saved; the '
-                          'ones before it stay\n  ' + '\n  '.join(failures))
-        self.stats.durations.append(time.perf_counter() - start)
+        arrays = {**_snapshot_files.copy_state(target), **_random_state.capture()}
+
+        def write() -> None:
+            self._remove(outdated)
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            _snapshot_files.write(file, arrays)
+            self.stats.durations.append(time.perf_counter() - start)
+
+        self._iteration = iteration
+        self._background.start(file, write)
+        if wait:
+            self._remove(self._settle())
+
+    def _settle(self) -> list[str]:
+        """Waits until what is in flight is whole on all ranks, or raises on all of them.
+
+        Returns:
+            Files of this rank that may be removed now.
+        """
+        if not self._background.is_busy:
+            return []
+        agree(f'checkpoint {self.name!r} of iteration {self._iteration}', self.comm,
+              self._background.join())
         self._saved += 1
-        if self._saved % self.gc_interval == 0:
-            self._remove(sorted(self._files())[:-self.cp_interval])
+        if self._saved % self.gc_interval:
+            return []
+        # Other ranks may lack a later one, which an earlier run has left here.
+        files = self._files()
+        past = sorted(iteration for iteration in files if iteration <= self._iteration)
+        return [files[iteration] for iteration in past[:-self.cp_interval]]
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | None = None) -> None:
         """Loads the newest checkpoint that all ranks have, if there is one.
@@ -123,6 +150,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
                 one; without it, it only copies rank 0's parameters to all ranks.
             path: Folder of the files, from now on.
         """
+        self._remove(self._settle())
+        wait_for_all()  # another checkpointer of this process may have saved it
         self._set_path(path, trainer)
         files = self._files()
         iteration = _snapshot_files.newest_common(self.comm, files)
@@ -144,12 +173,21 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._failed = True
 
     def finalize(self) -> None:
-        """Removes the files, if training ended well on all ranks."""
+        """Waits for what is in flight, and removes the files if training ended well on all ranks.
+
+        Raises:
+            OSError: On every rank, if any rank could not write the last checkpoint.
+        """
         # Trainer.run calls this in a "finally" clause, and on_error not for KeyboardInterrupt.
-        if self._failed or sys.exc_info()[0] is not None or self.path is None:
+        if self._failed or sys.exc_info()[0] is not None:
+            if failure := self._background.join():
+                warnings.warn(f'the last checkpoint was not saved: {failure}', RuntimeWarning,
+                              stacklevel=2)
             return
-        self.comm.barrier()
-        self._remove(self._files())
+        self._settle()
+        if self.path is not None:
+            self.comm.barrier()
+            self._remove(self._files().values())
 
     def _set_path(self, path: str | None, target: Any) -> None:
         if path is not None:
@@ -164,7 +202,9 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         return self.path
 
     def _file(self, iteration: int) -> str:
-        return os.path.join(self._folder, f'{self.name}.{self.comm.rank}.{iteration}')
+        # Absolute, for the thread: the process may go to another folder.
+        return os.path.abspath(
+            os.path.join(self._folder, f'{self.name}.{self.comm.rank}.{iteration}'))
 
     def _files(self) -> dict[int, str]:
         """This rank's files by iteration."""
@@ -173,6 +213,6 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         iterations = [int(match[1]) for match in map(pattern.fullmatch, names) if match]
         return {iteration: self._file(iteration) for iteration in iterations}
 
-    def _remove(self, iterations: Any) -> None:
-        for iteration in iterations:
-            os.remove(self._file(iteration))
+    def _remove(self, files: Iterable[str]) -> None:
+        for file in files:
+            os.remove(file)

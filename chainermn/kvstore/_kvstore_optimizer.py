@@ -30,7 +30,8 @@ def create_kvstore_optimizer(actual_optimizer: Any, kvstore: KVStore,
     ``dist_async`` steps with each rank's gradients by themselves, as they come, so it makes
     ``num_workers`` times as many steps.
 
-    The keys are the paths of the parameters, so a store serves one such optimizer.  The first
+    The keys are the paths of the parameters, so a store serves one such optimizer; their values
+    are the parameters with ``update_on_kvstore``, otherwise the last gradients.  The first
     ``update`` does not step (``t`` stays 0): it initializes the keys and copies the parameters of
     rank 0 to all ranks, and so does one that finds parameters that have just been initialized.
     These are collective; with ``dist_async`` later ones are not, and ranks may make different

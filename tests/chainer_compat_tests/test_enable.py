@@ -1,6 +1,9 @@
 """What starts with Python: nothing heavy, and only what is asked for."""
 
+import ast
 import pathlib
+import subprocess
+import venv
 
 import pytest
 
@@ -32,6 +35,21 @@ def test_overlay_comes_after_pythonpath_and_before_site_packages(python, tmp_pat
     overlay = str(pathlib.Path(chainer_compat._overlay()))
     site = next(p for p in path if p.endswith('site-packages'))
     assert path.index(str(tmp_path)) < path.index(overlay) < path.index(site)
+
+
+def test_overlay_comes_first_in_a_new_virtual_environment(tmp_path):
+    """Python reads the ``.pth`` files of a virtual environment before it knows its folders."""
+    root = pathlib.Path(__file__).parents[2]
+    enable = next(ast.literal_eval(node.value) for node in ast.parse(
+        root.joinpath('setup.py').read_text(encoding='utf-8')).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'ENABLE')
+    venv.create(tmp_path, symlinks=True)
+    site = next(tmp_path.glob('lib/python*/site-packages'))
+    site.joinpath('chainer_compat.pth').write_text(f'{root}\n{enable}')
+    path = subprocess.run(
+        [tmp_path / 'bin' / 'python', '-c', 'import sys; print(*sys.path, sep="\\n")'],
+        check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
+    assert path.index(str(root)) < path.index(str(site))
 
 
 @pytest.mark.parametrize('compat', ['0', '1'])

@@ -43,7 +43,7 @@ def main():
     # Each is started from a thread, of which Python >= 3.12 warns, rightly, where it forks.
     warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
     data = Squares()
-    several = [{}, {'n_prefetch': 3, 'maxtasksperchild': 2}] * (sys.argv[1] == 'fork')
+    several = [{}, {'n_prefetch': 3}] * (sys.argv[1] == 'fork')
     for options in [{'shared_mem': 10000}, *several]:
         numpy.random.seed(0)
         serial = epochs(iterators.SerialIterator(data, 4))

@@ -88,8 +88,8 @@ def test_nccl_type_id(monkeypatch):
         monkeypatch.setattr(nccl, name, number, raising=False)
     for dtype, number in [('f2', 6), (np.float32, 7), (np.dtype('f8'), 8)]:
         assert _communication_utility._get_nccl_type_id(np.dtype(dtype)) == number
-    with pytest.raises(ValueError, match='float16, float32, float64, not int32'):
-        _communication_utility._get_nccl_type_id(np.dtype('i4'))
+    with pytest.raises(ValueError, match='float16, float32, float64, not int16'):
+        _communication_utility._get_nccl_type_id(np.dtype('i2'))
 
 
 def test_int_max():

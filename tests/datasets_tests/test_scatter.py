@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -189,6 +190,23 @@ def test_only_the_part_of_a_rank_travels_to_it(comm, make, shuffle):
         assert len(part._dataset) == len(part)
     else:
         assert len(part._dataset) == N  # no copy on the root
+
+
+@pytest.mark.parametrize('make, shuffle', [
+    (lambda x: x, False), (lambda x: TupleDataset(x, x[:, 0]), True), (list, False), (list, True)])
+def test_no_rank_has_more_than_a_part_at_once(comm, make, shuffle):
+    x = np.zeros((1000, 1000), np.float32)
+    dataset = make(x) if comm.rank == 0 else None
+    tracemalloc.start()
+    try:
+        part = chainermn.scatter_dataset(dataset, comm, shuffle=shuffle)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(part) == -(-1000 // comm.size)
+    at_once = 0 if comm.size == 1 or (comm.rank == 0 and dataset is x) else 1
+    copies = 2 if isinstance(part._dataset, list) else 1  # pickled, and as objects
+    assert peak < (at_once * copies / comm.size + 0.15) * x.nbytes
 
 
 def test_the_root_keeps_a_view(comm):

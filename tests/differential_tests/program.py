@@ -240,12 +240,12 @@ def checkpoint_files_and_resume(comm):
     checkpointer.finalize = lambda: None
     trainer.extend(checkpointer, trigger=(2, 'iteration'))
     trainer.run()
-    comm.allreduce_obj(0)
-    files = sorted(map(os.path.basename, glob.glob(folder + '/run.*')))
     trainer, model = small_trainer(comm, folder, 7)
     checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
     checkpointer.finalize = lambda: None
-    checkpointer.maybe_load(trainer)
+    checkpointer.maybe_load(trainer)  # waits for what is being written
+    comm.allreduce_obj(0)
+    files = sorted(map(os.path.basename, glob.glob(folder + '/run.*')))
     loaded = {'iteration': trainer.updater.iteration, 'W': model.predictor.W.array.tolist()}
     trainer.run()
     return {'files': files, 'loaded': loaded, 'W': model.predictor.W.array.tolist()}

@@ -1,6 +1,8 @@
 """One snapshot for each set of replicas, and resuming where all sets can."""
 import os
+import threading
 import warnings
+import zipfile
 
 import chainer
 import numpy as np
@@ -124,6 +126,174 @@ def test_snapshot_on_error(comm, folder):
         trainer.run()
     comm.barrier()
     assert os.listdir(folder) == ['snapshot_iter_3.0']
+
+
+class Gate:
+    """Is pickled, by the thread that writes, only once the gate is open."""
+
+    def __init__(self):
+        self.is_open = threading.Event()
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        self.is_open.wait()
+        return str, ()
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.is_open.set()  # whatever happened, no thread stays
+
+
+def gated_trainer(comm, folder, seed, gate, at, stop=(6, 'iteration')):
+    """A trainer of which nothing is written at an iteration before the gate is open."""
+    trainer = make_trainer(comm, folder, seed, stop)
+    iterator = trainer.updater.get_iterator('main')
+
+    def serialize(serializer):
+        if trainer.updater.iteration == at:
+            serializer('gate', np.array(gate, dtype=object))  # the first thing in the file
+        type(iterator).serialize(iterator, serializer)
+
+    iterator.serialize = serialize
+    return trainer
+
+
+def extend(trainer, extension, at, priority=0):
+    """Calls a function once at an iteration."""
+    trainer.extend(lambda t: extension() if t.updater.iteration == at else None,
+                   trigger=(1, 'iteration'), priority=priority, name=f'at {at}')
+
+
+@pytest.mark.parametrize('compression', [None, True, False])
+def test_training_goes_on_while_a_snapshot_is_written(comm, folder, sets, gate, compression):
+    """And its bits are those of the iteration that was saved."""
+    writer = {} if compression is None else {
+        'writer': extensions.snapshot_writers.SimpleWriter(compression=compression)}
+    trainer = gated_trainer(comm, folder, 0, gate, 2)
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(**writer), sets),
+                   trigger=(2, 'iteration'))
+    saved, seen = [], []
+    extend(trainer, lambda: saved.append(weights(trainer)), 2)
+
+    def look():
+        seen.extend(name for name in os.listdir(folder) if not name.startswith('tmp-'))
+        comm.barrier()
+        gate.is_open.set()
+
+    extend(trainer, look, 3)
+    trainer.run()
+    comm.barrier()
+    assert seen == [] and (weights(trainer) != saved[0]).any()
+    rank = min(next(s for s in _parse_replica_sets(sets, comm.size) if comm.rank in s))
+    loaded = make_trainer(comm, folder, 1234)
+    path = f'{folder}/snapshot_iter_2.{rank}'
+    chainer.serializers.load_npz(path, loaded)
+    np.testing.assert_array_equal(weights(loaded), saved[0])
+    with zipfile.ZipFile(path) as archive:
+        assert {info.compress_type for info in archive.infolist()} == {
+            0 if compression is False else 8}
+
+
+def test_what_is_given_up_stays_until_every_set_has_the_newer(comm, folder, sets, gate):
+    last = leaders(sets, comm.size)[-1]
+    trainer = gated_trainer(comm, folder, 0, gate if comm.rank == last else Gate(), 4)
+    if comm.rank != last:
+        trainer.updater.get_iterator('main').serialize = lambda serializer: None
+    snapshot = multi_node_snapshot(comm, extensions.snapshot(n_retains=1), sets)
+    trainer.extend(snapshot, trigger=(2, 'iteration'))
+
+    def look():
+        if comm.rank != last:
+            snapshot._writer.finalize()
+        comm.barrier()
+        assert {f'snapshot_iter_2.{rank}' for rank in leaders(sets, comm.size)} <= set(
+            os.listdir(folder))
+        comm.barrier()
+        gate.is_open.set()
+
+    extend(trainer, look, 5)
+    trainer.run()
+    comm.barrier()
+    assert sorted(os.listdir(folder)) == sorted(
+        f'snapshot_iter_6.{rank}' for rank in leaders(sets, comm.size))
+
+
+@pytest.mark.parametrize('at', [2, 4])
+def test_an_error_of_the_thread_is_raised_on_all_ranks(comm, folder, sets, at):
+    """At the next snapshot, or at the end; older ones stay, and nothing torn is left."""
+    last = leaders(sets, comm.size)[-1]
+    stop = at + 2 if at == 2 else at
+    trainer = make_trainer(comm, folder, 0, stop=(stop, 'iteration'))
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), sets),
+                   trigger=(2, 'iteration'))
+
+    def no_file_there():
+        if comm.rank == last:
+            os.mkdir(f'{folder}/tmp-snapshot_iter_{at}.{last}.part')
+
+    extend(trainer, no_file_there, at)
+    with pytest.raises(OSError, match='not saved') as caught:
+        trainer.run(show_loop_exception_msg=False)
+        comm.barrier()  # with one set, where the ranks that do not write learn of it
+    path = f'{folder}/snapshot_iter_{at}.{last}'
+    assert f'rank {last}: {path}: IsADirectoryError' in str(caught.value)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    comm.barrier()
+    assert not os.path.exists(path)
+    assert sorted(name for name in os.listdir(folder) if name.endswith(f'.{last}')) == (
+        ['snapshot_iter_2.' + str(last)] if at == 4 else [])
+
+
+def test_a_training_that_fails_completes_the_file_and_warns_of_its_error(comm, folder):
+    def fail():
+        raise RuntimeError('on purpose')
+
+    for at in (2, 4):
+        trainer = make_trainer(comm, folder, 0)
+        trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), []),
+                       trigger=(at, 'iteration'))
+        extend(trainer, fail, at, priority=-1000)
+        if at == 4 and comm.rank == 0:
+            os.mkdir(f'{folder}/tmp-snapshot_iter_4.0.part')
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            with pytest.raises(RuntimeError, match='on purpose'):
+                trainer.run(show_loop_exception_msg=False)
+        said = ''.join(str(warning.message) for warning in caught)
+        assert ('snapshot_iter_4.0: IsADirectoryError' in said) == (at == 4 and comm.rank == 0)
+        comm.barrier()
+    assert [name for name in os.listdir(folder) if name.endswith('.0')] == ['snapshot_iter_2.0']
+
+
+def test_a_trigger_of_the_writing_rank_alone(comm, folder):
+    """With one set of replicas nobody else is asked."""
+    trainer = make_trainer(comm, folder, 0)
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), []),
+                   trigger=lambda t: comm.rank == 0 and t.updater.iteration in (2, 3))
+    trainer.run()
+    comm.barrier()
+    assert sorted(os.listdir(folder)) == ['snapshot_iter_2.0', 'snapshot_iter_3.0']
+
+
+class OwnWriter(extensions.snapshot_writers.SimpleWriter):
+    pass
+
+
+@pytest.mark.parametrize('make', [
+    OwnWriter, extensions.snapshot_writers.ThreadWriter,
+    lambda: extensions.snapshot_writers.SimpleWriter(savefun=chainer.serializers.save_hdf5)])
+def test_a_writer_of_ones_own_is_left_alone(comm, folder, make):
+    writer = make()
+    snapshot = extensions.snapshot(writer=writer)
+    trainer = make_trainer(comm, folder, 0)
+    trainer.extend(multi_node_snapshot(comm, snapshot, []), trigger=(1000, 'iteration'))
+    trainer.run()
+    assert snapshot.writer is writer
 
 
 def test_a_function_as_file_name(comm, folder):

@@ -1,10 +1,13 @@
 """Files are whole or absent, damage is found, and the ranks choose together."""
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import warnings
+import zipfile
 
+import chainer
 import numpy as np
 import pytest
 
@@ -58,6 +61,53 @@ def test_a_process_killed_while_writing_leaves_no_file(tmp_path):
     process = subprocess.run([sys.executable, '-c', script, str(tmp_path / 'file')], timeout=50)
     assert process.returncode == -signal.SIGKILL
     assert 'file' not in os.listdir(tmp_path)
+
+
+def test_what_a_killed_process_left_is_taken_over(tmp_path):
+    """Also by a process of the same number, as in a container that is started again."""
+    (tmp_path / 'tmp-file.part').write_bytes(b'torn' * 10000)
+    _snapshot_files.write(str(tmp_path / 'file'), ARRAYS)
+    assert os.listdir(tmp_path) == ['file']
+    assert _snapshot_files.problem_of(str(tmp_path / 'file')) is None
+
+
+@pytest.mark.parametrize('compress', [False, True])
+def test_chainer_reads_it(tmp_path, compress):
+    model, loaded = chainer.links.BatchNormalization(2), chainer.links.BatchNormalization(2)
+    model.gamma.array[...] = model.avg_mean[...] = 7
+    path = str(tmp_path / 'file')
+    _snapshot_files.write(path, _snapshot_files.copy_state(model), compress)
+    chainer.serializers.load_npz(path, loaded)
+    assert (loaded.gamma.array == 7).all() and (loaded.avg_mean == 7).all()
+    with zipfile.ZipFile(path) as archive:
+        assert {info.compress_type for info in archive.infolist()} == {8 if compress else 0}
+
+
+class State:
+    """Serializes an array of every kind, and a state below it."""
+
+    def __init__(self):
+        self.arrays = {'c': np.arange(6.0).reshape(2, 3), 'f': np.asfortranarray(np.eye(3)),
+                       'scalar': 3, 'none': None, 'objects': np.array([[1], 'x'], dtype=object),
+                       'empty': np.empty((0, 2), np.float16)}
+        self.link = chainer.links.Linear(2, 2)
+
+    def serialize(self, serializer):
+        for name, array in self.arrays.items():
+            serializer(name, array)
+        self.link.serialize(serializer['below']['/link/'])
+
+
+def test_a_copy_is_what_chainer_serializes_and_shares_nothing():
+    state = State()
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(state)
+    expected = {name: pickle.dumps(array) for name, array in serializer.target.items()}
+    copied = _snapshot_files.copy_state(state)
+    state.arrays['objects'][0].append('more')
+    for array in serializer.target.values():
+        array[...] = 0
+    assert {name: pickle.dumps(array) for name, array in copied.items()} == expected
 
 
 @pytest.mark.parametrize('damage', ['truncate', 'empty', 'flip', 'text', 'delete'])

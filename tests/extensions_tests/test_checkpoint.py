@@ -1,8 +1,11 @@
 """The checkpointer: what is kept, when, and that a run goes on with the same bits."""
+import contextlib
 import os
 import re
+import resource
 import subprocess
 import sys
+import threading
 
 import chainer
 import numpy as np
@@ -188,6 +191,207 @@ def test_an_error_of_one_rank_while_saving_is_raised_on_all(comm, folder):
     np.testing.assert_array_equal(loaded.W.array, model.W.array)
 
 
+class Gate:
+    """Is pickled, by the thread that writes, only once the gate is open."""
+
+    def __init__(self):
+        self.is_open = threading.Event()
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        self.is_open.wait()
+        return str, ()
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.is_open.set()  # whatever happened, no thread stays
+
+
+class Gated(chainer.Chain):
+    """Is serialized with a gate before its parameters, so that none of them is written before."""
+
+    def __init__(self, gate):
+        super().__init__()
+        with self.init_scope():
+            self.linear = chainer.links.Linear(3, 2)
+        self.gate = np.array(gate, dtype=object)
+        self.register_persistent('gate')
+
+
+def test_what_is_saved_is_the_state_at_the_call(comm, folder, gate):
+    """Neither the call nor what changes the state waits for the file."""
+    model = Gated(gate)
+    expected = model.linear.W.array.tobytes()
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(model, 1, wait=False)
+    assert f'run.{comm.rank}.1' not in names(folder)
+    model.linear.W.array[...] = 0
+    gate.is_open.set()
+    loaded = Gated(None)
+    checkpointer.maybe_load(loaded)
+    assert loaded.linear.W.array.tobytes() == expected
+
+
+def test_a_trainer_goes_on_while_a_checkpoint_is_written(comm, folder, gate):
+    """And what is resumed has the bits of the iteration that was saved."""
+    trainer, _ = make_trainer(comm, folder)
+    trainer.run()
+    expected = bits(trainer)
+
+    first, _ = make_trainer(comm, folder, (7, 'iteration'))
+    iterator = first.updater.get_iterator('main')
+
+    def serialize(serializer):
+        serializer('gate', np.array(gate, dtype=object))  # the first thing in the file
+        type(iterator).serialize(iterator, serializer)
+
+    iterator.serialize = serialize
+    checkpointer = checkpointer_of(comm)
+    checkpointer.finalize = lambda: None
+    first.extend(checkpointer, trigger=(4, 'iteration'))
+    first.run()
+    assert first.updater.iteration == 7 and f'run.{comm.rank}.4' not in names(folder)
+    gate.is_open.set()
+
+    trainer, optimizer = make_trainer(comm, folder)
+    np.random.seed(99)
+    checkpointer_of(comm).maybe_load(trainer, optimizer, path=folder)
+    assert trainer.updater.iteration == 4
+    trainer.run()
+    assert bits(trainer) == expected
+
+
+def test_older_files_stay_until_the_newer_is_whole_on_all_ranks(comm, folder, gate):
+    last = comm.size - 1
+    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
+    checkpointer.save(Gated(None), 1)
+    checkpointer.save(Gated(gate if comm.rank == last else None), 2, wait=False)
+    if comm.rank != last:
+        checkpointer._background.wait()
+    comm.barrier()
+    assert {f'run.{rank}.1' for rank in range(comm.size)} <= set(names(folder))
+    comm.barrier()
+    gate.is_open.set()
+    checkpointer.save(Gated(None), 3)
+    comm.barrier()
+    assert names(folder) == [f'run.{rank}.3' for rank in range(comm.size)]
+
+
+def test_what_other_ranks_lack_does_not_count_as_newer(comm, folder):
+    """An earlier run left iteration 9 on one rank only."""
+    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
+    if comm.rank == 0:
+        with open(f'{folder}/run.0.9', 'w') as file:
+            file.write('damaged')
+    checkpointer.save(Gated(None), 1)
+    checkpointer.save(Gated(None), 2)
+    comm.barrier()
+    assert names(folder) == sorted(['run.0.9', *(f'run.{rank}.2' for rank in range(comm.size))])
+
+
+@contextlib.contextmanager
+def full_disk(is_full):
+    """No file can be longer than 1 MB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def large_model():
+    return chainer.links.Linear(1000, 500)  # 2 MB
+
+
+@pytest.fixture
+def failed(comm, folder):
+    """A checkpointer that has iteration 1, and could not write iteration 2 on the last rank."""
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(large_model(), 1)
+    with full_disk(comm.rank == comm.size - 1):
+        checkpointer.save(large_model(), 2, wait=False)
+        checkpointer._background.wait()
+    return checkpointer
+
+
+def assert_raises_on_all(comm, folder, verb):
+    last = comm.size - 1
+    with pytest.raises(OSError, match='File too large') as caught:
+        verb()
+    assert f'rank {last}: {folder}/run.{last}.2: ' in str(caught.value)
+    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
+    assert f'run.{last}.2' not in names(folder) and f'tmp-run.{last}.2.part' not in names(folder)
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_save(comm, folder, failed):
+    model = large_model()
+    assert_raises_on_all(comm, folder, lambda: failed.save(model, 3))
+    failed.save(model, 4)
+    loaded = large_model()
+    failed.maybe_load(loaded)
+    np.testing.assert_array_equal(loaded.W.array, model.W.array)
+
+
+def test_an_error_of_the_thread_is_raised_by_maybe_load(comm, folder, failed):
+    assert_raises_on_all(comm, folder, lambda: failed.maybe_load(large_model()))
+
+
+def test_an_error_of_the_thread_is_raised_at_the_end_and_the_files_stay(comm, folder, failed):
+    assert_raises_on_all(comm, folder, failed.finalize)
+    assert f'run.{comm.rank}.1' in names(folder)
+    failed.finalize()
+
+
+def test_an_error_of_the_thread_is_no_more_than_a_warning_where_training_failed(
+        comm, folder, failed):
+    failed.on_error(None, RuntimeError(), None)
+    if comm.rank == comm.size - 1:
+        with pytest.warns(RuntimeWarning, match='File too large'):
+            failed.finalize()
+    else:
+        failed.finalize()
+
+
+def test_a_training_that_fails_completes_the_file(comm, folder, gate):
+    trainer, _ = make_trainer(comm, folder, (4, 'iteration'))
+    model = Gated(gate)
+    trainer.extend(checkpointer_of(comm), trigger=(2, 'iteration'))
+
+    class Fails(chainer.training.Extension):
+        def __call__(self, trainer):
+            raise RuntimeError('on purpose')
+
+        def on_error(self, trainer, exc, tb):
+            gate.is_open.set()
+
+        def serialize(self, serializer):
+            model.serialize(serializer)
+
+    trainer.extend(Fails(), trigger=(3, 'iteration'))
+    with pytest.raises(RuntimeError, match='on purpose'):
+        trainer.run()
+    comm.barrier()
+    assert names(folder) == sorted(f'run.{rank}.2' for rank in range(comm.size))
+    checkpointer_of(comm, path=folder).maybe_load(trainer)
+    assert trainer.updater.iteration == 2
+
+
+def test_stats_count_what_is_on_the_disk(comm, folder, gate):
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(Gated(gate), 1, wait=False)
+    assert checkpointer.get_stats() == 'no checkpoints were saved'
+    gate.is_open.set()
+    checkpointer.maybe_load(Gated(None))
+    assert len(checkpointer.stats.durations) == 1
+
+
 def test_stats(comm, folder):
     checkpointer = checkpointer_of(comm, path=folder)
     checkpointer.save(chainer.links.Linear(2, 2), 1)
@@ -210,52 +414,76 @@ def test_no_folder(comm):
 SCRIPT = '''
 import os, signal, sys, warnings
 warnings.simplefilter('ignore', DeprecationWarning)
-import chainermn
+import chainer, chainermn
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 import importlib.util
 spec = importlib.util.spec_from_file_location('tests_of_checkpoint', sys.argv[1])
 tests = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tests)
 comm = chainermn.create_communicator('naive')
-folder, victim, when = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+folder, victim, when, moment = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 trainer, optimizer = tests.make_trainer(comm, folder)
 checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
 trainer.extend(checkpointer, trigger=(1, 'iteration'))
 checkpointer.maybe_load(trainer, optimizer)
 print('starts at', trainer.updater.iteration)
 
-def die(trainer):
-    if comm.rank == victim and trainer.updater.iteration == when:
+class Kill:
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
-trainer.extend(die, trigger=(1, 'iteration'), priority=int(sys.argv[5]))
+class Die(chainer.training.Extension):
+    trigger = 1, 'iteration'
+
+    def is_time(self):
+        return comm.rank == victim and trainer.updater.iteration == when
+
+    def __call__(self, trainer):
+        if self.is_time() and moment != 'writing':
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def serialize(self, serializer):
+        if self.is_time() and moment == 'writing':
+            serializer('kill', tests.np.array(Kill(), dtype=object))
+
+trainer.extend(Die(), priority={'before': 1000}.get(moment, -1000))
 trainer.run()
 print('ends with', hash(b''.join(tests.bits(trainer))))
 '''
 
 
-@pytest.mark.skipif(WORLD.size > 1, reason='starts mpiexec itself')
-@pytest.mark.parametrize('victim, when, priority', [
-    (0, 1, 1000), (1, 4, 1000), (0, 7, -1000), (1, 12, -1000)])
-def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path, victim, when, priority):
-    """Killed before or after the iteration's checkpoint, on either rank."""
-    script = tmp_path / 'script.py'
+def run_script(folder, victim=-1, when=0, moment='never'):
+    script = folder / 'script.py'
     script.write_text(SCRIPT)
+    return subprocess.run(
+        ['mpiexec', '-n', '2', sys.executable, str(script), __file__, str(folder / 'out'),
+         str(victim), str(when), moment],
+        capture_output=True, text=True, timeout=50, env={**os.environ, 'PYTHONHASHSEED': '0'})
 
-    def run(folder, victim):
-        return subprocess.run(
-            ['mpiexec', '-n', '2', sys.executable, str(script), __file__, str(tmp_path / folder),
-             str(victim), str(when), str(priority)],
-            capture_output=True, text=True, timeout=50,
-            env={**os.environ, 'PYTHONHASHSEED': '0'})
 
-    whole = run('whole', -1)
-    assert whole.returncode == 0, whole.stderr
-    killed = run('killed', victim)
+@pytest.fixture(scope='module')
+def whole_run(tmp_path_factory):
+    """What a run that nothing happens to ends with."""
+    done = run_script(tmp_path_factory.mktemp('whole'))
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r'ends with (-?\d+)', done.stdout))
+
+
+@pytest.mark.skipif(WORLD.size > 1, reason='starts mpiexec itself')
+@pytest.mark.parametrize('victim, when, moment', [
+    (0, 1, 'before'), (1, 4, 'before'), (0, 7, 'after'), (1, 12, 'after'), (0, 5, 'writing'),
+    (1, 12, 'writing')])
+def test_a_run_that_was_killed_goes_on_with_the_same_bits(
+        tmp_path, whole_run, victim, when, moment):
+    """Killed before or after the iteration's checkpoint is taken, or while it is written."""
+    killed = run_script(tmp_path, victim, when, moment)
     assert killed.returncode != 0 and 'ends with' not in killed.stdout
-    again = run('killed', -1)
+    again = run_script(tmp_path)
     assert again.returncode == 0, again.stderr
     start = int(re.search(r'starts at (\d+)', again.stdout)[1])
     assert when - 2 <= start <= when
-    ends = set(re.findall(r'ends with (-?\d+)', whole.stdout + again.stdout))
-    assert len(ends) == 1
+    assert len(whole_run) == 1
+    assert set(re.findall(r'ends with (-?\d+)', again.stdout)) == whole_run

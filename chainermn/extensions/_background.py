@@ -1,0 +1,99 @@
+"""One file at a time is written by a thread while training goes on; its error is never lost.
+
+The thread makes no MPI call and touches no device.  The interpreter waits for it before it ends.
+"""
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_pending: set[Background] = set()  # those with a job that nobody has joined
+
+
+class Background:
+    """At most one job, in a thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        #: Whether a job was started and not joined.
+        self.is_busy = False
+
+    def start(self, path: str, job: Callable[[], None]) -> None:
+        """Starts a job; the one before has to be joined.
+
+        Args:
+            path: The file that it writes, for the message.
+            job: Holds all that it needs, in memory that nobody else changes.
+        """
+        def run() -> None:
+            try:
+                job()
+            except BaseException as error:
+                self._failure = f'{path}: {type(error).__name__}: {error}'
+
+        # Registered again, so that it runs before what was registered since, such as MPI_Finalize.
+        atexit.unregister(_report)
+        atexit.register(_report)
+        _pending.add(self)
+        self.is_busy = True
+        thread = threading.Thread(target=run, name=f'writes {path}')
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many threads, or the interpreter is ending
+            run()
+        else:
+            self._thread = thread
+
+    def wait(self) -> None:
+        """Waits for the job; its error stays to be asked for."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def join(self) -> str | None:
+        """Waits for the job, if there is one; says what went wrong, once."""
+        self.wait()
+        failure = self._failure
+        self._thread, self._failure, self.is_busy = None, None, False
+        _pending.discard(self)
+        return failure
+
+
+def agree(what: str, comm: Any, failure: str | None) -> None:
+    """Raises on all ranks if any has a failure.  Collective: every rank calls it.
+
+    Raises:
+        OSError: On every rank, with what failed on each.
+    """
+    said = comm.allgather_obj(failure and f'rank {comm.rank}: {failure}')
+    if failures := [text for text in said if text is not None]:
+        raise _error(what, failures)
+
+
+def refuse(what: str, comm: Any, failure: str) -> None:
+    """Raises what :func:`agree` does, on the other ranks in their next collective verb."""
+    comm.refuse('writing', _error(what, [f'rank {comm.rank}: {failure}']))
+
+
+def _error(what: str, failures: list[str]) -> OSError:
+    return OSError(f'{what} was not saved; the ones before it stay\n  ' + '\n  '.join(failures))
+
+
+def wait_for_all() -> None:
+    """Waits for every job of this process."""
+    for background in list(_pending):
+        background.wait()
+
+
+def _report() -> None:
+    """At the end of the program: says what nobody asked for, and ends the job if it has others."""
+    failures = [failure for background in list(_pending) if (failure := background.join())]
+    if failures:
+        sys.excepthook(OSError, OSError('not written:\n  ' + '\n  '.join(failures)), None)
+
+
+os.register_at_fork(after_in_child=_pending.clear)  # a child has no such thread
