@@ -3,13 +3,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import chainer
 
-#: Batches per exchange.
-_CHUNK = 8
 _NOTHING = object()
 
 
@@ -18,7 +16,8 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
 
     Every rank calls :meth:`calc_local` on each of its batches.  The root gets all results and
     calls :meth:`aggregate`.  Collective: every rank runs the extension; the numbers of batches may
-    differ.
+    differ.  The results are exchanged once, so an error of one rank is raised on each of the others
+    when that is done with its own batches.
 
     Args:
         comm: ChainerMN communicator.
@@ -75,25 +74,18 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
     def __call__(self, trainer: Any = None) -> Any:
         """Evaluates.  Returns the result on the root, ``None`` elsewhere."""
         verb = f'{type(self).__name__}'
-        results: list[Any] = []
-        remaining = True
         with chainer.using_config('train', False), chainer.no_backprop_mode():
-            locals_ = self._local_results()
-            while remaining:
-                try:
-                    chunk = list(islice(locals_, _CHUNK))
-                except Exception as error:
-                    self.comm.refuse(verb, error)
-                gathered = self.comm.gather_obj(chunk, self.root)
-                if gathered is not None:
-                    rows = zip_longest(*gathered, fillvalue=_NOTHING)
-                    results.extend(result for row in rows for result in row
-                                   if result is not _NOTHING)
-                remaining = self.comm.allreduce_obj(int(len(chunk) == _CHUNK)) > 0
+            try:
+                results = list(self._local_results())
+            except Exception as error:
+                self.comm.refuse(verb, error)
+        gathered = self.comm.gather_obj(results, self.root)
         result = None
         try:
-            if self.comm.rank == self.root:
-                result = self.aggregate(results)
+            if gathered is not None:
+                rows = zip_longest(*gathered, fillvalue=_NOTHING)
+                result = self.aggregate([result for row in rows for result in row
+                                         if result is not _NOTHING])
         except Exception as error:
             self.comm.refuse(verb, error)
         self.comm.barrier()  # where the others learn of the error

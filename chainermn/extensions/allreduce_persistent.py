@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 import chainer
+import numpy as np
 
 
 class AllreducePersistent(chainer.training.Extension):
@@ -30,9 +31,10 @@ class AllreducePersistent(chainer.training.Extension):
         """Averages.  The trainer is not used."""
         groups: dict[Any, list[Any]] = {}
         for array in self._arrays():
-            groups.setdefault(array.dtype, []).append(array)
+            # MPI sums float16 in float32 anyway.
+            groups.setdefault(np.promote_types(array.dtype, np.float32), []).append(array)
         for dtype in sorted(groups, key=str):
-            self._average(groups[dtype])
+            self._average(groups[dtype], dtype)
 
     def _arrays(self) -> list[Any]:
         named = {}
@@ -43,10 +45,11 @@ class AllreducePersistent(chainer.training.Extension):
                     named[f'{path}/{name}'] = value
         return [named[path] for path in sorted(named)]
 
-    def _average(self, arrays: list[Any]) -> None:
-        """One exchange for all arrays of a dtype."""
+    def _average(self, arrays: list[Any], dtype: Any) -> None:
+        """One exchange for all arrays that are summed in a dtype."""
         xp = chainer.backend.get_array_module(*arrays)
-        mean = self.comm.multi_node_mean(xp.concatenate([array.ravel() for array in arrays]))
+        mean = self.comm.multi_node_mean(xp.concatenate(
+            [array.ravel().astype(dtype, copy=False) for array in arrays]))
         start = 0
         for array in arrays:
             array[...] = mean[start:start + array.size].reshape(array.shape)

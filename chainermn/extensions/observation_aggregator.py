@@ -10,7 +10,8 @@ import chainer
 class ObservationAggregator(chainer.training.Extension):
     """Aggregates what all ranks observed of one key, and puts the result in their observations.
 
-    Collective whenever ``comm_trigger`` fires, on all ranks in the same iteration.
+    Collective whenever ``comm_trigger`` fires, on all ranks in the same iteration.  That is one
+    exchange, or two with an ``aggregator``.
 
     Args:
         comm: ChainerMN communicator.
@@ -19,7 +20,8 @@ class ObservationAggregator(chainer.training.Extension):
         aggregated_key: The key to write the result to; ``original_key`` by default.
         comm_trigger: When to aggregate what was observed since the last time.
         aggregator: Function of a list, with a list of values for each rank, by rank, that returns
-            the result.  It runs on rank 0.  The mean of all values by default.
+            the result.  It runs on rank 0; all ranks pass one or none does.  The mean of all values
+            by default.
     """
 
     trigger = 1, 'iteration'
@@ -52,6 +54,8 @@ class ObservationAggregator(chainer.training.Extension):
             On every rank the result; ``None`` if no rank observed a value.
         """
         values, self._values = self._values, []
+        if self.aggregator is _mean:
+            return _mean(self.comm.allgather_obj(values))
         gathered = self.comm.gather_obj(values)
         result = None
         try:
@@ -64,7 +68,7 @@ class ObservationAggregator(chainer.training.Extension):
 
 def _mean(gathered: list[list[Any]]) -> Any:
     values = [value for values in gathered for value in values]
-    return sum(values[1:], values[0]) / len(values)
+    return sum(values[1:], values[0]) / len(values) if values else None
 
 
 def _to_host(value: Any) -> Any:

@@ -8,6 +8,7 @@ import chainer
 
 from chainermn._delegate import Delegate
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.iterators._columns import pack, unpack
 
 #: What Chainer's updaters, triggers and reports ask of an iterator.
 _PROGRESS = ('current_position', 'epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
@@ -64,19 +65,20 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         return self
 
     def __next__(self) -> Any:
-        message = None
+        batch, message = None, None
         if self._is_root:
             try:
-                message = [next(self.actual_iterator), self._own_progress()]
+                batch = next(self.actual_iterator)
+                message = [pack(batch), self._own_progress()]
             except StopIteration:
                 message = [self._own_progress()]
             except Exception as error:
                 self.communicator.refuse('next of the multi-node iterator', error)
-        *batch, progress = self.communicator.bcast_obj(message, root=self.rank_master)
+        *packed, progress = self.communicator.bcast_obj(message, root=self.rank_master)
         self.__dict__.update(progress)
-        if not batch:
+        if not packed:
             raise StopIteration
-        return batch[0]
+        return batch if self._is_root else unpack(packed[0])
 
     next = __next__
 

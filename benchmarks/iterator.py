@@ -1,0 +1,72 @@
+"""What a batch of the multi-node iterator costs: ours against the old chainermn, as ratios.
+
+Run it in an environment that has ChainerMN, MPI and NumPy 1.26, as the old iterator fails on
+NumPy 2: ``python benchmarks/iterator.py [--ranks 2] [--rounds 15] [--png FILE]``.
+
+Batches are of 32 digits: 64 float32 and a label, as int32.  Printed are the time of a ``next()`` on
+the slowest rank, for both, the ratio within a round (median, least and most), and what the
+iterator alone takes on one rank, which is in both.
+"""
+
+import statistics
+import time
+
+import _rounds
+
+GOAL = .3
+CALLS = 100  # timed ones in a turn
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of some batches each."""
+    import chainer
+    import numpy as np
+    from mpi4py import MPI
+
+    import chainermn
+
+    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    world = MPI.COMM_WORLD
+    comm = chainermn.create_communicator('naive')
+    rng = np.random.RandomState(0)
+    digits = [(rng.rand(64).astype(np.float32), np.int32(i % 10)) for i in range(1797)]
+    alone = chainer.iterators.SerialIterator(digits, 32)
+    shared = chainermn.iterators.create_multi_node_iterator(
+        chainer.iterators.SerialIterator(digits, 32), comm)
+
+    def turn(which: str) -> float:
+        iterator = shared if which == 'shared' else alone
+        for _ in range(5):
+            next(iterator)
+        world.Barrier()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            next(iterator)
+        seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
+        return seconds / CALLS
+
+    _rounds.answer(kind, folder, world.rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=15, ranks=2)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    times: dict[str, list[float]] = {'ours': [], 'old': [], 'alone': []}
+    with _rounds.groups(__file__, args.ranks) as groups:
+        for n in range(args.rounds):
+            for kind in ('ours', 'old') if n % 2 else ('old', 'ours'):
+                times[kind].append(groups[kind].ask('shared'))
+            times['alone'].append(groups['ours'].ask('alone'))
+    print(_rounds.show(f'a batch, {args.ranks} ranks', times['ours'], times['old'], GOAL))
+    print(f'the iterator alone: {statistics.median(times["alone"]) * 1e3:.3f} ms;', _rounds.load())
+    if args.png:
+        _rounds.draw(args.png, 'A batch of the multi-node iterator',
+                     {f'{args.ranks} ranks': _rounds.ratios(times['ours'], times['old'])}, GOAL)
+
+
+if __name__ == '__main__':
+    main()
