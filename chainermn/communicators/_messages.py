@@ -30,6 +30,7 @@ from chainermn.communicators._requests import (
     Receives,
     Request,
     blocking,
+    largest_tag,
     non_blocking,
 )
 
@@ -50,7 +51,7 @@ class Messages:
         self._mpi_comm = mpi_comm
         self._payloads = payloads
         self._rank, self._size = mpi_comm.rank, mpi_comm.size
-        self._max_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # some MPIs have it only there
+        self._max_tag = largest_tag()
         self._count = itertools.count()
         # MPI reads and writes what these hold, whether or not the caller keeps them.
         self._sends: list[MPI.Request] = []

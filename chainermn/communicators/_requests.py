@@ -95,6 +95,13 @@ class Request:
             self._step, self._error = None, error
 
 
+def largest_tag() -> int:
+    """The largest tag that a message may have; some MPIs know it only of COMM_WORLD."""
+    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    assert isinstance(tag, int)
+    return tag
+
+
 def waitall(requests: Iterable[Request]) -> list[Any]:
     """Waits for all requests; returns what their ``wait()`` returns, or raises the first error."""
     requests = list(requests)

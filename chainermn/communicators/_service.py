@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from chainermn.communicators import _end
 from chainermn.communicators._disagreement import Refusal
+from chainermn.communicators._requests import largest_tag
 
 _REQUEST = 0  # tag; each request says which tag its answer has
 _HEAD = struct.Struct('=q')  # of a request: that tag; of an answer: whether it was refused
@@ -49,7 +50,7 @@ class Service:
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._answer = answer
-        tags = min(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), 2**20)  # only this one surely has it
+        tags = min(largest_tag(), 2**20)
         self._tags = itertools.cycle(range(_REQUEST + 1, tags))
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name='chainermn service', daemon=True)
