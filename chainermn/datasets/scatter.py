@@ -58,6 +58,9 @@ def scatter_dataset(
       it is pickled and sent to all ranks. That is what a data set should be that reads files, such
       as ``LabeledImageDataset``: a list of paths, and no image is opened here.
 
+    Arrays in their order are sent from where they are. Of what is shuffled, and of lists, the root
+    has the parts of one eighth of the ranks in memory at a time, or of one rank.
+
     Args:
         dataset: On the root, the data set. Ignored on the other ranks (pass ``None``).
         comm: ChainerMN or mpi4py communicator.

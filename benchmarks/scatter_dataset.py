@@ -1,0 +1,104 @@
+"""What scattering a data set costs: ours against the old chainermn, time and memory, as ratios.
+
+Run it in an environment that has ChainerMN and MPI, on Linux:
+``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 7] [--mib 1024] [--png FILE]``.
+
+The root has a ``TupleDataset`` of images (3 x 32 x 32 float32) and labels; it is scattered in its
+order and shuffled.  Printed are the time until all ranks have their part, for both, with the ratio
+within a round (median, least and most); and the peak memory of the node, in multiples of the data:
+the sum over the ranks of what their resident set grew by at most, and the root's own copy.
+
+The old one takes nine times the data, and each of the two roots has its own copy: with less memory
+than that free, say ``--mib`` with less.
+"""
+
+import ctypes
+import pathlib
+import statistics
+import time
+
+import _rounds
+
+GOAL = .3
+MEMORY = 2.2
+EXAMPLE = 3 * 32 * 32 * 4  # bytes
+
+
+def resident(key: str) -> int:
+    """Bytes in memory: now (``VmRSS``) or at most since :func:`forget_peak` (``VmHWM``)."""
+    for line in pathlib.Path('/proc/self/status').read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise OSError(f'no {key} in /proc/self/status')
+
+
+def forget_peak() -> None:
+    """Gives free memory back, so that it counts when it is used again, and sets the peak to now."""
+    ctypes.CDLL(None).malloc_trim(0)
+    pathlib.Path('/proc/self/clear_refs').write_text('5')
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of one call each."""
+    import chainer
+    import numpy as np
+    from mpi4py import MPI
+
+    import chainermn
+
+    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    world = MPI.COMM_WORLD
+    comm = chainermn.create_communicator('naive')
+    made = {}
+
+    def turn(command: tuple[int, bool]) -> tuple[float, float]:
+        mib, shuffle = command
+        n = mib * 2**20 // EXAMPLE
+        if world.rank == 0 and not made:
+            made['images'] = np.ones((n, 3, 32, 32), np.float32)
+            made['labels'] = np.arange(n, dtype=np.int32)
+        dataset = chainer.datasets.TupleDataset(*made.values()) if made else None
+        forget_peak()
+        before = resident('VmRSS')
+        world.Barrier()
+        start = time.perf_counter()
+        part = chainermn.scatter_dataset(dataset, comm, shuffle=shuffle, seed=0)
+        seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)
+        grown = world.allreduce(resident('VmHWM') - before)
+        order = np.random.RandomState(0).permutation(n) if shuffle else np.arange(n)
+        assert [t for _, t in part[:3]] == order[n * world.rank // world.size:][:3].tolist()
+        return seconds, 1 + grown / (n * EXAMPLE)
+
+    _rounds.answer(kind, folder, world.rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=7, ranks=4)
+    parser.add_argument('--mib', type=int, default=1024, help='default: %(default)s')
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    each = {}
+    with _rounds.groups(__file__, args.ranks) as groups:
+        for what, shuffle in (('in order', False), ('shuffled', True)):
+            times: dict[str, list[float]] = {'ours': [], 'old': []}
+            peaks: dict[str, list[float]] = {'ours': [], 'old': []}
+            for n in range(args.rounds):
+                for kind in ('ours', 'old') if n % 2 else ('old', 'ours'):
+                    seconds, peak = groups[kind].ask((args.mib, shuffle))
+                    times[kind].append(seconds)
+                    peaks[kind].append(peak)
+            print(_rounds.show(f'{args.mib} MiB, {args.ranks} ranks, {what}', times['ours'],
+                               times['old'], GOAL))
+            print(f'  peak memory {statistics.median(peaks["ours"]):.2f} x the data, old '
+                  f'{statistics.median(peaks["old"]):.2f}; goal {MEMORY:g}', flush=True)
+            each[what] = _rounds.ratios(times['ours'], times['old'])
+    print(_rounds.load())
+    if args.png:
+        _rounds.draw(args.png, f'scatter_dataset of {args.mib} MiB, {args.ranks} ranks', each, GOAL)
+
+
+if __name__ == '__main__':
+    main()
