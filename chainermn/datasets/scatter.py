@@ -7,7 +7,7 @@ The part of rank ``r`` of ``s``, for ``n`` examples, is the half-open interval o
 
 Neighbors in an array are sent from where they are.  Parts that the root has to copy go out in a few
 turns, so that it has the copies of some of them at a time, not of all.  (One copy for a node, in
-memory that its ranks share, would cost more of both: the root would write all of it, by itself.)
+memory that its ranks share, takes longer and no less memory: the root would write all of it.)
 """
 from __future__ import annotations
 
