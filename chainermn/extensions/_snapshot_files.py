@@ -13,6 +13,8 @@ from typing import Any
 import chainer
 import numpy as np
 
+_PIECE = 1 << 20  # bytes; it is still in the cache when its checksum is known
+
 
 class _Copying(chainer.serializers.DictionarySerializer):
     """A DictionarySerializer whose arrays nobody else has."""
@@ -59,7 +61,7 @@ def write(path: str, arrays: Mapping[str, Any], compress: bool = False) -> None:
             with zipfile.ZipFile(file, 'w', method) as archive:
                 for key, value in arrays.items():
                     with archive.open(f'{key}.npy', 'w', force_zip64=True) as member:
-                        np.lib.format.write_array(member, np.asanyarray(value))
+                        _write_array(member, np.asanyarray(value))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -68,6 +70,22 @@ def write(path: str, arrays: Mapping[str, Any], compress: bool = False) -> None:
             os.remove(temporary)
         raise
     _sync_folder(folder)
+
+
+def _write_array(file: Any, array: Any) -> None:
+    """Writes what ``numpy.lib.format.write_array`` does, and lets other threads run meanwhile.
+
+    That one holds the interpreter, and so the training, while it copies pieces of 16 MB.
+    """
+    if array.dtype.hasobject or array.dtype.names:
+        np.lib.format.write_array(file, array)
+        return
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(file, header)
+    data = np.ascontiguousarray(array.T if header['fortran_order'] else array)
+    content = memoryview(data.reshape(-1).view(np.uint8))
+    for start in range(0, len(content), _PIECE):
+        file.write(content[start:start + _PIECE])
 
 
 def problem_of(path: str) -> str | None:

@@ -1,4 +1,5 @@
 """Files are whole or absent, damage is found, and the ranks choose together."""
+import io
 import os
 import pickle
 import signal
@@ -81,6 +82,19 @@ def test_chainer_reads_it(tmp_path, compress):
     assert (loaded.gamma.array == 7).all() and (loaded.avg_mean == 7).all()
     with zipfile.ZipFile(path) as archive:
         assert {info.compress_type for info in archive.infolist()} == {8 if compress else 0}
+
+
+@pytest.mark.parametrize('array', [
+    np.arange(6, dtype='>i2').reshape(2, 3), np.asfortranarray(np.ones((3, 2))), np.float16(3),
+    np.arange(24.0).reshape(2, 3, 4).transpose(2, 0, 1), np.arange(10)[::2], np.empty((0, 3)),
+    np.array(['a', 'bc']), np.array(['2020-01-01'], 'M8[D]'), np.array([(1, 2.0)], 'i4,f8'),
+    np.array([[1], None], dtype=object), np.arange(300_000.0), np.array([True, False])],
+    ids=lambda array: f'{array.dtype}{array.shape}')
+def test_files_are_those_of_numpy(array):
+    ours, theirs = io.BytesIO(), io.BytesIO()
+    _snapshot_files._write_array(ours, np.asanyarray(array))
+    np.lib.format.write_array(theirs, np.asanyarray(array))
+    assert ours.getvalue() == theirs.getvalue()
 
 
 class State:
