@@ -83,7 +83,7 @@ def _write_array(file: Any, array: Any) -> None:
     header = np.lib.format.header_data_from_array_1_0(array)
     np.lib.format.write_array_header_1_0(file, header)
     data = np.ascontiguousarray(array.T if header['fortran_order'] else array)
-    content = memoryview(data.reshape(-1).view(np.uint8))
+    content = data.reshape(-1).view(np.uint8)
     for start in range(0, len(content), _PIECE):
         file.write(content[start:start + _PIECE])
 
