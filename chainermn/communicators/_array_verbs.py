@@ -49,8 +49,8 @@ class ArrayVerbs(CommunicatorBase):
         header = pack('bcast', root=root) if array is None else packed('bcast', array, root)
         headers = self._agreement.exchange(header)
         shape = self._shapes(headers, array)[root]
-        device = headers[root].device
-        received = self._transport(device).bcast(array, shape, headers[root].dtype, device, root)
+        dtype, device = headers[root].dtype, headers[root].device
+        received = self._transport(device, True).bcast(array, shape, dtype, device, root)
         return received if array is None else x
 
     def gather(self, x: Any, root: int = 0) -> tuple[Any, ...] | None:
@@ -75,7 +75,8 @@ class ArrayVerbs(CommunicatorBase):
         except Exception as error:
             self.refuse('allgather', error)
         headers = self._agreement.exchange(packed('allgather', array))
-        transport = self._transport(all(header.device for header in headers))
+        alike = len({header.device for header in headers}) == 1
+        transport = self._transport(_wire.on_device(array), alike)
         return transport.allgather(array, self._shapes(headers, array))
 
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
@@ -145,8 +146,8 @@ class ArrayVerbs(CommunicatorBase):
             return self._objects.allgather(getattr(array, 'shape', ()))
         return [header.shape for header in headers]
 
-    def _transport(self, device: bool) -> MpiTransport:
-        """Says what carries arrays that are on a device on all ranks, or not on all."""
+    def _transport(self, device: bool, alike: bool) -> MpiTransport:
+        """Says what carries arrays, on this rank on a device or not, on all ranks alike or not."""
         return self._mpi_transport
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainermn.communicators import _batched_copy, _wire
+from chainermn.communicators import _batched_copy, _header, _wire
 
 _FLOATS = frozenset(map(np.dtype, ('float16', 'float32', 'float64')))
 
@@ -30,25 +30,33 @@ def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str,
     if not isinstance(model, chainer.Link):
         raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
     arrays: dict[str, Any] = {}
-    seen = set()
     is_grad = attribute == 'grad'
-    for path, parameter in sorted(model.namedparams(), key=path_of):
+    for path, parameter in _named_once(model):
         array = parameter.raw_array
-        if array is None or id(parameter) in seen:
+        if array is None:
             continue
-        seen.add(id(parameter))
         if is_grad:
-            if zero_fill:
-                fill_with_zeros(parameter)
             array = parameter.grad
             if array is None:
-                continue
+                if not zero_fill:
+                    continue
+                fill_with_zeros(parameter)
+                array = parameter.grad
         # The usual case needs no closer look, of which there may be thousands.
         if type(array) is np.ndarray and array.dtype in _FLOATS and array.flags.writeable:
             arrays[path] = array
         else:
             arrays[path] = _exchangeable(path, attribute, array)
     return arrays
+
+
+def _named_once(model: Any) -> list[tuple[str, Any]]:
+    """The parameters with their paths, sorted, each under its first path only."""
+    named = sorted(model.namedparams(), key=path_of)
+    if len({id(parameter) for _, parameter in named}) < len(named):
+        first = {id(parameter): path for path, parameter in reversed(named)}
+        named = [(path, parameter) for path, parameter in named if first[id(parameter)] == path]
+    return named
 
 
 def fill_with_zeros(parameter: Any) -> None:
@@ -58,19 +66,26 @@ def fill_with_zeros(parameter: Any) -> None:
             parameter.array)
 
 
-def describe(arrays: dict[str, Any]) -> dict[str, str]:
-    """What has to be equal on all ranks.  Where an array is matters only in a mixed model."""
-    described = {path: _described(array.dtype, array.shape) for path, array in arrays.items()}
-    if len(set(map(type, arrays.values()))) > 1:
+def describe(arrays: dict[str, Any], places: bool = False) -> dict[str, str]:
+    """What has to be equal on all ranks.  Not to be changed.
+
+    Args:
+        arrays: By path.
+        places: Whether where they are has to be equal; in a mixed model it always has.
+    """
+    kinds = tuple([(array.dtype, array.shape) for array in arrays.values()])
+    described = _described(tuple(arrays), kinds)
+    if set(map(type, arrays.values())) - {np.ndarray}:
         on_device = [path for path, array in arrays.items() if _wire.on_device(array)]
-        if len(on_device) < len(arrays):
-            described.update({path: f'{described[path]} on device' for path in on_device})
+        if places or len(on_device) < len(arrays):
+            return {**described, **{path: f'{described[path]} on device' for path in on_device}}
     return described
 
 
-@functools.lru_cache(maxsize=4096)
-def _described(dtype: np.dtype, shape: tuple[int, ...]) -> str:
-    return f'{dtype} {shape}'
+@functools.lru_cache(maxsize=64)
+def _described(paths: tuple[str, ...], kinds: tuple[Any, ...]) -> _header.Described:
+    return _header.Described(zip(paths, (f'{dtype} {shape}' for dtype, shape in kinds),
+                                 strict=True))
 
 
 def check_finite(model: Any) -> None:

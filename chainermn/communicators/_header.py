@@ -115,7 +115,17 @@ def _unpack(data: bytes) -> Header:
                   tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
 
 
+class Described(dict[str, str]):
+    """Facts that are compared often.  Its digest is computed once; so it must not change."""
+
+    @functools.cached_property
+    def digest(self) -> int:
+        return digest(dict(self))
+
+
 def digest(value: Any) -> int:
     """A number of 63 bits, equal on all ranks for equal values made of strings and numbers."""
+    if isinstance(value, Described):
+        return value.digest
     hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, 'little') >> 1

@@ -10,6 +10,7 @@ from chainermn.communicators import _bucket, _header, _wire
 from chainermn.communicators._array_verbs import ArrayVerbs, packed
 from chainermn.communicators._header import pack
 from chainermn.communicators._reductions import check_op, combined
+from chainermn.communicators._transport import LARGE
 
 #: What MPI adds as it is.
 _AS_IS = {dtype for dtype in _header.DTYPES if dtype.kind != 'b' and dtype != np.float16}
@@ -20,7 +21,7 @@ class ReductionVerbs(ArrayVerbs):
 
     def allreduce(self, x: Any, op: str = 'sum', out: Any = None) -> Any:
         if type(x) is np.ndarray and x.dtype in _AS_IS and out is None and op == 'sum' and (
-                x.flags.c_contiguous):  # the shortest way, for most calls
+                x.nbytes < LARGE and x.flags.c_contiguous):  # the shortest way, for most calls
             if self._agreement.is_active:
                 self._agreement.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
             y = np.empty(x.shape, x.dtype)
@@ -60,8 +61,13 @@ class ReductionVerbs(ArrayVerbs):
             key = _wire.summed_in(array.dtype), _wire.on_device(array)
             groups.setdefault(key, []).append(i)
         results: list[Any] = [None] * len(arrays)
-        for (dtype, _), members in groups.items():
+        for (dtype, device), members in groups.items():
             group = [arrays[i] for i in members]
+            sums = self._transport(device, alike).sums(group) if op == 'sum' else None
+            if sums is not None:
+                for i, total in zip(members, sums, strict=True):
+                    results[i] = total
+                continue
             reduced = self._reduced(_bucket.pack(group, dtype), op, alike)
             start = 0
             for i, array in zip(members, group, strict=True):
@@ -79,7 +85,7 @@ class ReductionVerbs(ArrayVerbs):
         except Exception as error:
             self.refuse('reduce', error)
         alike = self._agreement.same(packed('reduce', array, root, op))
-        transport = self._transport(alike and _wire.on_device(array))
+        transport = self._transport(_wire.on_device(array), alike)
         return combined(array, op, transport.reduce, root)
 
     def reduce_scatter(self, xs: Any, op: str = 'sum') -> Any:
@@ -90,7 +96,7 @@ class ReductionVerbs(ArrayVerbs):
             self.refuse('reduce_scatter', error)
         alike = self._agreed_arrays('reduce_scatter', arrays, op)
         sizes = [array.size for array in arrays]
-        transport = self._transport(alike and _wire.on_device(arrays[0]))
+        transport = self._transport(_wire.on_device(arrays[0]), alike)
         result = combined(_bucket.pack(arrays), op, transport.reduce_scatter, sizes)
         return result.reshape(arrays[self.rank].shape)
 
@@ -122,7 +128,7 @@ class ReductionVerbs(ArrayVerbs):
             alike: Whether the arrays are on a device on all ranks or on none.
             out: C-ordered host array where the result may be put; it may be ``array`` itself.
         """
-        transport = self._transport(alike and _wire.on_device(array))
+        transport = self._transport(_wire.on_device(array), alike)
         return combined(array, op, transport.allreduce, out)
 
 

@@ -14,6 +14,10 @@ _OPS = {'sum': MPI.SUM, 'prod': MPI.PROD, 'max': MPI.MAX, 'min': MPI.MIN}
 _BOOL_OPS = {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}
 
 
+#: Bytes from which on a way with more steps but less copying is faster.
+LARGE = 64 * 1024
+
+
 class MpiTransport:
     """The collectives of MPI.  Arrays on a device go through the host, or as they are.
 
@@ -54,6 +58,10 @@ class MpiTransport:
         y = _new(x.size, x)
         self._mpi_comm.Allreduce(_wire.to_buffer(x), y, _op(x, op))
         return _wire.from_buffer(y, x.shape, _wire.on_device(x))
+
+    def sums(self, xs: Sequence[Any]) -> list[Any] | None:
+        """The sums of several arrays; ``None`` where they had better be packed into one."""
+        return None
 
     def reduce(self, x: Any, op: str, root: int) -> Any:
         """The arrays, combined, on the root; ``None`` elsewhere."""

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainermn.communicators import _bucket, _shared_memory, _wire
+from chainermn.communicators._shared_memory import SharedMemory
+from chainermn.communicators._shared_transport import SharedTransport
+from chainermn.communicators._transport import MpiTransport
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 
@@ -12,11 +15,21 @@ class FlatCommunicator(MpiCommunicatorBase):
     """Averages all gradients of a dtype at once.
 
     Host arrays are averaged in memory that the ranks of a node share (see `_shared_memory`), device
-    arrays, and host arrays where there is no such memory, by one MPI_Allreduce.
+    arrays, and host arrays where there is no such memory, by one MPI_Allreduce.  Large host arrays
+    are summed there by the other verbs too.
     """
 
-    _memory: Any = None
+    _memory: SharedMemory | None = None
     _has_tried_memory = False
+
+    def __init__(self, mpi_comm: Any) -> None:
+        super().__init__(mpi_comm)
+        self._shared_transport = SharedTransport(self._arrays, self._shared_memory)
+
+    def _transport(self, device: bool, alike: bool) -> MpiTransport:
+        if device or not alike or self._size == 1:
+            return super()._transport(device, alike)
+        return self._shared_transport
 
     def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
         return _bucket.by_dtype(arrays)
@@ -24,7 +37,7 @@ class FlatCommunicator(MpiCommunicatorBase):
     def _mean_in_place(self, group: list[Any]) -> None:
         if self._size == 1:
             return
-        if (memory := self._shared_memory(group)) is None:
+        if _wire.on_device(group[0]) or (memory := self._shared_memory()) is None:
             super()._mean_in_place(group)
         else:
             memory.sum(group, scale=1 / self._size)
@@ -32,7 +45,7 @@ class FlatCommunicator(MpiCommunicatorBase):
     def _bcast_in_place(self, group: list[Any]) -> None:
         if self._size == 1:
             return
-        if (memory := self._shared_memory(group)) is None:
+        if _wire.on_device(group[0]) or (memory := self._shared_memory()) is None:
             super()._bcast_in_place(group)
         else:
             memory.bcast(group)
@@ -43,10 +56,11 @@ class FlatCommunicator(MpiCommunicatorBase):
         if memory is not None:
             memory.free()
 
-    def _shared_memory(self, group: list[Any]) -> Any:
-        """Where to exchange the arrays; ``None`` where MPI has to."""
-        if _wire.on_device(group[0]):
-            return None
+    def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
+        return _bucket.describe(arrays, places=True)  # each takes its own way
+
+    def _shared_memory(self) -> SharedMemory | None:
+        """Where to exchange host arrays; ``None`` where MPI has to."""
         if not self._has_tried_memory:
             self._has_tried_memory = True
             self._memory = _shared_memory.create(self._arrays, self._topology)

@@ -226,7 +226,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
             arrays = _bucket.parameters(model, attribute, zero_fill)
             described = self._described(verb, arrays)
             if compressor is not None:
-                described['compression'] = compression.describe(compressor)
+                described = described | {'compression': compression.describe(compressor)}
         except Exception as error:
             self.refuse(verb, error)
         self._agreement.same(pack(verb, number=_header.digest(described)), described)

@@ -61,8 +61,8 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         with self.config_scope():
             self.allreduce_grad_dtype = None if value is None else self.check_grad_dtype(value)
 
-    def _transport(self, device: bool) -> MpiTransport:
-        return self._nccl_transport if device else super()._transport(device)
+    def _transport(self, device: bool, alike: bool) -> MpiTransport:
+        return self._nccl_transport if device and alike else self._mpi_transport
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
                              compression: Any = None) -> None:
@@ -105,7 +105,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
     def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
         described = super()._described(verb, arrays)
         if verb == 'multi_node_mean_grad':
-            described['allreduce_grad_dtype'] = str(self._transfer_dtype())
+            return described | {'allreduce_grad_dtype': str(self._transfer_dtype())}
         return described
 
     def _transfer_dtype(self) -> np.dtype:
