@@ -10,10 +10,10 @@ import warnings
 from typing import NoReturn
 
 __all__ = [
-    'NCCL_FLOAT', 'NCCL_FLOAT16', 'NCCL_FLOAT32', 'NCCL_FLOAT64', 'NCCL_INT8', 'NCCL_INT32',
-    'NCCL_INT64', 'NCCL_MAX', 'NCCL_MIN', 'NCCL_PROD', 'NCCL_SUM', 'NCCL_UINT8', 'NCCL_UINT32',
-    'NCCL_UINT64', 'NcclCommunicator', 'NcclError', 'get_build_version', 'get_unique_id',
-    'get_version',
+    'NCCL_BFLOAT16', 'NCCL_FLOAT', 'NCCL_FLOAT16', 'NCCL_FLOAT32', 'NCCL_FLOAT64', 'NCCL_INT8',
+    'NCCL_INT32', 'NCCL_INT64', 'NCCL_MAX', 'NCCL_MIN', 'NCCL_PROD', 'NCCL_SUM', 'NCCL_UINT8',
+    'NCCL_UINT32', 'NCCL_UINT64', 'NcclCommunicator', 'NcclError', 'get_build_version',
+    'get_unique_id', 'get_version',
 ]
 
 _available = False
@@ -26,6 +26,7 @@ try:
     if not getattr(cupy.cuda.nccl, 'available', True):
         importlib.import_module('cupy_backends.cuda.libs.nccl')  # raises what CuPy warned of
     from cupy.cuda.nccl import (
+        NCCL_BFLOAT16,
         NCCL_FLOAT,
         NCCL_FLOAT16,
         NCCL_FLOAT32,

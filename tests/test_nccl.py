@@ -7,9 +7,6 @@ import pytest
 
 from chainermn import nccl
 
-NAMES = ['NCCL_FLOAT', 'NCCL_FLOAT16', 'NCCL_FLOAT32', 'NCCL_FLOAT64', 'NCCL_SUM',
-         'NcclCommunicator', 'NcclError', 'get_build_version', 'get_unique_id', 'get_version']
-
 # Imports chainermn.nccl where importing CuPy, or CuPy's module for NCCL, goes as in `prepare`.
 SCRIPT = '''
 import sys, types
@@ -30,7 +27,7 @@ except AttributeError as error:
 '''
 STAND_IN = f'''
 sys.modules.update({{'cupy': cupy, 'cupy.cuda': cupy.cuda, 'cupy.cuda.nccl': nccl}})
-vars(nccl).update(dict.fromkeys({NAMES}), available=True, NCCL_UINT8=1, get_version=lambda: 22703)
+vars(nccl).update(dict.fromkeys({nccl.__all__}), available=True, NCCL_UINT8=1, get_version=lambda: 22703)
 '''
 
 
@@ -71,7 +68,7 @@ def test_here():
     assert nccl._available == (not nccl._reason)
     if not nccl._available:
         pytest.skip(f'no NCCL: {nccl._reason}')
-    assert [name for name in NAMES if not hasattr(nccl, name)] == []
+    assert [name for name in nccl.__all__ if not hasattr(nccl, name)] == []
     assert nccl.get_version() >= 2000
 
 
@@ -80,16 +77,21 @@ def test_signatures_of_cupy():
     if not nccl._available:
         pytest.skip(f'no NCCL: {nccl._reason}')
     found = {name: getattr(nccl.NcclCommunicator, name).__doc__.splitlines()[0]
-             for name in ('allReduce', 'reduce', 'bcast', 'destroy')}
+             for name in ('allReduce', 'reduce', 'reduceScatter', 'allGather', 'bcast', 'destroy')}
     assert found['allReduce'].endswith(
         '(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int datatype, int op, '
         'intptr_t stream)')
     assert found['reduce'].endswith(
         '(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int datatype, int op, int root, '
         'intptr_t stream)')
+    assert found['reduceScatter'].endswith(
+        '(self, intptr_t sendbuf, intptr_t recvbuf, size_t recvcount, int datatype, int op, '
+        'intptr_t stream)')
+    assert found['allGather'].endswith(
+        '(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int datatype, intptr_t stream)')
     assert found['bcast'].endswith(
         '(self, intptr_t buff, size_t count, int datatype, int root, intptr_t stream)')
     assert found['destroy'].endswith('(self)')
     assert 'commId, int rank' in nccl.NcclCommunicator.__doc__.splitlines()[0]
     assert (nccl.NCCL_SUM, nccl.NCCL_UINT8, nccl.NCCL_FLOAT16, nccl.NCCL_FLOAT32,
-            nccl.NCCL_FLOAT64) == (0, 1, 6, 7, 8)
+            nccl.NCCL_FLOAT64, nccl.NCCL_BFLOAT16) == (0, 1, 6, 7, 8, 9)

@@ -9,9 +9,6 @@ from mpi4py import MPI
 from chainermn import nccl
 from chainermn.communicators import _disagreement
 
-_BFLOAT16 = 9  # of NCCL 2.10 and later; CuPy has no name for it
-
-
 _TYPES = ('int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32', 'float64')
 
 
@@ -122,9 +119,7 @@ def together(mpi_comm: Any, what: str, call: Callable[[], Any]) -> Any:
 
 def type_id(dtype: Any) -> Any:
     """Returns NCCL's number for a dtype, or for the name of one."""
-    if str(dtype) == 'bfloat16':
-        return _BFLOAT16
-    if str(dtype) not in _TYPES:
+    if str(dtype) not in (*_TYPES, 'bfloat16'):
         raise ValueError(f'NCCL combines arrays of {", ".join(_TYPES)}, not {dtype}')
     return getattr(nccl, f'NCCL_{str(dtype).upper()}')
 
