@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import pickle
 import struct
 from collections.abc import Iterable
@@ -64,12 +65,15 @@ class Messages:
         if _wire.is_plain(data) and data.nbytes <= INLINE:  # the shortest way, for most messages
             head = _header.pack('send', data.shape, data.dtype)
             if data.ndim <= _header.MAX_INLINE_DIMS:
-                self._mpi_comm.Ssend(head + data.tobytes(), dest, tag)
+                self._ssend(head + data.tobytes(), dest, tag)
                 return
         first, number, rest = self._parts('send', data, dest, tag)
-        self._mpi_comm.Ssend(first, dest, tag)
+        self._ssend(first, dest, tag)
         for part in rest:
-            self._payloads.Send(part, dest, number)
+            if self._receives:
+                self._wait(self._payloads.Isend(part, dest, number))
+            else:
+                self._payloads.Send(part, dest, number)
 
     def isend(self, data: Any, dest: int, tag: int) -> Request:
         """Begins to send an array or a sequence of arrays."""
@@ -84,15 +88,16 @@ class Messages:
     def recv(self, source: int, tag: int) -> Any:
         """Receives an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
-        if source < 0 or tag < 0:
-            return blocking(self._receive(source, tag, 'send'))
+        if source < 0 or tag < 0 or self._receives:
+            return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
         self._mpi_comm.Recv(message, source, tag)
         head = bytes(message[:_header.SIZE])
         array = _array_with(head)
         if array is None:
             body = memoryview(message)[_header.SIZE:]
-            return blocking(self._finish(_header.unpack(head), body, source, tag, 'send'))
+            return blocking(self._finish(_header.unpack(head), body, source, tag, 'send'),
+                            self._wait)
         x = np.ndarray(*array, message, _header.SIZE).copy()
         self._messages.append(message)  # for the next one
         return x
@@ -129,7 +134,7 @@ class Messages:
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Any:
         """Receives an object."""
         self._check(source, tag, 'source', wildcards=True)
-        return blocking(self._receive(source, tag, 'send_obj', status))
+        return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
 
     def receiving(self) -> list[Request]:
         """The requests for which nothing has come yet, or not all of it; lets them go on."""
@@ -138,6 +143,23 @@ class Messages:
 
     def _are_others(self, request: Request) -> bool:
         return any(other is not request for other in self.receiving())
+
+    def _ssend(self, message: bytes, dest: int, tag: int) -> None:
+        if self._receives:
+            self._wait(self._mpi_comm.Issend(message, dest, tag))
+        else:
+            self._mpi_comm.Ssend(message, dest, tag)
+
+    def _wait(self, request: MPI.Request, status: MPI.Status | None = None) -> None:
+        """Blocks for a message, while what irecv has begun to receive goes on.
+
+        Otherwise this rank could wait for one that waits for a large array of its own to be taken.
+        """
+        while self.receiving():
+            if request.Test(status):
+                return
+            os.sched_yield()
+        request.Wait(status)
 
     def _keep(self, requests: Iterable[MPI.Request]) -> None:
         self._sends = [request for request in self._sends if not request.Test()]

@@ -119,12 +119,12 @@ def waitall(requests: Iterable[Request]) -> list[Any]:
     return results
 
 
-def blocking(receives: Receives) -> Any:
-    """Receives one message after another, by calls that block; returns the result."""
+def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None], None]) -> Any:
+    """Receives one message after another, and waits for each; returns the result."""
     try:
         while True:
             receive = next(receives)
-            receive.mpi_comm.Recv(*receive[1:])
+            wait(receive.mpi_comm.Irecv(*receive[1:4]), receive.status)
     except StopIteration as end:
         return end.value
 

@@ -300,8 +300,9 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             A request.  ``wait()`` returns what :meth:`recv` would, and raises what that would.
             ``test()`` returns at once and says whether ``wait()`` would do so too.  A large array
-            is on its way only while this rank is inside one of them, of this request or another
-            one; a :meth:`send` of it ends no earlier.
+            is on its way only while this rank is inside one of them, of any request, or sends or
+            receives something else; a :meth:`send` of it ends no earlier.  So wait before a
+            collective call that the sender makes after its :meth:`send` (not ``isend``).
         """
 
     @abc.abstractmethod

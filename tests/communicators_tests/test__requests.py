@@ -114,6 +114,26 @@ def test_they_fit_together_with_calls_that_block(comm, left, right):
     sent.wait()
 
 
+def test_calls_that_block_let_the_others_go_on(comm, left, right):
+    """Each rank sends while what is sent to it is on its way, and receives what comes later."""
+    if comm.size == 1:
+        return
+    x = np.full(LARGE, comm.rank)
+    request = comm.irecv(left, 1)
+    comm.send((x, x), right, 1)
+    assert request.wait()[1][0] == left
+    if comm.rank % 2:
+        comm.send(x, comm.rank - 1, 1)
+        comm.send(x[:1], comm.rank - 1, 2)
+        comm.send(x, comm.rank - 1, 1)
+        comm.send_obj('last', comm.rank - 1, 2)
+    elif comm.rank + 1 < comm.size:
+        requests = [comm.irecv(comm.rank + 1, 1) for _ in range(2)]
+        assert comm.recv(comm.rank + 1, 2).size == 1
+        assert comm.recv_obj(comm.rank + 1, tag=2) == 'last'
+        assert [y.size for y in comm.waitall(requests)] == [LARGE, LARGE]
+
+
 def test_from_any_rank_with_any_tag(comm):
     sent = []
     if comm.rank == 0:
