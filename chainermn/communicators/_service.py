@@ -43,7 +43,8 @@ class Service:
         mpi_comm: A duplicate of the communicator that nothing else uses; it is freed at the end.
         answer: Called as ``answer(source, request)`` with a flat uint8 array; returns the buffers
             of the answer.  It runs in the thread of this service, or, for what this rank asks
-            itself, in the thread that asks.  What it raises is raised by the rank that asks.
+            itself, in the thread that asks.  What it raises is raised by the rank that asks.  It
+            must not ask: two ranks could wait for each other's answers.
     """
 
     def __init__(self, mpi_comm: Any, answer: Callable[[int, Any], Buffers]) -> None:
@@ -53,6 +54,7 @@ class Service:
         tags = min(largest_tag(), 2**20)
         self._tags = itertools.cycle(range(_REQUEST + 1, tags))
         self._closed = threading.Event()
+        self._answering = threading.local()
         self._thread = threading.Thread(target=self._serve, name='chainermn service', daemon=True)
         _end.before_the_end(self._finish)
         self._thread.start()
@@ -68,10 +70,14 @@ class Service:
 
         Raises:
             ValueError: If the service is closed on this rank.
+            RuntimeError: If it is called by ``answer``.
             Exception: What ``answer`` raised on another rank, or the first of that.
         """
         if self._closed.is_set():
             raise ValueError('it was closed on this rank, and other ranks may have ended')
+        if hasattr(self._answering, 'source'):
+            raise RuntimeError('what answers requests, such as the updater of a KVStore, must not '
+                               'make requests itself: two ranks could wait for each other')
         tag = next(self._tags)
         messages = {rank: _joined(_HEAD.pack(tag), request) for rank, request in requests.items()
                     if rank != self._rank}
@@ -136,10 +142,18 @@ class Service:
 
     def _checked_answer(self, source: int, request: Any) -> Any:
         """The answer as it travels, or the refusal if ``answer`` raises."""
+        self._answering.source = source
         try:
             return _joined(_HEAD.pack(0), self._answer(source, request))
         except Exception as error:
-            return _joined(_HEAD.pack(1), [pickle.dumps(Refusal.of('', error))])
+            return _refused(error)
+        except BaseException as error:
+            if threading.current_thread() is not self._thread:
+                raise  # it is of the rank itself, such as an interrupt
+            # An exit of the thread would leave who asks without an answer.
+            return _refused(RuntimeError(f'{type(error).__name__}: {error}'))
+        finally:
+            del self._answering.source
 
 
 def check_service(answer: Any) -> None:
@@ -158,6 +172,10 @@ def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, Any]:
     received = np.empty(status.Get_count(), np.uint8)
     message.Recv(received)
     return source, received
+
+
+def _refused(error: Exception) -> Any:
+    return _joined(_HEAD.pack(1), [pickle.dumps(Refusal.of('', error))])
 
 
 def _joined(head: bytes, buffers: Buffers) -> Any:

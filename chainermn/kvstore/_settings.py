@@ -34,7 +34,7 @@ class Settings(metaclass=abc.ABCMeta):
 
         Args:
             updater: Called as ``updater(key, input, stored)``; changes the array ``stored`` in
-                place.  ``input`` is a new array.
+                place.  ``input`` is a new array.  It must not use the store itself.
         """
         if not callable(updater):
             self._refuse('set_updater', TypeError(f'the updater is no function: {updater!r}'))

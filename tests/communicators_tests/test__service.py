@@ -145,6 +145,29 @@ def test_errors_go_to_who_asks(comm, serve):
     comm.barrier()
 
 
+def test_an_answer_that_exits_is_an_error_of_who_asks(comm, serve):
+    def answer(source, request):
+        sys.exit('early')
+
+    service = serve(answer)
+    other = (comm.rank + 1) % comm.size
+    error = SystemExit if other == comm.rank else RuntimeError
+    for _ in range(2):
+        with pytest.raises(error, match='early'):
+            service.ask({other: []})
+
+
+def test_an_answer_must_not_ask(comm, serve):
+    def answer(source, request):
+        service.ask({source: []})
+
+    service = serve(answer)
+    comm.barrier()
+    for rank in range(comm.size):
+        with pytest.raises(RuntimeError, match='must not make requests itself'):
+            service.ask({rank: []})
+
+
 def test_a_bad_function_is_refused_on_every_rank(comm):
     with pytest.raises(TypeError, match='has to be a function'):
         comm.serve(None if comm.rank == comm.size - 1 else lambda source, request: [])
