@@ -44,6 +44,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
     def __init__(self, mpi_comm: Any) -> None:
         super().__init__()
         self._mpi_comm = mpi_comm
+        self._is_part = False  # made by split or new_group, together with mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
         self._agreement = Agreement(mpi_comm.Dup())
@@ -121,6 +122,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
     def _like_this(self, mpi_comm: Any) -> Any:
         """A communicator of the same class and configuration, of some of the ranks."""
         part = type(self)(mpi_comm)
+        part._is_part = True
         with part.config_scope():
             for name, value in self._configs.items():
                 setattr(part, name, value)
@@ -165,6 +167,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
         self._agreement.mpi_comm.Free()
         self._objects.Free()
         self._arrays.Free()
+        if self._is_part:
+            self._mpi_comm.Free()
         for name in ('_agreement', '_arrays', '_objects', '_messages', '_mpi_transport'):
             setattr(self, name, _Finalized())
 

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from chainermn.communicators import create_communicator
 
@@ -113,6 +114,15 @@ def test_split_of_a_split(own, check_usable):
     again = half.split(0, 0)
     assert again.size == half.size == min(2, own.size - own.rank // 2 * 2)
     assert again.allgather_obj(own.rank) == half.allgather_obj(own.rank)
+
+
+def test_a_finalized_part_leaves_nothing_behind(own):
+    """An MPI library has about 2000 communicators, of which a part takes several."""
+    for make in (lambda: own.split(0, 0), lambda: own.new_group(range(own.size))):
+        part = make()
+        part.finalize()
+        assert part.mpi_comm == MPI.COMM_NULL
+    assert own.mpi_comm != MPI.COMM_NULL
 
 
 def test_new_group(own, check_usable):
