@@ -112,6 +112,9 @@ class _SystemExit(SystemExit):
         return code
 
 
+_SystemExit.__module__, _SystemExit.__qualname__ = 'builtins', 'SystemExit'  # in tracebacks
+
+
 def _exit(status: Any = None, /) -> NoReturn:
     """Exit the interpreter; what sys.exit does."""
     if threading.current_thread() is threading.main_thread():

@@ -27,7 +27,8 @@ except AttributeError as error:
 '''
 STAND_IN = f'''
 sys.modules.update({{'cupy': cupy, 'cupy.cuda': cupy.cuda, 'cupy.cuda.nccl': nccl}})
-vars(nccl).update(dict.fromkeys({nccl.__all__}), available=True, NCCL_UINT8=1, get_version=lambda: 22703)
+vars(nccl).update(dict.fromkeys({nccl.__all__}), available=True,
+                  NCCL_UINT8=1, get_version=lambda: 22703)
 '''
 
 

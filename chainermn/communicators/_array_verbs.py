@@ -130,7 +130,10 @@ class ArrayVerbs(CommunicatorBase):
     def _checked_sequence(self, xs: Any) -> list[Any]:
         """One array for each rank, all of one dtype."""
         if not isinstance(xs, (tuple, list)):
-            xs = list(_wire.checked(xs)) if getattr(xs, 'ndim', 0) else _wire.checked(xs)
+            xs = _wire.checked(xs)
+            if xs.ndim == 0:
+                raise TypeError(f'expected one array for each of the {self.size} ranks but got an '
+                                'array without dimensions')
         arrays = [_wire.checked(x) for x in xs]
         if len(arrays) != self.size:
             raise ValueError(f'expected one array for each of the {self.size} ranks but got '

@@ -81,7 +81,7 @@ class Messages:
         first, number, rest = self._parts('isend', data, dest, tag)
         self._keep([self._mpi_comm.Isend(first, dest, tag)])
         # Copied, since the receiver takes them only when it looks for them, in wait() or test().
-        self._keep([self._payloads.Isend(part if isinstance(part, bytes) else part.copy(),
+        self._keep([self._payloads.Isend(part if isinstance(part, bytes) else _wire.copied(part),
                                          dest, number) for part in rest])
         return Request(f'isend to rank {dest} with tag {tag}', iter(()), self._are_others)
 

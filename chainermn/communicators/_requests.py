@@ -104,7 +104,7 @@ def largest_tag() -> int:
 
 def waitall(requests: Iterable[Request]) -> list[Any]:
     """Waits for all requests; returns what their ``wait()`` returns, or raises the first error."""
-    requests = list(requests)
+    requests = [requests] if isinstance(requests, Request) else list(requests)
     for request in requests:
         if not isinstance(request, Request):
             raise TypeError(f'waitall takes requests of isend and irecv, not {request!r}')

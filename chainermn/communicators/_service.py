@@ -74,7 +74,7 @@ class Service:
             Exception: What ``answer`` raised on another rank, or the first of that.
         """
         if self._closed.is_set():
-            raise ValueError('it was closed on this rank, and other ranks may have ended')
+            raise ValueError('this store was closed on this rank, and other ranks may have ended')
         if hasattr(self._answering, 'source'):
             raise RuntimeError('what answers requests, such as the updater of a KVStore, must not '
                                'make requests itself: two ranks could wait for each other')

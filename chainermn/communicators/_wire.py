@@ -80,6 +80,15 @@ def to_buffer(x: Any) -> Any:
     return x.reshape(-1) if x.flags.c_contiguous else x.flatten()
 
 
+def copied(buffer: Any) -> Any:
+    """Returns a copy of a buffer that MPI can read, which is complete."""
+    copy = buffer.copy()
+    if on_device(copy):
+        import cupy
+        cupy.cuda.get_current_stream().synchronize()
+    return copy
+
+
 def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Any:
     """Returns an empty flat array to receive into, for an array of that shape.
 

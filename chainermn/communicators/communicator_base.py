@@ -8,6 +8,9 @@ Every collective verb begins with an agreement: all ranks compare what they are 
 If a rank was refused (a bad argument), or calls another verb, or with another root, operation,
 dtype or shape where these must be equal, then **every rank raises the same error**, which shows
 what each rank called, and no data moves.
+
+A communicator is for one thread at a time.  Messages between two ranks arrive in the order in which
+they are sent; large objects and arrays are sent whole only while the other rank receives them.
 """
 from __future__ import annotations
 

@@ -57,9 +57,11 @@ def write(path: str | os.PathLike[str], states: Mapping[Key, Mapping[str, Any]],
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.remove(temporary)
+        if isinstance(error, OSError) and error.filename:
+            error.filename = path
         raise
 
 
@@ -88,4 +90,6 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[Key, dict[str, Any]], dict[
         raise
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError,
             zipfile.BadZipFile) as error:
-        raise ValueError(f'{os.fspath(path)} has no states of a KVStore: {error}') from error
+        # NumPy advises to load what it does not know without care.
+        reason = 'it is no NPZ file' if 'allow_pickle' in str(error) else error
+        raise ValueError(f'{os.fspath(path)} has no states of a KVStore: {reason}') from error

@@ -240,7 +240,8 @@ def gpu(monkeypatch, compile_kernels):
     for name, value in {'available': True, 'cupy': gpu.cupy}.items():
         monkeypatch.setattr(chainer.backends.cuda, name, value)
     for name, value in {
-        '_available': True, 'NCCL_BFLOAT16': 9, 'NCCL_SUM': MPI.SUM, 'NCCL_PROD': MPI.PROD, 'NCCL_MAX': MPI.MAX,
+        '_available': True, 'NCCL_BFLOAT16': 9,
+        'NCCL_SUM': MPI.SUM, 'NCCL_PROD': MPI.PROD, 'NCCL_MAX': MPI.MAX,
         'NCCL_MIN': MPI.MIN, **{f'NCCL_{name.upper()}': name for name in (
             'int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32',
             'float64')}, 'NcclError': type('E', (RuntimeError,), {}),
