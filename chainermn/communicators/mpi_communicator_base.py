@@ -104,7 +104,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
     def new_group(self, ranks: Sequence[int]) -> Any:
         try:
             if isinstance(ranks, (bool, int, str)) or any(isinstance(r, bool) for r in ranks):
-                raise TypeError(f'the ranks of a group have to be a list of integers, not {ranks!r}')
+                raise TypeError(f'the ranks of a group have to be a list of integers, not '
+                                f'{ranks!r}')
             members = [operator.index(rank) for rank in ranks]
             if not members or sorted(set(members)) != sorted(members):
                 raise ValueError(f'a group takes each of its ranks once, and at least one, but got '
