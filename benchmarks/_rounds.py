@@ -9,41 +9,74 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+#: Kinds of processes, and what differs in their environment.
+KINDS = {
+    'ours': {},
+    'ours, not agreed': {'CHAINERMN_AGREE': '0'},
+    'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
+    'gloo': {},  # torch.distributed, without chainermn
+}
+#: Of Okabe and Ito: people who are colour-blind can tell them apart.
+COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
 
-def parser(doc: str, rounds: int, ranks: int) -> argparse.ArgumentParser:
+
+def parser(doc: str, rounds: int, ranks: int = 0) -> argparse.ArgumentParser:
     """Makes a parser with the options that every such benchmark has."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
-    made.add_argument('--ranks', type=int, default=ranks, help='default: %(default)s')
+    if ranks:
+        made.add_argument('--ranks', type=int, default=ranks, help='default: %(default)s')
     made.add_argument('--rounds', type=int, default=rounds, help='default: %(default)s')
+    made.add_argument('--quick', action='store_true', help='a round of little, as a try')
     made.add_argument('--png', metavar='FILE', help='draw the ratios of all rounds (matplotlib)')
     made.add_argument('--work', help=argparse.SUPPRESS)
     made.add_argument('--folder', help=argparse.SUPPRESS)
+    if '--work' in sys.argv:
+        sys.excepthook = _fail
     return made
 
 
-class Group:
-    """The processes of one kind: ``ours``, or ``old`` with the chainermn that Chainer carries."""
+def _fail(*error: Any) -> None:
+    """Ends a process so that mpiexec ends the others, which may wait for this one."""
+    traceback.print_exception(*error)
+    os._exit(1)
 
-    def __init__(self, script: str, kind: str, ranks: int, folder: str) -> None:
+
+class Group:
+    """The processes of one kind, of those in ``KINDS``."""
+
+    def __init__(self, script: str, kind: str, ranks: int, folder: str, python: str) -> None:
         for name in ('answers', *range(ranks)):
             os.mkfifo(f'{folder}/{kind}.{name}')
         env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
-        env |= {'OMP_NUM_THREADS': '1', 'CHAINERMN_OVERLAY': '0' if kind == 'old' else '1'}
+        env |= dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
+        env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_AGREE': '1'} | KINDS[kind]
         beside = pathlib.Path(sys.executable).with_name('mpiexec')
         self._process = subprocess.Popen(
-            [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), sys.executable,
+            [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), python,
              '-W', 'ignore', pathlib.Path(script).resolve(), '--work', kind, '--folder', folder],
             env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        self._commands = [self._open(f'{folder}/{kind}.{rank}') for rank in range(ranks)]
-        self._answers = open(f'{folder}/{kind}.answers')  # noqa: SIM115
+        self._commands: list[int] = []
+        self._files = contextlib.ExitStack()
+        self._where = f'{folder}/{kind}'
+        self._ranks = ranks
+
+    def connect(self) -> None:
+        """Waits until all processes listen."""
+        for rank in range(self._ranks):
+            self._commands.append(self._open(f'{self._where}.{rank}'))
+            self._files.callback(os.close, self._commands[-1])
+        self._answers = open(f'{self._where}.answers')  # noqa: SIM115
+        self._files.callback(self._answers.close)
 
     def _open(self, path: str) -> int:
         """Opens a pipe to write to, once the process is at the other end."""
@@ -59,31 +92,43 @@ class Group:
         """Lets all processes take a turn; returns what rank 0 answers."""
         for pipe in self._commands:
             os.write(pipe, f'{json.dumps(command)}\n'.encode())
-        answer = self._answers.readline()
+        answer = self._answers.readline()  # nothing, once the process at the other end is gone
         if not answer:
             raise RuntimeError(f'the processes ended with {self._process.wait()}')
         return json.loads(answer)
 
-    def end(self) -> None:
-        """Ends the processes."""
-        for pipe in self._commands:
-            os.close(pipe)
+    def end(self, failure: Any = None, *_: Any) -> None:
+        """Ends the processes, which are idle unless there is a failure."""
+        self._files.close()
         try:
-            self._process.wait(30)
+            self._process.wait(0 if failure else 30)
         except subprocess.TimeoutExpired:
             self._process.terminate()
             self._process.wait()
 
 
 @contextlib.contextmanager
-def groups(script: str, ranks: int) -> Iterator[dict[str, Group]]:
-    """Starts a group of ours and one of the old chainermn, running ``script --work KIND``."""
+def groups(script: str, ranks: int, kinds: Sequence[str] = ('ours', 'old'),
+           torch: str = sys.executable) -> Iterator[dict[str, Group]]:
+    """Starts a group of each kind, running ``script --work KIND``; ``gloo`` with that Python."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('the time is up'))  # ends the groups, too
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         started = {}
-        for kind in ('ours', 'old'):
-            started[kind] = Group(script, kind, ranks, folder)
-            stack.callback(started[kind].end)
+        for kind in kinds:
+            python = torch if kind == 'gloo' else sys.executable
+            started[kind] = Group(script, kind, ranks, folder, python)
+            stack.push(started[kind].end)
+        for group in started.values():
+            group.connect()
         yield started
+
+
+def has_torch(python: str) -> bool:
+    """Whether a Python can import torch; says so if it cannot."""
+    tried = subprocess.run([python, '-c', 'import torch'], capture_output=True, check=False)
+    if tried.returncode:
+        print(f'gloo is left out: {python} has no torch')
+    return tried.returncode == 0
 
 
 def answer(kind: str, folder: str, rank: int, do: Callable[[Any], Any]) -> None:
@@ -101,12 +146,16 @@ def ratios(a: list[float], b: list[float]) -> list[float]:
     return [x / y for x, y in zip(a, b, strict=True)]
 
 
+def times(a: list[float], b: list[float]) -> str:
+    """The median of the ratios, and the least and the most, as they are printed."""
+    each = ratios(a, b)
+    return f'{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f}) times'
+
+
 def show(what: str, a: list[float], b: list[float], goal: float) -> str:
     """One line about ours (a) against the old one (b), in seconds."""
-    each = ratios(a, b)
     return (f'{what:<28} {statistics.median(a) * 1e3:10.3f} ms, old '
-            f'{statistics.median(b) * 1e3:10.3f} ms: {statistics.median(each):.3f} '
-            f'({min(each):.3f} to {max(each):.3f}) times; goal {goal:g}')
+            f'{statistics.median(b) * 1e3:10.3f} ms: {times(a, b)}; goal {goal:g}')
 
 
 def load() -> str:
@@ -115,17 +164,46 @@ def load() -> str:
 
 
 def draw(path: str, title: str, each: dict[str, list[float]], goal: float) -> None:
-    """Draws the ratios of all rounds, a point for each."""
+    """Draws the ratios to the old one of all rounds, a point for each."""
+    chart(path, title, 'times the old one', {'ours': each},
+          {f'goal {goal:g}': goal, 'old chainermn': 1})
+
+
+def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[float]]],
+          lines: dict[str, float], is_log: bool = False) -> None:
+    """Draws values by row, a point for each round and a stroke for the median.
+
+    Args:
+        path: Of the PNG.
+        title: Above it.
+        label: What a value is.
+        series: A colour for each, of values by row.
+        lines: Values to compare with, by name.
+        is_log: Whether the axis is logarithmic, so that twice and half look alike.
+    """
+    import matplotlib
+    matplotlib.use('Agg')
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 1.2 + .5 * len(each)), layout='constrained')
-    for row, values in enumerate(each.values()):
-        axes.plot(values, [row] * len(values), 'o', alpha=.4)
-        axes.plot(statistics.median(values), row, 'k|', markersize=24)
-    axes.axvline(goal, linestyle='--', color='gray', label=f'goal {goal:g}')
-    axes.axvline(1, color='gray', label='old chainermn')
-    axes.set(title=title, xlabel='times the old one', yticks=range(len(each)),
-             yticklabels=list(each), xlim=(0, None), ylim=(-.6, len(each) - .4))
-    axes.invert_yaxis()
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    rows = list(dict.fromkeys(row for values in series.values() for row in values))
+    height = 1.4 + len(rows) * (.3 + .2 * len(series))
+    figure, axes = pyplot.subplots(figsize=(8, height), layout='constrained')
+    for n, (name, values_of) in enumerate(series.items()):
+        shift = .8 * ((n + .5) / len(series) - .5)
+        for row, values in values_of.items():
+            y, colour = rows.index(row) + shift, COLOURS[n]
+            axes.plot(values, [y] * len(values), 'os^vD<>'[n], color=colour, alpha=.35)
+            axes.plot(statistics.median(values), y, '|', color=colour, markersize=18,
+                      markeredgewidth=2.5, label=name if row == next(iter(values_of)) else None)
+    for (name, value), style in zip(lines.items(), ('--', '-', ':'), strict=False):
+        axes.axvline(value, linestyle=style, color='gray', label=name)
+    if is_log:
+        axes.set_xscale('log')
+    elif all(min(values) >= 0 for each in series.values() for values in each.values()):
+        axes.set_xlim(0, None)
+    axes.set(title=title, xlabel=label, yticks=range(len(rows)), yticklabels=rows,
+             ylim=(len(rows) - .5, -.5))
+    axes.grid(axis='x', alpha=.3)
+    axes.legend(loc='center left', bbox_to_anchor=(1, .5))
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -88,6 +88,8 @@ def main() -> None:
     if args.work:
         work(args.work, args.folder)
         return
+    if args.quick:
+        args.rounds = 1
     call: dict[str, list[float]] = {'ours': [], 'old': [], 'copy': []}
     added: dict[str, list[float]] = {'ours': [], 'old': []}
     written, steps = [], []

@@ -17,15 +17,11 @@ more, of which the median counts.  Printed are the medians over the rounds: mill
 to old naive and to LB within a round.
 """
 
-import argparse
-import os
-import pathlib
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
+
+import _rounds
 
 CALLS = {'resnet50': 3, 'small': 10, 'big': 1}  # timed ones in a turn
 METHODS = {'ours': ['flat', 'naive', 'raw', 'LB'], 'old': ['old naive'], 'gloo': ['gloo']}
@@ -94,18 +90,12 @@ def methods_of_chainermn(is_old: bool):
 
 def methods_of_gloo(folder: str):
     """The same for torch.distributed."""
+    import _gloo
     import torch
     import torch.distributed as dist
 
-    rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', 0)))
-    size = int(os.environ.get('PMI_SIZE', os.environ.get('OMPI_COMM_WORLD_SIZE', 1)))
-    torch.set_num_threads(1)
-    dist.init_process_group('gloo', init_method=f'file://{folder}/gloo', rank=rank, world_size=size)
-
-    def maximum(x):
-        x = torch.tensor(x, dtype=torch.float64)
-        dist.all_reduce(x, dist.ReduceOp.MAX)
-        return float(x)
+    rank, barrier, maximum = _gloo.start(folder)
+    size = dist.get_world_size()
 
     def calls(model_name):
         grads = [torch.full(shape, float(rank)) for shape in shapes_of(model_name)]
@@ -131,140 +121,86 @@ def methods_of_gloo(folder: str):
 
         return {'gloo': mean}
 
-    return rank, dist.barrier, maximum, calls
+    return rank, barrier, maximum, calls
 
 
 def work(kind: str, folder: str) -> None:
-    """Takes commands from a pipe of this rank's own, and times what they name."""
+    """In a process: takes turns of some calls of a method."""
     if kind == 'gloo':
         rank, barrier, maximum, calls = methods_of_gloo(folder)
     else:
         rank, barrier, maximum, calls = methods_of_chainermn(kind == 'old')
-    model, made = None, {}
-    with open(f'{folder}/{kind}.{rank}') as commands:
-        answers = open(f'{folder}/{kind}.answers', 'w') if rank == 0 else None  # noqa: SIM115
-        for command in commands:
-            wanted, _, method = command.strip().partition(' ')
-            if wanted != model:
-                made.clear()
-                model, made = wanted, calls(wanted)
-            seconds = []
-            for n in range(1 + CALLS[model]):
-                barrier()
-                start = time.perf_counter()
-                made[method]()
-                seconds.append(maximum(time.perf_counter() - start))
-                if n == 0:
-                    seconds.clear()
-            if answers:
-                print(statistics.median(seconds), file=answers, flush=True)
+    made: dict = {}
+
+    def turn(command: tuple[str, str]) -> float:
+        model, method = command
+        if model not in made:
+            made.clear()
+            made[model] = calls(model)
+        seconds = []
+        for n in range(1 + CALLS[model]):
+            barrier()
+            start = time.perf_counter()
+            made[model][method]()
+            seconds.append(maximum(time.perf_counter() - start))
+            if n == 0:
+                seconds.clear()
+        return statistics.median(seconds)
+
+    _rounds.answer(kind, folder, rank, turn)
 
 
 # --- the driver ----------------------------------------------------------------------------------
 
 
-class Group:
-    """The processes of one kind."""
-
-    def __init__(self, kind: str, ranks: int, folder: str, python: str) -> None:
-        for name in ('answers', *range(ranks)):
-            os.mkfifo(f'{folder}/{kind}.{name}')
-        env = {key: value for key, value in os.environ.items() if key != 'CHAINERMN_OVERLAY'}
-        env |= dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
-        if kind == 'old':
-            env = {**env, 'CHAINERMN_OVERLAY': '0'}
-            env.pop('PYTHONPATH', None)
-        beside = pathlib.Path(sys.executable).with_name('mpiexec')
-        mpiexec = str(beside) if beside.exists() else 'mpiexec'
-        self.process = subprocess.Popen(
-            [mpiexec, '-n', str(ranks), python, '-W', 'ignore', pathlib.Path(__file__).resolve(),
-             '--work', kind, '--folder', folder],
-            env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        self.commands = [self._open(f'{folder}/{kind}.{rank}', os.O_WRONLY | os.O_NONBLOCK)
-                         for rank in range(ranks)]
-        self.answers = os.fdopen(os.open(f'{folder}/{kind}.answers', os.O_RDONLY))
-
-    def _open(self, path: str, flags: int) -> int:
-        """Opens a pipe once the process is at the other end."""
-        while True:
-            try:
-                return os.open(path, flags)
-            except OSError:
-                if self.process.poll() is not None:
-                    raise RuntimeError('a benchmark process ended while it started') from None
-                time.sleep(.05)
-
-    def time(self, model: str, method: str) -> float:
-        """Lets all ranks take a turn; returns the seconds of a call."""
-        for pipe in self.commands:
-            os.write(pipe, f'{model} {method}\n'.encode())
-        answer = self.answers.readline()
-        if not answer:
-            raise RuntimeError(f'the processes for {method} ended with {self.process.wait()}')
-        return float(answer)
-
-    def end(self) -> None:
-        """Ends the processes."""
-        for pipe in self.commands:
-            os.close(pipe)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.terminate()
-            self.process.wait()
-
-
-def measure(ranks: int, models: list[str], rounds: int, pythons: dict[str, str]) -> None:
-    """Measures all methods at one number of ranks, and prints."""
-    groups: dict[str, Group] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            for kind, python in pythons.items():
-                groups[kind] = Group(kind, ranks, folder, python)
-            turns = [(kind, method) for kind in groups for method in METHODS[kind]]
-            for model in models:
-                times: dict[str, list[float]] = {method: [] for _, method in turns}
-                for n in range(rounds):
-                    for kind, method in turns[n % len(turns):] + turns[:n % len(turns)]:
-                        times[method].append(groups[kind].time(model, method))
-                print(f'\n{ranks} ranks, {model}: {rounds} rounds, load average '
-                      f'{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores')
-                for method, seconds in times.items():
-                    print(f'  {method:<10} {statistics.median(seconds) * 1e3:9.2f} ms'
-                          f'  x old naive {ratio(seconds, times["old naive"]):6.3f}'
-                          f'  x LB {ratio(seconds, times["LB"]):7.2f}', flush=True)
-        finally:
-            for group in groups.values():
-                group.end()
+def measure(ranks: int, models: list[str], rounds: int, kinds: list[str], torch: str
+            ) -> dict[str, dict[str, list[float]]]:
+    """Measures all methods at one number of ranks, prints, returns ratios by method and model."""
+    turns = [(kind, method) for kind in kinds for method in METHODS[kind]]
+    found: dict[str, dict[str, list[float]]] = {method: {} for _, method in turns}
+    with _rounds.groups(__file__, ranks, kinds, torch) as groups:
+        for model in models:
+            times: dict[str, list[float]] = {method: [] for _, method in turns}
+            for n in range(rounds):
+                for kind, method in turns[n % len(turns):] + turns[:n % len(turns)]:
+                    times[method].append(groups[kind].ask((model, method)))
+            print(f'\n{ranks} ranks, {model}: {rounds} rounds, {_rounds.load()}')
+            for method, seconds in times.items():
+                print(f'  {method:<10} {statistics.median(seconds) * 1e3:9.2f} ms'
+                      f'  x old naive {ratio(seconds, times["old naive"]):6.3f}'
+                      f'  x LB {ratio(seconds, times["LB"]):7.2f}', flush=True)
+                found[method][f'{model}, {ranks}'] = _rounds.ratios(seconds, times['old naive'])
+    return found
 
 
 def ratio(a: list[float], b: list[float]) -> float:
     """The median of the ratios within a round."""
-    return statistics.median(x / y for x, y in zip(a, b, strict=True))
+    return statistics.median(_rounds.ratios(a, b))
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = _rounds.parser(__doc__, rounds=9)
     parser.add_argument('--ranks', default='2,4,8', help='default: %(default)s')
-    parser.add_argument('--rounds', type=int, default=9, help='default: %(default)s')
     parser.add_argument('--models', default='resnet50,small,big', help='default: %(default)s')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
                         help='a Python with torch; default: this one')
-    parser.add_argument('--work', help=argparse.SUPPRESS)
-    parser.add_argument('--folder', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)
         return
-    pythons = {'ours': sys.executable, 'old': sys.executable}
-    python = shutil.which(args.torch) or args.torch
-    if subprocess.run([python, '-c', 'import torch'], capture_output=True, check=False).returncode:
-        print(f'gloo: {python} has no torch')
-    else:
-        pythons['gloo'] = python
+    if args.quick:
+        args.ranks, args.rounds, args.models = '2', 1, 'small'
+    kinds = ['ours', 'old', *(['gloo'] if _rounds.has_torch(args.torch) else [])]
+    found: dict[str, dict[str, list[float]]] = {}
     for ranks in map(int, args.ranks.split(',')):
-        measure(ranks, args.models.split(','), args.rounds, pythons)
+        each = measure(ranks, args.models.split(','), args.rounds, kinds, args.torch)
+        for method, ratios in each.items():
+            found.setdefault(method, {}).update(ratios)
+    if args.png:
+        del found['old naive']
+        _rounds.chart(args.png, 'multi_node_mean_grad, by model and number of ranks',
+                      'times naive of the old chainermn', found, {'old naive': 1}, is_log=True)
 
 
 if __name__ == '__main__':

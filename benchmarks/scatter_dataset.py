@@ -80,6 +80,8 @@ def main() -> None:
     if args.work:
         work(args.work, args.folder)
         return
+    if args.quick:
+        args.rounds, args.mib = 1, 1
     each = {}
     with _rounds.groups(__file__, args.ranks) as groups:
         for what, shuffle in (('in order', False), ('shuffled', True)):

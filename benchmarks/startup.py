@@ -1,10 +1,13 @@
-"""What chainer_compat costs: the start of Python, and ``import chainer``, with it against without.
+"""What it costs to start: Python, ``import chainer``, ``import chainermn``, and a communicator.
 
 Run it in an environment that has ChainerMN: ``python benchmarks/startup.py [--rounds 40]``.
 
 - start: ``python -c pass``, in this environment with the ``.pth`` file of ChainerMN and without it.
 - import: ``import chainer``, mended when it is imported, against a copy of Chainer whose files hold
   the same edits and are left alone.
+- chainermn: ``import chainer, chainermn`` against ``import chainer``.
+- communicator: ``create_communicator`` on 4 ranks, the first one of new processes that have started
+  MPI, on the slowest rank; with what Python has to import for it.
 
 Prints the median of the differences within a round, of time on the clock and of processor time
 (user and system), in milliseconds.  The variants take turns, in random order, so that a busy moment
@@ -23,6 +26,7 @@ import sysconfig
 import tempfile
 import time
 
+import _rounds
 import chainer
 
 from chainer_compat import _mend, shims  # noqa: F401  (fills the registry)
@@ -81,8 +85,9 @@ def copy_of_chainer(folder: pathlib.Path, edited: bool) -> str:
     return str(folder)
 
 
-def compare(name: str, limit: float, rounds: int, variant: Variant, without: Variant) -> None:
-    """Measures both in turns and prints how they differ."""
+def compare(name: str, limit: float, rounds: int, variant: Variant, without: Variant
+            ) -> list[float]:
+    """Measures both in turns, prints how they differ, and returns the differences on the clock."""
     for _ in range(rounds):
         for one in random.sample([variant, without], 2):
             one.measure()
@@ -90,26 +95,61 @@ def compare(name: str, limit: float, rounds: int, variant: Variant, without: Var
                        ('processor', variant.processor, without.processor)]:
         difference = statistics.median(x - y for x, y in zip(a, b, strict=True))
         base = statistics.median(b)
-        print(f'{name:<7}{what:<10}{difference:+7.2f} ms on {base:7.2f} '
+        print(f'{name:<13}{what:<10}{difference:+7.2f} ms on {base:7.2f} '
               f'({1 + difference / base:.3f} times), at most {limit:g}: '
-              f'{"yes" if difference < limit else "NO"}')
+              f'{"yes" if difference < limit else "NO"}', flush=True)
+    return [x - y for x, y in zip(variant.clock, without.clock, strict=True)]
+
+
+def create(rounds: int) -> list[float]:
+    """Returns the milliseconds in which 4 ranks make a communicator, for each round."""
+    code = ('import time; from mpi4py import MPI; import chainermn; world = MPI.COMM_WORLD\n'
+            'world.Barrier(); start = time.perf_counter()\n'
+            "chainermn.create_communicator('flat')\n"
+            'seconds = world.allreduce(time.perf_counter() - start, MPI.MAX)\n'
+            'if world.rank == 0: print(seconds)')
+    mpiexec = pathlib.Path(sys.executable).with_name('mpiexec')
+    env = {k: v for k, v in os.environ.items() if not k.startswith('PYTHON')}
+    found = []
+    for _ in range(1 + rounds):
+        done = subprocess.run(
+            [str(mpiexec) if mpiexec.exists() else 'mpiexec', '-n', '4', sys.executable, '-W',
+             'ignore', '-c', code], env=env | {'OMP_NUM_THREADS': '1'}, check=True,
+            stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        found.append(float(done.stdout) * 1e3)
+    return found[1:]  # the first writes .pyc files
 
 
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--rounds', type=int, default=40, help='default: %(default)s')
-    rounds = parser.parse_args().rounds
+    parser.add_argument('--quick', action='store_true', help='a round of little, as a try')
+    parser.add_argument('--png', metavar='FILE', help='draw all rounds (matplotlib)')
+    args = parser.parse_args()
+    rounds = 1 if args.quick else args.rounds
+    found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        compare('start', 1, 5 * rounds,
-                Variant(twin(folder / 'with'), 'pass'),
-                Variant(twin(folder / 'without', leave_out=PTH), 'pass'))
+        found['start'] = compare(
+            'start', 1, 5 * rounds, Variant(twin(folder / 'with'), 'pass'),
+            Variant(twin(folder / 'without', leave_out=PTH), 'pass'))
         code = 'import chainer'
-        compare('import', 30, rounds,
-                Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'mended', False)),
-                Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'edited', True),
-                        CHAINER_COMPAT='0'))
+        found['import chainer'] = compare(
+            'import', 30, rounds,
+            Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'mended', False)),
+            Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'edited', True),
+                    CHAINER_COMPAT='0'))
+        found['import chainermn'] = compare(
+            'chainermn', 100, rounds, Variant(sys.executable, 'import chainer, chainermn'),
+            Variant(sys.executable, code))
+    found['communicator'] = create(rounds)
+    median = statistics.median(found['communicator'])
+    print(f'communicator clock    {median:7.2f} ms on 4 ranks, at most 50: '
+          f'{"yes" if median < 50 else "NO"}')
+    if args.png:
+        _rounds.chart(args.png, 'What it takes to start', 'ms', {'all rounds': found},
+                      {'goal of a communicator': 50, 'goal of import chainermn': 100})
     print('load', *(f'{load:.1f}' for load in os.getloadavg()), 'on', os.cpu_count(), 'processors')
 
 

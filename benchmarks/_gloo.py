@@ -1,0 +1,22 @@
+"""The processes of ``torch.distributed`` with gloo, which mpiexec starts like all the others."""
+
+import os
+from collections.abc import Callable
+
+
+def start(folder: str) -> tuple[int, Callable[[], None], Callable[[float], float]]:
+    """Joins the process group; returns the rank, a barrier, and a maximum over the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    rank = int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', 0)))
+    size = int(os.environ.get('PMI_SIZE', os.environ.get('OMPI_COMM_WORLD_SIZE', 1)))
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=f'file://{folder}/gloo', rank=rank, world_size=size)
+
+    def maximum(x: float) -> float:
+        tensor = torch.tensor(x, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return float(tensor)
+
+    return rank, dist.barrier, maximum

@@ -1,0 +1,134 @@
+"""What a verb costs on little data: with agreement and without, the old chainermn, raw mpi4py.
+
+Run it in an environment that has ChainerMN and MPI:
+``python benchmarks/verbs.py [--ranks 2] [--rounds 25] [--png FILE]``.
+
+Arrays are of one float32 per rank, objects are a small dict, and a round trip is a message from
+rank 0 to rank 1 and back.  Raw is the same with mpi4py: the verb with a capital, into a buffer
+that is there already, or for objects the one that pickles.  Printed are the microseconds of a call
+on the slowest rank, medians over the rounds, and the median of the ratios to raw within a round.
+"""
+
+import statistics
+import time
+
+import _rounds
+
+KINDS = ('ours', 'ours, not agreed', 'old')
+TIMED = {'10 MB there and back': 5}  # calls in a turn; of the others:
+CALLS = 400
+VERBS = ('allreduce', 'bcast', 'gather', 'scatter', 'allgather', 'alltoall', 'bcast_obj',
+         'gather_obj', 'allreduce_obj', '1 KB there and back', '10 MB there and back')
+GOALS = [  # of a verb: who, against whom, at most
+    ('allreduce', 'ours', 'raw', 3),
+    ('allreduce', 'ours, not agreed', 'raw', 1.5),
+    ('1 KB there and back', 'ours', 'raw', 3),
+    ('1 KB there and back', 'ours', 'old', .15),
+]
+
+
+def calls_of(comm, world, is_raw: bool) -> dict:
+    """Returns a function for each verb, on a communicator or on mpi4py's."""
+    import numpy as np
+
+    rank, size = comm.rank, comm.size
+    x, y, xs = np.ones(1, 'f'), np.empty(1, 'f'), np.ones((size, 1), 'f')
+    ys, obj = np.empty_like(xs), {'loss': 1.5}
+    root, sent = (xs, obj) if rank == 0 else (None, None)
+
+    def there_and_back(size_in_bytes: int):
+        message = np.ones(size_in_bytes // 4, 'f')
+        if is_raw:
+            send, receive = world.Send, lambda source, tag: world.Recv(message, source, tag)
+        else:
+            send, receive = comm.send, comm.recv
+
+        def call():
+            if rank == 0:
+                send(message, 1, 0)
+                receive(1, 0)
+            elif rank == 1:
+                receive(0, 0)
+                send(message, 0, 0)
+
+        return call
+
+    if is_raw:
+        calls = [lambda: world.Allreduce(x, y), lambda: world.Bcast(x), lambda: world.Gather(x, ys),
+                 lambda: world.Scatter(root, y), lambda: world.Allgather(x, ys),
+                 lambda: world.Alltoall(xs, ys), lambda: world.bcast(obj),
+                 lambda: world.gather(obj), lambda: world.allreduce(1.5)]
+    else:
+        calls = [lambda: comm.allreduce(x), lambda: comm.bcast(x), lambda: comm.gather(x),
+                 lambda: comm.scatter(root), lambda: comm.allgather(x),
+                 lambda: comm.alltoall(tuple(xs)), lambda: comm.bcast_obj(sent),
+                 lambda: comm.gather_obj(obj), lambda: comm.allreduce_obj(1.5)]
+    return dict(zip(VERBS, [*calls, there_and_back(1 << 10), there_and_back(10 << 20)],
+                    strict=True))
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of some calls of a verb."""
+    from mpi4py import MPI
+
+    import chainermn
+
+    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    world = MPI.COMM_WORLD
+    comm = chainermn.create_communicator('naive')
+    duplicate = world.Dup()
+    calls = {is_raw: calls_of(comm, duplicate, is_raw) for is_raw in (False, True)}
+
+    def turn(command: tuple[str, bool, int]) -> float:
+        verb, is_raw, n = command
+        call = calls[is_raw][verb]
+        for _ in range(1 + n // 10):
+            call()
+        world.Barrier()
+        start = time.perf_counter()
+        for _ in range(n):
+            call()
+        return world.allreduce(time.perf_counter() - start, MPI.MAX) / n
+
+    _rounds.answer(kind, folder, world.rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    args = _rounds.parser(__doc__, rounds=25, ranks=2).parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    if args.ranks < 2:
+        raise SystemExit('a message needs at least 2 ranks')
+    names = ('raw', *KINDS)
+    seconds: dict[str, dict[str, list[float]]] = {
+        verb: {name: [] for name in names} for verb in VERBS}
+    with _rounds.groups(__file__, args.ranks, KINDS) as groups:
+        for n in range(1 if args.quick else args.rounds):
+            for verb in VERBS:
+                n_calls = 2 if args.quick else TIMED.get(verb, CALLS)
+                for name in names[n % 4:] + names[:n % 4]:
+                    group = groups['ours' if name == 'raw' else name]
+                    seconds[verb][name].append(group.ask((verb, name == 'raw', n_calls)))
+
+    print(f'{args.ranks} ranks; {_rounds.load()}\n')
+    print(f'{"microseconds (times raw)":<24}{"raw":>8}' + ''.join(f'{kind:>18}' for kind in KINDS))
+    ratios = {kind: {verb: _rounds.ratios(each[kind], each['raw'])
+                     for verb, each in seconds.items()} for kind in KINDS}
+    for verb, each in seconds.items():
+        cells = [f'{statistics.median(each[kind]) * 1e6:.1f} '
+                 f'({statistics.median(ratios[kind][verb]):.2f})' for kind in KINDS]
+        print(f'{verb:<24}{statistics.median(each["raw"]) * 1e6:8.1f}'
+              + ''.join(f'{cell:>18}' for cell in cells))
+    print()
+    for verb, kind, rival, goal in GOALS:
+        times = _rounds.times(seconds[verb][kind], seconds[verb][rival])
+        print(f'{verb}, {kind}: {times} {rival}; goal {goal:g}')
+    if args.png:
+        _rounds.chart(args.png, f'Small calls, {args.ranks} ranks', 'times raw mpi4py', ratios,
+                      {'goal with agreement 3': 3, 'raw': 1}, is_log=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,208 @@
+"""What a step of training loses to communication: ours, the old chainermn, PyTorch's DDP on gloo.
+
+Run it in an environment that has ChainerMN, MPI and scikit-learn:
+``python benchmarks/weak_scaling.py [--up-to 4] [--rounds 9] [--torch PYTHON] [--png FILE]``.
+
+Models: the perceptron of ``examples/mnist`` on digits, 16 examples per rank, and a small ResNet of
+three blocks on images of 3 x 32 x 32, 8 examples per rank; in PyTorch the same shapes.  The work
+per rank is the same at any number of ranks, and each rank has one thread.
+
+A turn is some steps that exchange gradients and some that do not, in alternation, on all ranks at
+a time; lost is the difference, which also counts waiting for a slower rank.  It is asked of
+the same framework at the same number of ranks, since the frameworks differ in what a step takes
+without communication, and cores share memory and heat.  Efficiency is a step that exchanges nothing
+on one rank, against one that exchanges, on all.  Printed are medians over the rounds.
+"""
+
+import pathlib
+import runpy
+import statistics
+import sys
+import time
+
+import _rounds
+
+MODELS = {'mnist': 25, 'resnet': 3}  # steps of each sort in a part of a turn
+PARTS = 4
+SHAPES = {'mnist': ((16, 64), 100), 'resnet': ((8, 3, 32, 32), 16)}  # a batch; units or channels
+BLOCKS = ((1, 1), (2, 2), (4, 2))  # times as many channels; stride
+
+
+def steps_of_chainer(name: str, comm) -> dict:
+    """Returns a step with the exchange of gradients, and one without."""
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+    import numpy as np
+
+    import chainermn
+
+    class Block(chainer.Chain):
+        def __init__(self, inputs, outputs, stride):
+            super().__init__()
+            with self.init_scope():
+                self.a = L.Convolution2D(inputs, outputs, 3, stride, 1, nobias=True)
+                self.b = L.Convolution2D(outputs, outputs, 3, 1, 1, nobias=True)
+                self.bn_a, self.bn_b = L.BatchNormalization(outputs), L.BatchNormalization(outputs)
+                if inputs != outputs:
+                    self.short = L.Convolution2D(inputs, outputs, 1, stride, nobias=True)
+
+        def forward(self, x):
+            h = self.bn_b(self.b(F.relu(self.bn_a(self.a(x)))))
+            return F.relu(h + (self.short(x) if hasattr(self, 'short') else x))
+
+    def model():
+        if name == 'mnist':
+            example = pathlib.Path(__file__).parents[1] / 'examples/mnist/train_mnist.py'
+            return runpy.run_path(str(example))['MLP'](SHAPES[name][1])
+        width = SHAPES[name][1]
+        layers, inputs = [L.Convolution2D(3, width, 3, 1, 1), F.relu], width
+        for times, stride in BLOCKS:
+            layers.append(Block(inputs, times * width, stride))
+            inputs = times * width
+        return chainer.Sequential(*layers, lambda x: F.mean(x, (2, 3)), L.Linear(inputs, 10))
+
+    random = np.random.RandomState(comm.rank)
+    x = random.rand(*SHAPES[name][0]).astype('f')
+    t = random.randint(10, size=len(x)).astype('i')
+    steps = {}
+    for what in ('with', 'without'):
+        classifier = L.Classifier(model())
+        optimizer = chainer.optimizers.Adam()
+        if what == 'with':
+            optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+        optimizer.setup(classifier)
+        steps[what] = lambda optimizer=optimizer, model=classifier: optimizer.update(model, x, t)
+    return steps
+
+
+def steps_of_torch(name: str, rank: int) -> dict:
+    """The same for PyTorch, whose exchange runs beside backward."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, inputs, outputs, stride):
+            super().__init__()
+            self.a = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+            self.b = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+            self.bn_a, self.bn_b = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+            self.short = (nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+                          if inputs != outputs else nn.Identity())
+
+        def forward(self, x):
+            h = self.bn_b(self.b(torch.relu(self.bn_a(self.a(x)))))
+            return torch.relu(h + self.short(x))
+
+    def model():
+        width = SHAPES[name][1]
+        if name == 'mnist':
+            return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width),
+                                 nn.ReLU(), nn.Linear(width, 10))
+        layers, inputs = [nn.Conv2d(3, width, 3, 1, 1), nn.ReLU()], width
+        for times, stride in BLOCKS:
+            layers.append(Block(inputs, times * width, stride))
+            inputs = times * width
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
+
+    torch.manual_seed(rank)
+    x, t = torch.rand(SHAPES[name][0]), torch.randint(10, SHAPES[name][0][:1])
+    steps = {}
+    for what in ('with', 'without'):
+        module = model()
+        if what == 'with':
+            # As the old chainermn, ours leaves the statistics of batch normalization to each rank.
+            module = nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
+        optimizer = torch.optim.Adam(module.parameters())
+
+        def step(module=module, optimizer=optimizer):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), t).backward()
+            optimizer.step()
+
+        steps[what] = step
+    return steps
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of some steps of each sort."""
+    if kind == 'gloo':
+        import _gloo
+
+        rank, barrier, maximum = _gloo.start(folder)
+        steps = {name: steps_of_torch(name, rank) for name in MODELS}
+    else:
+        from mpi4py import MPI
+
+        import chainermn
+
+        assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+        world = MPI.COMM_WORLD
+        rank, barrier = world.rank, world.Barrier
+        # The old flat needs GPUs; naive is what it has for CPUs.
+        comm = chainermn.create_communicator('naive' if kind == 'old' else 'flat')
+        steps = {name: steps_of_chainer(name, comm) for name in MODELS}
+
+        def maximum(seconds):
+            return world.allreduce(seconds, MPI.MAX)
+
+    def turn(command: tuple[str, int]) -> list[float]:
+        name, n = command
+        seconds = {'with': 0., 'without': 0.}
+        for _ in range(PARTS):
+            for what, step in steps[name].items():
+                step()
+                barrier()
+                start = time.perf_counter()
+                for _ in range(n):
+                    step()
+                seconds[what] += maximum(time.perf_counter() - start)
+        return [each / PARTS / n for each in seconds.values()]
+
+    _rounds.answer(kind, folder, rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=9)
+    parser.add_argument('--up-to', type=int, default=4, metavar='RANKS', help='default: 4')
+    parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
+                        help='a Python with torch; default: this one')
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    kinds = ['ours', 'old', *(['gloo'] if _rounds.has_torch(args.torch) else [])]
+    alone: dict[tuple[str, str], float] = {}
+    drawn: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
+    ranks = 1
+    while ranks <= args.up_to:
+        lost: dict[tuple[str, str], list[float]] = {}
+        with _rounds.groups(__file__, ranks, kinds, args.torch) as groups:
+            for name, n_steps in MODELS.items():
+                step: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
+                for n in range(1 if args.quick else args.rounds):
+                    for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
+                        step[kind].append(groups[kind].ask((name, 1 if args.quick else n_steps)))
+                print(f'\n{name}, {ranks} ranks; {_rounds.load()}')
+                for kind, seconds in step.items():
+                    total, without = map(statistics.median, zip(*seconds, strict=True))
+                    alone.setdefault((name, kind), without)
+                    lost[name, kind] = [with_ - without for with_, without in seconds]
+                    drawn[kind][f'{name}, {ranks}'] = [1e3 * each for each in lost[name, kind]]
+                    print(f'  {kind:<5} step {total * 1e3:8.3f} ms, of which lost '
+                          f'{statistics.median(lost[name, kind]) * 1e3:7.3f}; efficiency '
+                          f'{alone[name, kind] / total:.2f}')
+                for rival in kinds[1:]:
+                    against = statistics.median(lost[name, rival])
+                    ratio = statistics.median(lost[name, 'ours']) / against if against > 0 else 0
+                    print(f'  lost by ours against {rival}: '
+                          + (f'{ratio:.3f} times' if ratio else 'it loses less than the noise'),
+                          flush=True)
+        ranks *= 2
+    if args.png:
+        _rounds.chart(args.png, 'Time of a step lost to communication', 'ms', drawn, {})
+
+
+if __name__ == '__main__':
+    main()
