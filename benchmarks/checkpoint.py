@@ -20,7 +20,7 @@ import _rounds
 
 GOAL = .1  # times the old one
 COPY = 1.2  # times a copy; it agrees with the other ranks and starts a thread as well
-LAYERS, WIDTH = 4, 2500
+LAYERS, WIDTH = 4, int(os.environ.get('CHECKPOINT_WIDTH', 2500))
 STEPS = 10
 
 
@@ -90,6 +90,7 @@ def main() -> None:
         return
     if args.quick:
         args.rounds = 1
+        os.environ['CHECKPOINT_WIDTH'] = '100'
     call: dict[str, list[float]] = {'ours': [], 'old': [], 'copy': []}
     added: dict[str, list[float]] = {'ours': [], 'old': []}
     written, steps = [], []
@@ -109,7 +110,8 @@ def main() -> None:
                         call['copy'].append(copy)
                         written.append(end)
                         steps.append(alone)
-    size = LAYERS * (WIDTH + 1) * WIDTH * 4 / 1e6
+    width = int(os.environ.get('CHECKPOINT_WIDTH', WIDTH))
+    size = LAYERS * (width + 1) * width * 4 / 1e6
     print(f'{size:.0f} MB on each of {args.ranks} ranks, {args.rounds} rounds')
     print(_rounds.show('call', call['ours'], call['old'], GOAL))
     print(_rounds.show(f'added to {STEPS} steps', added['ours'], added['old'], GOAL))

@@ -172,6 +172,8 @@ def main() -> None:
     if args.work:
         work(args.work, args.folder)
         return
+    if args.quick:
+        args.rounds, args.up_to = 1, 2
     kinds = ['ours', 'old', *(['gloo'] if _rounds.has_torch(args.torch) else [])]
     alone: dict[tuple[str, str], float] = {}
     drawn: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
@@ -181,7 +183,7 @@ def main() -> None:
         with _rounds.groups(__file__, ranks, kinds, args.torch) as groups:
             for name, n_steps in MODELS.items():
                 step: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
-                for n in range(1 if args.quick else args.rounds):
+                for n in range(args.rounds):
                     for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
                         step[kind].append(groups[kind].ask((name, 1 if args.quick else n_steps)))
                 print(f'\n{name}, {ranks} ranks; {_rounds.load()}')

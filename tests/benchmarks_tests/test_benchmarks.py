@@ -1,0 +1,51 @@
+"""Every benchmark runs, with --quick: one round of little, whose figures say nothing."""
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob('*.py') if path.stem[0] != '_')
+RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d')
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_prints_ratios(name, tmp_path):
+    done = subprocess.run([sys.executable, BENCHMARKS, name, '--quick', '--out', tmp_path,
+                           '--docs', tmp_path / 'page.md'],
+                          cwd=tmp_path, timeout=110, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert RATIO.search((tmp_path / f'{name}.txt').read_text()), done.stdout
+    page = (tmp_path / 'page.md').read_text()
+    assert f'\n## {name}\n' in page
+    assert (tmp_path / f'{name}.txt').read_text().strip() in page
+
+
+def test_one_command_runs_all():
+    limits = next(node.value for node in ast.parse((BENCHMARKS / '__main__.py').read_text()).body
+                  if isinstance(node, ast.Assign) and node.targets[0].id == 'LIMITS')
+    assert sorted(ast.literal_eval(limits)) == SCRIPTS
+
+
+def test_says_what_failed(tmp_path):
+    done = subprocess.run([sys.executable, BENCHMARKS, 'mean_grad', '--torch', 'no such Python',
+                           '--docs', tmp_path / 'page.md'],
+                          cwd=tmp_path, timeout=50, text=True, capture_output=True)
+    assert done.returncode == 1
+    assert 'mean_grad ended with 1' in done.stderr
+    assert '- mean_grad ended with 1' in (tmp_path / 'page.md').read_text()
+
+
+def test_refuses_an_unknown_name(tmp_path):
+    done = subprocess.run([sys.executable, BENCHMARKS, 'verbs', 'unheard_of'],
+                          cwd=tmp_path, timeout=50, text=True, capture_output=True)
+    assert done.returncode == 2
+    assert 'there is no unheard_of' in done.stderr
