@@ -34,6 +34,7 @@ import _rounds
 FITTED = ('latency', 'message', 'copy', 'add', 'read', 'write', 'reduce', 'fresh')
 SHAPES = ('flat', 'hierarchical', 'ring')
 CHUNK = 1 << 19  # bytes that go through shared memory at a time; between nodes four times that
+LATE = 4  # steps from when a chunk is packed to when it is unpacked
 MESSAGE = 16 << 20
 
 
@@ -52,7 +53,7 @@ def predict(shape: str, n: float, ranks: int, nodes: int, rate: dict[str, float]
     if shape == 'hierarchical':
         steps = n / (CHUNK if nodes == 1 else 4 * CHUNK)
         seconds = n * (rate['read'] + rate['write']) + here * n * rate['reduce']
-        seconds += steps * rate['latency'] * math.log2(max(2, ranks))  # to wait for one another
+        seconds *= 1 + LATE / steps  # ranks need not wait for one another, but for the first chunks
         if nodes > 1:
             seconds += 2 * there * n * link + there * n / ranks * rate['reduce']
             seconds += steps * 2 * math.log2(nodes) * latency

@@ -11,7 +11,8 @@ A turn is some steps that exchange gradients and some that do not, in alternatio
 a time; lost is the difference, which also counts waiting for a slower rank.  It is asked of
 the same framework at the same number of ranks, since the frameworks differ in what a step takes
 without communication, and cores share memory and heat.  Efficiency is a step that exchanges nothing
-on one rank, against one that exchanges, on all.  Printed are medians over the rounds.
+on one rank, against one that exchanges, on all.  Printed are medians over the rounds.  A loss below
+half the distance of its quartiles is noise.
 """
 
 import pathlib
@@ -162,6 +163,15 @@ def work(kind: str, folder: str) -> None:
     _rounds.answer(kind, folder, rank, turn)
 
 
+def compare(ours: list[float], rival: list[float]) -> str:
+    """Says the ratio of what both lose, if that can be told from the noise."""
+    for name, lost in (('the rival', rival), ('ours', ours)):
+        low, middle, high = statistics.quantiles(lost, n=4) if len(lost) > 1 else lost * 3
+        if middle <= (high - low) / 2:
+            return f'{name} loses less than the noise'
+    return f'{statistics.median(ours) / statistics.median(rival):.3f} times'
+
+
 def main() -> None:
     """Measures and prints."""
     parser = _rounds.parser(__doc__, rounds=9)
@@ -196,11 +206,8 @@ def main() -> None:
                           f'{statistics.median(lost[name, kind]) * 1e3:7.3f}; efficiency '
                           f'{alone[name, kind] / total:.2f}')
                 for rival in kinds[1:]:
-                    against = statistics.median(lost[name, rival])
-                    ratio = statistics.median(lost[name, 'ours']) / against if against > 0 else 0
-                    print(f'  lost by ours against {rival}: '
-                          + (f'{ratio:.3f} times' if ratio else 'it loses less than the noise'),
-                          flush=True)
+                    print(f'  lost by ours against {rival}:',
+                          compare(lost[name, 'ours'], lost[name, rival]), flush=True)
         ranks *= 2
     if args.png:
         _rounds.chart(args.png, 'Time of a step lost to communication', 'ms', drawn, {})
