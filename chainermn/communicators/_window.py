@@ -105,10 +105,11 @@ class Window:
 
     def _check(self) -> None:
         for rank, words in self._others.items():
-            first = words[1] - 1 if words[1] else rank
+            said = words[1]  # once: it may change meanwhile
+            first = said - 1 if said else rank
             name, process = self._processes[first]
             is_alive = process.is_alive()
-            if words[1] or not is_alive:
+            if said or not is_alive:
                 self._mine[1] = 1 + first
                 raise RuntimeError(f'{name} (process {process.pid} on {os.uname().nodename}) '
                                    f'{"failed" if is_alive else "ended"} in the middle of an '
