@@ -16,6 +16,9 @@ from chainermn.communicators._pickled import Pickled, load
 from chainermn.communicators._reductions import check_op
 from chainermn.communicators.communicator_base import CommunicatorBase
 
+#: Bytes of a pickle that is broadcast as it is; pkl5 sends longer ones in pieces.
+_IN_ONE_PIECE = 2**24
+
 _OPS: dict[str, Callable[[Any, Any], Any]] = {
     'sum': operator.add, 'prod': operator.mul, 'max': max, 'min': min}
 
@@ -40,8 +43,9 @@ class ObjectVerbs(CommunicatorBase):
             pickled = Pickled(obj) if self.rank == root else None
         except Exception as error:
             self.refuse('bcast_obj', error)
-        inline = pickled is not None and not pickled.buffers
-        number = len(pickled.stream) if pickled is not None and inline else 0
+        number = 0
+        if pickled is not None and not pickled.buffers and len(pickled.stream) <= _IN_ONE_PIECE:
+            number = len(pickled.stream)
         nbytes = self._agreement.exchange(pack('bcast_obj', root=root, number=number))[root].number
         if not nbytes:
             received = self._objects.bcast(pickled, root)

@@ -1,6 +1,5 @@
 """One snapshot for each set of replicas, and resuming where all sets can."""
 import os
-import threading
 import warnings
 import zipfile
 
@@ -128,27 +127,6 @@ def test_snapshot_on_error(comm, folder):
     assert os.listdir(folder) == ['snapshot_iter_3.0']
 
 
-class Gate:
-    """Is pickled, by the thread that writes, only once the gate is open."""
-
-    def __init__(self):
-        self.is_open = threading.Event()
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def __reduce__(self):
-        self.is_open.wait()
-        return str, ()
-
-
-@pytest.fixture
-def gate():
-    gate = Gate()
-    yield gate
-    gate.is_open.set()  # whatever happened, no thread stays
-
-
 def gated_trainer(comm, folder, seed, gate, at, stop=(6, 'iteration')):
     """A trainer of which nothing is written at an iteration before the gate is open."""
     trainer = make_trainer(comm, folder, seed, stop)
@@ -201,7 +179,7 @@ def test_training_goes_on_while_a_snapshot_is_written(comm, folder, sets, gate, 
 
 def test_what_is_given_up_stays_until_every_set_has_the_newer(comm, folder, sets, gate):
     last = leaders(sets, comm.size)[-1]
-    trainer = gated_trainer(comm, folder, 0, gate if comm.rank == last else Gate(), 4)
+    trainer = gated_trainer(comm, folder, 0, gate if comm.rank == last else type(gate)(), 4)
     if comm.rank != last:
         trainer.updater.get_iterator('main').serialize = lambda serializer: None
     snapshot = multi_node_snapshot(comm, extensions.snapshot(n_retains=1), sets)

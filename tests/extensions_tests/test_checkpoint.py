@@ -5,7 +5,6 @@ import re
 import resource
 import subprocess
 import sys
-import threading
 
 import chainer
 import numpy as np
@@ -189,27 +188,6 @@ def test_an_error_of_one_rank_while_saving_is_raised_on_all(comm, folder):
     loaded = chainer.links.Linear(2, 2)
     checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, model.W.array)
-
-
-class Gate:
-    """Is pickled, by the thread that writes, only once the gate is open."""
-
-    def __init__(self):
-        self.is_open = threading.Event()
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def __reduce__(self):
-        self.is_open.wait()
-        return str, ()
-
-
-@pytest.fixture
-def gate():
-    gate = Gate()
-    yield gate
-    gate.is_open.set()  # whatever happened, no thread stays
 
 
 class Gated(chainer.Chain):

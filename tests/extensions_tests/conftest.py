@@ -1,0 +1,26 @@
+"""A gate in front of the thread that writes checkpoints and snapshots."""
+
+import threading
+
+import pytest
+
+
+class Gate:
+    """Is pickled, by the thread that writes, only once the gate is open."""
+
+    def __init__(self):
+        self.is_open = threading.Event()
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        self.is_open.wait()
+        return str, ()
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.is_open.set()  # whatever happened, no thread stays
