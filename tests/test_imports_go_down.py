@@ -11,12 +11,12 @@ ROOT = pathlib.Path(chainermn.__file__).parent
 
 #: Highest first. A name is a module of the package or a folder of modules.
 FLOORS = [
-    {'__init__'},
+    {'__init__', '__main__'},
     {'links'},
     {'functions', 'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_join',
-     'testing', '_launch'},
+     'testing', '_launch', '_run', '_check'},
     {'communicators'},
-    {'nccl', 'global_except_hook', '_delegate', '_version'},
+    {'nccl', 'global_except_hook', '_delegate', '_mpiexec', '_version'},
 ]
 LEVELS = {name: -level for level, names in enumerate(FLOORS) for name in names}
 

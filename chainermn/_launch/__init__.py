@@ -8,9 +8,7 @@ import json
 import linecache
 import operator
 import os
-import re
 import selectors
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from chainermn import _mpiexec
 from chainermn._launch import _parcel, _rank
 from chainermn._launch._failure import failures_in
 
@@ -27,18 +26,10 @@ _EVERY = 0.05  # seconds between two looks at what the ranks have written
 _GRACE = 0.3  # seconds that other ranks have to fail as well, and that output takes to arrive
 _ENDED_WITHIN = 5  # seconds for mpiexec to end, before it is made to
 
-#: What tells a process that it belongs to an MPI job; not what configures an MPI library.
-_OF_A_JOB = re.compile(r'(PMIX?|HYDI|OMPI|PRTE)_(?!MCA_|ALLOW_)|MPI_LOCAL')
-
-#: Every process is on this machine, whatever the batch system would offer, on any core of it.  The
-#: function is the caller's own, so nothing is gained by refusing root.
-_DEFAULTS = {
+#: Every process is on this machine, whatever the batch system would offer.
+_HERE = {
     'HYDRA_LAUNCHER': 'fork', 'HYDRA_RMK': 'user',  # MPICH
-    'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',  # Open MPI 4 and 5
     'PRTE_MCA_plm': '^slurm,lsf,tm,pals', 'PRTE_MCA_ras': '^slurm,lsf,pbs,gridengine,flux',
-    'PRTE_MCA_rmaps_default_mapping_policy': ':oversubscribe',
-    'PRTE_MCA_hwloc_default_binding_policy': 'none',
-    'OMPI_MCA_rmaps_base_oversubscribe': '1', 'OMPI_MCA_hwloc_base_binding_policy': 'none',
 }
 
 
@@ -83,7 +74,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Any, communicator_name: st
     """
     n = _checked(fn, n, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
-    command = [_find_mpiexec(), '-n', str(n), sys.executable, _rank.__file__]
+    command = [_mpiexec.find(), '-n', str(n), sys.executable, _rank.__file__]
     with tempfile.TemporaryDirectory(  # readable by this user only
             prefix='chainermn-launch-', ignore_cleanup_errors=True) as folder:
         # The source of a notebook's cells is nowhere else, and tracebacks show it.
@@ -95,7 +86,8 @@ def launch(fn: Callable[..., _Result], n: int, *args: Any, communicator_name: st
             raise TypeError(f'the function {fn!r} or an argument {error}') from error
         with open(f'{folder}/path', 'w') as file:  # where all that the call names is found
             json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
-        with _started([*command, folder], _environment(n, env or {}), folder) as process:
+        environment = {**_mpiexec.environment(n, _HERE), **(env or {})}
+        with _started([*command, folder], environment, folder) as process:
             said = _wait(process, folder, n, timeout, deadline)
             if failures := failures_in(folder):
                 raise failures[0].error(folder, n, failures[1:])
@@ -123,23 +115,6 @@ def _checked(fn: Any, n: Any, timeout: Any) -> int:
     if timeout is not None and not timeout > 0:
         raise ValueError(f'the timeout has to be more than 0 seconds, not {timeout}')
     return number
-
-
-def _find_mpiexec() -> str:
-    beside = os.path.dirname(sys.executable)
-    found = shutil.which('mpiexec', path=os.pathsep.join(
-        [beside, os.environ.get('PATH', os.defpath)]))
-    if found is None:
-        raise FileNotFoundError(
-            f'there is no mpiexec in {beside}, nor on PATH. Install MPI with '
-            f'"{sys.executable} -m pip install mpich", or load the one of your cluster.')
-    return found
-
-
-def _environment(n: int, env: Mapping[str, str]) -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0))
-    mine = {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
-    return {'OMP_NUM_THREADS': str(max(1, cores // n)), **_DEFAULTS, **mine, **env}
 
 
 @contextlib.contextmanager
