@@ -3,8 +3,11 @@
 MPI processes wait for each other, so one that ends early leaves the others waiting for ever, and
 waits itself in MPI_Finalize for them. ``import chainermn`` therefore sees to it that a process
 that fails prints which rank it is and why, and ends all others (MPI_Abort); ``mpiexec`` returns an
-error. A process fails by an exception that nobody catches, in any thread, or by ``sys.exit`` with
-a status other than 0. (``raise SystemExit(1)`` without ``sys.exit`` is not noticed.)
+error. A process fails by an exception that nobody catches, in any thread or in a function of
+``atexit``, by ``sys.exit`` with a status other than 0, or by ``os._exit``. What ends a process
+without a word of its own, such as a signal or ``raise SystemExit(1)``, is told by another process,
+from the first communicator on (see ``communicators/_witness.py``). What happens before this module
+is imported is told by ``mpiexec`` alone.
 
 A process that is not one of several MPI processes fails as any Python program does.
 
@@ -28,6 +31,9 @@ from typing import Any, NoReturn
 
 _VARIABLES = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
 
+#: Names the folder in which ``python -m chainermn run`` looks for why ranks have failed.
+FOLDER = 'CHAINERMN_RUN_FOLDER'
+
 # Seconds. mpiexec drops what it has not read from a process when that process ends the job.
 _FORWARDED_WITHIN = 0.5
 # Seconds that mpiexec may take to end this process.
@@ -37,6 +43,10 @@ _forced = False  # whether to end the job even if this process is all of it
 _installed_by = 0  # our process id, once the hooks are in place; a forked child has another
 _before: dict[str, Any] = {}  # the hooks that were in place before ours
 _exit_status = 0  # what the process ends with, once it is known
+#: Called before this process ends the job, when it has said why.
+before_the_end: list[Callable[[], None]] = []
+#: Called instead of ending the job, if somebody else sees to that, with why and a longer text.
+instead: Callable[[str, str], Any] | None = None
 
 
 def add_hook() -> None:
@@ -61,6 +71,17 @@ def _add_hook_if_enabled() -> None:
         add_hook()
 
 
+def leave_word(text: str) -> None:
+    """Tells ``python -m chainermn run``, if that started the job, why a rank of it ends."""
+    folder = os.environ.get(FOLDER)
+    if folder is not None:
+        with contextlib.suppress(OSError):  # there is none on another machine
+            path = f'{folder}/{time.time_ns()}-{os.getpid()}'
+            with open(f'{path}.part', 'w') as file:
+                file.write(text)
+            os.rename(f'{path}.part', f'{path}.txt')
+
+
 def is_failing() -> bool:
     """Whether the process is about to end with an error."""
     return _exit_status != 0
@@ -71,10 +92,13 @@ def _install() -> None:
     if _installed_by:
         return
     _installed_by = os.getpid()
-    _before.update(sys=sys.excepthook, threading=threading.excepthook, exit=sys.exit)
+    _before.update(sys=sys.excepthook, threading=threading.excepthook, exit=sys.exit,
+                   unraisable=sys.unraisablehook, os_exit=os._exit)
     sys.excepthook = _global_except_hook
     threading.excepthook = _thread_except_hook
+    sys.unraisablehook = _unraisable_hook
     sys.exit = _exit
+    os._exit = _exit_at_once
     atexit.register(_at_exit)
 
 
@@ -84,7 +108,8 @@ def _global_except_hook(
     text = ''
     if _before['sys'] is sys.__excepthook__:
         # Written by us, at once, so that the tracebacks of several processes do not mix.
-        text = ''.join(traceback.format_exception(exc_type, value, tb))
+        with contextlib.suppress(MemoryError, RecursionError):
+            text = ''.join(traceback.format_exception(exc_type, value, tb))
     with _ending_the_job(f'uncaught {exc_type.__name__}', text=text) as is_written:
         if not is_written:
             _before['sys'](exc_type, value, tb)
@@ -96,6 +121,13 @@ def _thread_except_hook(args: threading.ExceptHookArgs) -> None:
     name = args.thread.name if args.thread else 'unknown'
     with _ending_the_job(f'uncaught {args.exc_type.__name__} in thread {name}'):
         _before['threading'](args)
+
+
+def _unraisable_hook(args: sys.UnraisableHookArgs) -> None:
+    if 'atexit' not in (args.err_msg or '') or args.exc_type is SystemExit:
+        return _before['unraisable'](args)  # of a __del__, which Python ignores
+    with _ending_the_job(f'uncaught {args.exc_type.__name__} in a function of atexit'):
+        _before['unraisable'](args)
 
 
 class _SystemExit(SystemExit):
@@ -123,10 +155,30 @@ def _exit(status: Any = None, /) -> NoReturn:
     raise AssertionError
 
 
+def _exit_at_once(status: int) -> NoReturn:
+    """Exit to the system with specified status, without normal exit processing."""
+    stack = ''.join(traceback.format_stack(sys._getframe(1)))
+    with _ending_the_job(f'os._exit with status {status}', status or 1,
+                         f'Stack (most recent call last):\n{stack}'):
+        pass
+    _before['os_exit'](status)
+    raise AssertionError
+
+
 def _at_exit() -> None:
     if _exit_status:
         with _ending_the_job(f'sys.exit with status {_exit_status}', _exit_status):
             pass
+
+
+def end_the_job(why: str, text: str) -> None:
+    """Says why and ends all processes of the job, whatever they are doing; does not return."""
+    if instead is not None:
+        instead(why, text)
+        return
+    mpi = sys.modules['mpi4py.MPI']
+    with _ending_the_job(why, text=text, end=lambda: mpi.COMM_WORLD.Abort(1)):
+        pass
 
 
 @contextlib.contextmanager
@@ -141,7 +193,9 @@ def _ending_the_job(why: str, status: int = 1, text: str = '') -> Iterator[bool]
         return
     try:
         _flush()
-        sys.stderr.write(f'chainermn: {_who()} ends the job: {why}\n{text}')
+        said = f'{_who()} ends the job: {why}'
+        leave_word(said)
+        sys.stderr.write(f'chainermn: {said}\n{text}')
         sys.stderr.flush()
         yield bool(text)
     finally:

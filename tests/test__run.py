@@ -1,0 +1,243 @@
+"""python -m chainermn run: a job that fails is started again, and nothing of it is left."""
+
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from mpi4py import MPI
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+
+COMMAND = [sys.executable, '-m', 'chainermn', 'run']
+HOST = os.uname().nodename
+
+
+@pytest.fixture
+def env(tmp_path, monkeypatch):
+    """The environment of the command, whose temporary folder is empty when a test has passed."""
+    folder = tmp_path / 'temporary'
+    folder.mkdir()
+    yield os.environ | {'TMPDIR': str(folder)}
+    assert list(folder.iterdir()) == []
+
+
+def write(tmp_path, code):
+    (tmp_path / 'script.py').write_text(textwrap.dedent(code))
+
+
+def run(tmp_path, env, *args, timeout=50):
+    return subprocess.run([*COMMAND, *args], cwd=tmp_path, env=env, text=True, timeout=timeout,
+                          capture_output=True)
+
+
+def processes(tmp_path):
+    """The processes that were started in the folder."""
+    found = []
+    for path in pathlib.Path('/proc').glob('[0-9]*/cwd'):
+        try:
+            if path.readlink() == tmp_path:
+                found.append((path.parent / 'cmdline').read_text())
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def wait_for(condition):
+    while not condition():  # until the time limit of a test
+        time.sleep(0.05)
+
+
+def table(err):
+    """The lines of the report at the end, without times."""
+    *_, lines = err.rpartition('chainermn run: ')
+    first, head, *rest = lines.splitlines()
+    assert head.split() == ['attempt', 'started', 'lasted', 'ended']
+    rest = [re.sub(r' \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  0:00:\d\d ', '', line) for line in rest]
+    return first, [re.sub(r'process \d+', 'process P', line).split(maxsplit=1) for line in rest]
+
+
+def test_a_job_that_ends_well_is_run_once_and_nothing_is_added(tmp_path, env):
+    write(tmp_path, '''
+        import os, sys, chainermn
+        comm = chainermn.create_communicator('naive')
+        print(comm.size, os.environ['OMP_NUM_THREADS'], *sys.argv[1:], flush=True)
+        print('warns', file=sys.stderr, flush=True)
+        ''')
+    args = '-n', '2', '--max-restarts', '1', '--', 'script.py', '-n', '5', '--help', '--', 'a b'
+    env.pop('OMP_NUM_THREADS', None)
+    done = run(tmp_path, env, *args)
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert done.stdout == f'2 {threads} -n 5 --help -- a b\n' * 2
+    assert (done.stderr, done.returncode) == ('warns\n' * 2, 0)
+
+
+TRAIN = '''
+    import sys, warnings, chainer, chainermn, numpy as np
+    warnings.simplefilter('ignore', DeprecationWarning)
+    comm = chainermn.create_communicator('flat')
+    np.random.seed(comm.rank)
+    model = chainer.links.Linear(3, 2, initialW=1)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+    data = chainer.iterators.SerialIterator([np.full(3, i, 'f') for i in range(10)], 2)
+    updater = chainer.training.updaters.StandardUpdater(
+        data, optimizer, loss_func=lambda x: chainer.functions.sum(model(x) ** 2))
+    trainer = chainer.training.Trainer(updater, (12, 'iteration'), out=sys.argv[1])
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
+    trainer.extend(checkpointer, trigger=(2, 'iteration'))
+    checkpointer.maybe_load(trainer, optimizer)
+    if comm.rank == 0:
+        print('from', updater.iteration, flush=True)
+    began = updater.iteration
+
+    @trainer.extend(trigger=(1, 'iteration'), priority=-1000)
+    def fail(trainer):
+        if sys.argv[2:] and comm.rank == 1 and updater.iteration == began + 5:
+            raise OSError('the disk is on fire')
+
+    trainer.run()
+    if comm.rank == 0:
+        np.save(f'{sys.argv[1]}.npy', model.W.array)
+    '''
+
+
+def test_a_job_that_fails_goes_on_from_its_last_checkpoint(tmp_path, env):
+    write(tmp_path, TRAIN)
+    assert run(tmp_path, env, '-n', '2', 'script.py', 'whole').stdout == 'from 0\n'
+    done = run(tmp_path, env, '-n', '2', '--startup', '0', 'script.py', 'pieces', 'fail')
+    assert done.returncode == 0, done.stderr
+    starts = [int(line.split()[1]) for line in done.stdout.splitlines()]
+    # What was being written at the failure may or may not have become whole.
+    assert starts[0] == 0 and all(n + 2 <= m <= n + 4 for n, m in itertools.pairwise(starts))
+    first, rows = table(done.stderr)
+    assert first == f'the job ended well after {len(starts) - 1} restarts'
+    assert rows[0] == ['1', 'exit status 1'] and rows[-1] == [str(len(starts)), 'well']
+    assert f'(host {HOST}, process P) ends the job: uncaught OSError' in ' '.join(rows[1])
+    assert (tmp_path / 'whole.npy').read_bytes() == (tmp_path / 'pieces.npy').read_bytes()
+
+
+FAIL = '''
+    import os, signal, sys, chainermn
+    comm = chainermn.create_communicator('naive')
+    print('began', flush=True) if comm.rank == 0 else None
+    if comm.rank == 1:
+        sys.exit(3)
+    comm.barrier()
+    '''
+
+
+@pytest.mark.parametrize('options, attempts, why', [
+    (['--max-restarts', '2', '--startup', '0'], 3,
+     'the job failed after 2 restarts; --max-restarts allows no more'),
+    (['--max-restarts', '0'], 1, 'the job failed after no restarts; --max-restarts allows no more'),
+    (['--startup', '50'], 2, 'the job failed twice within 50 seconds of its start; it is not '
+                             'started again'),
+], ids=['always', 'never', 'twice'])
+def test_a_job_that_always_fails(tmp_path, env, options, attempts, why):
+    write(tmp_path, FAIL)
+    done = run(tmp_path, env, '-n', '2', *options, 'script.py')
+    assert done.returncode == 3
+    assert done.stdout == 'began\n' * attempts
+    first, rows = table(done.stderr)
+    assert first == why
+    assert [row[0] for row in rows if row[0].isdigit()] == [str(i + 1) for i in range(attempts)]
+    rank = f'rank 1 of 2 (host {HOST}, process P) ends the job: sys.exit with status 3'
+    assert [' '.join(row) for row in rows].count(rank) == attempts
+    assert done.stderr.count('; starting it again') == attempts - 1
+
+
+def test_what_a_killed_rank_has_started_is_ended_before_the_next_attempt(tmp_path, env):
+    write(tmp_path, '''
+        import os, pathlib, subprocess, sys, chainermn
+        comm = chainermn.create_communicator('naive')
+        pid = pathlib.Path('pid')
+        if comm.rank == 1 and not pid.exists():
+            loader = subprocess.Popen(['sleep', '1000'], start_new_session=True,
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            pid.write_text(str(loader.pid))
+            os.kill(os.getpid(), 9)
+        comm.barrier()
+        print(os.path.exists(f'/proc/{pid.read_text()}'), flush=True)
+        ''')
+    done = run(tmp_path, env, '-n', '2', 'script.py')
+    assert (done.stdout.splitlines()[-2:], done.returncode) == (['False'] * 2, 0)
+    assert processes(tmp_path) == []
+
+
+WAIT = '''
+    import os, signal, sys, time, chainermn
+    comm = chainermn.create_communicator('naive')
+    if sys.argv[1:]:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    comm.barrier()
+    if comm.rank == 0:
+        print('all wait', flush=True)
+    time.sleep(1000)
+    '''
+
+
+@pytest.mark.parametrize('sent, args', [
+    (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGHUP, []), (signal.SIGKILL, []),
+    (signal.SIGINT, ['ignore']), (signal.SIGKILL, ['ignore'])])
+def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
+    write(tmp_path, WAIT)
+    with subprocess.Popen([*COMMAND, '-n', '2', 'script.py', *args], cwd=tmp_path, env=env,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == 'all wait\n'
+        assert len(processes(tmp_path)) >= 4  # this command, mpiexec, and the ranks
+        process.send_signal(sent)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == -sent
+    if sent == signal.SIGKILL:
+        for left in pathlib.Path(env['TMPDIR']).iterdir():
+            shutil.rmtree(left)  # nobody was left to do so
+    else:
+        assert processes(tmp_path) == []
+        first, rows = table(err)
+        assert first == f'the job was ended by {sent.name}'
+        assert rows[0][0] == '1' and rows[0][1].startswith('exit status ')
+    wait_for(lambda: processes(tmp_path) == [])
+
+
+def test_options(tmp_path, env):
+    (tmp_path / 'package').mkdir()
+    (tmp_path / 'package' / 'module.py').write_text('import sys\nprint(*sys.argv[1:])\n')
+    assert run(tmp_path, env, '-n', '1', '-m', 'package.module', '-m', 'x').stdout == '-m x\n'
+    write(tmp_path, 'import os\nprint(os.environ["COLOR"])')
+    args = '-n', '1', '--mpiexec-args', '-env COLOR "dark red"', 'script.py'
+    assert run(tmp_path, env, *args).stdout == 'dark red\n'
+
+
+@pytest.mark.parametrize('args, said', [
+    (['script.py'], 'the following arguments are required: -n'),
+    (['-n', '2'], 'the following arguments are required: SCRIPT'),
+    (['-n', '0', 'script.py'], 'argument -n: has to be 1 or more, not 0'),
+    (['-n', '1', '--max-restarts', '-1', 'script.py'], '--max-restarts: has to be 0 or more'),
+    (['-n', '1', 'none.py'], 'there is no script none.py'),
+    (['-n', '1', '--mpiexec-args', '"', 'script.py'], 'No closing quotation'),
+])
+def test_wrong_options_start_nothing(tmp_path, env, args, said):
+    write(tmp_path, 'print("started")')
+    done = run(tmp_path, env, *args)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert said in done.stderr
+    assert done.stderr.startswith('usage: python -m chainermn run -n N [options] SCRIPT')
+
+
+def test_without_mpiexec(tmp_path, env):
+    (tmp_path / 'python').symlink_to(sys.executable)
+    write(tmp_path, 'print("started")')
+    code = ("import sys; sys.executable = 'elsewhere/python'\n"
+            "from chainermn.__main__ import main; main(['run', '-n', '1', 'script.py'])")
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env | {'PATH': ''},
+                          text=True, capture_output=True, timeout=50)
+    assert done.returncode == 2
+    assert 'there is no mpiexec in elsewhere, nor on PATH. Install MPI with' in done.stderr
