@@ -1,6 +1,7 @@
 """Parameters of a model to one flat buffer and back."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -10,9 +11,11 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainermn.communicators import _batched_copy, _header, _wire
+from chainermn.communicators import _batched_copy, _header, _paths, _wire
 
 _FLOATS = frozenset(map(np.dtype, ('float16', 'float32', 'float64')))
+_dtype_of, _shape_of = operator.attrgetter('dtype'), operator.attrgetter('shape')
+_is_writeable = operator.attrgetter('flags.writeable')
 
 
 def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str, Any]:
@@ -29,34 +32,35 @@ def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str,
     """
     if not isinstance(model, chainer.Link):
         raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
+    paths, owners = _paths.named_once(model)
+    if attribute == 'grad' and not zero_fill:
+        with contextlib.suppress(RuntimeError):  # a parameter that is not initialized
+            grads = [owner.grad for owner in owners]
+            # The usual case needs no closer look at each, of which there may be thousands.
+            if _are_numpy(grads) and {*map(_dtype_of, grads)} <= _FLOATS and all(
+                    map(_is_writeable, grads)):
+                return Described(paths, grads)
     arrays: dict[str, Any] = {}
-    is_grad = attribute == 'grad'
-    for path, parameter in _named_once(model):
-        array = parameter.raw_array
+    for path, owner in zip(paths, owners, strict=True):
+        array = owner.raw_array
         if array is None:
             continue
-        if is_grad:
-            array = parameter.grad
+        if attribute == 'grad':
+            if zero_fill:
+                fill_with_zeros(owner)
+            array = owner.grad
             if array is None:
-                if not zero_fill:
-                    continue
-                fill_with_zeros(parameter)
-                array = parameter.grad
-        # The usual case needs no closer look, of which there may be thousands.
-        if type(array) is np.ndarray and array.dtype in _FLOATS and array.flags.writeable:
-            arrays[path] = array
-        else:
-            arrays[path] = _exchangeable(path, attribute, array)
+                continue
+        arrays[path] = _exchangeable(path, attribute, array)
     return arrays
 
 
-def _named_once(model: Any) -> list[tuple[str, Any]]:
-    """The parameters with their paths, sorted, each under its first path only."""
-    named = sorted(model.namedparams(), key=path_of)
-    if len({id(parameter) for _, parameter in named}) < len(named):
-        first = {id(parameter): path for path, parameter in reversed(named)}
-        named = [(path, parameter) for path, parameter in named if first[id(parameter)] == path]
-    return named
+class Described(dict[str, Any]):
+    """Host arrays by path, with what has to be equal on all ranks.  Not to be changed."""
+
+    def __init__(self, paths: tuple[str, ...], arrays: list[Any]) -> None:
+        super().__init__(zip(paths, arrays, strict=True))
+        self.described = _described(paths, _dtypes(arrays), tuple(map(_shape_of, arrays)))
 
 
 def fill_with_zeros(parameter: Any) -> None:
@@ -73,19 +77,34 @@ def describe(arrays: dict[str, Any], places: bool = False) -> dict[str, str]:
         arrays: By path.
         places: Whether where they are has to be equal; in a mixed model it always has.
     """
-    kinds = tuple([(array.dtype, array.shape) for array in arrays.values()])
-    described = _described(tuple(arrays), kinds)
-    if set(map(type, arrays.values())) - {np.ndarray}:
+    if isinstance(arrays, Described):
+        return arrays.described
+    xs = [*arrays.values()]
+    described = _described(tuple(arrays), _dtypes(xs), tuple(map(_shape_of, xs)))
+    if not _are_numpy(xs):
         on_device = [path for path, array in arrays.items() if _wire.on_device(array)]
         if places or len(on_device) < len(arrays):
             return {**described, **{path: f'{described[path]} on device' for path in on_device}}
     return described
 
 
+def _are_numpy(arrays: Sequence[Any]) -> bool:
+    return [*map(type, arrays)].count(np.ndarray) == len(arrays)
+
+
+def _dtypes(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The dtype of each, or just the one that all have."""
+    dtypes = tuple(map(_dtype_of, arrays))
+    return dtypes[:1] if dtypes and dtypes.count(dtypes[0]) == len(dtypes) else dtypes
+
+
 @functools.lru_cache(maxsize=64)
-def _described(paths: tuple[str, ...], kinds: tuple[Any, ...]) -> _header.Described:
-    return _header.Described(zip(paths, (f'{dtype} {shape}' for dtype, shape in kinds),
-                                 strict=True))
+def _described(paths: tuple[str, ...], dtypes: tuple[Any, ...], shapes: tuple[Any, ...]
+               ) -> _header.Described:
+    if len(dtypes) == 1:
+        dtypes *= len(paths)
+    return _header.Described({path: f'{dtype} {shape}' for path, dtype, shape
+                              in zip(paths, dtypes, shapes, strict=True)})
 
 
 def check_finite(model: Any) -> None:
@@ -100,6 +119,8 @@ def check_finite(model: Any) -> None:
 
 def by_dtype(arrays: Sequence[Any]) -> list[list[Any]]:
     """Groups arrays that can share a buffer, keeping their order."""
+    if _are_numpy(arrays) and len(_dtypes(arrays)) == 1:
+        return [[*arrays]]
     groups: dict[Any, list[Any]] = {}
     for array in arrays:
         on_host = type(array) is np.ndarray or not _wire.on_device(array)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -75,21 +76,26 @@ def slices(length: int, count: int) -> list[tuple[int, int]]:
 
 
 class Run:
-    """The pieces of one chunk, taken from a list of flat arrays without a look at each.
+    """The pieces of one chunk, taken from a list of arrays without a look at each.
 
-    All pieces but the first and the last are whole arrays.
+    All pieces but the first and the last are whole arrays, of any shape and order in memory.
+
+    Attributes:
+        flat: The numbers of the arrays that are not whole, which have to be flat.
     """
 
-    def __init__(self, pieces: Sequence[Piece], sizes: Sequence[int]) -> None:
-        partial = [piece for piece in pieces if piece.stop - piece.start < sizes[piece.array]]
+    def __init__(self, pieces: Sequence[Piece], shapes: Sequence[tuple[int, ...]]) -> None:
+        partial = [piece for piece in pieces
+                   if piece.stop - piece.start < math.prod(shapes[piece.array])]
+        self.flat = [piece.array for piece in partial]
         self._first = [piece for piece in partial if piece is pieces[0]]
         self._last = [piece for piece in partial if piece is not pieces[0]]
         first = pieces[0].array + len(self._first)
         stop = pieces[-1].array + 1 - len(self._last)
         self._whole = slice(first, max(first, stop))
-        self._sizes = [piece.stop - piece.start for piece in self._first]
-        self._sizes += sizes[self._whole]
-        self._sizes += [piece.stop - piece.start for piece in self._last]
+        self._shapes: list[tuple[int, ...]] = [(piece.stop - piece.start,) for piece in self._first]
+        self._shapes += shapes[self._whole]
+        self._shapes += [(piece.stop - piece.start,) for piece in self._last]
 
     def of(self, arrays: list[Any]) -> list[Any]:
         """The pieces, as views of the arrays; an array without elements may be among them."""
@@ -99,5 +105,6 @@ class Run:
 
     def places(self, chunk: np.ndarray) -> list[np.ndarray]:
         """The places of the same pieces in a chunk."""
-        ends = itertools.accumulate(self._sizes, initial=0)
-        return [chunk[begin:end] for begin, end in itertools.pairwise(ends)]
+        ends = itertools.accumulate(map(math.prod, self._shapes), initial=0)
+        return [chunk[begin:end].reshape(shape)
+                for (begin, end), shape in zip(itertools.pairwise(ends), self._shapes, strict=True)]

@@ -73,7 +73,7 @@ class ManyPieces:
         self._is_empty = begin == end
 
     def pack(self, arrays: list[Any]) -> None:
-        np.concatenate(self._pieces.of(arrays), out=self._packed, casting='same_kind')
+        np.concatenate(self._pieces.of(arrays), None, self._packed, casting='same_kind')
 
     def reduce(self, arrays: list[Any], scale: Any) -> None:
         if self._is_empty:
@@ -112,7 +112,7 @@ class Copied:
 
     def reduce(self, arrays: list[Any], scale: Any) -> None:
         if self._is_root:
-            np.concatenate(self._pieces.of(arrays), out=self._output)
+            np.concatenate(self._pieces.of(arrays), None, self._output)
         if self._is_leader and self._inter is not None:
             self._inter.Bcast(self._output, 0)
 

@@ -16,11 +16,13 @@ being waited for.  As a single rank sums an element (of a node), all ranks get t
 from __future__ import annotations
 
 import contextlib
+import math
+import operator
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -44,6 +46,8 @@ FEW = 8
 
 _SLOTS = 2 * LAG
 _PLANS = 16  # to remember
+
+_shape_of = operator.attrgetter('shape')
 
 
 def create(mpi_comm: Any, topology: Topology, chunk: int | None = None) -> SharedMemory | None:
@@ -115,7 +119,7 @@ class SharedMemory:
             begin, end = _chunks.slices(chunk, slices)[intra.rank]
             self._output.reshape(_SLOTS, chunk)[:, begin:end] = 0
         self._step = 0
-        self._plans: dict[Any, list[Any]] = {}
+        self._plans: dict[Any, _Plan] = {}
         self._failure: BaseException | None = None
         intra.Barrier()
 
@@ -135,12 +139,16 @@ class SharedMemory:
         """
         wide = _wire.summed_in(arrays[0].dtype)
         factor = None if scale is None else wide.type(scale)
-        with _flat(arrays if results is None else results) as targets:
-            sources = targets if results is None else [array.ravel() for array in arrays]
-            chunks = self._plan(self._summed, sources, wide)
+        plan = self._plan(self._summed, arrays, wide)
+        with _flat(arrays if results is None else results, plan.flat) as targets:
+            sources = targets
+            if results is not None:
+                sources = list(arrays)
+                for number in plan.flat:
+                    sources[number] = arrays[number].ravel()
             # Infinities and NaNs pass silently, as in a sum by MPI.
             with np.errstate(all='ignore'):
-                self._run(chunks, sources, targets, factor)
+                self._run(plan.chunks, sources, targets, factor)
 
     def bcast(self, arrays: Sequence[np.ndarray]) -> None:
         """Copies the arrays of rank 0 into those of all ranks.  Collective: every rank calls it.
@@ -151,9 +159,9 @@ class SharedMemory:
         Raises:
             RuntimeError: If another rank of the node failed or ended in the middle.
         """
-        with _flat(arrays) as flat:
+        with _flat(arrays, range(len(arrays))) as flat:
             data = [array.view(np.uint8) for array in flat]
-            self._run(self._plan(self._copied, data, np.dtype(np.uint8)), data, data)
+            self._run(self._plan(self._copied, data, np.dtype(np.uint8)).chunks, data, data)
 
     def free(self) -> None:
         """Frees the memory.  Collective: every rank calls it, once."""
@@ -187,20 +195,24 @@ class SharedMemory:
             raise
         self._step = base + count + 2 * LAG
 
-    def _plan(self, make: Callable[..., Any], arrays: list[Any], dtype: np.dtype) -> list[Any]:
-        """What to do with each chunk; as last time, if the arrays have the sizes of last time."""
-        sizes = [array.size for array in arrays]
-        key = make.__name__, dtype, tuple(sizes)
+    def _plan(self, make: Callable[..., Any], arrays: Sequence[Any], dtype: np.dtype) -> _Plan:
+        """What to do with each chunk; as last time, if the arrays have the shapes of last time."""
+        shapes = tuple(map(_shape_of, arrays))
+        key = make.__name__, dtype, shapes
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = [
-                make(pieces, sizes, number % _SLOTS, dtype)
-                for number, pieces in enumerate(_chunks.cut(sizes, self._chunk // dtype.itemsize))]
+            flat: set[int] = set()
+            chunks = [make(pieces, shapes, number % _SLOTS, dtype, flat)
+                      for number, pieces in enumerate(_chunks.cut(
+                          [*map(math.prod, shapes)], self._chunk // dtype.itemsize))]
+            plan = self._plans[key] = _Plan(chunks, sorted(flat))
         return plan
 
-    def _summed(self, pieces: list[Piece], sizes: list[int], slot: int, dtype: np.dtype) -> Any:
+    def _summed(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], slot: int,
+                dtype: np.dtype, flat: set[int]) -> Any:
+        """A chunk; adds to ``flat`` the numbers of the arrays that it wants flat."""
         length = pieces[-1].end
         output = self._slot(self._output, slot, dtype)[:length]
         inputs = [self._slot(segment, slot, dtype)[:length] for segment in self._inputs]
@@ -208,26 +220,39 @@ class SharedMemory:
         if self._intra.rank < self._slices:
             own = _chunks.slices(length, self._slices)[self._intra.rank]
         if len(pieces) <= FEW:
+            flat.update(piece.array for piece in pieces)
             return FewPieces(pieces, inputs, self._intra.rank, output, own, self._inter)
-        return ManyPieces(Run(pieces, sizes), inputs, self._intra.rank, output, own, self._inter)
+        run = Run(pieces, shapes)
+        flat.update(run.flat)
+        return ManyPieces(run, inputs, self._intra.rank, output, own, self._inter)
 
-    def _copied(self, pieces: list[Piece], sizes: list[int], slot: int, dtype: np.dtype) -> Any:
+    def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], slot: int,
+                dtype: np.dtype, flat: set[int]) -> Any:
         output = self._slot(self._output, slot, dtype)[:pieces[-1].end]
-        return Copied(Run(pieces, sizes), output, self._intra.rank == 0, self._inter)
+        return Copied(Run(pieces, shapes), output, self._intra.rank == 0, self._inter)
 
     def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
         return segment[slot * self._chunk:(slot + 1) * self._chunk].view(dtype)
 
 
+class _Plan(NamedTuple):
+    """What to do with each chunk, and the numbers of the arrays that have to be flat for it."""
+
+    chunks: list[Any]
+    flat: list[int]
+
+
 @contextlib.contextmanager
-def _flat(arrays: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """The arrays as flat ones; what is written to those is in the arrays in the end."""
-    copied = [(number, array) for number, array in enumerate(arrays)
-              if not array.flags.c_contiguous]
-    flat = [array.ravel() for array in arrays]
+def _flat(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> Iterator[list[np.ndarray]]:
+    """The arrays, those of some numbers flat; what is written there is in the arrays in the end."""
+    flat = list(arrays)
+    for number in numbers:
+        flat[number] = arrays[number].ravel()
     yield flat
-    for number, array in copied:
-        array[...] = flat[number].reshape(array.shape)
+    for number in numbers:
+        array = arrays[number]
+        if not array.flags.c_contiguous:
+            array[...] = flat[number].reshape(array.shape)
 
 
 def _cores() -> set[int]:

@@ -61,7 +61,7 @@ def test_slices(length, count, expected):
 def test_a_run_gives_the_pieces_and_their_places(sizes, length):
     arrays = [1000 * n + np.arange(size) for n, size in enumerate(sizes)]
     for pieces in _chunks.cut(sizes, length):
-        run = _chunks.Run(pieces, sizes)
+        run = _chunks.Run(pieces, [(size,) for size in sizes])
         expected = np.concatenate([arrays[piece.array][piece.part] for piece in pieces])
         chunk = np.full(length, -1)
         views = run.of(arrays)
@@ -70,3 +70,18 @@ def test_a_run_gives_the_pieces_and_their_places(sizes, length):
             place[...] = view
         np.testing.assert_array_equal(chunk[:pieces[-1].end], expected)
         np.testing.assert_array_equal(np.concatenate(views), expected)
+
+
+def test_a_run_takes_whole_arrays_of_any_shape_as_they_are():
+    arrays = [np.arange(3), np.arange(6).reshape(2, 3).T, np.array(9), np.zeros((0, 2), int),
+              np.arange(4)]
+    first, second = [_chunks.Run(pieces, [array.shape for array in arrays])
+                     for pieces in _chunks.cut([array.size for array in arrays], 11)]
+    assert (first.flat, second.flat) == ([4], [4])
+    views = first.of(arrays)
+    assert all(view is array for view, array in zip(views, arrays[:4], strict=False))
+    chunk = np.full(11, -1)
+    for view, place in zip(views, first.places(chunk), strict=True):
+        place[...] = view
+    assert chunk.tolist() == [0, 1, 2, 0, 3, 1, 4, 2, 5, 9, 0]
+    assert second.of(arrays)[0].tolist() == [1, 2, 3]

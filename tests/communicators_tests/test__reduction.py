@@ -28,9 +28,10 @@ def test_sum(sizes, ranks, slices, dtype, scale, few):
     output = np.full(sum(sizes), np.nan, wide)
     inputs = [output.copy() for _ in range(ranks)]
     owned = _chunks.slices(output.size, slices) + [(output.size,) * 2] * (ranks - slices)
+    run = _chunks.Run(pieces, [(size,) for size in sizes])
     chunks = [
         FewPieces(pieces, inputs, rank, output, owned[rank], None) if few else
-        ManyPieces(_chunks.Run(pieces, sizes), inputs, rank, output, owned[rank], None)
+        ManyPieces(run, inputs, rank, output, owned[rank], None)
         for rank in range(ranks)]
     for chunk, own in zip(chunks, arrays, strict=True):
         chunk.pack(own)
@@ -47,7 +48,8 @@ def test_copy(sizes, ranks):
     arrays[0] = first = [np.arange(size, dtype=np.uint8) for size in sizes]
     pieces, = _chunks.cut(sizes, sum(sizes))
     output = np.zeros(sum(sizes), np.uint8)
-    chunks = [Copied(_chunks.Run(pieces, sizes), output, rank == 0, None) for rank in range(ranks)]
+    run = _chunks.Run(pieces, [(size,) for size in sizes])
+    chunks = [Copied(run, output, rank == 0, None) for rank in range(ranks)]
     for chunk, own in zip(chunks, arrays, strict=True):
         chunk.pack(own)
         chunk.reduce(own, None)
