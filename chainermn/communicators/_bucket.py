@@ -108,7 +108,7 @@ def _described(paths: tuple[str, ...], dtypes: tuple[Any, ...], shapes: tuple[An
 
 
 def check_finite(model: Any) -> None:
-    """Raises ValueError if a gradient is not finite (in Chainer's debug mode)."""
+    """Raises ValueError if a gradient is not finite."""
     for path, parameter in sorted(model.namedparams(), key=path_of):
         grad = None if parameter.array is None else parameter.grad
         if grad is not None and not bool(

@@ -62,14 +62,18 @@ def mean_by_nccl(nccl: NcclGroup, compressor: Any, wire: Any, size: int, dtype: 
 
     NCCL adds float16 and bfloat16 itself; each sum on the way is rounded.
     """
-    wire_dtype = getattr(compressor, 'wire_dtype', None)
-    if wire_dtype is None:
+    if is_gathered(compressor):
         xp = chainer.backend.get_array_module(wire)
         received = xp.empty((nccl.size, wire.size), wire.dtype)
         nccl.all_gather(wire, received)
         return _mean(compressor, received, size, dtype)
-    nccl.all_reduce(wire, dtype=wire_dtype)
+    nccl.all_reduce(wire, dtype=compressor.wire_dtype)
     return compressor.decompress(wire, size, dtype) * dtype.type(1 / nccl.size)
+
+
+def is_gathered(compressor: Any) -> bool:
+    """Whether by NCCL each rank receives the wires of all, since they cannot be added."""
+    return compressor is not None and getattr(compressor, 'wire_dtype', None) is None
 
 
 def _is_elementwise(compressor: Any) -> bool:

@@ -32,7 +32,8 @@ EQUAL = {
     'bcast_obj': CALL, 'gather_obj': CALL, 'allgather_obj': CALL, 'scatter_obj': CALL,
     'allreduce_obj': CALL,
     'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE, 'join': CALL,
-    'split': CALL, 'new_group': SHAPE, 'barrier': CALL, 'serve': CALL, 'finalize': CALL, END: CALL,
+    'split': CALL, 'new_group': SHAPE, 'barrier': CALL, 'serve': CALL, 'mean_queue': CALL,
+    'finalize': CALL, END: CALL,
     # Point to point: these travel ahead of the payload and are compared by the receiver.
     'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,
 }

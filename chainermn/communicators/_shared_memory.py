@@ -163,6 +163,10 @@ class SharedMemory:
             data = [array.view(np.uint8) for array in flat]
             self._run(self._plan(self._copied, data, np.dtype(np.uint8)).chunks, data, data)
 
+    def wait_patiently(self, patient: bool) -> None:
+        """Says whether to wait for other ranks without looking all the time."""
+        self._window.is_patient = patient
+
     def free(self) -> None:
         """Frees the memory.  Collective: every rank calls it, once."""
         self._plans.clear()

@@ -586,6 +586,29 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         raise ValueError(f'{type(self).__name__} cannot exchange gradients in the background; '
                          'pure_nccl can.')
 
+    def mean_queue(self) -> Any:
+        """Returns what averages lists of arrays over all ranks while the caller computes.
+
+        Collective: every rank calls it.  Each call returns the same queue, of this communicator.
+        What is exchanged there and what the caller exchanges meanwhile are not confused.
+
+        Returns:
+            An object with
+
+            - ``agree(model, zero_fill, compression)``: Collective.  The gradients of the model by
+              path, once all ranks are known to have the like; arguments and errors are those of
+              :meth:`multi_node_mean_grad`.
+            - ``put(arrays, compression=None)``: Begins to average arrays, by path, and returns an
+              array for the mean of each.  The ranks put the same arrays in the same order, but
+              when they like: none waits here for another.
+            - ``wait()``: Returns once all that was put is averaged.
+            - ``check(model)``: In debug mode, raises if a gradient is not finite, as
+              :meth:`multi_node_mean_grad` does.
+            - ``cancel()``: Collective.  Forgets what was put, of which the ranks may have put more
+              and less.
+        """
+        raise ValueError(f'{type(self).__name__} has no queue for means')
+
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         """The older name of :meth:`multi_node_mean_grad`.
 

@@ -15,14 +15,14 @@ class DummyCommunicator(FlatCommunicator):
     :meth:`bcast_data` too, communicates.
     """
 
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
-                             compression: Any = None) -> None:
-        arrays, compressor = self._agreed_gradients(model, zero_fill, compression)
-        groups = self._groups(list(arrays.values()))
-        buffers = [_bucket.pack(group) for group in groups]
-        if compressor is not None:
-            buffers = [
-                compressor.decompress(wire, buffer.size, buffer.dtype) for wire, buffer
-                in zip(self._agreed_wires(compressor, buffers, arrays), buffers, strict=True)]
-        for group, buffer in zip(groups, buffers, strict=True):
-            _bucket.unpack(buffer, group)
+    def _mean_in_place(self, group: list[Any]) -> None:
+        _bucket.unpack(_bucket.pack(group), group)
+
+    def _mean(self, group: list[Any], results: list[Any]) -> None:
+        _bucket.unpack(_bucket.pack(group), results)
+
+    def _mean_of_wires(self, compressor: Any, wire: Any, buffer: Any) -> Any:
+        return compressor.decompress(wire, buffer.size, buffer.dtype)
+
+    def _check(self, model: Any) -> None:
+        """Nothing: each rank has its own."""

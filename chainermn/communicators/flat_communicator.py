@@ -1,7 +1,7 @@
 """One exchange per model and dtype: in shared memory on the host, in one buffer on a device."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainermn.communicators import _bucket, _shared_memory, _wire
@@ -41,6 +41,20 @@ class FlatCommunicator(MpiCommunicatorBase):
             super()._mean_in_place(group)
         else:
             memory.sum(group, scale=1 / self._size)
+
+    def _mean(self, group: list[Any], results: list[Any]) -> None:
+        if _wire.on_device(group[0]) or (memory := self._shared_memory()) is None:
+            super()._mean(group, results)
+        else:
+            memory.sum(group, results, scale=1 / self._size)
+
+    def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
+        self._shared_memory()  # now, as all ranks are here
+        return super()._new_mean_queue(mpi_comm, agree)
+
+    def _wait_patiently(self, patient: bool) -> None:
+        if self._memory is not None:
+            self._memory.wait_patiently(patient)
 
     def _bcast_in_place(self, group: list[Any]) -> None:
         if self._size == 1:

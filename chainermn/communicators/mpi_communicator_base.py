@@ -21,6 +21,7 @@ from chainermn.communicators import (
 )
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
+from chainermn.communicators._mean_queue import MeanQueue
 from chainermn.communicators._messages import Messages
 from chainermn.communicators._object_verbs import ObjectVerbs
 from chainermn.communicators._reduction_verbs import ReductionVerbs
@@ -54,6 +55,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
         self._messages = Messages(self._arrays, self._objects)
         self._mpi_transport = MpiTransport(self._arrays)
         self._topology = _topology.discover(self._arrays)
+        self._mean_queue: Any = None
+        self._twin: Any = None  # on which the queue exchanges
         with self.config_scope():
             self.batched_copy = False
 
@@ -166,6 +169,9 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
                 f'{len(pending)} requests are not complete, such as {pending[0]}; wait() for '
                 'them first'))
         self._agreement.same(pack('finalize'))
+        if self._mean_queue is not None:
+            self._mean_queue.free()
+            self._twin.finalize()
         _end.forget(self._agreement)
         self._agreement.mpi_comm.Free()
         self._objects.Free()
@@ -183,18 +189,67 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
                              compression: Any = None) -> None:
         arrays, compressor = self._agreed_gradients(model, zero_fill, compression)
-        groups = self._groups(list(arrays.values()))
         if compressor is None:
-            for group in groups:
+            for group in self._groups(list(arrays.values())):
                 self._mean_in_place(group)
         else:
-            buffers = [self._packed(group) for group in groups]
-            wires = self._agreed_wires(compressor, buffers, arrays)
-            for group, buffer, wire in zip(groups, buffers, wires, strict=True):
-                mean = _compressed.mean(self._arrays, compressor, wire, buffer.size, buffer.dtype)
-                _bucket.unpack(mean, group, 1, self.batched_copy)
+            self._compressed_means(arrays, compressor, list(arrays.values()))
+        self._check(model)
+
+    def mean_queue(self) -> Any:
+        if self._mean_queue is None:
+            self._agreement.same(pack('mean_queue'))
+            self._twin = self._like_this(self._arrays.Dup())
+            self._mean_queue = self._twin._new_mean_queue(self._arrays.Dup(), self._gradients)
+        return self._mean_queue
+
+    def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
+        """A queue that exchanges by this communicator, which is for that alone."""
+        return MeanQueue(mpi_comm, agree, self._check, self._means, self._wait_patiently)
+
+    def _check(self, model: Any) -> None:
+        """Checks mean gradients in Chainer's debug mode."""
         if chainer.is_debug():
             _bucket.check_finite(model)
+
+    def _gradients(self, model: Any, zero_fill: bool, compression: Any) -> dict[str, Any]:
+        for name, value in self._configs.items():
+            with self._twin.config_scope():
+                setattr(self._twin, name, value)
+        return self._agreed_gradients(model, zero_fill, compression)[0]
+
+    def _means(self, arrays: dict[str, Any], compressor: Any, results: list[Any]) -> None:
+        """Puts the means of arrays by path over all ranks into results."""
+        xs = list(arrays.values())
+        if compressor is not None:
+            self._compressed_means(arrays, compressor, results)
+            return
+        grouped = _beside(xs, results)
+        for group in self._groups(xs):
+            self._mean(group, grouped(group))
+
+    def _mean(self, group: list[Any], results: list[Any]) -> None:
+        """Puts the means of arrays of one dtype over all ranks into results."""
+        for x, y in zip(group, results, strict=True):
+            y[...] = x
+        self._mean_in_place(results)
+
+    def _wait_patiently(self, patient: bool) -> None:
+        """Says whether waiting for other ranks may use a core."""
+
+    def _compressed_means(self, arrays: dict[str, Any], compressor: Any, results: list[Any]
+                          ) -> None:
+        groups = self._groups(list(arrays.values()))
+        buffers = [self._packed(group) for group in groups]
+        wires = self._agreed_wires(compressor, buffers, arrays)
+        grouped = _beside(list(arrays.values()), results)
+        for group, buffer, wire in zip(groups, buffers, wires, strict=True):
+            mean = self._mean_of_wires(compressor, wire, buffer)
+            _bucket.unpack(mean, grouped(group), 1, self.batched_copy)
+
+    def _mean_of_wires(self, compressor: Any, wire: Any, buffer: Any) -> Any:
+        """Returns the mean of what all ranks compressed from such a buffer."""
+        return _compressed.mean(self._arrays, compressor, wire, buffer.size, buffer.dtype)
 
     def _packed(self, group: list[Any]) -> Any:
         return _bucket.pack(group, _wire.summed_in(group[0].dtype), self.batched_copy)
@@ -269,6 +324,17 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
     def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
         """What has to be equal on all ranks, by path.  May refuse the arrays."""
         return _bucket.describe(arrays)
+
+
+def _beside(xs: Sequence[Any], ys: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    """What finds the arrays ``ys`` that belong to some of ``xs``, each once.
+
+    Two gradients may be one array.
+    """
+    places: dict[int, list[Any]] = {}
+    for x, y in zip(xs, ys, strict=True):
+        places.setdefault(id(x), []).append(y)
+    return lambda group: [places[id(x)].pop(0) for x in group]
 
 
 class _Finalized:

@@ -2,15 +2,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
 import numpy as np
 
-from chainermn.communicators import _bucket, _compressed
+from chainermn.communicators import _bucket, _compressed, _header
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 from chainermn.communicators._nccl_group import NcclGroup
+from chainermn.communicators._nccl_mean_queue import NcclMeanQueue
 from chainermn.communicators._nccl_transport import NcclTransport
 from chainermn.communicators._transport import MpiTransport
 
@@ -75,17 +76,46 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         if not arrays:
             return _Exchange(model, arrays, None)
         with self._on_stream():
-            if compressor is None:
-                buffer = _bucket.pack(arrays, self._transfer_dtype(), self.batched_copy)
-                self._nccl.all_reduce(buffer)
-                _bucket.unpack(buffer, arrays, 1 / self._size, self.batched_copy)
-            else:
-                dtype = np.result_type(np.float32, *(array.dtype for array in arrays))
-                buffer = _bucket.pack(arrays, dtype, self.batched_copy)
-                wire, = self._agreed_wires(compressor, [buffer], by_path)
-                mean = _compressed.mean_by_nccl(self._nccl, compressor, wire, buffer.size, dtype)
-                _bucket.unpack(mean, arrays, 1, self.batched_copy)
+            self._queue_means(by_path, compressor, arrays, self._agreed_wires)
             return _Exchange(model, arrays, _event())
+
+    def _queue_means(self, by_path: dict[str, Any], compressor: Any, results: list[Any],
+                     wires: Callable[..., list[Any]]) -> Any:
+        """Gives the current stream the exchange of arrays; returns what travels."""
+        arrays = list(by_path.values())
+        if compressor is None:
+            buffer = _bucket.pack(arrays, self._transfer_dtype(), self.batched_copy)
+            self._nccl.all_reduce(buffer)
+            _bucket.unpack(buffer, results, 1 / self._size, self.batched_copy)
+            return buffer
+        dtype = np.result_type(np.float32, *(array.dtype for array in arrays))
+        buffer = _bucket.pack(arrays, dtype, self.batched_copy)
+        wire, = wires(compressor, [buffer], by_path)
+        mean = _compressed.mean_by_nccl(self._nccl, compressor, wire, buffer.size, dtype)
+        _bucket.unpack(mean, results, 1, self.batched_copy)
+        return wire
+
+    def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
+        self._nccl.connect()  # now, as all ranks are here
+
+        def start(by_path: dict[str, Any], compressor: Any) -> tuple[list[Any], Any, Any]:
+            with self._on_stream():
+                results = [array.copy() for array in by_path.values()]  # dense, in C order
+                wire = self._queue_means(by_path, compressor, results, _own_wires)
+                return results, _event(), wire
+
+        def send_zeros(dtype: np.dtype, size: int, gathered: bool) -> None:
+            import cupy
+
+            with self._on_stream():
+                zeros = cupy.zeros(size, dtype)
+                if gathered:
+                    self._nccl.all_gather(zeros, cupy.empty((self._size, size), dtype))
+                else:  # bfloat16 is held as integers
+                    self._nccl.all_reduce(
+                        zeros, dtype='bfloat16' if dtype == np.uint16 else dtype)
+
+        return NcclMeanQueue(mpi_comm, agree, self._check, start, send_zeros)
 
     def _multi_node_mean_grad_async(self, model: Any, zero_fill: bool, stream: Any) -> None:
         """For callers of ChainerMN 7: the gradients are means once ``stream`` has got so far."""
@@ -142,6 +172,11 @@ class _Exchange:
         self._done, self._arrays = None, []
         if chainer.is_debug():
             _bucket.check_finite(self._model)
+
+
+def _own_wires(compressor: Any, buffers: list[Any], by_path: dict[str, Any]) -> list[Any]:
+    """Buffers compressed, without asking whether other ranks send as much: that would block."""
+    return _compressed.wires(compressor, buffers, f'{_header.digest(list(by_path)):x}')
 
 
 def _event() -> Any:

@@ -10,6 +10,7 @@ from chainermn.communicators import compression as compression_module
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
 from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
+from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
 
 __all__ = ['create_multi_node_optimizer']
 
@@ -22,6 +23,8 @@ def create_multi_node_optimizer(
     *,
     n_accumulations: int = 1,
     compression: Any = None,
+    overlap: bool = False,
+    bucket_mb: float = 25,
 ) -> Any:
     """Makes an optimizer average its gradients over all ranks before each step.
 
@@ -63,6 +66,13 @@ def create_multi_node_optimizer(
             own; see :mod:`chainermn.communicators.compression`.  What ``'2bit'`` did not send yet
             is saved with the optimizer, and belongs to the rank: only a snapshot of each rank, as
             a multi-node checkpointer takes it, holds it for all of them.
+        overlap: If true, ``update(lossfun, ...)`` exchanges gradients while backward computes
+            others, in buckets, and waits for them before the step.  The results are those without
+            it; unlike with double buffering, each step uses the gradients of its own update.
+            ``update()`` without ``lossfun`` exchanges everything at once.  It takes a second
+            communicator, in the background, and as much memory as the gradients.
+        bucket_mb: Size of a bucket, in units of 2**20 bytes: a larger one is exchanged more
+            efficiently, a smaller one earlier.
 
     Returns:
         The multi-node optimizer of this rank.
@@ -71,8 +81,9 @@ def create_multi_node_optimizer(
         TypeError: If ``actual_optimizer`` is not a Chainer optimizer, or a multi-node one
             already, or ``communicator`` is not a communicator.
         ValueError: If double buffering is asked of a communicator that cannot overlap, or together
-            with ``n_accumulations``; or if ``n_accumulations`` is not a positive integer, or
-            differs between the ranks; or if ``compression`` is refused.
+            with ``n_accumulations`` or ``overlap``; or if ``n_accumulations`` is not a positive
+            integer, or ``bucket_mb`` not a positive number, or they or ``overlap`` differ between
+            the ranks; or if ``compression`` is refused.
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '
@@ -90,13 +101,19 @@ def create_multi_node_optimizer(
         n_accumulations = _checked_number(n_accumulations)
         if double_buffering and n_accumulations > 1:
             raise ValueError('double_buffering=True takes no n_accumulations; use one of them')
+        if double_buffering and overlap:
+            raise ValueError('double_buffering=True and overlap=True are two ways to the same end; '
+                             'use overlap=True, which uses fresh gradients')
+        bucket_bytes = _checked_size(bucket_mb)
     except Exception as error:
         communicator.refuse('create_multi_node_optimizer', error)
     if n_accumulations > 1:
-        numbers = communicator.allgather_obj(n_accumulations)
-        if len(set(numbers)) > 1:
-            raise ValueError('n_accumulations has to be equal on all ranks, but is '
-                             + ', '.join(f'{n} on rank {rank}' for rank, n in enumerate(numbers)))
+        _check_equal(communicator, 'n_accumulations', n_accumulations)
+    if overlap:
+        _check_equal(communicator, 'bucket_mb with overlap=True', bucket_mb)
+        if communicator.size > 1:
+            return _OverlappingOptimizer(actual_optimizer, communicator, zero_fill,
+                                         n_accumulations, compressor, bucket_bytes)
     if not double_buffering:
         return _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
                                    compressor)
@@ -112,3 +129,19 @@ def _checked_number(n_accumulations: Any) -> int:
     if n_accumulations < 1:
         raise ValueError(f'n_accumulations has to be a positive integer, not {n_accumulations}')
     return operator.index(n_accumulations)
+
+
+def _checked_size(bucket_mb: Any) -> int:
+    """A size in bytes."""
+    if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, (int, float)):
+        raise TypeError(f'bucket_mb has to be a positive number, not {bucket_mb!r}')
+    if not 0 < bucket_mb < float('inf'):
+        raise ValueError(f'bucket_mb has to be a positive number, not {bucket_mb}')
+    return max(1, int(bucket_mb * 2**20))
+
+
+def _check_equal(communicator: CommunicatorBase, name: str, value: Any) -> None:
+    values = communicator.allgather_obj(value)
+    if len(set(values)) > 1:
+        raise ValueError(f'{name} has to be equal on all ranks, but is '
+                         + ', '.join(f'{n} on rank {rank}' for rank, n in enumerate(values)))

@@ -19,6 +19,22 @@ class Accumulation:
         self.count = 0
         self._sums: dict[int, Any] = {}  # by id of the parameter
 
+    @property
+    def is_next_last(self) -> bool:
+        """Whether the next gradients are the last of ``n``."""
+        return self.count == self.n - 1
+
+    def completed(self, param: Any, grad: Any) -> Any:
+        """What :meth:`add` would make of the gradient of a parameter, if it is the last of ``n``.
+
+        The gradient itself stays as it is.
+        """
+        if self.n == 1:
+            return grad
+        wide = np.promote_types(grad.dtype, np.float32)
+        total = grad.astype(wide) if id(param) not in self._sums else self._sums[id(param)] + grad
+        return _divided(total, self.n, param.dtype)
+
     def add(self, model: Any) -> bool:
         """Takes the gradients out of a model.
 
@@ -47,12 +63,17 @@ class Accumulation:
         for param in model.params(include_uninit=False):
             total = self._sums.pop(id(param), None)
             if total is not None:
-                total *= total.dtype.type(1 / divisor)
-                with np.errstate(over='ignore'):
-                    param.grad = total.astype(param.dtype, copy=False)
+                param.grad = _divided(total, divisor, param.dtype)
         self.clear()
 
     def clear(self) -> None:
         """Forgets what was taken."""
         self.count = 0
         self._sums.clear()
+
+
+def _divided(total: Any, divisor: int, dtype: np.dtype) -> Any:
+    """Divides a sum in place, and rounds it once."""
+    total *= total.dtype.type(1 / divisor)
+    with np.errstate(over='ignore'):
+        return total.astype(dtype, copy=False)

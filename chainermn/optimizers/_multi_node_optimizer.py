@@ -10,6 +10,9 @@ from chainermn._delegate import Delegate
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
 
+#: Parameters with their paths, sorted.
+Named = list[tuple[str, Any]]
+
 
 class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     """See :func:`chainermn.create_multi_node_optimizer`."""
@@ -56,11 +59,14 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 If ``None``, the gradients that the parameters have now are used.
         """
         self.actual_optimizer._check_set_up()
-        if lossfun is not None:
-            self._backward(lossfun, *args, **kwds)
-        before = self.target_params
-        if self.is_changed(self.target):
-            seen, self.target_params = self.target_params, before
+        loss = None if lossfun is None else lossfun(*args, **kwds)
+        named = sorted(self.target.namedparams())
+        seen = _seen(named)
+        is_changed = seen != self.target_params
+        if loss is not None:
+            self._backward(loss, named, not is_changed and self.accumulation.is_next_last)
+            del loss
+        if is_changed:
             self.accumulation.clear()
             self._announce('broadcast')
             self._broadcast()
@@ -92,13 +98,11 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
         They are the same if there are the same names, and the same of them are initialized.
         """
-        before = self.target_params
-        self.target_params = [(name, param.is_initialized)
-                              for name, param in sorted(target.namedparams())]
+        before, self.target_params = self.target_params, _seen(sorted(target.namedparams()))
         return self.target_params != before
 
-    def _backward(self, lossfun: Any, *args: Any, **kwds: Any) -> None:
-        loss = lossfun(*args, **kwds)
+    def _backward(self, loss: Any, named: Named, is_exchanged: bool) -> None:
+        """Computes the gradients of the named parameters, which are exchanged next or not."""
         if getattr(self.actual_optimizer, '_use_cleargrads', True):
             self.target.cleargrads()
         else:
@@ -127,12 +131,16 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 rule._init_states(_as_updated(rule, param))
 
     def _step(self, *args: Any, **kwds: Any) -> None:
-        self.communicator.multi_node_mean_grad(self.target, self.zero_fill, **self._compressed())
+        self._exchange()
         if self.joined is not None and (factor := self.joined.factor()) != 1:
             params = {id(param): param for param in self.target.params(include_uninit=False)}
             for param in params.values():  # one that is shared only once
                 _multiply(param.grad, factor)
         self.actual_optimizer.update(None, *args, **kwds)
+
+    def _exchange(self) -> None:
+        """Replaces the gradients by their means over all ranks."""
+        self.communicator.multi_node_mean_grad(self.target, self.zero_fill, **self._compressed())
 
     def _compressed(self) -> dict[str, Any]:
         # Communicators need not know of compression if there is none.
@@ -173,6 +181,10 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 params[path].grad = params[path].xp.zeros_like(params[path].array)
         self._keep_scale(self.actual_optimizer._loss_scale)
         self._step()
+
+
+def _seen(named: Named) -> list[tuple[str, bool]]:
+    return [(name, param.is_initialized) for name, param in named]
 
 
 def _multiply(grad: Any, factor: float) -> None:
