@@ -71,15 +71,16 @@ def agree(what: str, comm: Any, failure: str | None) -> None:
     """
     said = comm.allgather_obj(failure and f'rank {comm.rank}: {failure}')
     if failures := [text for text in said if text is not None]:
-        raise _error(what, failures)
+        raise not_saved(what, failures)
 
 
 def refuse(what: str, comm: Any, failure: str) -> None:
     """Raises what :func:`agree` does, on the other ranks in their next collective verb."""
-    comm.refuse('writing', _error(what, [f'rank {comm.rank}: {failure}']))
+    comm.refuse('writing', not_saved(what, [f'rank {comm.rank}: {failure}']))
 
 
-def _error(what: str, failures: list[str]) -> OSError:
+def not_saved(what: str, failures: list[str]) -> OSError:
+    """The error of a rank, or of several, that could not write."""
     return OSError(f'{what} was not saved; the ones before it stay\n  ' + '\n  '.join(failures))
 
 

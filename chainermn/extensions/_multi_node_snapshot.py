@@ -1,7 +1,6 @@
 """Snapshots of several ranks: one file for each set of replicas."""
 from __future__ import annotations
 
-import io
 import os
 import sys
 import warnings
@@ -9,24 +8,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import chainer
-import numpy as np
+from chainer.training.extensions import _snapshot as chainer_snapshot
 from chainer.training.extensions import snapshot_writers
 
-from chainermn.extensions import _background, _snapshot_files
+from chainermn.extensions import _background, _loading, _snapshot_files
+from chainermn.extensions._choose import choose
+from chainermn.extensions._commit import Names
+from chainermn.extensions._saver import Save, Saver, on_all_ranks
 
 
-def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterable[int]]) -> Any:
+def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterable[int]], *,
+                        allow_pickle: bool = False) -> Any:
     """Makes a snapshot extension write one file for each set of ranks that hold the same state.
 
-    The rank with the lowest number in a set writes ``<file name>.<rank>``.  With ``autoload`` all
-    sets resume at the newest snapshot that every set has whole; the writing rank reads it and sends
-    it to the other ranks of its set, so the folder need not be shared between nodes.
+    The rank with the lowest number in a set writes ``<file name>.<rank>``.  Once the files of all
+    sets are on the disk, rank 0 writes ``<file name>.commit``, with their sizes and checksums.
+    With ``autoload`` all sets resume at the newest snapshot that every set has whole; the writing
+    rank reads it and sends it to the other ranks of its set, so the folder need not be shared
+    between nodes.  docs/checkpoints.md says what is promised, and when.
 
     Training stops only while the state is copied in memory; a thread writes the copy, in the format
     of ``chainer.serializers.save_npz``, and it is on the disk at the next snapshot and at the end
     of the training.  An error of writing is an OSError there: it is raised on every rank, on those
     that do not write in their next collective verb of ``comm``.  A snapshot with a ``writer`` or a
-    ``savefun`` other than Chainer's default (``SimpleWriter``, ``save_npz``) is written by that.
+    ``savefun`` other than Chainer's default (``SimpleWriter``, ``save_npz``) is written by that,
+    and has no commit file.
 
     With several sets all ranks agree at every snapshot, so it has to be triggered in the same
     iterations on all; and the files that ``n_retains`` gives up are removed once all sets have the
@@ -38,11 +44,15 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterabl
     >>> trainer.extend(multi_node_snapshot(comm, snapshot, []),               # doctest: +SKIP
     ...                trigger=(1000, 'iteration'))
 
+    Another number of ranks can go on from it; see :meth:`maybe_load` of the checkpointer.
+
     Args:
         comm: ChainerMN communicator.
         snapshot: What ``chainer.training.extensions.snapshot`` or ``snapshot_object`` returns.
         replica_sets: Sets of ranks with the same state.  Ranks that are in none form another one:
             ``[[0, 1]]`` on four ranks means ``{0, 1}`` and ``{2, 3}``, ``[]`` means one set of all.
+        allow_pickle: Whether arrays of Python objects are saved and loaded.  Loading them runs
+            whatever code the files hold.
 
     Returns:
         The extension; trigger and priority are those of ``snapshot``.
@@ -51,17 +61,19 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterabl
         AssertionError: If a rank is in two sets, or there is no such rank.
         ValueError: If the file name is a function, with ``autoload``.
     """
-    return _MultiNodeSnapshot(comm, snapshot, replica_sets)
+    return _MultiNodeSnapshot(comm, snapshot, replica_sets, allow_pickle)
 
 
 class _MultiNodeSnapshot(chainer.training.Extension):
     """See :func:`multi_node_snapshot`."""
 
-    def __init__(self, comm: Any, snapshot: Any, replica_sets: Sequence[Iterable[int]]) -> None:
+    def __init__(self, comm: Any, snapshot: Any, replica_sets: Sequence[Iterable[int]],
+                 allow_pickle: bool) -> None:
         self.comm = comm
         self.snapshot = snapshot
         sets = _parse_replica_sets(replica_sets, comm.size)
         self.replica_set = next(ranks for ranks in sets if comm.rank in ranks)
+        self._writers = sorted(min(ranks) for ranks in sets)
         self._is_alone = len(sets) == 1
         self.master = min(self.replica_set)
         self.trigger = snapshot.trigger
@@ -71,12 +83,18 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             comm.refuse('multi_node_snapshot', ValueError(
                 'autoload takes a file name such as "snapshot_iter_{.updater.iteration}", not a '
                 'function: the iteration of a file has to be read from its name'))
+        self._allow_pickle = allow_pickle
         self._autoload = snapshot.autoload
+        self._filename = snapshot.filename
         snapshot.autoload = False  # we choose the file
         snapshot.filename = _with_rank(snapshot.filename, self.master)
+        self._folder = ''
+        self._saver = Saver(comm, 'a snapshot', self._writers, self._find_stale, self._paths_of,
+                            self._is_alone)
         self._writer: _Writer | None = None
         if _Writer.can_replace(snapshot.writer):
-            snapshot.writer = self._writer = _Writer(snapshot.writer, self._is_alone)
+            snapshot.writer = self._writer = _Writer(
+                snapshot.writer, self._saver.background.wait, allow_pickle)
 
     @property
     def default_name(self) -> str:
@@ -88,95 +106,121 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def initialize(self, trainer: Any) -> None:
         """Resumes, if the snapshot has ``autoload``.  Collective: every rank calls it."""
+        self._folder = trainer.out
+        if not self._is_alone:
+            self._saver.settle(None)  # the ranks meet
         if self._autoload:
             self._load(trainer)
         if self._is_writer:
             self.snapshot.initialize(trainer)
 
     def __call__(self, trainer: Any) -> None:
-        """Takes a snapshot, on the ranks that write.  Collective if there are several sets."""
-        self._settle()
-        if self._is_writer:
-            self.snapshot(trainer)
+        """Takes a snapshot, on the ranks that write.  Collective if there are several sets.
+
+        Raises:
+            OSError: If a rank could not write the last one.
+            ValueError: With several sets, on every rank, if they are not in the same iteration.
+            Exception: What the state of a rank raised when it was serialized.
+        """
+        self._folder = trainer.out
+        self._saver.wait()
+        with on_all_ranks(self.comm, 'taking a snapshot'):
+            save = self._taken(trainer, self.snapshot) if self._is_writer else None
+        self._settle(trainer.updater.iteration)
+        if save is not None:
+            self._saver.start(save)
+        elif not self._is_alone and self._writer is not None:
+            self._saver.start(Save(trainer.updater.iteration, '', '', None, set()))
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
+        """Takes a snapshot if it has ``snapshot_on_error``, on each rank by itself."""
+        self._folder = trainer.out
         self._warn_of_failure()
         if self._is_writer:
-            self.snapshot.on_error(trainer, exc, tb)
+            save = self._taken(trainer, lambda t: self.snapshot.on_error(t, exc, tb))
+            if save is not None:
+                self._saver.start(save)
 
     def finalize(self) -> None:
         """Waits for the last snapshot.  Collective if there are several sets."""
         if self._is_writer:
             self.snapshot.finalize()
         if sys.exc_info()[0] is None:
-            self._settle()
+            self._settle(None)
         else:  # Trainer.run calls this in a "finally" clause
             self._warn_of_failure()
 
-    def _settle(self) -> None:
+    def _settle(self, iteration: int | None) -> None:
         """Waits until the last snapshot is on the disk, or raises on all ranks."""
-        is_new = self._writer is not None and self._writer.background.is_busy
-        failure = self._failure()
         if not self._is_alone:
-            _background.agree('a snapshot', self.comm, failure)
-            if self._writer is not None and is_new:
-                self._writer.remove_outdated()
-        elif failure is not None:
+            if iteration is None:
+                self._saver.conclude()
+            else:
+                self._saver.settle(iteration)
+        elif failure := self._saver.failure():
             # No agreement where all is well: a trigger may fire on the writing rank only, such as
             # one that looks at the time, and a rank may come to its end earlier, as in join().
             _background.refuse('a snapshot', self.comm, failure)
 
-    def _failure(self) -> str | None:
-        return None if self._writer is None else self._writer.background.join()
-
     def _warn_of_failure(self) -> None:
-        if failure := self._failure():
+        if failure := self._saver.failure():
             warnings.warn(f'the last snapshot was not saved: {failure}', RuntimeWarning,
                           stacklevel=3)
 
+    def _taken(self, trainer: Any, snapshot: Any) -> Save | None:
+        """Calls Chainer's snapshot, and returns what our writer got."""
+        snapshot(trainer)
+        if self._writer is None or self._writer.taken is None:
+            return None
+        (path, arrays), self._writer.taken = self._writer.taken, None
+        target = trainer if self.snapshot._target is None else self.snapshot._target
+        return Save(
+            trainer.updater.iteration, f'{path.removesuffix(f".{self.master}")}.commit', path,
+            arrays, _snapshot_files.buffers_of(target, arrays), self._writer.compress,
+            then=self._writer._post_save)
+
+    def _find_stale(self, save: Save) -> list[str]:
+        """Names, without the rank, of what ``n_retains`` gives up."""
+        name = self.snapshot.filename
+        if self.snapshot.n_retains <= 0 or callable(name):
+            return []
+        return [found.removesuffix(f'.{self.master}') for found in
+                chainer_snapshot._find_stale_snapshots(name, self._folder, self.snapshot.n_retains)]
+
+    def _paths_of(self, name: str) -> tuple[str, str | None]:
+        path = os.path.abspath(os.path.join(self._folder, name))
+        return f'{path}.commit', f'{path}.{self.master}' if self._is_writer else None
+
     def _load(self, trainer: Any) -> None:
         _background.wait_for_all()  # an earlier trainer of this process may have saved it
-        files = self._files(trainer.out) if self._is_writer else None
-        iteration = _snapshot_files.newest_common(self.comm, files)
-        if iteration is None:
+        prefix, suffix = self._filename.split('{')[0], self._filename.split('}')[-1]
+        names = Names(trainer.out, lambda number, who: f'{prefix}{number}{suffix}.{who}')
+        choice = choose(self.comm, names, self._writers)
+        if choice is None:
             return
-        group = self.comm.split(self.master, self.comm.rank)
-        content = None
-        if files is not None:
-            with open(files[iteration], 'rb') as file:
-                content = np.frombuffer(file.read(), np.uint8)
-        content = group.bcast(content)
-        group.finalize()
         target = trainer if self.snapshot._target is None else self.snapshot._target
-        with np.load(io.BytesIO(content.tobytes()), allow_pickle=True) as arrays:
-            chainer.serializers.NpzDeserializer(arrays).load(target)
-
-    def _files(self, folder: str) -> dict[int, str]:
-        """This rank's snapshots by iteration."""
-        prefix, suffix = self.snapshot.filename.split('{')[0], self.snapshot.filename.split('}')[-1]
-        files = {}
-        for name in os.listdir(folder) if os.path.isdir(folder) else []:
-            number = name[len(prefix):len(name) - len(suffix)]
-            if name.startswith(prefix) and name.endswith(suffix) and number.isdecimal():
-                files[int(number)] = os.path.join(folder, name)
-        return files
+        group = self.comm.split(self.master, self.comm.rank)
+        _loading.load(self.comm, choice, target, self._allow_pickle, group)
+        self.comm.barrier()
+        group.finalize()
 
 
 class _Writer(snapshot_writers.Writer):
-    """In place of Chainer's default writer: the same file, on the disk, written by a thread.
+    """In place of Chainer's default writer: copies what it gets, for a thread to write.
 
     Args:
         writer: What it stands for.
-        is_alone: Whether it is the only rank that writes, so that what ``n_retains`` gives up can
-            be removed as soon as the newer file is there.
+        wait: Waits for that thread.
+        allow_pickle: Whether arrays of Python objects are taken.
     """
 
-    def __init__(self, writer: Any, is_alone: bool) -> None:
-        self.background = _background.Background()
+    def __init__(self, writer: Any, wait: Any, allow_pickle: bool) -> None:
+        self._wait = wait
         super().__init__()
         self._post_save_hooks += writer._post_save_hooks
-        self._compress = writer._kwds.get('compression', True)
-        self._is_alone = is_alone
+        self._allow_pickle = allow_pickle
+        self.compress = writer._kwds.get('compression', True)
+        self.taken: tuple[str, dict[str, Any]] | None = None
 
     @staticmethod
     def can_replace(writer: Any) -> bool:
@@ -185,21 +229,16 @@ class _Writer(snapshot_writers.Writer):
                 and set(writer._kwds) <= {'compression'})
 
     def __call__(self, filename: str, outdir: str, target: Mapping[str, Any]) -> None:
-        path = os.path.abspath(os.path.join(outdir, filename))
-        arrays = {key: _snapshot_files.copy_array(array) for key, array in target.items()}
+        if not self._allow_pickle:
+            _snapshot_files.check_objects(target)
+        self.taken = (os.path.abspath(os.path.join(outdir, filename)),
+                      {key: _snapshot_files.copy_array(array) for key, array in target.items()})
 
-        def write() -> None:
-            _snapshot_files.write(path, arrays, self._compress)
-            if self._is_alone:
-                self.remove_outdated()
-
-        self.background.start(path, write)
-
-    def remove_outdated(self) -> None:
-        self._post_save()
+    def _add_cleanup_hook(self, hook_fun: Any) -> None:
+        """Not Chainer's way to do what ``n_retains`` says: commit files go first."""
 
     def finalize(self) -> None:
-        self.background.wait()
+        self._wait()
 
 
 def _parse_replica_sets(replica_sets: Sequence[Iterable[int]], size: int) -> list[set[int]]:

@@ -1,28 +1,31 @@
 """The checkpointer: every rank saves itself, and all resume at the newest common iteration."""
 from __future__ import annotations
 
-import os
-import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import chainer
 import numpy as np
 
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions import _random_state, _snapshot_files
-from chainermn.extensions._background import Background, agree, wait_for_all
+from chainermn.extensions import _durable, _loading, _random_state, _snapshot_files
+from chainermn.extensions._background import wait_for_all
+from chainermn.extensions._choose import choose
+from chainermn.extensions._commit import Names
+from chainermn.extensions._saver import Save, Saver, on_all_ranks, remove_commit
 
 
 def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5,
-                                   gc_interval: int = 5, path: str | None = None) -> Any:
+                                   gc_interval: int = 5, path: str | None = None, *,
+                                   allow_pickle: bool = False) -> Any:
     """Makes an extension that lets a job that was interrupted go on where it was.
 
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``.  A file is there only if it
-    is whole.  After training ended well on all ranks they are removed; after an error they stay.
+    is whole.  Once those of all ranks are, rank 0 writes ``<path>/<name>.commit.<iteration>``, with
+    their sizes and checksums.  After training ended well on all ranks they are removed; after an
+    error they stay.  docs/checkpoints.md says what is promised, and when.
 
     Training stops only while the state is copied in memory; a thread writes the copy.  At the next
     checkpoint, at the end of the training and before loading all ranks wait until it is on the
@@ -43,6 +46,8 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
         cp_interval: Number of newest checkpoints that are always kept.
         gc_interval: After every so many checkpoints the others are removed.
         path: Folder of the files; the trainer's ``out`` by default.
+        allow_pickle: Whether arrays of Python objects are saved and loaded. Loading them runs
+            whatever code the files hold.
 
     Returns:
         The extension.
@@ -54,7 +59,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
         comm.refuse('create_multi_node_checkpointer', ValueError(
             f'name has to be without a slash, and both intervals 1 or more; got {name!r}, '
             f'cp_interval={cp_interval}, gc_interval={gc_interval}'))
-    return _MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path)
+    return _MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle)
 
 
 class _CheckpointStats:
@@ -73,16 +78,17 @@ class _CheckpointStats:
 class _MultiNodeCheckpointer(chainer.training.Extension):
     """See :func:`create_multi_node_checkpointer`."""
 
-    def __init__(self, name: str, comm: Any, cp_interval: int, gc_interval: int, path: str | None
-                 ) -> None:
+    def __init__(self, name: str, comm: Any, cp_interval: int, gc_interval: int, path: str | None,
+                 allow_pickle: bool) -> None:
         self.name = name
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
         self.comm = comm
         self.path = path
+        self.allow_pickle = allow_pickle
         self.stats = _CheckpointStats()
-        self._background = Background()
-        self._iteration = 0  # what is in flight
+        self._saver = Saver(comm, f'checkpoint {name!r}', range(comm.size), self._find_stale,
+                            self._paths_of)
         self._saved = 0
         self._failed = False
 
@@ -96,70 +102,65 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
 
         Args:
             target: Anything that Chainer can serialize, such as a trainer or a model.
-            iteration: Number of the checkpoint.
-            wait: Whether to return only when it is on the disk on all ranks.  With False it
-                returns when the state is copied in memory, and a thread writes it.
+            iteration: Number of the checkpoint, the same on all ranks.
+            wait: Whether to return only when it is committed: on the disk on all ranks.  With False
+                it returns when the state is copied in memory, and a thread writes it.
 
         Raises:
             OSError: On every rank, if any rank could not write this checkpoint, or the one before
                 it that was saved with ``wait=False``.  The next call saves again.
+            ValueError: On every rank, if their iterations differ.
+            TypeError: On every rank, if the state of any holds Python objects.
+            Exception: On every rank, what the target raised on any of them.
         """
         self._set_path(None, target)
-        file = self._file(iteration)
-        outdated = self._settle()
+        commit_path, path = self._paths_of(iteration)
+        self._saver.wait()
         start = time.perf_counter()
-        arrays = {**_snapshot_files.copy_state(target), **_random_state.capture()}
-
-        def write() -> None:
-            self._remove(outdated)
-            os.makedirs(os.path.dirname(file), exist_ok=True)
-            _snapshot_files.write(file, arrays)
-            self.stats.durations.append(time.perf_counter() - start)
-
-        self._iteration = iteration
-        self._background.start(file, write)
+        with on_all_ranks(self.comm, 'saving a checkpoint'):
+            arrays = _snapshot_files.copy_state(target)
+            if not self.allow_pickle:
+                _snapshot_files.check_objects(arrays)
+            buffers = _snapshot_files.buffers_of(target, arrays)
+        arrays.update(_random_state.capture())
+        self._saver.settle(iteration)
+        self._saver.start(Save(
+            iteration, commit_path, path, arrays, buffers,
+            then=lambda: self.stats.durations.append(time.perf_counter() - start)))
         if wait:
-            self._remove(self._settle())
-
-    def _settle(self) -> list[str]:
-        """Waits until what is in flight is whole on all ranks, or raises on all of them.
-
-        Returns:
-            Files of this rank that may be removed now.
-        """
-        if not self._background.is_busy:
-            return []
-        agree(f'checkpoint {self.name!r} of iteration {self._iteration}', self.comm,
-              self._background.join())
-        self._saved += 1
-        if self._saved % self.gc_interval:
-            return []
-        # Other ranks may lack a later one, which an earlier run has left here.
-        files = self._files()
-        past = sorted(iteration for iteration in files if iteration <= self._iteration)
-        return [files[iteration] for iteration in past[:-self.cp_interval]]
+            self._saver.conclude()
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | None = None) -> None:
-        """Loads the newest checkpoint that all ranks have, if there is one.
+        """Loads the newest checkpoint that is whole on all ranks, if there is one.
 
         Collective: every rank calls it, after everything that has a state was set to the trainer.
+
+        What was saved by another number of ranks is loaded if their models and optimizers were
+        equal.  Iterators then go on in the same part of the epoch, in new orders, and the random
+        numbers are not those of the run that was saved.
 
         Args:
             trainer: What to load into, an object of the kind that was saved.
             optimizer: Multi-node optimizer.  With it the first update after loading is an ordinary
                 one; without it, it only copies rank 0's parameters to all ranks.
             path: Folder of the files, from now on.
+
+        Raises:
+            ValueError: On every rank, if the newest was saved by another number of ranks, and their
+                models or optimizers differed; or if a file holds Python objects.
+            Exception: On every rank, what the trainer raised on any of them.
+
+        Warns:
+            RuntimeWarning: On rank 0, of each checkpoint that was passed over, and why; and if it
+                was saved by another number of ranks.
         """
-        self._remove(self._settle())
+        self._saver.conclude()
         wait_for_all()  # another checkpointer of this process may have saved it
         self._set_path(path, trainer)
-        files = self._files()
-        iteration = _snapshot_files.newest_common(self.comm, files)
-        if iteration is None:
+        choice = choose(self.comm, self._names, range(self.comm.size))
+        if choice is None:
             return
-        with np.load(files[iteration], allow_pickle=True) as arrays:
-            chainer.serializers.NpzDeserializer(arrays).load(trainer)
-            _random_state.restore(arrays)
+        _loading.load(self.comm, choice, trainer, self.allow_pickle)
         if hasattr(optimizer, 'is_changed'):
             optimizer.is_changed(optimizer.target)  # remembers the parameters as seen
         self.comm.barrier()
@@ -180,14 +181,33 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         """
         # Trainer.run calls this in a "finally" clause, and on_error not for KeyboardInterrupt.
         if self._failed or sys.exc_info()[0] is not None:
-            if failure := self._background.join():
+            if failure := self._saver.failure():
                 warnings.warn(f'the last checkpoint was not saved: {failure}', RuntimeWarning,
                               stacklevel=2)
             return
-        self._settle()
-        if self.path is not None:
-            self.comm.barrier()
-            self._remove(self._files().values())
+        if self.path is None:
+            return
+        self._saver.settle(None)
+        names, rank = self._names, self.comm.rank
+        if rank == 0:
+            for path in names.find('commit').values():
+                remove_commit(path, range(self.comm.size))
+        self.comm.barrier()
+        for path in names.find(rank).values():
+            _durable.remove(path)
+
+    def _find_stale(self, save: Save) -> list[int]:
+        self._saved += 1
+        if self._saved % self.gc_interval:
+            return []
+        # An earlier run may have left later ones here, which other ranks lack.
+        past = sorted(iteration for iteration in self._names.find(self.comm.rank)
+                      if iteration <= save.iteration)
+        return past[:-self.cp_interval]
+
+    def _paths_of(self, iteration: int) -> tuple[str, str]:
+        names = self._names
+        return names.path(iteration, 'commit'), names.path(iteration, self.comm.rank)
 
     def _set_path(self, path: str | None, target: Any) -> None:
         if path is not None:
@@ -196,23 +216,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             self.path = getattr(target, 'out', None)
 
     @property
-    def _folder(self) -> str:
+    def _names(self) -> Names:
         if self.path is None:
             raise TypeError('pass path= to the checkpointer, as there is no trainer with a folder')
-        return self.path
-
-    def _file(self, iteration: int) -> str:
-        # Absolute, for the thread: the process may go to another folder.
-        return os.path.abspath(
-            os.path.join(self._folder, f'{self.name}.{self.comm.rank}.{iteration}'))
-
-    def _files(self) -> dict[int, str]:
-        """This rank's files by iteration."""
-        pattern = re.compile(re.escape(f'{self.name}.{self.comm.rank}.') + r'(\d+)')
-        names = os.listdir(self._folder) if os.path.isdir(self._folder) else []
-        iterations = [int(match[1]) for match in map(pattern.fullmatch, names) if match]
-        return {iteration: self._file(iteration) for iteration in iterations}
-
-    def _remove(self, files: Iterable[str]) -> None:
-        for file in files:
-            os.remove(file)
+        return Names(self.path, lambda iteration, who: f'{self.name}.{who}.{iteration}')

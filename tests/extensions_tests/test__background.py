@@ -116,7 +116,7 @@ def run_script(*command, python=('-W', 'ignore')):
 class TestTheEndOfTheProgram:
     @pytest.mark.parametrize('how', ['end', 'raise', 'fork'])
     def test_the_file_is_completed(self, tmp_path, how):
-        from chainermn.extensions._snapshot_files import problem_of
+        from chainermn.extensions._arrays import problem_of
 
         done = run_script(str(tmp_path / 'file'), how)
         assert done.returncode == (how == 'raise'), done.stderr

@@ -1,26 +1,21 @@
-"""Files are whole or absent, damage is found, and the ranks choose together."""
+"""Files are whole or absent, hold what Chainer serializes, and say what they belong to."""
+import hashlib
 import io
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import warnings
 import zipfile
 
 import chainer
 import numpy as np
 import pytest
 
-from chainermn.communicators import create_communicator
 from chainermn.extensions import _snapshot_files
+from chainermn.extensions._arrays import problem_of, tag_of
 
 ARRAYS = {'x': np.arange(1000.0), 'y/z': np.asarray(None)}
-
-
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -28,7 +23,7 @@ def test_what_was_written_is_read(tmp_path):
     _snapshot_files.write(path, ARRAYS)
     _snapshot_files.write(path, ARRAYS)  # over an older one
     assert os.listdir(tmp_path) == ['file.0.1']
-    assert _snapshot_files.problem_of(path) is None
+    assert problem_of(path) is None
     with np.load(path, allow_pickle=True) as read:
         np.testing.assert_array_equal(read['x'], ARRAYS['x'])
         assert read['y/z'].item() is None
@@ -45,7 +40,7 @@ def test_an_error_leaves_what_was_there(tmp_path):
     with pytest.raises(OSError, match='no'):
         _snapshot_files.write(path, {'x': ARRAYS['x'], 'bad': Fails()})
     assert os.listdir(tmp_path) == ['file']
-    assert _snapshot_files.problem_of(path) is None
+    assert problem_of(path) is None
 
 
 def test_a_folder_that_is_not_there(tmp_path):
@@ -69,7 +64,7 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path):
     (tmp_path / 'tmp-file.part').write_bytes(b'torn' * 10000)
     _snapshot_files.write(str(tmp_path / 'file'), ARRAYS)
     assert os.listdir(tmp_path) == ['file']
-    assert _snapshot_files.problem_of(str(tmp_path / 'file')) is None
+    assert problem_of(str(tmp_path / 'file')) is None
 
 
 @pytest.mark.parametrize('compress', [False, True])
@@ -124,62 +119,61 @@ def test_a_copy_is_what_chainer_serializes_and_shares_nothing():
     assert {name: pickle.dumps(array) for name, array in copied.items()} == expected
 
 
-@pytest.mark.parametrize('damage', ['truncate', 'empty', 'flip', 'text', 'delete'])
-def test_damage_is_found(tmp_path, damage):
+TAG = _snapshot_files.Tag('a-1', 5, 2, [0, 1], 1)
+
+
+def test_a_tag_is_read_again_and_the_digests_are_those_of_the_arrays(tmp_path):
     path = str(tmp_path / 'file')
+    written = _snapshot_files.write(path, ARRAYS, tag=TAG)
+    assert tag_of(path) == written.tag
+    assert written.tag._replace(state='', buffers='') == TAG
+    data = (tmp_path / 'file').read_bytes()
+    assert (written.bytes, written.sha256) == (len(data), hashlib.sha256(data).hexdigest())
     _snapshot_files.write(path, ARRAYS)
-    with open(path, 'r+b') as file:
-        size = os.path.getsize(path)
-        if damage == 'truncate':
-            file.truncate(size - 100)
-        elif damage == 'empty':
-            file.truncate(0)
-        elif damage == 'flip':
-            file.seek(size // 2)
-            byte = file.read(1)
-            file.seek(size // 2)
-            file.write(bytes([byte[0] ^ 1]))
-        elif damage == 'text':
-            file.write(b'this is not a snapshot' * 100)
-    if damage == 'delete':
-        os.remove(path)
-    assert _snapshot_files.problem_of(path)
+    assert tag_of(path) is None
 
 
-def files_of(folder, rank, iterations):
-    files = {i: str(folder / f'{rank}.{i}') for i in iterations}
-    for path in files.values():
-        _snapshot_files.write(path, ARRAYS)
-    return files
+def digests(tmp_path, arrays, buffers=frozenset(), **tag):
+    tag = TAG._replace(**tag)
+    return _snapshot_files.write(str(tmp_path / 'file'), arrays, tag=tag, buffers=buffers).tag[-2:]
 
 
-def test_the_newest_that_all_have(comm, tmp_path):
-    files = files_of(tmp_path, comm.rank, [1, 2, 3] + ([10] if comm.rank == 0 else [11]))
-    expected = 10 if comm.size == 1 else 3
-    assert _snapshot_files.newest_common(comm, files) == expected
+@pytest.mark.parametrize('key, is_common', [
+    ('updater/model:main/l/W', True), ('updater/optimizer:main/t', True),
+    ('updater/iteration', True), ('updater/iterator:main/order', False),
+    ('updater/optimizer:main/compression/rank', False), ('extensions/LogReport/_log', False),
+    ('_snapshot_elapsed_time', False), ('chainermn/random/numpy/gauss', False)])
+def test_replicas_are_compared_by_what_they_share(tmp_path, key, is_common):
+    arrays = {'updater/iteration': np.array(3), 'updater/model:main/l/W': np.ones(3)}
+    before = digests(tmp_path, {**arrays, key: np.zeros(3)})
+    after = digests(tmp_path, {**arrays, key: np.ones(3)}, rank=0)
+    assert (before != after) == is_common
+    assert before[1] == after[1]
 
 
-def test_ranks_without_files_have_no_say(comm, tmp_path):
-    files = files_of(tmp_path, comm.rank, [1, 2]) if comm.rank == 0 else None
-    assert _snapshot_files.newest_common(comm, files) == 2
+def test_buffers_have_a_digest_of_their_own(tmp_path):
+    model = chainer.Sequential(chainer.links.Linear(2, 2), chainer.links.BatchNormalization(2))
+    arrays = _snapshot_files.copy_state(model)
+    buffers = _snapshot_files.buffers_of(model, arrays)
+    assert buffers == {'1/avg_mean', '1/avg_var', '1/N'}
+    optimizer = chainer.optimizers.SGD().setup(model)
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator([1], 1), optimizer)
+    trainer = chainer.training.Trainer(updater)
+    keys = [f'updater/{key}' for key in _snapshot_files.copy_state(updater)]
+    assert _snapshot_files.buffers_of(trainer, keys) == {
+        f'updater/model:main/{name}' for name in buffers}
+
+    before = digests(tmp_path, arrays, buffers)
+    arrays['1/avg_mean'] += 1
+    after = digests(tmp_path, arrays, buffers)
+    assert before[0] == after[0] and before[1] != after[1]
+    arrays['0/W'] += 1
+    assert after[0] != digests(tmp_path, arrays, buffers)[0]
 
 
-def test_nothing_in_common(comm, tmp_path):
-    files = files_of(tmp_path, comm.rank, [] if comm.rank == 0 else [1])
-    assert _snapshot_files.newest_common(comm, files) is None
-
-
-def test_a_file_damaged_on_one_rank_is_passed_over_by_all(comm, tmp_path):
-    files = files_of(tmp_path, comm.rank, [1, 2])
-    if comm.rank == comm.size - 1:
-        with open(files[2], 'r+b') as file:
-            file.truncate(100)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
-        assert _snapshot_files.newest_common(comm, files) == 1
-    messages = [str(warning.message) for warning in caught]
-    if comm.rank == 0:
-        assert len(messages) == 1 and 'iteration 2' in messages[0]
-        assert f'{comm.size - 1}.2' in messages[0]
-    else:
-        assert not messages
+def test_objects_are_refused_before_they_are_saved():
+    _snapshot_files.check_objects(ARRAYS)
+    for bad in (np.array([None], dtype=object), np.array({}, dtype=object)):
+        with pytest.raises(TypeError, match='bad is an array of Python objects'):
+            _snapshot_files.check_objects({**ARRAYS, 'bad': bad})

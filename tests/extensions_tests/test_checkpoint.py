@@ -29,6 +29,12 @@ def folder(comm, tmp_path):
     return comm.bcast_obj(str(tmp_path))
 
 
+def passed_over(comm, match):
+    """Rank 0 warns."""
+    return (pytest.warns(RuntimeWarning, match=match) if comm.rank == 0
+            else contextlib.nullcontext())
+
+
 def checkpointer_of(comm, **kwargs):
     name = kwargs.pop('name', 'run')
     with pytest.warns(DeprecationWarning, match='multi_node_snapshot'):
@@ -93,7 +99,14 @@ def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
 
 
 def names(folder):
-    return sorted(os.listdir(folder))
+    """All but the commit files."""
+    return sorted(name for name in os.listdir(folder) if '.commit.' not in name)
+
+
+def committed(folder, name='run'):
+    """Iterations that have a commit file."""
+    return sorted(int(file.rpartition('.')[2]) for file in os.listdir(folder)
+                  if file.startswith(f'{name}.commit.'))
 
 
 def test_file_names_and_what_is_kept(comm, folder):
@@ -105,6 +118,7 @@ def test_file_names_and_what_is_kept(comm, folder):
         comm.barrier()
         assert names(folder) == sorted(
             f'run.{rank}.{i}' for rank in range(comm.size) for i in iterations)
+        assert committed(folder) == iterations
         comm.barrier()
 
 
@@ -127,7 +141,8 @@ def test_the_newest_common_iteration_is_loaded(comm, folder):
     if comm.rank == comm.size - 1:
         os.remove(f'{folder}/run.{comm.rank}.2')
     loaded = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, path=folder).maybe_load(loaded)
+    with passed_over(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing'):
+        checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, models[1].W.array)
 
 
@@ -139,12 +154,8 @@ def test_a_damaged_file_is_passed_over(comm, folder):
     with open(f'{folder}/run.{comm.rank}.1', 'r+b') as file:
         file.truncate(50)
     loaded = chainer.links.Linear(2, 2)
-    checkpointer = checkpointer_of(comm, path=folder)
-    if comm.rank == 0:
-        with pytest.warns(RuntimeWarning, match='passed over'):
-            checkpointer.maybe_load(loaded)
-    else:
-        checkpointer.maybe_load(loaded)
+    with passed_over(comm, 'passed over(.|\n)*rank 0: .*run.0.1: has 50 bytes, not the'):
+        checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, models[0].W.array)
 
 
@@ -159,7 +170,7 @@ def test_after_success_the_files_are_gone(comm, folder):
     trainer.extend(checkpointer_of(comm), trigger=(1, 'iteration'))
     trainer.run()
     comm.barrier()
-    assert names(folder) == []
+    assert os.listdir(folder) == []
 
 
 @pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
@@ -205,7 +216,7 @@ def test_what_is_saved_is_the_state_at_the_call(comm, folder, gate):
     """Neither the call nor what changes the state waits for the file."""
     model = Gated(gate)
     expected = model.linear.W.array.tobytes()
-    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer = checkpointer_of(comm, path=folder, allow_pickle=True)
     checkpointer.save(model, 1, wait=False)
     assert f'run.{comm.rank}.1' not in names(folder)
     model.linear.W.array[...] = 0
@@ -229,7 +240,7 @@ def test_a_trainer_goes_on_while_a_checkpoint_is_written(comm, folder, gate):
         type(iterator).serialize(iterator, serializer)
 
     iterator.serialize = serialize
-    checkpointer = checkpointer_of(comm)
+    checkpointer = checkpointer_of(comm, allow_pickle=True)
     checkpointer.finalize = lambda: None
     first.extend(checkpointer, trigger=(4, 'iteration'))
     first.run()
@@ -238,7 +249,7 @@ def test_a_trainer_goes_on_while_a_checkpoint_is_written(comm, folder, gate):
 
     trainer, optimizer = make_trainer(comm, folder)
     np.random.seed(99)
-    checkpointer_of(comm).maybe_load(trainer, optimizer, path=folder)
+    checkpointer_of(comm, allow_pickle=True).maybe_load(trainer, optimizer, path=folder)
     assert trainer.updater.iteration == 4
     trainer.run()
     assert bits(trainer) == expected
@@ -246,11 +257,12 @@ def test_a_trainer_goes_on_while_a_checkpoint_is_written(comm, folder, gate):
 
 def test_older_files_stay_until_the_newer_is_whole_on_all_ranks(comm, folder, gate):
     last = comm.size - 1
-    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
+    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder,
+                                   allow_pickle=True)
     checkpointer.save(Gated(None), 1)
     checkpointer.save(Gated(gate if comm.rank == last else None), 2, wait=False)
     if comm.rank != last:
-        checkpointer._background.wait()
+        checkpointer._saver.background.wait()
     comm.barrier()
     assert {f'run.{rank}.1' for rank in range(comm.size)} <= set(names(folder))
     comm.barrier()
@@ -295,7 +307,7 @@ def failed(comm, folder):
     checkpointer.save(large_model(), 1)
     with full_disk(comm.rank == comm.size - 1):
         checkpointer.save(large_model(), 2, wait=False)
-        checkpointer._background.wait()
+        checkpointer._saver.background.wait()
     return checkpointer
 
 
@@ -340,7 +352,7 @@ def test_an_error_of_the_thread_is_no_more_than_a_warning_where_training_failed(
 def test_a_training_that_fails_completes_the_file(comm, folder, gate):
     trainer, _ = make_trainer(comm, folder, (4, 'iteration'))
     model = Gated(gate)
-    trainer.extend(checkpointer_of(comm), trigger=(2, 'iteration'))
+    trainer.extend(checkpointer_of(comm, allow_pickle=True), trigger=(2, 'iteration'))
 
     class Fails(chainer.training.Extension):
         def __call__(self, trainer):
@@ -357,12 +369,12 @@ def test_a_training_that_fails_completes_the_file(comm, folder, gate):
         trainer.run()
     comm.barrier()
     assert names(folder) == sorted(f'run.{rank}.2' for rank in range(comm.size))
-    checkpointer_of(comm, path=folder).maybe_load(trainer)
+    checkpointer_of(comm, path=folder, allow_pickle=True).maybe_load(trainer)
     assert trainer.updater.iteration == 2
 
 
 def test_stats_count_what_is_on_the_disk(comm, folder, gate):
-    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer = checkpointer_of(comm, path=folder, allow_pickle=True)
     checkpointer.save(Gated(gate), 1, wait=False)
     assert checkpointer.get_stats() == 'no checkpoints were saved'
     gate.is_open.set()
@@ -401,7 +413,7 @@ spec.loader.exec_module(tests)
 comm = chainermn.create_communicator('naive')
 folder, victim, when, moment = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 trainer, optimizer = tests.make_trainer(comm, folder)
-checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
+checkpointer = chainermn.create_multi_node_checkpointer('run', comm, allow_pickle=True)
 trainer.extend(checkpointer, trigger=(1, 'iteration'))
 checkpointer.maybe_load(trainer, optimizer)
 print('starts at', trainer.updater.iteration)
@@ -465,3 +477,244 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(
     assert when - 2 <= start <= when
     assert len(whole_run) == 1
     assert set(re.findall(r'ends with (-?\d+)', again.stdout)) == whole_run
+
+
+# --- another number of ranks ------------------------------------------------------------------
+
+def some_of(comm, n):
+    """A communicator of the first n ranks, and None on the others."""
+    part = comm.split(int(comm.rank >= n), comm.rank)
+    return part if comm.rank < n else None
+
+
+def resized(comm, match='saved by . ranks and is loaded on'):
+    return passed_over(comm, match)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('synchronized', [False, True])
+@pytest.mark.parametrize('way', ['more', 'fewer'])
+def test_another_number_of_ranks_goes_on_with_the_same_model(comm, folder, way, synchronized):
+    few = some_of(comm, comm.size - 1)
+    before, after = (few, comm) if way == 'more' else (comm, few)
+    saved = None
+    if before is not None:
+        trainer, _ = make_trainer(before, folder, (5, 'iteration'), synchronized)
+        checkpointer = checkpointer_of(before)
+        checkpointer.finalize = lambda: None  # as if the run had been killed
+        trainer.extend(checkpointer, trigger=(1, 'iteration'))
+        trainer.extend(chainer.training.extensions.ExponentialShift('lr', 0.9),
+                       trigger=(2, 'iteration'))
+        trainer.run()
+        updater = trainer.updater
+        saved = bits(trainer), updater.epoch_detail, updater.get_optimizer('main').lr
+        checkpointer._saver.wait()
+    saved = comm.bcast_obj(saved)
+    if after is not None:
+        trainer, optimizer = make_trainer(after, folder, (6, 'iteration'), synchronized)
+        trainer.extend(chainer.training.extensions.ExponentialShift('lr', 0.9),
+                       trigger=(2, 'iteration'))
+        with resized(after):
+            checkpointer_of(after).maybe_load(trainer, optimizer, path=folder)
+        updater = trainer.updater
+        assert bits(trainer) == saved[0] and updater.iteration == 5
+        length = len(updater.get_iterator('main').dataset)
+        assert saved[1] - 1 / length <= updater.epoch_detail <= saved[1]
+        trainer.run()
+        assert after.allgather_obj(bits(trainer)) == [bits(trainer)] * after.size
+        assert optimizer.t == 5 and optimizer.lr == pytest.approx(saved[2] * 0.9)  # one broadcast
+    comm.barrier()
+
+
+def save_on(comm, folder, model, iteration=1):
+    checkpointer_of(comm, path=folder).save(model, iteration)
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('way', ['more', 'fewer'])
+def test_models_that_differ_are_refused_on_all_ranks(comm, folder, way):
+    few = some_of(comm, comm.size - 1)
+    before, after = (few, comm) if way == 'more' else (comm, few)
+    if before is not None:
+        model = chainer.links.Linear(2, 2)
+        model.W.array[...] = before.rank
+        save_on(before, folder, model)
+    comm.barrier()
+    model = chainer.links.Linear(2, 2)
+    untouched = model.W.array.copy()
+    if after is not None:
+        checkpointer = checkpointer_of(after, path=folder)
+        if before.size == 1 if before is not None else comm.size == 2:
+            with resized(after):  # one rank is a replica of itself
+                checkpointer.maybe_load(model)
+        else:
+            with pytest.raises(ValueError, match='the models or optimizers in them are different'
+                               ) as caught:
+                checkpointer.maybe_load(model)
+            assert f'ranks [{comm.size - 2}] hold the same' in str(caught.value)
+            assert len(set(after.allgather_obj(str(caught.value)))) == 1
+            np.testing.assert_array_equal(model.W.array, untouched)
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_averages_of_batch_normalization_may_differ(comm, folder):
+    model = chainer.Sequential(chainer.links.Linear(
+        2, 2, initialW=np.eye(2), initial_bias=np.zeros(2)), chainer.links.BatchNormalization(2))
+    model[1].avg_mean[...] = comm.rank
+    save_on(comm, folder, model)
+    if comm.rank == 0:
+        os.remove(f'{folder}/run.0.1')  # any replica will do
+    comm.barrier()
+    few = some_of(comm, 1)
+    if few is not None:
+        with resized(few, 'averages of batch normalization, differed'):
+            checkpointer_of(few, path=folder).maybe_load(model)
+        assert (model[1].avg_mean == 1).all()
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_more_ranks_have_left_is_removed_as_well(comm, folder):
+    model = chainer.links.Linear(2, 2, initialW=1)
+    save_on(comm, folder, model)
+    few = some_of(comm, 1)
+    if few is not None:
+        checkpointer = checkpointer_of(few, cp_interval=1, gc_interval=1, path=folder)
+        checkpointer.save(model, 2)
+        assert names(folder) == ['run.0.2'] and committed(folder) == [2]
+    comm.barrier()
+
+
+# --- errors of one rank -----------------------------------------------------------------------
+
+class Fails(chainer.Chain):
+    def __init__(self, fails):
+        super().__init__()
+        with self.init_scope():
+            self.linear = chainer.links.Linear(2, 2)
+        self.fails = fails
+
+    def serialize(self, serializer):
+        super().serialize(serializer)
+        if self.fails:
+            raise ZeroDivisionError('on purpose')
+
+
+@pytest.mark.parametrize('wait', [True, False])
+def test_a_state_that_fails_on_one_rank_fails_on_all(comm, folder, wait):
+    model = Fails(False)
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(model, 1, wait=wait)
+    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+        checkpointer.save(Fails(comm.rank == comm.size - 1), 2, wait=wait)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    checkpointer.save(model, 3)
+    assert committed(folder) == [1, 3] and names(folder) == sorted(
+        f'run.{rank}.{i}' for rank in range(comm.size) for i in (1, 3))
+    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+        checkpointer.maybe_load(Fails(comm.rank == comm.size - 1))
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_iterations_are_refused_on_all_ranks(comm, folder):
+    checkpointer = checkpointer_of(comm, path=folder)
+    with pytest.raises(ValueError, match=f'rank {comm.size - 1}: iteration 8') as caught:
+        checkpointer.save(chainer.links.Linear(2, 2), 8 if comm.rank == comm.size - 1 else 7)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    assert names(folder) == []
+
+
+def test_python_objects_are_refused_on_all_ranks(comm, folder):
+    class Odd(chainer.Link):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+            self.register_persistent('value')
+
+    objects = np.empty(1, dtype=object)
+    model = Odd(objects if comm.rank == comm.size - 1 else np.zeros(1))
+    with pytest.raises(TypeError, match='value is an array of Python objects') as caught:
+        checkpointer_of(comm, path=folder).save(model, 1)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    checkpointer = checkpointer_of(comm, path=folder, allow_pickle=True)
+    checkpointer.save(model, 1)
+    checkpointer.maybe_load(model)
+    with pytest.raises(ValueError, match='allow_pickle=True'):
+        checkpointer_of(comm, path=folder).maybe_load(model)
+
+
+def state_of(trainer):
+    """All that a checkpoint holds, and what it must not touch."""
+    serializer = chainer.serializers.DictionarySerializer()
+    trainer.updater.serialize(serializer)
+    return ({key: array.tobytes() for key, array in serializer.target.items()},
+            np.random.get_state()[1].tobytes())
+
+
+def test_a_commit_that_cannot_be_written_is_one_error_and_touches_nothing(comm, folder):
+    """Training may go on, and when there is room again the next one is whole."""
+    trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
+    trainer.run()
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(trainer, 1)
+    if comm.rank == 0:
+        os.mkdir(f'{folder}/tmp-run.commit.2.part')
+    comm.barrier()
+    before = state_of(trainer)
+    with pytest.raises(OSError, match=r'iteration 2 was not saved(.|\n)*rank 0: .*run.commit.2: '
+                       ) as caught:
+        checkpointer.save(trainer, 2)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    assert state_of(trainer) == before and committed(folder) == [1]
+    if comm.rank == 0:
+        os.rmdir(f'{folder}/tmp-run.commit.2.part')
+    comm.barrier()
+    checkpointer.save(trainer, 3)
+    assert committed(folder) == [1, 2, 3]  # the files of the second were there
+    assert not [name for name in os.listdir(folder) if name.startswith('tmp-')]
+
+
+def test_a_failed_checkpoint_leaves_the_training_as_it_was(comm, folder):
+    trainer, _ = make_trainer(comm, folder)
+    trainer.run()
+    expected = bits(trainer)
+
+    trainer, _ = make_trainer(comm, folder, (5, 'iteration'))
+    checkpointer = checkpointer_of(comm, path=folder)
+    trainer.run()
+    before = state_of(trainer)
+    if comm.rank == comm.size - 1:
+        os.mkdir(f'{folder}/tmp-run.{comm.rank}.5.part')
+    with pytest.raises(OSError, match=f'rank {comm.size - 1}: .*IsADirectoryError'):
+        checkpointer.save(trainer, 5)
+    assert state_of(trainer) == before
+    trainer._done, trainer.stop_trigger = False, lambda t: t.updater.iteration >= 12
+    while trainer.updater.iteration < 12:
+        trainer.updater.update()
+    assert bits(trainer) == expected
+
+
+def test_a_commit_is_removed_before_its_files(comm, folder, monkeypatch):
+    removed = []
+
+    def remove(path, real=os.remove):
+        real(path)
+        removed.append(os.path.basename(path))
+
+    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
+    monkeypatch.setattr(os, 'remove', remove)
+    for iteration in (1, 2, 3):
+        checkpointer.save(chainer.links.Linear(2, 2), iteration, wait=False)
+    checkpointer._saver.conclude()
+    comm.barrier()
+    assert names(folder) == [f'run.{rank}.3' for rank in range(comm.size)]
+    assert committed(folder) == [3]
+    commits = [f'run.commit.{i}' for i in (1, 2)] if comm.rank == 0 else []
+    assert [name for name in removed if 'commit' in name] == commits
+    assert [name for name in removed if 'commit' not in name] == [
+        f'run.{comm.rank}.{i}' for i in (1, 2)]
+    if comm.rank == 0:
+        assert all(removed.index(f'run.commit.{i}') < removed.index(f'run.0.{i}') for i in (1, 2))

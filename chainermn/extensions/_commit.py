@@ -1,0 +1,144 @@
+"""The commit file: rank 0 writes it when the files of all ranks are on the disk, and not before."""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chainermn.extensions import _durable
+from chainermn.extensions._snapshot_files import Written
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a save."""
+
+    rank: int  # that wrote it
+    name: str  # without the folder
+    bytes: int
+    sha256: str
+    state: str  # see Tag
+    buffers: str
+
+    @staticmethod
+    def of(path: str, written: Written) -> File:
+        """Describes a file that has a tag."""
+        assert written.tag is not None
+        return File(written.tag.rank, os.path.basename(path), written.bytes, written.sha256,
+                    written.tag.state, written.tag.buffers)
+
+    def problem(self, folder: str) -> str | None:
+        """Reads the file through and says what is wrong with it, or ``None``."""
+        path = os.path.join(folder, self.name)
+        try:
+            found = digest(path)
+        except FileNotFoundError:
+            return f'{path}: is missing'
+        except OSError as error:
+            return f'{path}: {type(error).__name__}: {error}'
+        if found[0] != self.bytes:
+            return f'{path}: has {found[0]:,} bytes, not the {self.bytes:,} that were committed'
+        return None if found[1] == self.sha256 else f'{path}: the SHA-256 is wrong'
+
+
+def digest(path: str) -> tuple[int, str]:
+    """Reads a file through.
+
+    Returns:
+        Bytes and SHA-256.
+    """
+    sha256, size = hashlib.sha256(), 0
+    piece = memoryview(bytearray(1 << 20))
+    with open(path, 'rb', buffering=0) as file:
+        while count := file.readinto(piece):
+            sha256.update(piece[:count])
+            size += count
+    return size, sha256.hexdigest()
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a commit file says."""
+
+    iteration: int
+    size: int  # ranks of the job
+    files: list[File]  # by rank
+
+    @property
+    def are_replicas(self) -> bool:
+        """Whether all files hold the same model and optimizer."""
+        return len({file.state for file in self.files}) == 1
+
+    def write(self, path: str) -> None:
+        """Writes it, whole or not at all.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        with _durable.replacing(path) as file:
+            file.write(self._text().encode())
+
+    @staticmethod
+    def read(path: str) -> Commit:
+        """Reads a commit file.
+
+        Raises:
+            ValueError: If it is not what was written, down to the last character.
+            OSError: If it cannot be read.
+        """
+        with open(path, 'rb') as file:
+            content = file.read()
+        try:
+            fields = json.loads(content)
+            if fields['format'] != _FORMAT:
+                raise ValueError(f'its format is {fields["format"]}, and {_FORMAT} is known')
+            files = [File(**one) for one in fields['files']]
+            if not files or any(os.path.basename(file.name) != file.name for file in files):
+                raise ValueError('it names no files, or some of another folder')
+            commit = Commit(fields['iteration'], fields['ranks'], files)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f'is no commit file: {error}') from None
+        if commit._text().encode() != content:
+            raise ValueError('was changed: its own SHA-256 is wrong')
+        return commit
+
+    def _text(self) -> str:
+        body: dict[str, Any] = {
+            'format': _FORMAT, 'iteration': self.iteration, 'ranks': self.size,
+            'replicas': 'equal' if self.are_replicas else 'different',
+            'files': [asdict(file) for file in self.files]}
+        body['sha256'] = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+        return json.dumps(body, indent=1) + '\n'
+
+
+@dataclass(frozen=True)
+class Names:
+    """How the files of a run are called.
+
+    Args:
+        folder: Where they are.
+        make: Gives the name from the iteration and from the rank that writes; from ``'commit'``
+            instead of the rank, that of the commit file.
+    """
+
+    folder: str
+    make: Callable[[Any, Any], str]
+
+    def path(self, iteration: Any, who: Any) -> str:
+        # Absolute, for the thread: the process may go to another folder.
+        return os.path.abspath(os.path.join(self.folder, self.make(iteration, who)))
+
+    def find(self, who: Any) -> dict[int, str]:
+        """Paths of the files of a rank, or of the commit files, by iteration."""
+        before, after = self.make('\0', who).split('\0')
+        found = {}
+        for name in os.listdir(self.folder) if os.path.isdir(self.folder) else []:
+            number = name[len(before):len(name) - len(after)]
+            if name.startswith(before) and name.endswith(after) and number.isdecimal():
+                found[int(number)] = self.path(number, who)
+        return found
