@@ -65,6 +65,23 @@ class Agreement:
         self._compare(headers)
         return headers
 
+    def numbers(self, header: bytes) -> list[int]:
+        """Returns the numbers that all ranks give, or raises on all of them if they do not agree.
+
+        Args:
+            header: Of a verb of which no shape has to be equal, nor the number.
+        """
+        if self._size > 1:
+            self.mpi_comm.Allgather(header, self._received)
+            numbers = _header.numbers(self._received, header)
+            if numbers is not None:
+                return numbers
+            headers = self._headers()
+            self._compare(headers)
+        else:
+            headers = [_header.unpack(header)]
+        return [header.number for header in headers]
+
     def refuse(self, verb: str, error: Exception) -> NoReturn:
         """Raises ``error`` on all ranks, in place of this rank's header."""
         if not self.is_active:

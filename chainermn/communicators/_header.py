@@ -45,6 +45,7 @@ MAX_INLINE_DIMS = 8
 _STRUCT = struct.Struct(f'=BBxxiBBBBxxxxq{MAX_INLINE_DIMS}q')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size
+_NUMBER_BETWEEN = struct.Struct(f'=16sq{8 * MAX_INLINE_DIMS}s')
 
 
 class Header(NamedTuple):
@@ -107,6 +108,14 @@ def pack(verb: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = None, 
 def unpack(data: Any, offset: int = 0) -> Header:
     """Reads a header from a buffer."""
     return _unpack(bytes(memoryview(data)[offset:offset + SIZE]))
+
+
+def numbers(headers: Any, like: bytes) -> list[int] | None:
+    """The numbers in a buffer of headers; None if one differs from ``like`` in anything else."""
+    first, _, last = _NUMBER_BETWEEN.unpack(like)
+    parts = [*_NUMBER_BETWEEN.iter_unpack(headers)]
+    found = [number for begin, number, end in parts if begin == first and end == last]
+    return found if len(found) == len(parts) else None
 
 
 @functools.lru_cache(maxsize=4096)

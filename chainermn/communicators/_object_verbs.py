@@ -19,6 +19,9 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 #: Bytes of a pickle that is broadcast as it is; pkl5 sends longer ones in pieces.
 _IN_ONE_PIECE = 2**24
 
+#: Bytes of pickles that all ranks exchange as they are, padded to the longest of them.
+_SMALL = 2**13
+
 _OPS: dict[str, Callable[[Any, Any], Any]] = {
     'sum': operator.add, 'prod': operator.mul, 'max': max, 'min': min}
 
@@ -43,10 +46,8 @@ class ObjectVerbs(CommunicatorBase):
             pickled = Pickled(obj) if self.rank == root else None
         except Exception as error:
             self.refuse('bcast_obj', error)
-        number = 0
-        if pickled is not None and not pickled.buffers and len(pickled.stream) <= _IN_ONE_PIECE:
-            number = len(pickled.stream)
-        nbytes = self._agreement.exchange(pack('bcast_obj', root=root, number=number))[root].number
+        number = 0 if pickled is None else _nbytes(pickled, _IN_ONE_PIECE)
+        nbytes = self._agreement.numbers(pack('bcast_obj', root=root, number=number))[root]
         if not nbytes:
             received = self._objects.bcast(pickled, root)
         elif pickled is not None:
@@ -63,14 +64,20 @@ class ObjectVerbs(CommunicatorBase):
             pickled = Pickled(obj)
         except Exception as error:
             self.refuse('gather_obj', error)
-        self._agreement.same(pack('gather_obj', root=root))
-        return self._objects.gather(pickled, root)
+        lengths = self._agreement.numbers(
+            pack('gather_obj', root=root, number=_nbytes(pickled, _SMALL)))
+        if not all(lengths):
+            return self._objects.gather(pickled, root)
+        length = max(lengths)
+        received = bytearray(length * self.size) if self.rank == root else None
+        self._arrays.Gather(pickled.stream.ljust(length), received, root)
+        return None if received is None else _loaded(received, length)
 
     def allgather_obj(self, obj: Any) -> list[Any]:
         return self._allgather_obj('allgather_obj', obj)
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        pickled = None
+        pickled: list[Pickled] = []
         try:
             root = _wire.checked_root(root, self.size)
             if self.rank == root:
@@ -80,8 +87,15 @@ class ObjectVerbs(CommunicatorBase):
                 pickled = [Pickled(obj) for obj in objs]
         except Exception as error:
             self.refuse('scatter_obj', error)
-        self._agreement.same(pack('scatter_obj', root=root))
-        return self._objects.scatter(pickled, root)
+        lengths = [_nbytes(each, _SMALL) for each in pickled]
+        number = max(lengths) if lengths and all(lengths) else 0
+        length = self._agreement.numbers(pack('scatter_obj', root=root, number=number))[root]
+        if not length:
+            return self._objects.scatter(pickled or None, root)
+        sent = b''.join([each.stream.ljust(length) for each in pickled]) if pickled else None
+        received = bytearray(length)
+        self._arrays.Scatter(sent, received, root)
+        return load(received)
 
     def allreduce_obj(self, obj: Any, op: str = 'sum') -> Any:
         objs = self._allgather_obj('allreduce_obj', obj, op)
@@ -95,5 +109,23 @@ class ObjectVerbs(CommunicatorBase):
             pickled = Pickled(obj)
         except Exception as error:
             self.refuse(verb, error)
-        self._agreement.same(pack(verb, op=op or ''))
-        return self._objects.allgather(pickled)
+        lengths = self._agreement.numbers(
+            pack(verb, op=op or '', number=_nbytes(pickled, _SMALL)))
+        if not all(lengths):
+            return self._objects.allgather(pickled)
+        length = max(lengths)
+        received = bytearray(length * self.size)
+        self._arrays.Allgather(pickled.stream.ljust(length), received)
+        return _loaded(received, length)
+
+
+def _nbytes(pickled: Pickled, most: int) -> int:
+    """Bytes of a pickle that travels as it is; 0 if it is too long or has buffers beside it."""
+    nbytes = len(pickled.stream)
+    return nbytes if nbytes <= most and not pickled.buffers else 0
+
+
+def _loaded(received: bytearray, length: int) -> list[Any]:
+    """Unpickles objects, each from as many bytes, of which the last ones may mean nothing."""
+    view = memoryview(received)
+    return [load(view[begin:begin + length]) for begin in range(0, len(received), length)]

@@ -19,15 +19,24 @@ _LARGE = 2**15
 #: Kinds of dtypes whose elements are no more than bytes: booleans and numbers.
 _KINDS = 'biufc'
 
-_description = attrgetter('dtype', 'shape')
+#: The types of NumPy's numbers with the name of the dtype of each.
+_SCALARS = {kind: np.dtype(kind).str for kind in {*np.sctypeDict.values()}
+            if np.dtype(kind).kind in _KINDS}
+_TUPLES = {tuple}
+
+_dtype_of, _shape_of = attrgetter('dtype'), attrgetter('shape')
 
 
 def pack(batch: Any) -> tuple[str, Any]:
     """Returns something of which :func:`unpack` makes an equal batch."""
     if type(batch) is not list or not batch:
         return 'as it is', batch
-    if {*map(type, batch)} == {tuple} and len({*map(len, batch)}) == 1 and batch[0]:
-        return 'tuples', [_packed(column) for column in zip(*batch, strict=True)]
+    if {*map(type, batch)} == _TUPLES and batch[0]:
+        try:
+            columns = [*zip(*batch, strict=True)]
+        except ValueError:  # of several lengths
+            return 'column', _packed(batch)
+        return 'tuples', [*map(_packed, columns)]
     return 'column', _packed(batch)
 
 
@@ -41,20 +50,24 @@ def unpack(packed: tuple[str, Any]) -> Any:
 
 def _packed(column: Sequence[Any]) -> tuple[str | None, Any, Any]:
     """The dtype, the shape of one example, and the elements of all; or only the column itself."""
-    if len({*map(type, column)}) == 1 and _is_plain(column):
-        with contextlib.suppress(TypeError):  # not in C order
-            return column[0].dtype.str, column[0].shape, b''.join(column)
+    kinds = {*map(type, column)}
+    if len(kinds) == 1:
+        kind, = kinds
+        if kind in _SCALARS:
+            return _SCALARS[kind], (), b''.join(column)
+        if kind is np.ndarray and _are_alike(column):  # no subclass, which may have more to it
+            with contextlib.suppress(TypeError):  # not in C order
+                return column[0].dtype.str, column[0].shape, b''.join(column)
     return None, None, column
 
 
-def _is_plain(column: Sequence[Any]) -> bool:
-    """Whether a column, of one type, holds just elements of one dtype in one shape."""
+def _are_alike(column: Sequence[Any]) -> bool:
+    """Whether arrays are small and hold just elements of one dtype in one shape."""
     first = column[0]
-    if type(first) is np.ndarray:  # not of a subclass, which may have more than its elements
-        return (first.dtype.kind in _KINDS and first.shape != () and first.nbytes <= _LARGE
-                and len({*map(_description, column)}) == 1)
-    return (isinstance(first, np.generic) and first.dtype.kind in _KINDS
-            and first.dtype.type is type(first))
+    dtype, shape = first.dtype, first.shape
+    return (dtype.kind in _KINDS and shape != () and first.nbytes <= _LARGE
+            and [*map(_dtype_of, column)].count(dtype) == len(column)
+            and [*map(_shape_of, column)].count(shape) == len(column))
 
 
 def _unpacked(column: tuple[str | None, Any, Any]) -> Any:

@@ -10,6 +10,8 @@ from chainermn._delegate import Delegate
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.iterators._columns import pack, unpack
 
+_MISSING = object()
+
 #: What Chainer's updaters, triggers and reports ask of an iterator.
 _PROGRESS = ('current_position', 'epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
 
@@ -115,8 +117,9 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         return self.communicator.rank == self.rank_master
 
     def _own_progress(self) -> dict[str, Any]:
-        return {name: getattr(self.actual_iterator, name) for name in _PROGRESS
-                if hasattr(self.actual_iterator, name)}
+        actual = self.actual_iterator
+        values = [(name, getattr(actual, name, _MISSING)) for name in _PROGRESS]
+        return {name: value for name, value in values if value is not _MISSING}
 
     def _share_progress(self) -> None:
         progress = self._own_progress() if self._is_root else None

@@ -47,6 +47,20 @@ def test_same_meets_exchange(agreement, same_error):
     agreement.same(pack('barrier'))
 
 
+def test_numbers(agreement, same_error):
+    assert agreement.numbers(pack('gather_obj', root=0, number=5 * WORLD.rank)) == [
+        5 * rank for rank in range(WORLD.size)]
+    if WORLD.size > 1:
+        same_error(agreement.numbers, pack('gather_obj', root=int(WORLD.rank > 0)))
+        call = agreement.numbers if WORLD.rank == 0 else agreement.same
+        same_error(call, pack('gather_obj' if WORLD.rank == 0 else 'barrier'))
+        with pytest.raises(LookupError):
+            if WORLD.rank == 1:
+                agreement.refuse('verb', LookupError('why'))
+            agreement.numbers(pack('gather_obj', root=0))
+    agreement.same(pack('barrier'))
+
+
 def test_refuse(agreement, same_error):
     def call(odd):
         if WORLD.rank == odd:

@@ -86,6 +86,14 @@ def test_digest(a, b):
     assert (_header.digest(a) == _header.digest(b)) == (list(a.items()) == list(b.items()))
 
 
+def test_numbers():
+    headers = [pack('gather_obj', root=1, number=number) for number in (0, -1, 2**62)]
+    assert _header.numbers(b''.join(headers), headers[2]) == [0, -1, 2**62]
+    for other in (pack('gather_obj', root=0), pack('scatter_obj', root=1),
+                  pack('gather_obj', root=1, refused=True), pack('gather_obj', (1,), root=1)):
+        assert _header.numbers(bytearray(headers[0] + other), headers[0]) is None
+
+
 def test_digest_is_the_same_in_every_process():
     """Not so the hash of a str, which is different in each."""
     assert _header.digest({'/l/W': 'float32 (2, 3)'}) == 5886114457919603993

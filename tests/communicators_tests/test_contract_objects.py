@@ -12,6 +12,8 @@ OBJECTS = {
     'None': lambda rank: None,
     'numbers': lambda rank: (rank, 2**100, 1.5, 1j, fractions.Fraction(1, 3)),
     'text': lambda rank: 'ä' * 10000 * rank,
+    'other lengths': lambda rank: 'a' * (1 + 100 * rank),
+    'about as many bytes as are gathered at once': lambda rank: bytes(8160 + 16 * rank),
     'nested': lambda rank: {'a': [1, (2, {3})], rank: {'b': [None, b'bytes', range(3)]}},
     'function': lambda rank: np.add,
     'arrays': lambda rank: [np.arange(6.).reshape(2, 3).T, np.float16(rank), np.empty((0, 2))],
