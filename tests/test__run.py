@@ -68,8 +68,9 @@ def test_a_job_that_ends_well_is_run_once_and_nothing_is_added(tmp_path, env):
     write(tmp_path, '''
         import os, sys, chainermn
         comm = chainermn.create_communicator('naive')
-        print(comm.size, os.environ['OMP_NUM_THREADS'], *sys.argv[1:], flush=True)
-        print('warns', file=sys.stderr, flush=True)
+        words = [str(comm.size), os.environ['OMP_NUM_THREADS'], *sys.argv[1:]]
+        sys.stdout.write(' '.join(words) + '\\n')
+        sys.stderr.write('warns\\n')
         ''')
     args = '-n', '2', '--max-restarts', '1', '--', 'script.py', '-n', '5', '--help', '--', 'a b'
     env.pop('OMP_NUM_THREADS', None)
@@ -97,11 +98,11 @@ TRAIN = '''
         print('from', updater.iteration, flush=True)
     began = updater.iteration
 
-    @trainer.extend(trigger=(1, 'iteration'), priority=-1000)
     def fail(trainer):
         if sys.argv[2:] and comm.rank == 1 and updater.iteration == began + 5:
             raise OSError('the disk is on fire')
 
+    trainer.extend(fail, trigger=(1, 'iteration'), priority=-1000)
     trainer.run()
     if comm.rank == 0:
         np.save(f'{sys.argv[1]}.npy', model.W.array)
@@ -164,7 +165,7 @@ def test_what_a_killed_rank_has_started_is_ended_before_the_next_attempt(tmp_pat
             pid.write_text(str(loader.pid))
             os.kill(os.getpid(), 9)
         comm.barrier()
-        print(os.path.exists(f'/proc/{pid.read_text()}'), flush=True)
+        sys.stdout.write(f'{os.path.exists("/proc/" + pid.read_text())}\\n')
         ''')
     done = run(tmp_path, env, '-n', '2', 'script.py')
     assert (done.stdout.splitlines()[-2:], done.returncode) == (['False'] * 2, 0)
