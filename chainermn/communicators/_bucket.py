@@ -33,7 +33,7 @@ def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str,
     if not isinstance(model, chainer.Link):
         raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
     paths, owners = _paths.named_once(model)
-    if attribute == 'grad' and not zero_fill:
+    if attribute == 'grad':
         with contextlib.suppress(RuntimeError):  # a parameter that is not initialized
             grads = [owner.grad for owner in owners]
             # The usual case needs no closer look at each, of which there may be thousands.
@@ -55,12 +55,32 @@ def parameters(model: Any, attribute: str, zero_fill: bool = False) -> dict[str,
     return arrays
 
 
+class Alike(list[Any]):
+    """Host arrays of one dtype, and their shapes, so that they are looked up once."""
+
+    def __init__(self, arrays: list[Any], shapes: tuple[tuple[int, ...], ...]) -> None:
+        super().__init__(arrays)
+        self.shapes = shapes
+
+
 class Described(dict[str, Any]):
     """Host arrays by path, with what has to be equal on all ranks.  Not to be changed."""
 
     def __init__(self, paths: tuple[str, ...], arrays: list[Any]) -> None:
         super().__init__(zip(paths, arrays, strict=True))
-        self.described = _described(paths, _dtypes(arrays), tuple(map(_shape_of, arrays)))
+        dtypes, shapes = _dtypes(arrays), shapes_of(arrays)
+        self.described = _described(paths, dtypes, shapes)
+        self.arrays = Alike(arrays, shapes) if len(dtypes) == 1 else arrays
+
+
+def listed(arrays: dict[str, Any]) -> list[Any]:
+    """The arrays without their paths."""
+    return arrays.arrays if isinstance(arrays, Described) else [*arrays.values()]
+
+
+def shapes_of(arrays: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """The shape of each."""
+    return arrays.shapes if isinstance(arrays, Alike) else tuple(map(_shape_of, arrays))
 
 
 def fill_with_zeros(parameter: Any) -> None:
@@ -80,7 +100,7 @@ def describe(arrays: dict[str, Any], places: bool = False) -> dict[str, str]:
     if isinstance(arrays, Described):
         return arrays.described
     xs = [*arrays.values()]
-    described = _described(tuple(arrays), _dtypes(xs), tuple(map(_shape_of, xs)))
+    described = _described(tuple(arrays), _dtypes(xs), shapes_of(xs))
     if not _are_numpy(xs):
         on_device = [path for path, array in arrays.items() if _wire.on_device(array)]
         if places or len(on_device) < len(arrays):
@@ -119,8 +139,8 @@ def check_finite(model: Any) -> None:
 
 def by_dtype(arrays: Sequence[Any]) -> list[list[Any]]:
     """Groups arrays that can share a buffer, keeping their order."""
-    if _are_numpy(arrays) and len(_dtypes(arrays)) == 1:
-        return [[*arrays]]
+    if isinstance(arrays, Alike):
+        return [arrays]
     groups: dict[Any, list[Any]] = {}
     for array in arrays:
         on_host = type(array) is np.ndarray or not _wire.on_device(array)

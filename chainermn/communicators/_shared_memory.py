@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import tempfile
 import warnings
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _chunks, _disagreement, _wire
+from chainermn.communicators import _bucket, _chunks, _disagreement, _wire
 from chainermn.communicators._chunks import Piece, Run
 from chainermn.communicators._reduction import Copied, FewPieces, ManyPieces
 from chainermn.communicators._topology import Topology
@@ -46,8 +45,6 @@ FEW = 8
 
 _SLOTS = 2 * LAG
 _PLANS = 16  # to remember
-
-_shape_of = operator.attrgetter('shape')
 
 
 def create(mpi_comm: Any, topology: Topology, chunk: int | None = None) -> SharedMemory | None:
@@ -201,7 +198,7 @@ class SharedMemory:
 
     def _plan(self, make: Callable[..., Any], arrays: Sequence[Any], dtype: np.dtype) -> _Plan:
         """What to do with each chunk; as last time, if the arrays have the shapes of last time."""
-        shapes = tuple(map(_shape_of, arrays))
+        shapes = _bucket.shapes_of(arrays)
         key = make.__name__, dtype, shapes
         plan = self._plans.get(key)
         if plan is None:

@@ -190,7 +190,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
                              compression: Any = None) -> None:
         arrays, compressor = self._agreed_gradients(model, zero_fill, compression)
         if compressor is None:
-            for group in self._groups(list(arrays.values())):
+            for group in self._groups(_bucket.listed(arrays)):
                 self._mean_in_place(group)
         else:
             self._compressed_means(arrays, compressor, list(arrays.values()))

@@ -126,3 +126,34 @@ def test_what_is_read_only_is_refused(attribute):
     setattr(link.w, attribute, np.broadcast_to(np.float32(1), 3))
     with pytest.raises(ValueError, match=r'/w: its (array|gradient) is read-only'):
         _bucket.parameters(link, attribute)
+
+
+def test_gradients_of_one_dtype_are_looked_at_once():
+    link = chainer.Link()
+    with link.init_scope():
+        link.a = chainer.Parameter(np.zeros((2, 3), np.float32))
+        link.b = chainer.Parameter(np.zeros(4, np.float32))
+        link.lazy = chainer.Parameter()
+    link.cleargrads()
+    for zero_fill in (False, True):
+        if not zero_fill:
+            link.a.grad = np.ones((2, 3), np.float32)
+        arrays = _bucket.parameters(link, 'grad', zero_fill)
+        assert list(arrays) == (['/a', '/b'] if zero_fill else ['/a'])
+    link.lazy.initialize(2)
+    link.lazy.grad = np.ones(2, np.float32)
+    arrays = _bucket.parameters(link, 'grad')
+    assert _bucket.describe(arrays) == {
+        '/a': 'float32 (2, 3)', '/b': 'float32 (4,)', '/lazy': 'float32 (2,)'}
+    group, = _bucket.by_dtype(_bucket.listed(arrays))
+    assert [*map(id, group)] == [*map(id, arrays.values())]
+    assert _bucket.shapes_of(group) == ((2, 3), (4,), (2,))
+    link.b.grad = link.b.grad.reshape(4)  # another array
+    assert _bucket.listed(_bucket.parameters(link, 'grad'))[1] is link.b.grad
+    link.b.array = np.zeros(5, np.float64)
+    link.b.grad = np.zeros(5, np.float64)
+    arrays = _bucket.parameters(link, 'grad')
+    assert _bucket.describe(arrays) == {
+        '/a': 'float32 (2, 3)', '/b': 'float64 (5,)', '/lazy': 'float32 (2,)'}
+    assert [_bucket.shapes_of(group) for group in _bucket.by_dtype(_bucket.listed(arrays))] == [
+        ((2, 3), (2,)), ((5,),)]
