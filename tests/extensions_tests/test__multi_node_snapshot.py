@@ -10,6 +10,7 @@ from chainer.training import extensions
 
 import chainermn
 from chainermn.extensions import multi_node_snapshot
+from chainermn.extensions._commit import Commit
 from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
 
 
@@ -312,3 +313,136 @@ def test_bad_sets():
         _parse_replica_sets([[0], [0, 1]], 4)
     with pytest.raises(AssertionError, match='rank 4'):
         _parse_replica_sets([[4]], 4)
+
+
+def commits(folder):
+    return sorted(name for name in os.listdir(folder) if name.endswith('.commit'))
+
+
+def test_each_snapshot_is_committed(comm, folder, sets):
+    run_with_snapshots(comm, folder, sets, 0, n_retains=2)
+    assert commits(folder) == ['snapshot_iter_4.commit', 'snapshot_iter_6.commit']
+    commit = Commit.read(f'{folder}/snapshot_iter_6.commit')
+    assert (commit.iteration, commit.size) == (6, comm.size) and commit.are_replicas
+    assert [file.name for file in commit.files] == [
+        f'snapshot_iter_6.{rank}' for rank in leaders(sets, comm.size)]
+
+
+def test_one_set_is_committed_at_once_and_several_with_the_next(comm, folder, sets):
+    trainer = make_trainer(comm, folder, 0)
+    snapshot = multi_node_snapshot(comm, extensions.snapshot(), sets)
+    trainer.extend(snapshot, trigger=(2, 'iteration'))
+    seen = []
+
+    def look():
+        snapshot._saver.background.wait()
+        comm.barrier()
+        seen.extend(commits(folder))
+        comm.barrier()
+
+    extend(trainer, look, 5)
+    trainer.run()
+    is_one = len(leaders(sets, comm.size)) == 1
+    assert seen == ['snapshot_iter_2.commit', 'snapshot_iter_4.commit'][:1 + is_one]
+
+
+def test_a_snapshot_that_was_not_committed_any_more(comm, folder, sets):
+    run_with_snapshots(comm, folder, sets, 0)
+    if comm.rank == 0:
+        os.remove(f'{folder}/snapshot_iter_6.commit')
+    comm.barrier()
+    assert resume(comm, folder, sets).updater.iteration == 6
+    assert 'snapshot_iter_6.commit' in commits(folder)
+
+
+def test_chainers_own_snapshots_are_loaded(comm, folder, sets):
+    """They have no commit file, and do not say what they belong to."""
+    trainer = make_trainer(comm, folder, 7)
+    writer = OwnWriter()
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(writer=writer), sets),
+                   trigger=(2, 'iteration'))
+    trainer.run()
+    comm.barrier()
+    assert commits(folder) == []
+    resumed = resume(comm, folder, sets)
+    assert resumed.updater.iteration == 6
+    np.testing.assert_array_equal(weights(resumed), weights(trainer))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('same', [True, False])
+@pytest.mark.parametrize('saved', ['one set', 'a set each'])
+def test_another_number_of_ranks(comm, folder, saved, same):
+    sets = [] if saved == 'one set' else [[rank] for rank in range(comm.size)]
+    seed = 0 if same or not sets else comm.rank
+    trainer = run_with_snapshots(comm, folder, sets, seed)
+    part = comm.split(int(comm.rank > 0), comm.rank)
+    if comm.rank == 0:
+        if same or not sets:
+            with pytest.warns(RuntimeWarning, match=f'saved by {comm.size} ranks and is loaded on '
+                                                    '1'):
+                resumed = resume(part, folder, [])
+            assert resumed.updater.iteration == 6
+            np.testing.assert_array_equal(weights(resumed), weights(trainer))
+        else:
+            with pytest.raises(ValueError, match='models or optimizers in them are different'):
+                resume(part, folder, [])
+    comm.barrier()
+
+
+class FailsOnce(chainer.training.Extension):
+    """A state that cannot be serialized on one rank."""
+
+    trigger = 1, 'iteration'
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    def __call__(self, trainer):
+        pass
+
+    def serialize(self, serializer):
+        if self.fails:
+            raise ZeroDivisionError('on purpose')
+
+
+def test_a_state_that_fails_on_one_rank_fails_on_all(comm, folder, sets):
+    last = leaders(sets, comm.size)[-1]
+    trainer = make_trainer(comm, folder, 0)
+    trainer.extend(FailsOnce(comm.rank == last))
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), sets),
+                   trigger=(2, 'iteration'))
+    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+        trainer.run(show_loop_exception_msg=False)
+        comm.barrier()  # with one set, where the ranks that do not write learn of it
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('what', ['trigger', 'condition'])
+def test_snapshots_that_some_sets_do_not_take_are_an_error_on_all_ranks(comm, folder, what):
+    last = comm.size - 1
+    sets = [[rank] for rank in range(comm.size)]
+    trainer = make_trainer(comm, folder, 0)
+    if what == 'trigger':
+        snapshot = extensions.snapshot()
+        trigger = (3 if comm.rank == last else 2, 'iteration')
+    else:
+        snapshot = extensions.snapshot(condition=lambda: comm.rank != last)
+        trigger = (2, 'iteration')
+    trainer.extend(multi_node_snapshot(comm, snapshot, sets), trigger=trigger)
+    match = (f'rank 0: iteration 2(.|\n)*rank {last}: iteration 3' if what == 'trigger'
+             else 'iteration 2 is not whole(.|\n)*condition has to be the same')
+    with pytest.raises(ValueError, match=match) as caught:
+        trainer.run(show_loop_exception_msg=False)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_python_objects_are_refused(comm, folder):
+    trainer = make_trainer(comm, folder, 0)
+    iterator = trainer.updater.get_iterator('main')
+    iterator.serialize = lambda serializer: serializer('odd', np.empty(1, dtype=object))
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), []), trigger=(2, 'iteration'))
+    with pytest.raises(TypeError, match='odd is an array of Python objects'):
+        trainer.run(show_loop_exception_msg=False)
+        comm.barrier()

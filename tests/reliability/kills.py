@@ -1,0 +1,215 @@
+"""Kills a training that checkpoints every step, again and again, and looks what it goes on with.
+
+``python tests/reliability/kills.py [--kills 500] [--jobs 2] [--seed 0]`` trains a small network on
+two processes.  Each is killed (SIGKILL: one rank, or all) at a random moment and started again,
+until a training comes to its end; then another one begins.  After every kill
+
+- each commit file that is there has to be right about every file that it names,
+- the next start has to go on from an iteration that is committed, and from none that is older than
+  the newest that was committed before the kill,
+
+and the parameters at the end have to be, bit by bit, those of a training that nothing happens to.
+"""
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import hashlib
+import os
+import queue
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+RANKS = 2
+
+
+def work(folder: str, steps: int) -> None:
+    """In a process: trains."""
+    import warnings
+
+    warnings.simplefilter('ignore')
+    import chainer
+    import numpy as np
+
+    import chainermn
+    from chainermn.extensions import _describe
+
+    comm = chainermn.create_communicator('naive')
+    say(f'rank {comm.rank} is {os.getpid()}')
+    np.random.seed(comm.rank)
+    data = np.random.RandomState(5).normal(0, 1, (200, 8)).astype(np.float32)
+    examples = chainer.datasets.TupleDataset(data, (data.sum(axis=1) > 0).astype(np.int32))
+    part = chainermn.scatter_dataset(examples, comm)
+    model = chainer.links.Classifier(chainer.Sequential(
+        chainer.links.Linear(8, 64), chainer.functions.relu, chainer.functions.dropout,
+        chainer.links.Linear(64, 2)))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(0.05), comm).setup(model)
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(part, 7), optimizer)
+    trainer = chainer.training.Trainer(updater, (steps, 'iteration'), out=folder)
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    checkpointer.maybe_load(trainer, optimizer)
+    if comm.rank == 0:
+        start = updater.iteration
+        rows = [row for row in _describe.describe(folder) if row.iteration == start
+                and row.name == f'run.commit.{start}'] if start else []
+        is_committed = not start or (rows and not rows[0].problems)
+        say(f'starts at {start} {"committed" if is_committed else "not committed"}')
+    finalize = checkpointer.finalize
+
+    def ended() -> None:
+        say('has trained')  # from here on its files are removed, as they are not needed any more
+        finalize()
+
+    checkpointer.finalize = ended
+    trainer.run()
+    digest = hashlib.sha256(b''.join(
+        param.array.tobytes() for _, param in sorted(model.namedparams()))).hexdigest()
+    say(f'ends with {digest}')
+
+
+def say(text: str) -> None:
+    """Prints a line that those of other ranks do not get into."""
+    os.write(1, f'{text}\n'.encode())
+
+
+class Life:
+    """One training, from its first start to its end, whatever happens in between."""
+
+    def __init__(self, rng: random.Random, steps: int, counts: collections.Counter[str],
+                 may_kill: threading.Semaphore) -> None:
+        self.rng = rng
+        self.steps = steps
+        self.counts = counts
+        self.may_kill = may_kill
+
+    def live(self) -> str:
+        """Returns what it ended with."""
+        newest = 0
+        with tempfile.TemporaryDirectory(prefix='kills-') as folder:
+            while True:
+                kills = self.may_kill.acquire(blocking=False)
+                said, started = self.start(folder, kills)
+                start = re.search(r'starts at (\d+) (.*)', said)
+                if start is not None:
+                    assert start[2] == 'committed', said
+                    assert int(start[1]) >= newest, f'lost {newest}: {said}'
+                    self.counts['resumed'] += int(start[1]) > 0
+                ends = re.findall(r'ends with (\w+)', said)
+                if len(ends) == RANKS and started:
+                    self.counts['trainings'] += 1
+                    assert len(set(ends)) == 1, said
+                    return ends[0]
+                assert kills, f'ended by itself: {said}'
+                newest = max(newest, self.look(folder))
+                if 'has trained' in said:
+                    self.counts['after the end'] += 1
+                    newest = 0
+
+    def start(self, folder: str, kills: bool) -> tuple[str, bool]:
+        """Starts the training and kills it; returns what it said, and whether it ended well."""
+        process = subprocess.Popen(
+            ['mpiexec', '-n', str(RANKS), sys.executable, os.path.abspath(__file__),
+             '--work', folder, '--steps', str(self.steps)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, 'OMP_NUM_THREADS': '1'})
+        lines: list[str] = []
+        arrived: queue.Queue[str | None] = queue.Queue()
+
+        def read() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                arrived.put(line)
+            arrived.put(None)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        if kills:
+            self.kill(arrived)
+        process.wait(timeout=120)
+        reader.join()
+        return ''.join(lines), process.returncode == 0
+
+    def kill(self, arrived: queue.Queue[str | None]) -> None:
+        """Waits for a random moment, mostly after the training went on, and kills."""
+        event = self.rng.choice(['is'] + 9 * ['starts'])
+        pids: dict[int, int] = {}
+        while line := arrived.get():
+            if found := re.match(r'rank (\d+) is (\d+)', line):
+                pids[int(found[1])] = int(found[2])
+            if len(pids) == RANKS and event in line.split():
+                break
+        time.sleep(self.rng.uniform(0, 0.7) if event == 'is' else self.rng.uniform(0, 1.))
+        victims = self.rng.choice([*([rank] for rank in range(RANKS)), list(range(RANKS))])
+        for rank in victims:
+            try:
+                os.kill(pids[rank], signal.SIGKILL)
+            except (KeyError, ProcessLookupError):
+                self.counts['too late'] += 1
+                self.may_kill.release()
+                return
+        self.counts['kills'] += 1
+        self.counts['of all ranks' if len(victims) > 1 else f'of rank {victims[0]}'] += 1
+
+    def look(self, folder: str) -> int:
+        """Asserts that what is committed is whole; returns the newest."""
+        from chainermn.extensions import _describe
+
+        rows = _describe.describe(folder)
+        commits = [row for row in rows if row.name.startswith('run.commit.')]
+        assert not [row for row in commits if row.problems], '\n'.join(map(str, rows))
+        self.counts['while a file was written'] += any(
+            row.name.startswith('tmp-') for row in rows)
+        self.counts['commits that were there'] += len(commits)
+        return max((row.iteration or 0 for row in commits), default=0)
+
+
+def run(kills: int, jobs: int, seed: int, steps: int) -> collections.Counter[str]:
+    """Kills that often, and returns what happened."""
+    counts: collections.Counter[str] = collections.Counter()
+    expected = Life(random.Random(seed), steps, counts, threading.Semaphore(0)).live()
+    budget = threading.Semaphore(kills)
+
+    def lives(job: int) -> None:
+        rng = random.Random(f'{seed} {job}')
+        while counts['kills'] < kills:
+            assert Life(rng, steps, counts, budget).live() == expected
+            print(dict(counts), flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(lives, job) for job in range(jobs)]:
+            done.result()
+    return counts
+
+
+def main() -> None:
+    """Kills and reports."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--kills', type=int, default=500)
+    parser.add_argument('--jobs', type=int, default=2, help='trainings at a time')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--steps', type=int, default=200, help='of a training')
+    parser.add_argument('--work', help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.steps)
+        return
+    start = time.perf_counter()
+    counts = run(args.kills, args.jobs, args.seed, args.steps)
+    print(', '.join(f'{count} {what}' for what, count in counts.items()))
+    print(f'0 lost commits, every end bit-equal; {time.perf_counter() - start:.0f} s')
+
+
+if __name__ == '__main__':
+    main()

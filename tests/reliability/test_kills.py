@@ -1,0 +1,18 @@
+"""A few of the kills of kills.py, which does 500 by hand."""
+import importlib.util
+import pathlib
+
+import pytest
+from mpi4py import MPI
+
+PATH = pathlib.Path(__file__).with_name('kills.py')
+
+
+@pytest.mark.limit(180)
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+def test_what_is_committed_survives_kills():
+    spec = importlib.util.spec_from_file_location('kills', PATH)
+    kills = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kills)
+    counts = kills.run(kills=6, jobs=2, seed=1, steps=100)
+    assert counts['kills'] >= 6
