@@ -7,6 +7,7 @@ import sys
 
 #: What each command does, and the package whose ``add_arguments`` and ``main`` are it.
 _COMMANDS = {
+    'checkpoints': ('verify a folder of checkpoints', 'chainermn.extensions._describe'),
     'run': ('start an MPI job, and again after a failure', 'chainermn._run'),
 }
 
