@@ -191,9 +191,11 @@ class Messages:
 
     def _refuse(self, verb: str, error: Exception, dest: int, tag: int) -> NoReturn:
         refusal = Refusal.of(verb, error)._replace(text=str(error)[:INLINE // 8])
-        body = pickle.dumps(refusal)
-        if dest != self._rank:
-            self._mpi_comm.Send(_header.pack('send', refused=True) + body, dest, tag)
+        message = _header.pack('send', refused=True) + pickle.dumps(refusal)
+        if dest == self._rank:  # a blocking send would wait for this rank to receive
+            self._keep([self._mpi_comm.Isend(message, dest, tag)])
+        else:
+            self._mpi_comm.Send(message, dest, tag)
         raise self._error(refusal, self._rank, dest, tag) from error
 
     def _error(self, refusal: Refusal, source: int, dest: int, tag: int) -> Exception:

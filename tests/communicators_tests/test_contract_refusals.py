@@ -302,5 +302,17 @@ def test_messages_to_oneself_are_refused(comm):
         comm.send(X, comm.rank, 0)
     with pytest.raises(ValueError, match='this rank itself'):
         comm.recv(comm.rank, 0)
-    with pytest.raises(TypeError, match='stays here'):
+    with pytest.raises(TypeError, match='stays here') as sent:
         comm.send_obj(Unpicklable(), comm.rank)
+    with pytest.raises(TypeError) as received:
+        comm.recv_obj(comm.rank)
+    assert str(received.value) == str(sent.value)
+
+
+def test_an_array_refused_to_oneself_is_received_as_the_refusal(comm):
+    request = comm.irecv(comm.rank)
+    with pytest.raises(TypeError) as sent:
+        comm.isend('text', comm.rank)
+    with pytest.raises(TypeError) as received:
+        request.wait()
+    assert str(received.value) == str(sent.value)
