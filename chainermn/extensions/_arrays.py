@@ -114,7 +114,11 @@ def tag_of(path: str) -> Tag | None:
     fields = json.loads(text)
     if not isinstance(fields, dict) or set(fields) != set(Tag._fields):
         raise ValueError(f'the tag is not known: {text[:80]!r}')
-    return Tag(**fields)
+    tag = Tag(**fields)
+    numbers = [tag.iteration, tag.size, tag.rank, *tag.writers]
+    if not tag.writers or not all(isinstance(number, int) for number in numbers):
+        raise ValueError(f'the tag is not known: {text[:80]!r}')  # names of files are made of it
+    return tag
 
 
 def problem_of(path: str) -> str | None:

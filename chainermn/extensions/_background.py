@@ -63,19 +63,8 @@ class Background:
         return failure
 
 
-def agree(what: str, comm: Any, failure: str | None) -> None:
-    """Raises on all ranks if any has a failure.  Collective: every rank calls it.
-
-    Raises:
-        OSError: On every rank, with what failed on each.
-    """
-    said = comm.allgather_obj(failure and f'rank {comm.rank}: {failure}')
-    if failures := [text for text in said if text is not None]:
-        raise not_saved(what, failures)
-
-
 def refuse(what: str, comm: Any, failure: str) -> None:
-    """Raises what :func:`agree` does, on the other ranks in their next collective verb."""
+    """Raises :func:`not_saved` on all ranks, on the others in their next collective verb."""
     comm.refuse('writing', not_saved(what, [f'rank {comm.rank}: {failure}']))
 
 

@@ -101,6 +101,9 @@ class Commit:
             if not files or any(os.path.basename(file.name) != file.name for file in files):
                 raise ValueError('it names no files, or some of another folder')
             commit = Commit(fields['iteration'], fields['ranks'], files)
+            numbers = [commit.iteration, commit.size, *(file.rank for file in files)]
+            if not all(isinstance(number, int) for number in numbers):
+                raise ValueError('iteration and ranks have to be whole numbers')
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f'is no commit file: {error}') from None
         if commit._text().encode() != content:

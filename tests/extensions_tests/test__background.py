@@ -52,15 +52,6 @@ def test_waiting_for_all_leaves_the_error_to_its_owner():
     assert background.join().startswith('here/file')
 
 
-def test_all_ranks_raise_what_failed_on_each(comm):
-    _background.agree('it', comm, None)
-    failure = f'file {comm.rank}: full' if comm.rank in (0, comm.size - 1) else None
-    with pytest.raises(OSError, match='it was not saved') as caught:
-        _background.agree('it', comm, failure)
-    assert str(caught.value).splitlines()[1:] == [
-        f'  rank {rank}: file {rank}: full' for rank in sorted({0, comm.size - 1})]
-
-
 def test_a_refusal_is_raised_by_the_next_verb_of_the_others(comm):
     with pytest.raises(OSError, match='file 0: full') as caught:
         if comm.rank == 0:

@@ -718,3 +718,30 @@ def test_a_commit_is_removed_before_its_files(comm, folder, monkeypatch):
         f'run.{comm.rank}.{i}' for i in (1, 2)]
     if comm.rank == 0:
         assert all(removed.index(f'run.commit.{i}') < removed.index(f'run.0.{i}') for i in (1, 2))
+
+
+@pytest.mark.skipif(WORLD.size > 1, reason='mounts a disk')
+def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
+    """A real one; when there is room again, the next checkpoint is whole."""
+    done = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=5m', 'tmpfs', str(tmp_path)],
+                          capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f'needs to mount: {done.stderr.strip()}')
+    try:
+        trainer, _ = make_trainer(comm, str(tmp_path), (2, 'iteration'))
+        large = large_model()
+        trainer.updater.get_optimizer('main').target.add_link('large', large)
+        trainer.run()
+        checkpointer = checkpointer_of(comm, path=str(tmp_path))
+        checkpointer.save(trainer, 1)
+        (tmp_path / 'other').write_bytes(bytes(1_500_000))
+        before = state_of(trainer)
+        with pytest.raises(OSError, match=r'(?s)iteration 2 was not saved.*run.0.2: .*No space'):
+            checkpointer.save(trainer, 2)
+        assert state_of(trainer) == before and committed(tmp_path) == [1]
+        assert names(tmp_path) == ['other', 'run.0.1']
+        os.remove(tmp_path / 'other')
+        checkpointer.save(trainer, 3)
+        assert committed(tmp_path) == [1, 3]
+    finally:
+        subprocess.run(['umount', '-l', str(tmp_path)], check=True)
