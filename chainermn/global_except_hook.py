@@ -39,6 +39,7 @@ _FORWARDED_WITHIN = 0.5
 # Seconds that mpiexec may take to end this process.
 _ENDED_WITHIN = 10
 
+_os_exit = os._exit
 _forced = False  # whether to end the job even if this process is all of it
 _installed_by = 0  # our process id, once the hooks are in place; a forked child has another
 _before: dict[str, Any] = {}  # the hooks that were in place before ours
@@ -82,6 +83,11 @@ def leave_word(text: str) -> None:
             os.rename(f'{path}.part', f'{path}.txt')
 
 
+def ends_the_job() -> bool:
+    """Whether a process that fails ends the others, and nobody else sees to that."""
+    return _installed_by == os.getpid() and instead is None
+
+
 def is_failing() -> bool:
     """Whether the process is about to end with an error."""
     return _exit_status != 0
@@ -93,7 +99,7 @@ def _install() -> None:
         return
     _installed_by = os.getpid()
     _before.update(sys=sys.excepthook, threading=threading.excepthook, exit=sys.exit,
-                   unraisable=sys.unraisablehook, os_exit=os._exit)
+                   unraisable=sys.unraisablehook)
     sys.excepthook = _global_except_hook
     threading.excepthook = _thread_except_hook
     sys.unraisablehook = _unraisable_hook
@@ -157,11 +163,12 @@ def _exit(status: Any = None, /) -> NoReturn:
 
 def _exit_at_once(status: int) -> NoReturn:
     """Exit to the system with specified status, without normal exit processing."""
+    if instead is not None or _way_to_end(1) is None:
+        _os_exit(status)
     stack = ''.join(traceback.format_stack(sys._getframe(1)))
     with _ending_the_job(f'os._exit with status {status}', status or 1,
                          f'Stack (most recent call last):\n{stack}'):
         pass
-    _before['os_exit'](status)
     raise AssertionError
 
 
@@ -182,12 +189,13 @@ def end_the_job(why: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _ending_the_job(why: str, status: int = 1, text: str = '') -> Iterator[bool]:
+def _ending_the_job(why: str, status: int = 1, text: str = '',
+                    end: Callable[[], Any] | None = None) -> Iterator[bool]:
     """Names this process, runs the body, and does not return if the job has to end.
 
     Yields whether it has written the text.
     """
-    end = _way_to_end(status)
+    end = _way_to_end(status) if end is None else end
     if end is None:
         yield False
         return
@@ -197,6 +205,8 @@ def _ending_the_job(why: str, status: int = 1, text: str = '') -> Iterator[bool]
         leave_word(said)
         sys.stderr.write(f'chainermn: {said}\n{text}')
         sys.stderr.flush()
+        for tell in before_the_end:
+            tell()
         yield bool(text)
     finally:
         _flush()
@@ -204,7 +214,7 @@ def _ending_the_job(why: str, status: int = 1, text: str = '') -> Iterator[bool]
         end()
         # MPICH's MPI_Abort can return before mpiexec has ended this process, which must not go on.
         time.sleep(_ENDED_WITHIN)
-        os._exit(status)
+        _os_exit(status)
 
 
 def _way_to_end(status: int) -> Callable[[], Any] | None:

@@ -52,9 +52,11 @@ class _Rank:
     def _call(self) -> None:
         import linecache
 
+        from chainermn import global_except_hook
         from chainermn._launch import _parcel
         from chainermn.communicators import create_communicator
 
+        global_except_hook.instead = self._fail_because
         if threading.excepthook is not threading.__excepthook__:  # else global_except_hook is off
             threading.excepthook = self._fail_in_thread
         n, communicator_name, fn, args, kwargs, cells = _parcel.load(f'{self.folder}/call')
@@ -88,6 +90,11 @@ class _Rank:
             with contextlib.suppress(Exception):
                 stream.flush()
         self.tell(what, os.getpid(), text)
+        while True:
+            time.sleep(3600)
+
+    def _fail_because(self, why: str, text: str) -> NoReturn:
+        self.tell(why, os.getpid(), text)
         while True:
             time.sleep(3600)
 

@@ -46,6 +46,9 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
             float64); by default that of ``chainer.config.dtype``.
         batched_copy (bool): Whether a GPU copies all gradients in and out of the buffer with one
             kernel launch; true by default.
+        timeout (float): Seconds that a verb may take before the job is ended with a report of what
+            each rank is doing; 0 for any time.  By default ``CHAINERMN_TIMEOUT`` in the
+            environment, or else an hour.
 
     Returns:
         A communicator; see :class:`chainermn.CommunicatorBase`.
@@ -61,8 +64,10 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
         raise ImportError(
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
             '"pip install chainermn[mpich]", or use the MPI of your cluster.') from error
-    from chainermn.communicators import _disagreement
+    from chainermn.communicators import _disagreement, _doing, _watch
 
+    _doing.know([create_communicator])
+    _watch.get().start()
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(mpi_comm, MPI.Intracomm):
         raise TypeError(f'mpi_comm has to be an mpi4py.MPI.Intracomm, not {mpi_comm!r}')
@@ -103,10 +108,14 @@ def _find_class(name: Any) -> Any:
 
 def _checked_config(communicator_class: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the configuration that the keyword arguments ask for."""
+    from chainermn.communicators import _watch
+
     config = {'batched_copy': True, **kwargs}
     grad_dtype = config.pop('allreduce_grad_dtype', None)
-    if unknown := set(config) - {'batched_copy'}:
+    if unknown := set(config) - {'batched_copy', 'timeout'}:
         raise TypeError(f'create_communicator got unexpected keyword arguments {sorted(unknown)}')
+    if config.get('timeout') is not None:
+        config['timeout'] = _watch.limit_of(config['timeout'])
     if grad_dtype is not None:
         config['allreduce_grad_dtype'] = communicator_class.check_grad_dtype(grad_dtype)
     return config

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from chainermn.communicators import _disagreement, _header
 from chainermn.communicators._header import Header
+from chainermn.communicators._recent import Calls
 
 
 class Agreement:
@@ -24,6 +25,7 @@ class Agreement:
 
     def __init__(self, mpi_comm: Any) -> None:
         self.mpi_comm = mpi_comm
+        self.calls = Calls(mpi_comm)
         self.enabled = os.environ.get('CHAINERMN_AGREE', '1') != '0'
         #: Whether :meth:`same` exchanges anything.
         self.is_active = self.enabled and mpi_comm.size > 1
@@ -48,6 +50,9 @@ class Agreement:
             Whether the headers are equal in what may differ as well, such as the device; that is
             taken for granted where nothing is exchanged.
         """
+        calls = self.calls
+        calls.count += 1
+        calls.keep(header)
         if not self.is_active:
             return True
         self.mpi_comm.Allgather(header, self._received)
@@ -60,6 +65,8 @@ class Agreement:
         """Returns the headers of all ranks, or raises on all of them if they do not agree."""
         if self._size == 1:
             return [_header.unpack(header)]
+        self.calls.count += 1
+        self.calls.keep(header)
         self.mpi_comm.Allgather(header, self._received)
         headers = self._headers()
         self._compare(headers)
@@ -72,6 +79,8 @@ class Agreement:
             header: Of a verb of which no shape has to be equal, nor the number.
         """
         if self._size > 1:
+            self.calls.count += 1
+            self.calls.keep(header)
             self.mpi_comm.Allgather(header, self._received)
             numbers = _header.numbers(self._received, header)
             if numbers is not None:
@@ -86,6 +95,8 @@ class Agreement:
         """Raises ``error`` on all ranks, in place of this rank's header."""
         if not self.is_active:
             raise error
+        self.calls.count += 1
+        self.calls.keep(f'{verb} refused on this rank')
         self.mpi_comm.Allgather(_header.pack('refused', refused=True), self._received)
         self._disagree(self._headers(), None, verb, error)
 

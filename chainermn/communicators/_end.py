@@ -14,22 +14,35 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn import global_except_hook
-from chainermn.communicators import _header
+from chainermn.communicators import _doing, _header, _watch, _witness
 
 # In the order in which they were made, which is the same on all their ranks.
 _agreements: list[Any] = []
 # What each rank does once it has agreed, or cannot: it may wait until every rank does it.
 _last: list[Callable[[], None]] = []
 _process = 0
+_is_over = False
+
+
+def cover(mpi_comm: Any) -> None:
+    """Lets the ranks of a communicator watch over one another until they end.
+
+    Collective: every rank of it calls it.
+    """
+    global _process, _is_over
+    if _process != os.getpid():
+        _process, _is_over = os.getpid(), False
+        # After that of mpi4py, so before it: MPI is still there.
+        atexit.register(_end)
+        # Who calls MPI.Finalize() ends there: MPI calls this before it is gone.
+        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _end())
+        MPI.COMM_SELF.Set_attr(key, True)
+    if mpi_comm.size > 1 and _watch.get().cover(mpi_comm):
+        _witness.attend(mpi_comm)
 
 
 def watch(agreement: Any) -> None:
     """Lets an agreement take part when the program ends."""
-    global _process
-    if _process != os.getpid():
-        _process = os.getpid()
-        # After that of mpi4py, so before it: MPI is still there.
-        atexit.register(_end)
     _agreements.append(agreement)
 
 
@@ -51,11 +64,16 @@ def not_before_the_end(finish: Callable[[], None]) -> None:
 
 
 def _end() -> None:
-    if os.getpid() != _process or MPI.Is_finalized() or global_except_hook.is_failing():
+    global _is_over
+    if (_is_over or os.getpid() != _process or MPI.Is_finalized()
+            or global_except_hook.is_failing()):
         return
+    _is_over = True
     _agree_on_the_end()
     for finish in list(_last):
         finish()
+    _watch.get().wait_for_the_end()
+    _witness.say_goodbye()
 
 
 def _agree_on_the_end() -> None:
@@ -68,3 +86,8 @@ def _agree_on_the_end() -> None:
             # Of any type: another rank may have been refused.  It is raised on the others as well,
             # which have not ended and say so.
             return
+
+
+# Who waits there waits for others to end, too; who waits elsewhere for a rank that is there waits
+# for ever.
+_doing.know([_end], _header.END)

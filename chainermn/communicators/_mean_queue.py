@@ -20,7 +20,8 @@ import chainer
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _end, _wire
+from chainermn.communicators import _doing, _end, _wire
+from chainermn.communicators._recent import Calls
 
 _NAP = 1e-4  # seconds between two looks at whether all ranks have got so far
 
@@ -43,6 +44,7 @@ class MeanQueue:
                  check: Callable[[Any], None], means: Means,
                  patient: Callable[[bool], None]) -> None:
         self._control = mpi_comm
+        self._calls = Calls(mpi_comm)
         self._turns = mpi_comm.Dup()  # for the thread
         self._means = means
         self.agree = agree
@@ -97,6 +99,8 @@ class MeanQueue:
             Exception: What went wrong in the first list that failed.
         """
         first: BaseException | None = None
+        self._calls.count += 1
+        self._calls.keep('wait for means in the background')
         self._hurry = True
         self._patient(False)
         try:
@@ -111,6 +115,10 @@ class MeanQueue:
             self._hurry = False
         if first is not None:
             raise first
+
+    def recent_calls(self) -> tuple[Calls, ...]:
+        """Where it is kept that the caller waits."""
+        return self._calls,
 
     def cancel(self) -> None:
         """Forgets what was put, as after an error.  Collective: every rank calls it.
@@ -214,3 +222,6 @@ def _computed_on(arrays: Iterable[Any]) -> Callable[[], AbstractContextManager[A
             cupy.cuda.get_current_stream().synchronize()
 
     return entered
+
+
+_doing.know([MeanQueue.wait])

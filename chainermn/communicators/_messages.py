@@ -26,6 +26,7 @@ from chainermn.communicators import _header, _wire
 from chainermn.communicators._disagreement import Refusal
 from chainermn.communicators._header import Header
 from chainermn.communicators._pickled import Pickled, load
+from chainermn.communicators._recent import Calls
 from chainermn.communicators._requests import (
     Receive,
     Receives,
@@ -50,6 +51,7 @@ class Messages:
 
     def __init__(self, mpi_comm: Any, payloads: pkl5.Intracomm) -> None:
         self._mpi_comm = mpi_comm
+        self.calls = Calls(mpi_comm)
         self._payloads = payloads
         self._rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag = largest_tag()
@@ -62,11 +64,15 @@ class Messages:
     def send(self, data: Any, dest: int, tag: int) -> None:
         """Sends an array or a sequence of arrays; returns once it is being received."""
         self._check_other(dest, tag, 'dest', wildcards=False)
+        calls = self.calls
+        calls.count += 1
         if _wire.is_plain(data) and data.nbytes <= INLINE:  # the shortest way, for most messages
             head = _header.pack('send', data.shape, data.dtype)
+            calls.keep(('send', dest, tag, head))
             if data.ndim <= _header.MAX_INLINE_DIMS:
                 self._ssend(head + data.tobytes(), dest, tag)
                 return
+        calls.keep(('send', dest, tag, None))
         first, number, rest = self._parts('send', data, dest, tag)
         self._ssend(first, dest, tag)
         for part in rest:
@@ -78,16 +84,21 @@ class Messages:
     def isend(self, data: Any, dest: int, tag: int) -> Request:
         """Begins to send an array or a sequence of arrays."""
         self._check(dest, tag, 'dest', wildcards=False)
+        self._began('isend', dest, tag)
         first, number, rest = self._parts('isend', data, dest, tag)
         self._keep([self._mpi_comm.Isend(first, dest, tag)])
         # Copied, since the receiver takes them only when it looks for them, in wait() or test().
         self._keep([self._payloads.Isend(part if isinstance(part, bytes) else _wire.copied(part),
                                          dest, number) for part in rest])
-        return Request(f'isend to rank {dest} with tag {tag}', iter(()), self._are_others)
+        return Request(f'isend to rank {dest} with tag {tag}', iter(()), self._are_others,
+                       functools.partial(self._began, 'wait', dest, tag))
 
     def recv(self, source: int, tag: int) -> Any:
         """Receives an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
+        calls = self.calls
+        calls.count += 1
+        calls.keep(('recv', source, tag, None))
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
@@ -105,16 +116,19 @@ class Messages:
     def irecv(self, source: int, tag: int) -> Request:
         """Begins to receive an array or a tuple of arrays."""
         self._check(source, tag, 'source', wildcards=True)
+        self._began('irecv', source, tag)
         request = Request(
             f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
             f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}',
-            non_blocking(self._receive(source, tag, 'send')), self._are_others)
+            non_blocking(self._receive(source, tag, 'send')), self._are_others,
+            functools.partial(self._began, 'wait', source, tag))
         self.receiving().append(request)
         return request
 
     def send_obj(self, obj: Any, dest: int, tag: int) -> None:
         """Sends an object; may return before it is received."""
         self._check(dest, tag, 'dest', wildcards=False)
+        self._began('send_obj', dest, tag)
         try:
             pickled = Pickled(obj)
         except Exception as error:
@@ -134,6 +148,7 @@ class Messages:
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Any:
         """Receives an object."""
         self._check(source, tag, 'source', wildcards=True)
+        self._began('recv_obj', source, tag)
         return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
 
     def receiving(self) -> list[Request]:
@@ -143,6 +158,12 @@ class Messages:
 
     def _are_others(self, request: Request) -> bool:
         return any(other is not request for other in self.receiving())
+
+    def _began(self, verb: str, peer: int, tag: int) -> Calls:
+        calls = self.calls
+        calls.count += 1
+        calls.keep((verb, peer, tag, None))
+        return calls
 
     def _ssend(self, message: bytes, dest: int, tag: int) -> None:
         if self._receives:

@@ -24,6 +24,10 @@ class ReductionVerbs(ArrayVerbs):
                 x.nbytes < LARGE and x.flags.c_contiguous):  # the shortest way, for most calls
             if self._agreement.is_active:
                 self._agreement.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+            else:
+                calls = self._agreement.calls
+                calls.count += 1
+                calls.ring.append('allreduce')
             y = np.empty(x.shape, x.dtype)
             self._arrays.Allreduce(x, y)
             return y

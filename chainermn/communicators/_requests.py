@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from chainermn.communicators import _doing
+
 #: MPI requests one after another, each with the status it fills, then the result.
 Steps = Iterator[tuple[MPI.Request, 'MPI.Status | None']]
 
@@ -34,12 +36,16 @@ class Request:
         name: What it is the request of, for errors.
         steps: What is left to be done.
         are_others: Lets what else this rank receives go on, and says whether there is something.
+        waits: Called when somebody begins to wait, to keep that; returns where it is kept.
     """
 
-    def __init__(self, name: str, steps: Steps, are_others: Callable[[Request], bool]) -> None:
+    def __init__(self, name: str, steps: Steps, are_others: Callable[[Request], bool],
+                 waits: Callable[[], Any] | None = None) -> None:
         self._name = name
         self._steps = steps
         self._are_others = are_others
+        self._waits = waits
+        self._kept: Any = None
         self._step: tuple[MPI.Request, MPI.Status | None] | None = None
         self._result: Any = None
         self._error: Exception | None = None
@@ -59,6 +65,8 @@ class Request:
         if self._is_over:
             raise RuntimeError(f'the request of {self._name} has been waited for already; each '
                                'request is waited for once')
+        if self._step is not None and self._waits is not None:
+            self._kept = self._waits()
         while self._step is not None:
             if self._are_others(self):  # what this one waits for may wait for another one
                 if not self.test():
@@ -72,6 +80,10 @@ class Request:
             raise self._error
         result, self._result = self._result, None
         return result
+
+    def recent_calls(self) -> tuple[Any, ...]:
+        """Where it is kept that somebody waits."""
+        return (self._kept,) if self._kept is not None else ()
 
     def test(self) -> bool:
         """Returns at once, and says whether :meth:`wait` would do so too."""
@@ -137,3 +149,6 @@ def non_blocking(receives: Receives) -> Steps:
             yield receive.mpi_comm.Irecv(*receive[1:4]), receive.status
     except StopIteration as end:
         return end.value
+
+
+_doing.know([Request.wait])

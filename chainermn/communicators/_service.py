@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _end
-from chainermn.communicators._disagreement import Refusal
+from chainermn.communicators import _doing, _end
+from chainermn.communicators._disagreement import Refusal, ranks_text
+from chainermn.communicators._recent import Calls
 from chainermn.communicators._requests import largest_tag
 
 _REQUEST = 0  # tag; each request says which tag its answer has
@@ -49,6 +50,7 @@ class Service:
 
     def __init__(self, mpi_comm: Any, answer: Callable[[int, Any], Buffers]) -> None:
         self._mpi_comm = mpi_comm
+        self._calls = Calls(mpi_comm)
         self._rank = mpi_comm.rank
         self._answer = answer
         tags = min(largest_tag(), 2**20)
@@ -79,6 +81,8 @@ class Service:
             raise RuntimeError('what answers requests, such as the updater of a KVStore, must not '
                                'make requests itself: two ranks could wait for each other')
         tag = next(self._tags)
+        self._calls.count += 1
+        self._calls.keep(f'ask {ranks_text(sorted(requests))}')
         messages = {rank: _joined(_HEAD.pack(tag), request) for rank, request in requests.items()
                     if rank != self._rank}
         sent = [self._mpi_comm.Isend(message, rank, _REQUEST) for rank, message in messages.items()]
@@ -98,6 +102,10 @@ class Service:
                 raise refusal.error(refusal.text if rank == self._rank else
                                     f'{refusal.text}\n  (raised on rank {rank})')
         return {rank: answer[_HEAD.size:] for rank, answer in answers.items()}
+
+    def recent_calls(self) -> tuple[Calls, ...]:
+        """Where it is kept whom this rank has asked."""
+        return self._calls,
 
     def close(self) -> None:
         """Says that this rank asks nothing any more.  Every rank calls it, when it likes.
@@ -186,3 +194,6 @@ def _have_a_break(since: float) -> None:
     waited = time.perf_counter() - since
     time.sleep(0 if waited < _WITHOUT_BREAK else
                _SHORT_BREAK if waited < _OFTEN else _LONG_BREAK)
+
+
+_doing.know([Service.ask])

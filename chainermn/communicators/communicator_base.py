@@ -100,7 +100,9 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Sets one configuration item of this communicator.
 
         Every rank should set the same value.  ``batched_copy`` (bool) says whether the GPU copies
-        all gradients in and out of the exchange buffer with one kernel launch.
+        all gradients in and out of the exchange buffer with one kernel launch.  ``timeout``
+        (seconds) is how long a verb may take before the job is ended with a report of what each
+        rank is doing; 0 allows any time, ``None`` what ``CHAINERMN_TIMEOUT`` says.
 
         Args:
             name: Name of the item.

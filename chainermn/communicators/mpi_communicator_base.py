@@ -13,9 +13,11 @@ from mpi4py.util import pkl5
 from chainermn.communicators import (
     _bucket,
     _compressed,
+    _doing,
     _end,
     _header,
     _topology,
+    _watch,
     _wire,
     compression,
 )
@@ -24,6 +26,7 @@ from chainermn.communicators._header import pack
 from chainermn.communicators._mean_queue import MeanQueue
 from chainermn.communicators._messages import Messages
 from chainermn.communicators._object_verbs import ObjectVerbs
+from chainermn.communicators._recent import Calls
 from chainermn.communicators._reduction_verbs import ReductionVerbs
 from chainermn.communicators._service import Service, check_service
 from chainermn.communicators._transport import MpiTransport
@@ -48,6 +51,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
         self._is_part = False  # made by split or new_group, together with mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
+        _doing.know_class(type(self))
+        _end.cover(mpi_comm)
         self._agreement = Agreement(mpi_comm.Dup())
         _end.watch(self._agreement)
         self._arrays = mpi_comm.Dup()
@@ -59,6 +64,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
         self._twin: Any = None  # on which the queue exchanges
         with self.config_scope():
             self.batched_copy = False
+            self.timeout = None
 
     # --- who and where -----------------------------------------------------------------------
 
@@ -90,6 +96,30 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
     @property
     def inter_size(self) -> int:
         return self._topology.inter_size
+
+    # --- how long a verb may take -------------------------------------------------------------
+
+    def recent_calls(self) -> tuple[Calls, ...]:
+        """Where the calls of this communicator are kept, for reports."""
+        return self._agreement.calls, self._messages.calls
+
+    @property
+    def timeout(self) -> float | None:
+        return self._agreement.calls.limit
+
+    @timeout.setter
+    def timeout(self, value: float | None) -> None:
+        for calls in self.recent_calls():
+            calls.limit = value
+
+    def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
+        if name != 'timeout' or kwargs:
+            super().set_config(name, value, **kwargs)
+            return
+        limit = None if value is None else _watch.limit_of(value)
+        _watch.get().allow(limit)
+        with self.config_scope():
+            self.timeout = limit
 
     # --- groups ------------------------------------------------------------------------------
 

@@ -1,0 +1,152 @@
+"""What a rank is doing just now, read from the stacks of its threads."""
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import chainer
+from mpi4py import MPI
+
+from chainermn.communicators import _recent
+from chainermn.communicators._disagreement import ranks_text
+from chainermn.communicators._header import END
+from chainermn.communicators._recent import Call, Calls
+
+_PACKAGES = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (
+    os.path.dirname(os.path.abspath(__file__)), chainer.__file__))
+
+#: The code of what may wait for other ranks, with the verb that it is.
+_verbs: dict[CodeType, str] = {}
+
+
+def know(functions: Iterable[Callable[..., Any]], verb: str = '') -> None:
+    """Makes functions known that may wait for other ranks.
+
+    Who they are methods of has a method ``recent_calls()``: the :class:`Calls` where calls are
+    kept.
+    """
+    for function in functions:
+        if isinstance(code := getattr(function, '__code__', None), CodeType):
+            _verbs[code] = verb or code.co_name
+
+
+def know_class(kind: type) -> None:
+    """Makes the public methods of a class known."""
+    for base in kind.__mro__:
+        know(value for name, value in vars(base).items() if not name.startswith('_'))
+
+
+class Doing(NamedTuple):
+    """What a thread of a rank is doing.  Ranks are those of COMM_WORLD."""
+
+    verb: str  # that it is in, or ''
+    call: Call | None  # that it is in, or else the newest one of this rank
+    ranks: tuple[int, ...]  # of the communicator
+    peers: tuple[int, ...]  # for which of them it waits
+    site: str  # of the call, outside of this package and Chainer
+    thread: str  # '' for the main one
+
+    @property
+    def text(self) -> str:
+        """In words, the same on ranks that do the same."""
+        where = f'at {self.site}'
+        if self.thread:
+            where += f' in thread {self.thread}'
+        if not self.verb:
+            last = f'; its last verb was {self.call.text}' if self.call else ''
+            return f'not in a verb: it is {where}{last}'
+        if self.verb == END:
+            return 'at the end of the program'
+        of = ''
+        if self.ranks != tuple(range(MPI.COMM_WORLD.size)):
+            of = f' of the communicator of {ranks_text(self.ranks)}'
+        return f'in {self.call.text if self.call else self.verb}{of}, called {where}'
+
+
+class Look:
+    """A thread.  To be forgotten soon, as it keeps what the thread has in its hands."""
+
+    def __init__(self, innermost: FrameType, verb: FrameType | None, thread: str) -> None:
+        self._innermost, self._verb, self._thread = innermost, verb, thread
+        self._calls = () if verb is None else _calls_of(verb)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Changes when a thread that is in a verb gets on; nothing if it is in none."""
+        if self._verb is None:
+            return ()
+        return self._verb.f_code, *((calls, calls.count) for calls in self._calls)
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds that the communicator allows, if it says."""
+        return self._calls[0].limit if self._calls else None
+
+    @property
+    def doing(self) -> Doing:
+        if self._verb is None:
+            newest = [calls.newest for calls in _recent.everything()]
+            return Doing('', next(filter(None, newest), None), (), (), _site(self._innermost),
+                         self._thread)
+        name = _verbs[self._verb.f_code]
+        site = _site(self._verb.f_back or self._verb)
+        for calls in self._calls:
+            call = calls.newest
+            if call is not None and name in (call.verb, END):
+                peers = calls.ranks
+                if call.peer is not None and call.peer >= 0:
+                    peers = peers[call.peer],
+                return Doing(name, call, calls.ranks, peers, site, self._thread)
+        return Doing(name, None, tuple(range(MPI.COMM_WORLD.size)), (), site, self._thread)
+
+
+def look() -> dict[int, Look]:
+    """Looks at the main thread, and at all others that are in a verb."""
+    main = threading.main_thread().ident
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    seen = {}
+    for ident, innermost in sys._current_frames().items():
+        verb = None
+        for frame in _outwards(innermost):
+            if frame.f_code in _verbs:
+                verb = frame
+        if (verb is not None or ident == main) and ident != threading.get_ident():
+            name = '' if ident == main else names.get(ident, '?')
+            seen[ident] = Look(innermost, verb, name)
+    return seen
+
+
+def stacks() -> str:
+    """The stacks of all threads but this one."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return '\n'.join(
+        f'Thread {names.get(ident, ident)}:\n' + ''.join(traceback.format_stack(frame)).rstrip()
+        for ident, frame in sys._current_frames().items() if ident != threading.get_ident())
+
+
+def _calls_of(verb: FrameType) -> tuple[Calls, ...]:
+    with contextlib.suppress(Exception):  # it may be finalized by now, or be no method
+        owner = verb.f_locals[verb.f_code.co_varnames[0]]
+        return tuple(owner.recent_calls())
+    return ()
+
+
+def _site(frame: FrameType) -> str:
+    """File, line and function of the first frame that is not of a package that passes calls on."""
+    here = next((frame for frame in _outwards(frame)
+                 if not frame.f_code.co_filename.startswith(_PACKAGES)), frame)
+    name = here.f_code.co_name
+    return f'{os.path.basename(here.f_code.co_filename)}:{here.f_lineno}' + (
+        '' if name == '<module>' else f' in {name}()')
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,77 @@
+"""The report of a hang: what each rank is doing, ranks that do the same in one line."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from chainermn.communicators import _doing, _recent
+from chainermn.communicators._disagreement import ranks_text
+from chainermn.communicators._doing import Doing
+
+#: How many different stacks are shown.
+_STACKS = 8
+
+
+class Said(NamedTuple):
+    """What a rank says of itself."""
+
+    why: str  # it reports, or '' if it was asked to
+    doing: list[tuple[Doing, float]]  # and for how many seconds
+    recent: str
+    stacks: str
+
+    @classmethod
+    def of(cls, why: str, doing: Mapping[int, tuple[Doing, float]]) -> Said:
+        recent = []
+        for calls in _recent.everything():
+            if kept := calls.kept():
+                recent.append(f'communicator of {ranks_text(calls.ranks)}: {_recent.summary(kept)}')
+        # The main thread first.
+        threads = sorted(doing.values(), key=lambda each: each[0].thread)
+        return cls(why, threads, '\n'.join(recent), _doing.stacks())
+
+    @property
+    def text(self) -> str:
+        """What it is doing, the same on ranks that do the same."""
+        verbs = [doing.text for doing, _ in self.doing if doing.verb or not doing.thread]
+        return '; and '.join(verbs)
+
+
+def text(said: Mapping[int, Said], ranks: Sequence[int]) -> str:
+    """The report.
+
+    Args:
+        said: What ranks said, by rank.
+        ranks: Those that were asked.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(said):
+        groups.setdefault(said[rank].text, []).append(rank)
+    lines = []
+    for what, those in groups.items():
+        since = [seconds for rank in those for _, seconds in said[rank].doing[:1]]
+        lines.append(f'  {ranks_text(those)} {_are(those)} {what} (for {_range(since)} s)')
+    if silent := [rank for rank in ranks if rank not in said]:
+        lines.append(f'  {ranks_text(silent)} {"does" if len(silent) == 1 else "do"} not answer: '
+                     "stopped, or in code that holds Python's lock")
+    lines.append('Last verbs:')
+    recent: dict[str, list[int]] = {}
+    for rank in sorted(said):
+        recent.setdefault(said[rank].recent, []).append(rank)
+    for verbs, those in recent.items():
+        lines += [f'  {ranks_text(those)}, {line}' for line in verbs.splitlines()]
+    stacks: dict[str, list[int]] = {}
+    for rank in sorted(said):
+        stacks.setdefault(said[rank].stacks, []).append(rank)
+    for stack, those in list(stacks.items())[:_STACKS]:
+        lines.append(f'Stacks of {ranks_text(those)} (most recent call last):\n{stack}')
+    return '\n'.join(lines) + '\n'
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return 'is' if len(ranks) == 1 else 'are'
+
+
+def _range(seconds: Sequence[float]) -> str:
+    low, high = f'{min(seconds, default=0):.0f}', f'{max(seconds, default=0):.0f}'
+    return low if low == high else f'{low}-{high}'

@@ -1,0 +1,204 @@
+"""The witness of a node: waits for the processes of its ranks to end, and tells of the first.
+
+It is started as a program of its own, with nothing but the standard library.  Its arguments are
+the numbers of the socket at which it listens and of the pipe into which it writes when it is ready;
+the number of ranks of the job; whether all of them are on this node; and for each rank here
+``rank:process:file``: its number, that of its process, and that of the open file by which Linux
+knows a process.
+"""
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == '__main__':  # who waits for this process should not wait for the imports, too
+    os.write(int(sys.argv[2]), b'!')
+
+import contextlib
+import fcntl
+import select
+import signal
+import socket
+import struct
+import time
+
+#: What a rank sends: a line with its number; then stacks, and one of these when it says itself why
+#: it ends the job, or has come to the end of its program.  No stack has such bytes.
+SAID, GOODBYE = b'\xf0', b'\xf1'
+
+# Seconds. What mpiexec has not ended by then, the witness does.
+_GRACE = 2
+# For the kernel to hand a status over to who waits for the process, and then to keep it.
+_STATUS_WITHIN = .1
+# For mpiexec to end all ranks of a node at once, if it does.
+_ALL_AT_ONCE = .2
+
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 8  # of Linux 6.15
+_INFO = struct.Struct('=QQ11Ii')
+
+
+class Rank:
+    """A rank of this node."""
+
+    def __init__(self, number: int, process: int, file: int) -> None:
+        self.number, self.process, self.file = number, process, file
+        self.heard = b''
+        self.status: int | None = None  # as of wait(), if it could be found out
+
+    def end(self) -> None:
+        """Finds out how it has ended."""
+        give_up = time.monotonic() + _STATUS_WITHIN
+        while self.status is None and time.monotonic() < give_up:
+            self._look()
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # while nobody has waited for it
+            with open(f'/proc/{self.process}/stat', 'rb') as file:
+                words = file.read().rpartition(b')')[2].split()
+            if words[0] == b'Z':
+                self.status = int(words[-1])
+                return
+        with contextlib.suppress(OSError, struct.error):
+            info = bytearray(_INFO.size)
+            _INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, *[0] * 13)
+            fcntl.ioctl(self.file, _PIDFD_GET_INFO, info)
+            mask, *_, status = _INFO.unpack(info)
+            if mask & _PIDFD_INFO_EXIT:
+                self.status = status
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.file, signal.SIGKILL)
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether it has ended as a program does that has come to its end."""
+        return GOODBYE in self.heard and self.status in (0, None)
+
+    @property
+    def was_killed(self) -> bool:
+        return self.status is not None and os.WIFSIGNALED(self.status) and (
+            os.WTERMSIG(self.status) in (signal.SIGKILL, signal.SIGTERM))
+
+    @property
+    def why(self) -> str:
+        """How it has ended, in words."""
+        if self.status is None:
+            return 'ended by a signal or an exit, which was not seen'
+        if os.WIFSIGNALED(self.status):
+            number = os.WTERMSIG(self.status)
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(number).name
+                said = signal.strsignal(number)
+                more = ', which can be the kernel\'s when memory runs out' if (
+                    number == signal.SIGKILL) else ''
+                return f'killed by {name} ({said}{more})'
+            return f'killed by signal {number}'
+        status = os.WEXITSTATUS(self.status)
+        if GOODBYE in self.heard:
+            return f'exited with status {status}'
+        return f'exited with status {status} before the end of its program'
+
+
+def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
+    """Returns once all ranks have ended."""
+    kills = _killed_for_memory()
+    poll = select.poll()
+    here = {rank.number: rank for rank in ranks}
+    waiting = {rank.file: rank for rank in ranks}
+    connections: dict[int, tuple[socket.socket, Rank | None, bytes]] = {}
+    door = socket.socket(fileno=listener)
+    door.setblocking(False)
+    for file in (listener, *waiting):
+        poll.register(file, select.POLLIN)
+    ended: list[Rank] = []
+    told_at = 0.
+
+    def hear(file: int) -> None:
+        connection, rank, line = connections[file]
+        with contextlib.suppress(BlockingIOError):
+            while received := connection.recv(65536):
+                if rank is None:
+                    line, end, received = (line + received).partition(b'\n')
+                    rank = here.get(int(line)) if end else None
+                if rank is not None:
+                    rank.heard += received
+                connections[file] = connection, rank, line
+            poll.unregister(file)
+
+    def accept() -> None:
+        connection, _ = door.accept()
+        _, user, _ = struct.unpack('3i', connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.getuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        connections[connection.fileno()] = connection, None, b''
+        poll.register(connection, select.POLLIN)
+
+    while waiting:
+        late = bool(told_at) and time.monotonic() > told_at + _GRACE
+        if late:
+            for rank in waiting.values():
+                rank.kill()
+        for file, _ in poll.poll(100 if told_at else None):
+            if file in waiting:
+                rank = waiting.pop(file)
+                poll.unregister(file)
+                rank.end()
+                ended.append(rank)
+        with contextlib.suppress(OSError):
+            while True:
+                accept()
+        for file in list(connections):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                hear(file)
+        if not told_at and any(SAID in rank.heard for rank in ranks):
+            told_at = time.monotonic() + 10  # the rank that has said it sees to the end
+        strange = [rank for rank in ended if not rank.is_ordinary]
+        # mpiexec kills the others: of several that have ended meanwhile, it is not one of those.
+        first = min(strange, key=lambda rank: rank.was_killed, default=None)
+        if not told_at and first is not None:
+            told_at = time.monotonic()
+            if first.was_killed and not is_alone:
+                # A rank elsewhere may have ended first, and mpiexec have killed all ranks here.
+                time.sleep(_ALL_AT_ONCE)
+                if all(select.select([rank.file], [], [], 0)[0] for rank in waiting.values()):
+                    _tell(f'all ranks of host {os.uname().nodename} were killed, rank '
+                          f'{first.number} first, as mpiexec does when a rank elsewhere has ended')
+                    continue
+            more = ''
+            if first.was_killed and _killed_for_memory() > kills:
+                more = '; the kernel has just killed a process of this host as memory ran out'
+            lines = first.heard.translate(None, GOODBYE + SAID).splitlines(keepends=True)
+            stack = b''.join(line for line in lines if not line.startswith(b'Extension modules:'))
+            _tell(f'rank {first.number} of {size} (host {os.uname().nodename}, process '
+                  f'{first.process}) ended the job: {first.why}{more}', stack)
+
+
+def _tell(what: str, stack: bytes = b'') -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f'chainermn: {what}\n'.encode() + stack)
+    folder = os.environ.get('CHAINERMN_RUN_FOLDER')  # of python -m chainermn run
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            path = f'{folder}/{time.time_ns()}-{os.getpid()}'
+            with open(f'{path}.part', 'w') as file:
+                file.write(what)
+            os.rename(f'{path}.part', f'{path}.txt')
+
+
+def _killed_for_memory() -> int:
+    """How many processes of this host the kernel has killed because memory ran out."""
+    with contextlib.suppress(OSError, ValueError), open('/proc/vmstat', 'rb') as file:
+        for line in file:
+            if line.startswith(b'oom_kill '):
+                return int(line.split()[1])
+    return 0
+
+
+if __name__ == '__main__':
+    _listener, _, _size, _is_alone, *_ranks = sys.argv[1:]
+    main(int(_listener), int(_size), _is_alone == '1',
+         [Rank(*map(int, each.split(':'))) for each in _ranks])

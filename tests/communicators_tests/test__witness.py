@@ -1,0 +1,154 @@
+"""A rank that ends without a word is named by a process that outlives it."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from mpi4py import MPI
+
+from chainermn.communicators import _witness, _witness_process
+
+START = '''
+import ctypes, os, signal, sys, threading, time
+import chainermn
+comm = chainermn.create_communicator('naive')
+comm.barrier()
+'''
+DYING = {
+    'SIGKILL': ('os.kill(os.getpid(), 9)', 'killed by SIGKILL (Killed', ''),
+    'SIGTERM': ('os.kill(os.getpid(), 15)', 'killed by SIGTERM (Terminated)', 'script.py", line 6'),
+    'SIGTERM inside a verb': (
+        'threading.Timer(.5, lambda: os.kill(os.getpid(), 15)).start(); comm.recv(0, 5)',
+        'killed by SIGTERM', '_messages.py"'),
+    'SIGSEGV': ('ctypes.string_at(0)', 'killed by SIGSEGV (Segmentation fault)',
+                'script.py", line 6 in <module>'),
+    'SIGABRT': ('os.abort()', 'killed by SIGABRT (Aborted)', 'script.py", line 6 in <module>'),
+    'SIGUSR2': ('os.kill(os.getpid(), 12)', 'killed by SIGUSR2', ''),
+    'exit in C': ('ctypes.CDLL(None)._exit(5)',
+                  'exited with status 5 before the end of its program', ''),
+    'raise SystemExit': ('raise SystemExit(4)', '', ''),  # the others learn of the end
+}
+
+starts = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+
+def run(tmp_path, body, ranks=3, **env):
+    script = tmp_path / 'script.py'
+    script.write_text(START + body)
+    return subprocess.run(
+        ['mpiexec', '-n', str(ranks), sys.executable, script], text=True, timeout=30,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
+
+
+def witnesses():
+    """The processes that are witnesses."""
+    found = set()
+    for pid in filter(str.isdecimal, os.listdir('/proc')):
+        try:
+            with open(f'/proc/{pid}/cmdline', 'rb') as file:
+                if b'_witness_process.py' in file.read():
+                    found.add(pid)
+        except OSError:
+            pass
+    return found
+
+
+@starts
+@pytest.mark.parametrize('body, why, stack', DYING.values(), ids=DYING.keys())
+def test_a_rank_that_ends_without_a_word(tmp_path, body, why, stack):
+    done = run(tmp_path, f'if comm.rank == 1: {body}\ncomm.barrier()\nprint("went on")')
+    assert done.returncode != 0
+    assert 'went on' not in done.stdout
+    said = re.findall(r'^chainermn: (rank .*)$', done.stdout, re.MULTILINE)
+    if why:
+        assert len(said) == 1 and re.match(
+            rf'rank 1 of 3 \(host {os.uname().nodename}, process [0-9]+\) ended the job: '
+            + re.escape(why), said[0]), done.stdout
+    assert stack in done.stdout and 'Extension modules' not in done.stdout
+
+
+@starts
+@pytest.mark.parametrize('body', ['', 'comm.split(comm.rank % 2, 0).barrier()',
+                                  'from mpi4py import MPI; MPI.Finalize()', 'sys.exit(0)'])
+def test_an_ordinary_end_is_none_of_its_business(tmp_path, body):
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stdout) == (0, '')
+
+
+@starts
+def test_can_be_switched_off(tmp_path):
+    done = run(tmp_path, 'if comm.rank == 1: os.kill(os.getpid(), 9)\ncomm.barrier()',
+               CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS='0')
+    assert done.returncode != 0 and 'chainermn' not in done.stdout
+
+
+@starts
+def test_it_ends_with_the_ranks(tmp_path):
+    before = witnesses()
+    run(tmp_path, 'if comm.rank == 1: os.kill(os.getpid(), 9)\ncomm.barrier()')
+    deadline = time.monotonic() + 20
+    while witnesses() - before and time.monotonic() < deadline:
+        time.sleep(.1)
+    assert not witnesses() - before
+
+
+def attended(status, alone=True, words=()):
+    """Two processes that nobody else ends; gives how they ended and what the witness said."""
+    ranks = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+             for _ in range(2)]
+    files = [os.pidfd_open(rank.pid) for rank in ranks]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f'\0chainermn-test-{os.getpid()}')
+        listener.listen()
+        ready, theirs = os.pipe()
+        witness = subprocess.Popen(
+            [sys.executable, '-I', '-S', _witness_process.__file__, str(listener.fileno()),
+             str(theirs), '2', str(int(alone)),
+             *(f'{n}:{rank.pid}:{files[n]}' for n, rank in enumerate(ranks))],
+            pass_fds=[listener.fileno(), theirs, *files], stderr=subprocess.PIPE, text=True)
+        os.read(ready, 1)
+        for n, word in enumerate(words):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(listener.getsockname())
+                connection.send(b'%d\n' % n + word)
+    for n, number in enumerate(status):
+        if number:
+            ranks[n].send_signal(number)
+    _, said = witness.communicate(timeout=30)
+    for file in (*files, ready, theirs):
+        os.close(file)
+    return [-rank.wait() for rank in ranks], said
+
+
+@starts
+def test_it_ends_what_mpiexec_leaves():
+    status, said = attended([0, 9], words=[b'', b'a stack\n'])
+    assert status == [9, 9]
+    assert re.match(r'chainermn: rank 1 of 2 .* killed by SIGKILL .*\na stack\n$', said), said
+
+
+@starts
+def test_who_says_it_himself_is_not_told_of():
+    assert attended([10, 10], words=[b'a stack\n', _witness_process.SAID]) == ([10, 10], '')
+
+
+@starts
+@pytest.mark.parametrize('alone, number, said', [
+    (True, 9, 'rank 0 of 2 '), (False, 9, 'all ranks of host '), (False, 10, 'rank 0 of 2 ')])
+def test_all_ranks_of_a_host_are_killed_at_once(alone, number, said):
+    """On several hosts mpiexec does that after an error elsewhere."""
+    status, text = attended([number, number], alone)
+    assert status == [number] * 2
+    assert said.replace('rank 0', 'rank ') in re.sub('rank [01]', 'rank ', text)
+    assert text.count('chainermn: ') == 1
+
+
+def test_one_witness_for_all_communicators(comm):
+    first = _witness._connection
+    assert (first >= 0) == (comm.size > 1)
+    comm.split(0, comm.rank).finalize()
+    assert _witness._connection == first
