@@ -92,7 +92,7 @@ def choose(comm: Any, names: Names, writers: Sequence[int]) -> Choice | None:
 
 def _list(names: Names) -> list[_Listed]:
     """Lists what rank 0 has, newest first."""
-    commits, files = names.find('commit'), names.find(0)
+    commits, files = names.find(None), names.find(0)
     listed = []
     for iteration in sorted({*commits, *files}, reverse=True):
         commit = tag = problem = None
@@ -133,7 +133,7 @@ def _completed(comm: Any, names: Names, writers: Sequence[int], iteration: int, 
     commit = Commit(tag.iteration, tag.size, [one.file for one in everyone if one.file])
     if comm.rank == 0:
         with contextlib.suppress(OSError):  # such as a folder that is only for reading
-            commit.write(names.path(iteration, 'commit'))
+            commit.write(names.path(iteration, None))
     comm.barrier()
     return commit, []
 

@@ -125,23 +125,23 @@ class Names:
 
     Args:
         folder: Where they are.
-        make: Gives the name from the iteration and from the rank that writes; from ``'commit'``
-            instead of the rank, that of the commit file.
+        make: Gives the name from the iteration and from the rank that writes; from ``None`` instead
+            of the rank, that of the commit file.
     """
 
     folder: str
     make: Callable[[Any, Any], str]
 
-    def path(self, iteration: Any, who: Any) -> str:
+    def path(self, iteration: Any, rank: int | None) -> str:
         # Absolute, for the thread: the process may go to another folder.
-        return os.path.abspath(os.path.join(self.folder, self.make(iteration, who)))
+        return os.path.abspath(os.path.join(self.folder, self.make(iteration, rank)))
 
-    def find(self, who: Any) -> dict[int, str]:
+    def find(self, rank: int | None) -> dict[int, str]:
         """Paths of the files of a rank, or of the commit files, by iteration."""
-        before, after = self.make('\0', who).split('\0')
+        before, after = self.make('\0', rank).split('\0')
         found = {}
         for name in os.listdir(self.folder) if os.path.isdir(self.folder) else []:
             number = name[len(before):len(name) - len(after)]
             if name.startswith(before) and name.endswith(after) and number.isdecimal():
-                found[int(number)] = self.path(number, who)
+                found[int(number)] = self.path(number, rank)
         return found

@@ -56,7 +56,7 @@ def describe(folder: str) -> list[Row]:
 
 
 def _is_commit(name: str) -> bool:
-    return re.search(r'\.commit(\.\d+)?$', name) is not None
+    return name.startswith('commit-')
 
 
 def _uncommitted(folder: str, name: str) -> Row | None:

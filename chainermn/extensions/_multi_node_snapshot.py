@@ -22,7 +22,7 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterabl
     """Makes a snapshot extension write one file for each set of ranks that hold the same state.
 
     The rank with the lowest number in a set writes ``<file name>.<rank>``.  Once the files of all
-    sets are on the disk, rank 0 writes ``<file name>.commit``, with their sizes and checksums.
+    sets are on the disk, rank 0 writes ``commit-<file name>``, with their sizes and checksums.
     With ``autoload`` all sets resume at the newest snapshot that every set has whole; the writing
     rank reads it and sends it to the other ranks of its set, so the folder need not be shared
     between nodes.  docs/checkpoints.md says what is promised, and when.
@@ -175,7 +175,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         (path, arrays), self._writer.taken = self._writer.taken, None
         target = trainer if self.snapshot._target is None else self.snapshot._target
         return Save(
-            trainer.updater.iteration, f'{path.removesuffix(f".{self.master}")}.commit', path,
+            trainer.updater.iteration, _commit_path(path.removesuffix(f'.{self.master}')), path,
             arrays, _snapshot_files.buffers_of(target, arrays), self._writer.compress,
             then=self._writer._post_save)
 
@@ -189,12 +189,14 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def _paths_of(self, name: str) -> tuple[str, str | None]:
         path = os.path.abspath(os.path.join(self._folder, name))
-        return f'{path}.commit', f'{path}.{self.master}' if self._is_writer else None
+        return _commit_path(path), f'{path}.{self.master}' if self._is_writer else None
 
     def _load(self, trainer: Any) -> None:
         _background.wait_for_all()  # an earlier trainer of this process may have saved it
         prefix, suffix = self._filename.split('{')[0], self._filename.split('}')[-1]
-        names = Names(trainer.out, lambda number, who: f'{prefix}{number}{suffix}.{who}')
+        names = Names(trainer.out, lambda number, rank: (
+            f'commit-{prefix}{number}{suffix}' if rank is None
+            else f'{prefix}{number}{suffix}.{rank}'))
         choice = choose(self.comm, names, self._writers)
         if choice is None:
             return
@@ -253,6 +255,12 @@ def _parse_replica_sets(replica_sets: Sequence[Iterable[int]], size: int) -> lis
         raise AssertionError(f'a rank can be in one replica set only, but replica_sets is {sets}')
     rest = set(range(size)) - set(named)
     return [*sets, rest] if rest else sets
+
+
+def _commit_path(path: str) -> str:
+    # Not after the name, where those who look for snapshots by their beginning would find it.
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f'commit-{name}')
 
 
 def _with_rank(filename: Any, rank: int) -> Any:

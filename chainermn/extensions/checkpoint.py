@@ -23,7 +23,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     """Makes an extension that lets a job that was interrupted go on where it was.
 
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``.  A file is there only if it
-    is whole.  Once those of all ranks are, rank 0 writes ``<path>/<name>.commit.<iteration>``, with
+    is whole.  Once those of all ranks are, rank 0 writes ``<path>/commit-<name>.<iteration>``, with
     their sizes and checksums.  After training ended well on all ranks they are removed; after an
     error they stay.  docs/checkpoints.md says what is promised, and when.
 
@@ -190,7 +190,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._saver.settle(None)
         names, rank = self._names, self.comm.rank
         if rank == 0:
-            for path in names.find('commit').values():
+            for path in names.find(None).values():
                 remove_commit(path, range(self.comm.size))
         self.comm.barrier()
         for path in names.find(rank).values():
@@ -207,7 +207,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
 
     def _paths_of(self, iteration: int) -> tuple[str, str]:
         names = self._names
-        return names.path(iteration, 'commit'), names.path(iteration, self.comm.rank)
+        return names.path(iteration, None), names.path(iteration, self.comm.rank)
 
     def _set_path(self, path: str | None, target: Any) -> None:
         if path is not None:
@@ -219,4 +219,6 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
     def _names(self) -> Names:
         if self.path is None:
             raise TypeError('pass path= to the checkpointer, as there is no trainer with a folder')
-        return Names(self.path, lambda iteration, who: f'{self.name}.{who}.{iteration}')
+        return Names(self.path, lambda iteration, rank: (
+            f'commit-{self.name}.{iteration}' if rank is None
+            else f'{self.name}.{rank}.{iteration}'))

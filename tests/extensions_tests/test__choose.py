@@ -30,7 +30,8 @@ def names(request, comm, tmp_path):
 
 
 def names_in(folder):
-    return Names(folder, lambda iteration, who: f'run.{who}.{iteration}')
+    return Names(folder, lambda iteration, rank: (
+        f'commit-run.{iteration}' if rank is None else f'run.{rank}.{iteration}'))
 
 
 def save(comm, names, iteration, commit=True, save='a', same=True):
@@ -41,7 +42,7 @@ def save(comm, names, iteration, commit=True, save='a', same=True):
     path = names.path(iteration, comm.rank)
     files = comm.allgather_obj(File.of(path, _snapshot_files.write(path, arrays, tag=tag)))
     if commit and comm.rank == 0:
-        Commit(iteration, comm.size, files).write(names.path(iteration, 'commit'))
+        Commit(iteration, comm.size, files).write(names.path(iteration, None))
     comm.barrier()
 
 
@@ -87,15 +88,15 @@ def test_a_damaged_file_is_named_by_rank_path_and_reason(comm, names):
 def test_a_damaged_commit_file_is_named(comm, names):
     for iteration in (1, 2):
         save(comm, names, iteration)
-    on(comm, 0, damage, names.path(2, 'commit'))
-    assert chosen(comm, names, r'run.commit.2: .*changed') == 1
+    on(comm, 0, damage, names.path(2, None))
+    assert chosen(comm, names, r'commit-run.2: .*changed') == 1
 
 
 def test_the_commit_file_of_another_save(comm, names):
     for iteration in (1, 2):
         save(comm, names, iteration)
-    on(comm, 0, shutil.copy, names.path(1, 'commit'), names.path(2, 'commit'))
-    assert chosen(comm, names, r'run.commit.2: is of another save') == 1
+    on(comm, 0, shutil.copy, names.path(1, None), names.path(2, None))
+    assert chosen(comm, names, r'commit-run.2: is of another save') == 1
 
 
 def test_what_was_not_committed_any_more_is_committed_if_it_is_whole(comm, names):
@@ -103,7 +104,7 @@ def test_what_was_not_committed_any_more_is_committed_if_it_is_whole(comm, names
     save(comm, names, 2, commit=False)
     assert chosen(comm, names) == 2
     if comm.rank == 0:
-        commit = Commit.read(names.path(2, 'commit'))
+        commit = Commit.read(names.path(2, None))
         assert (commit.iteration, commit.size) == (2, comm.size) and commit.are_replicas
     on(comm, -1, damage, names.path(2, comm.rank))
     assert chosen(comm, names, 'not the .* that were committed') == 1
@@ -120,7 +121,7 @@ def test_what_was_not_committed_and_is_not_whole(comm, names, what):
         on(comm, -1, damage, names.path(2, comm.rank))
         assert chosen(comm, names, f'rank {comm.size - 1}: .*run.{comm.size - 1}.2: ') == 1
     if comm.rank == 0:
-        assert not os.path.exists(names.path(2, 'commit'))
+        assert not os.path.exists(names.path(2, None))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -201,7 +202,7 @@ CORRUPTIONS = ['truncate', 'flip', 'delete', 'zeros', 'empty', 'swap', 'edit the
 def corrupt(kind, names, rng, size):
     """Damages the save of iteration 2 somewhere."""
     rank = rng.randrange(size)
-    path = names.path(2, 'commit' if kind.endswith('commit') else rank)
+    path = names.path(2, None if kind.endswith('commit') else rank)
     with open(path, 'rb') as file:
         content = file.read()
     at = rng.randrange(len(content))

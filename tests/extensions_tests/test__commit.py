@@ -14,18 +14,18 @@ COMMIT = Commit(5, 2, FILES)
 
 
 def test_what_was_written_is_read(tmp_path):
-    path = str(tmp_path / 'run.commit.5')
+    path = str(tmp_path / 'commit-run.5')
     COMMIT.write(path)
     assert Commit.read(path) == COMMIT and COMMIT.are_replicas
     other = Commit(5, 2, [FILES[0], File(1, 'run.1.5', 3, 'cd' * 32, 'other', '')])
     other.write(path)
     assert Commit.read(path) == other and not other.are_replicas
-    assert os.listdir(tmp_path) == ['run.commit.5']
+    assert os.listdir(tmp_path) == ['commit-run.5']
 
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-    path = tmp_path_factory.mktemp('commit') / 'run.commit.5'
+    path = tmp_path_factory.mktemp('commit') / 'commit-run.5'
     COMMIT.write(str(path))
     return path, path.read_bytes()
 
@@ -46,7 +46,7 @@ def test_any_change_is_found(written, data):
 
 @pytest.mark.parametrize('name', ['../run.0.5', '/etc/passwd', 'a/b'])
 def test_files_of_another_folder_are_refused(tmp_path, name):
-    path = str(tmp_path / 'run.commit.5')
+    path = str(tmp_path / 'commit-run.5')
     Commit(5, 1, [File(0, name, 1, '', '', '')]).write(path)
     with pytest.raises(ValueError, match='another folder'):
         Commit.read(path)
@@ -72,10 +72,11 @@ def test_a_file_is_compared_with_the_commit(tmp_path):
 
 
 def test_names_are_found_again(tmp_path):
-    names = Names(str(tmp_path), lambda iteration, who: f'a.b.{who}.{iteration}')
-    for name in ['a.b.0.5', 'a.b.0.12', 'a.b.1.5', 'a.b.commit.5', 'a.0.7', 'a.b.0.x', 'a.b.0.',
+    names = Names(str(tmp_path), lambda iteration, rank: (
+        f'commit-a.b.{iteration}' if rank is None else f'a.b.{rank}.{iteration}'))
+    for name in ['a.b.0.5', 'a.b.0.12', 'a.b.1.5', 'commit-a.b.5', 'a.0.7', 'a.b.0.x', 'a.b.0.',
                  'tmp-a.b.0.6.part', 'a.b.c.0.8']:
         (tmp_path / name).touch()
     assert names.find(0) == {i: str(tmp_path / f'a.b.0.{i}') for i in (5, 12)}
-    assert names.find('commit') == {5: str(tmp_path / 'a.b.commit.5')}
+    assert names.find(None) == {5: str(tmp_path / 'commit-a.b.5')}
     assert Names(str(tmp_path / 'none'), names.make).find(0) == {}

@@ -40,7 +40,7 @@ def weights(trainer):
 
 def names(folder):
     """All but the commit files."""
-    return sorted(name for name in os.listdir(folder) if not name.endswith('.commit'))
+    return sorted(name for name in os.listdir(folder) if not name.startswith('commit-'))
 
 
 def leaders(sets, size):
@@ -133,7 +133,7 @@ def test_snapshot_on_error(comm, folder):
     with pytest.raises(RuntimeError, match='on purpose'):
         trainer.run()
     comm.barrier()
-    assert sorted(os.listdir(folder)) == ['snapshot_iter_3.0', 'snapshot_iter_3.commit']
+    assert sorted(os.listdir(folder)) == ['commit-snapshot_iter_3', 'snapshot_iter_3.0']
 
 
 def gated_trainer(comm, folder, seed, gate, at, stop=(6, 'iteration')):
@@ -316,13 +316,13 @@ def test_bad_sets():
 
 
 def commits(folder):
-    return sorted(name for name in os.listdir(folder) if name.endswith('.commit'))
+    return sorted(name for name in os.listdir(folder) if name.startswith('commit-'))
 
 
 def test_each_snapshot_is_committed(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0, n_retains=2)
-    assert commits(folder) == ['snapshot_iter_4.commit', 'snapshot_iter_6.commit']
-    commit = Commit.read(f'{folder}/snapshot_iter_6.commit')
+    assert commits(folder) == ['commit-snapshot_iter_4', 'commit-snapshot_iter_6']
+    commit = Commit.read(f'{folder}/commit-snapshot_iter_6')
     assert (commit.iteration, commit.size) == (6, comm.size) and commit.are_replicas
     assert [file.name for file in commit.files] == [
         f'snapshot_iter_6.{rank}' for rank in leaders(sets, comm.size)]
@@ -343,16 +343,16 @@ def test_one_set_is_committed_at_once_and_several_with_the_next(comm, folder, se
     extend(trainer, look, 5)
     trainer.run()
     is_one = len(leaders(sets, comm.size)) == 1
-    assert seen == ['snapshot_iter_2.commit', 'snapshot_iter_4.commit'][:1 + is_one]
+    assert seen == ['commit-snapshot_iter_2', 'commit-snapshot_iter_4'][:1 + is_one]
 
 
 def test_a_snapshot_that_was_not_committed_any_more(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0)
     if comm.rank == 0:
-        os.remove(f'{folder}/snapshot_iter_6.commit')
+        os.remove(f'{folder}/commit-snapshot_iter_6')
     comm.barrier()
     assert resume(comm, folder, sets).updater.iteration == 6
-    assert 'snapshot_iter_6.commit' in commits(folder)
+    assert 'commit-snapshot_iter_6' in commits(folder)
 
 
 def test_chainers_own_snapshots_are_loaded(comm, folder, sets):

@@ -16,7 +16,8 @@ def comm():
 
 @pytest.fixture
 def names(comm, tmp_path):
-    return Names(comm.bcast_obj(str(tmp_path)), lambda iteration, who: f'run.{who}.{iteration}')
+    return Names(comm.bcast_obj(str(tmp_path)), lambda iteration, rank: (
+        f'commit-run.{iteration}' if rank is None else f'run.{rank}.{iteration}'))
 
 
 def make_saver(comm, names, keep=1, is_alone=False):
@@ -26,11 +27,11 @@ def make_saver(comm, names, keep=1, is_alone=False):
         return sorted(i for i in names.find(0) if i <= save.iteration)[:-keep]
 
     return Saver(comm, 'the state', writers, find_stale,
-                 lambda i: (names.path(i, 'commit'), names.path(i, comm.rank)), is_alone)
+                 lambda i: (names.path(i, None), names.path(i, comm.rank)), is_alone)
 
 
 def save_of(comm, names, iteration, then=None):
-    return Save(iteration, names.path(iteration, 'commit'), names.path(iteration, comm.rank),
+    return Save(iteration, names.path(iteration, None), names.path(iteration, comm.rank),
                 {'x': np.arange(10)}, set(), then=then)
 
 
@@ -39,9 +40,9 @@ def save(comm, names, saver, iteration):
     saver.start(save_of(comm, names, iteration))
     saver.background.wait()
     comm.barrier()
-    there = {who: sorted(names.find(who)) for who in ('commit', comm.rank)}
+    there = {who: sorted(names.find(who)) for who in (None, comm.rank)}
     comm.barrier()
-    return there['commit'], there[comm.rank]
+    return there[None], there[comm.rank]
 
 
 def test_a_save_is_committed_with_the_next_and_what_is_superfluous_goes_after_that(comm, names):
@@ -52,7 +53,7 @@ def test_a_save_is_committed_with_the_next_and_what_is_superfluous_goes_after_th
     assert save(comm, names, saver, 4) == ([3], [2, 3, 4])
     saver.conclude()
     comm.barrier()
-    assert sorted(names.find('commit')) == [4] and sorted(names.find(comm.rank)) == [4]
+    assert sorted(names.find(None)) == [4] and sorted(names.find(comm.rank)) == [4]
 
 
 def test_an_only_writer_commits_at_once(comm, names):
@@ -63,9 +64,9 @@ def test_an_only_writer_commits_at_once(comm, names):
             saver.wait()
             saver.start(save_of(comm, names, iteration, lambda: done.append(1)))
         saver.wait()
-        assert sorted(names.find('commit')) == sorted(names.find(0)) == [2]
+        assert sorted(names.find(None)) == sorted(names.find(0)) == [2]
         assert len(done) == 2 and saver.failure() is None
-        assert Commit.read(names.path(2, 'commit')).size == comm.size
+        assert Commit.read(names.path(2, None)).size == comm.size
 
 
 def test_the_memory_of_a_save_is_free_when_it_is_written(comm, names):
@@ -90,7 +91,7 @@ def test_what_failed_is_said_once_and_the_one_before_is_committed_later(comm, na
     assert save(comm, names, saver, 3)[0] == [1]
     saver.conclude()
     comm.barrier()
-    assert sorted(names.find('commit')) == [1, 3]
+    assert sorted(names.find(None)) == [1, 3]
 
 
 def test_what_is_saved_again_is_not_removed(comm, names):
@@ -108,9 +109,9 @@ def test_a_commit_goes_with_files_of_ranks_that_are_not_there(comm, names):
     save(comm, names, saver, 1)
     saver.conclude()
     if comm.rank == 0:
-        remove_commit(names.path(1, 'commit'), [0])
+        remove_commit(names.path(1, None), [0])
         assert os.listdir(names.folder) == ['run.0.1']
-        remove_commit(names.path(1, 'commit'), [0])  # nothing to do
+        remove_commit(names.path(1, None), [0])  # nothing to do
     comm.barrier()
 
 

@@ -100,13 +100,13 @@ def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
 
 def names(folder):
     """All but the commit files."""
-    return sorted(name for name in os.listdir(folder) if '.commit.' not in name)
+    return sorted(name for name in os.listdir(folder) if not name.startswith('commit-'))
 
 
 def committed(folder, name='run'):
     """Iterations that have a commit file."""
     return sorted(int(file.rpartition('.')[2]) for file in os.listdir(folder)
-                  if file.startswith(f'{name}.commit.'))
+                  if file.startswith(f'commit-{name}.'))
 
 
 def test_file_names_and_what_is_kept(comm, folder):
@@ -661,16 +661,16 @@ def test_a_commit_that_cannot_be_written_is_one_error_and_touches_nothing(comm, 
     checkpointer = checkpointer_of(comm, path=folder)
     checkpointer.save(trainer, 1)
     if comm.rank == 0:
-        os.mkdir(f'{folder}/tmp-run.commit.2.part')
+        os.mkdir(f'{folder}/tmp-commit-run.2.part')
     comm.barrier()
     before = state_of(trainer)
-    with pytest.raises(OSError, match=r'iteration 2 was not saved(.|\n)*rank 0: .*run.commit.2: '
+    with pytest.raises(OSError, match=r'iteration 2 was not saved(.|\n)*rank 0: .*commit-run.2: '
                        ) as caught:
         checkpointer.save(trainer, 2)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     assert state_of(trainer) == before and committed(folder) == [1]
     if comm.rank == 0:
-        os.rmdir(f'{folder}/tmp-run.commit.2.part')
+        os.rmdir(f'{folder}/tmp-commit-run.2.part')
     comm.barrier()
     checkpointer.save(trainer, 3)
     assert committed(folder) == [1, 2, 3]  # the files of the second were there
@@ -712,12 +712,12 @@ def test_a_commit_is_removed_before_its_files(comm, folder, monkeypatch):
     comm.barrier()
     assert names(folder) == [f'run.{rank}.3' for rank in range(comm.size)]
     assert committed(folder) == [3]
-    commits = [f'run.commit.{i}' for i in (1, 2)] if comm.rank == 0 else []
+    commits = [f'commit-run.{i}' for i in (1, 2)] if comm.rank == 0 else []
     assert [name for name in removed if 'commit' in name] == commits
     assert [name for name in removed if 'commit' not in name] == [
         f'run.{comm.rank}.{i}' for i in (1, 2)]
     if comm.rank == 0:
-        assert all(removed.index(f'run.commit.{i}') < removed.index(f'run.0.{i}') for i in (1, 2))
+        assert all(removed.index(f'commit-run.{i}') < removed.index(f'run.0.{i}') for i in (1, 2))
 
 
 @pytest.mark.skipif(WORLD.size > 1, reason='mounts a disk')

@@ -61,7 +61,7 @@ def work(folder: str, steps: int) -> None:
     if comm.rank == 0:
         start = updater.iteration
         rows = [row for row in _describe.describe(folder) if row.iteration == start
-                and row.name == f'run.commit.{start}'] if start else []
+                and row.name == f'commit-run.{start}'] if start else []
         is_committed = not start or (rows and not rows[0].problems)
         say(f'starts at {start} {"committed" if is_committed else "not committed"}')
     finalize = checkpointer.finalize
@@ -130,6 +130,7 @@ class Life:
             for line in process.stdout:
                 lines.append(line)
                 arrived.put(line)
+            process.stdout.close()
             arrived.put(None)
 
         reader = threading.Thread(target=read)
@@ -166,7 +167,7 @@ class Life:
         from chainermn.extensions import _describe
 
         rows = _describe.describe(folder)
-        commits = [row for row in rows if row.name.startswith('run.commit.')]
+        commits = [row for row in rows if row.name.startswith('commit-run.')]
         assert not [row for row in commits if row.problems], '\n'.join(map(str, rows))
         self.counts['while a file was written'] += any(
             row.name.startswith('tmp-') for row in rows)
