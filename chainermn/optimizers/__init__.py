@@ -109,8 +109,9 @@ def create_multi_node_optimizer(
         communicator.refuse('create_multi_node_optimizer', error)
     if n_accumulations > 1:
         _check_equal(communicator, 'n_accumulations', n_accumulations)
+    # Asked only by those who overlap: the others know nothing of it, and refuse in another way.
     if overlap:
-        _check_equal(communicator, 'bucket_mb with overlap=True', bucket_mb)
+        _check_equal(communicator, 'bucket_mb', bucket_mb)
         if communicator.size > 1:
             return _OverlappingOptimizer(actual_optimizer, communicator, zero_fill,
                                          n_accumulations, compressor, bucket_bytes)

@@ -28,6 +28,7 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
 
     bucket_bytes: int
     buckets: list[list[str]]  # paths of parameters
+    n_early: int  # buckets whose exchange began during backward, in the last update
     _order: list[str]  # in which backward finished the gradients, the last time
     _early: dict[str, Any]  # gradients that are there before backward has ended, by path
     _means: dict[str, Any]  # of what was put in the queue in this update, by path
@@ -41,56 +42,46 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, n_accumulations, compression)
         self.bucket_bytes = bucket_bytes
-        self._forget()
+        self.buckets, self.n_early, self._order, self._failed = [], 0, [], False
+        self._begin()
 
-    def _forget(self) -> None:
-        self.buckets, self._order, self._failed = [], [], False
+    def _look_back(self) -> None:
+        """Before something new: did the last update come to its end?"""
+        self._failed |= self._n_put > 0
         self._begin()
 
     def _begin(self) -> None:
         self._early, self._means, self._n_put, self._late = {}, {}, 0, []
 
     def setup(self, link: Any) -> Any:
-        self._failed |= self._n_put > 0
-        failed = self._failed
-        self._forget()
-        self._failed = failed
+        self._look_back()
+        self.buckets, self._order = [], []
         return super().setup(link)
 
     def _backward(self, loss: Any, named: Named, is_exchanged: bool) -> None:
-        if self._n_put:
-            self._failed = True  # the last update did not come to its end
+        self._look_back()
+        self._order = []
         params = _once(named)
         paths = {param.node: path for path, param in params.items()}
         is_early = is_exchanged and not self._failed
-        self._begin()
-        self._order = []
-        bucket_of = {path: n for n, bucket in enumerate(self.buckets) for path in bucket}
-        missing = [len(bucket) for bucket in self.buckets]
-        # The rest, of which nobody knew, stays for later.
-        missing.append(-1)
-
-        def put_what_is_ready() -> None:
-            while not missing[self._n_put]:
-                self._put({path: self._completed(params[path], self._early[path])
-                           for path in self.buckets[self._n_put]})
-                self._n_put += 1
+        missing = [set(bucket) for bucket in self.buckets]
+        bucket_of = {path: bucket for bucket in missing for path in bucket}
 
         def ready(node: Any, gradient: Any) -> None:
             path = paths[node]
             self._order.append(path)
             if is_early and path in bucket_of:
                 self._early[path] = gradient
-                missing[bucket_of[path]] -= 1
-                put_what_is_ready()
+                bucket_of[path].discard(path)
+                while self._n_put < len(missing) and not missing[self._n_put]:
+                    self._put({path: self.accumulation.completed(params[path], self._early[path])
+                               for path in self.buckets[self._n_put]})
+                    self._n_put += 1
 
         with watch(loss, paths, ready):
             super()._backward(loss, named, is_exchanged)
-        self._late = [path for path in self._means
-                      if params[path].grad is not self._early[path]]
-
-    def _completed(self, param: Any, gradient: Any) -> Any:
-        return self.accumulation.completed(param, gradient)
+        self.n_early = self._n_put
+        self._late = [path for path in self._means if params[path].grad is not self._early[path]]
 
     def _put(self, gradients: dict[str, Any]) -> None:
         if gradients:

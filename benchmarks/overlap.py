@@ -1,0 +1,197 @@
+"""What is left of the exchange when it runs beside backward: overlap=True against without.
+
+Run it in an environment that has ChainerMN and MPI:
+``python benchmarks/overlap.py [--ranks 2] [--rounds 9] [--png FILE]``.
+
+Slowed: a communicator whose exchange takes as long as backward does, by its bytes, and no core, as
+if a network card did it.  Exposed is what a step takes longer than one without any exchange; the
+ratio is that of both with and without overlap.  The models are ten layers of 1000 units, a bucket
+for each, and layers with the 161 parameters of ResNet-50 (102 MB) in buckets of 25 MB, each layer
+as much work as a perceptron's with as many parameters.
+
+Shared: the real thing, ``flat``, with a rank for each core, all of which compute; so the exchange
+has no core of its own, and there is nothing to gain but what a rank would wait for another.
+
+Watching: a perceptron of 100 small layers where nothing is put in a bucket, so that what is left is
+looking at backward, and dealing what it finishes.
+"""
+
+import os
+import statistics
+import time
+
+import _rounds
+
+GOALS = {'slowed, ten layers': .25, 'slowed, ResNet-50': .4, 'shared, ten layers': 1.03,
+         'shared, ResNet-50': 1.03, 'watching, 100 layers': 1.05}
+BLOCKS = ((3, 64), (4, 128), (6, 256), (3, 512))  # of ResNet-50: how many, and how wide
+
+
+def ten_layers(width: int = 1000, n: int = 10):
+    """Equal layers."""
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+
+    return chainer.Sequential(*[each for _ in range(n) for each in (L.Linear(width, width),
+                                                                    F.relu)])
+
+
+def resnet50():
+    """A linear layer for each convolution, with as many parameters, and its scale and bias."""
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+
+    shapes = [(3 * 49, 64)]
+    inputs = 64
+    for n, width in BLOCKS:
+        for block in range(n):
+            shapes += [(inputs, width), (9 * width, width), (width, 4 * width)]
+            if block == 0:
+                shapes.append((inputs, 4 * width))
+            inputs = 4 * width
+
+    def fitting(n):
+        return lambda h: F.tile(h, (1, -(-n // h.shape[1])))[:, :n]
+
+    layers = []
+    for n_in, n_out in shapes:
+        layers += [fitting(n_in), L.Linear(n_in, n_out, nobias=True),
+                   L.Scale(W_shape=(n_out,), bias_term=True), F.relu]
+    return chainer.Sequential(*layers, L.Linear(2048, 1000))
+
+
+#: Model, inputs, examples of a batch, MB of a bucket.
+MODELS = {
+    'ten layers': (ten_layers, 1000, 128, 4),
+    'ResNet-50': (resnet50, 147, 64, 25),
+    '100 layers': (lambda: ten_layers(50, 100), 50, 32, 25),
+}
+
+
+def make_slowed(world):
+    """A communicator that waits instead of exchanging; all ranks have the same gradients."""
+    from chainermn.communicators.naive_communicator import NaiveCommunicator
+
+    class Slowed(NaiveCommunicator):
+        bytes_per_second = float('inf')
+
+        def _groups(self, arrays):
+            return [list(arrays)]
+
+        def _mean_in_place(self, group):
+            time.sleep(sum(x.nbytes for x in group) / Slowed.bytes_per_second)
+
+        def _mean(self, group, results):
+            start = time.perf_counter()
+            for x, y in zip(group, results, strict=True):
+                y[...] = x
+            left = sum(x.nbytes for x in group) / Slowed.bytes_per_second
+            time.sleep(max(0, left - (time.perf_counter() - start)))
+
+    return Slowed(world)
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of some steps of each sort."""
+    import chainer
+    import chainer.functions as F
+    import numpy as np
+    from mpi4py import MPI
+
+    import chainermn
+
+    world = MPI.COMM_WORLD
+    slowed, flat = make_slowed(world), chainermn.create_communicator('flat')
+    steps = {}
+
+    def new_step(name: str, comm, **options):
+        make, n_inputs, batch, bucket_mb = MODELS[name]
+        np.random.seed(0)
+        model, x = make(), np.random.rand(batch, n_inputs).astype('f')
+        optimizer = chainer.optimizers.SGD(1e-9)
+        if comm is not None:
+            if options:
+                options['bucket_mb'] = bucket_mb
+            optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **options)
+        optimizer.setup(model)
+        if options and name == '100 layers':
+            optimizer._put = lambda gradients: None
+
+        def step():
+            optimizer.update(lambda: F.mean(model(x)))
+
+        def backward():
+            loss = F.mean(model(x))
+            model.cleargrads()
+            start = time.perf_counter()
+            loss.backward()
+            return time.perf_counter() - start
+
+        return step, backward, sum(p.array.nbytes for p in model.params())
+
+    def turn(command) -> dict[str, float]:
+        which, name, n = command
+        comm = flat if which == 'shared' else slowed
+        if (which, name) not in steps:
+            steps.clear()
+            steps[which, name] = {'alone': new_step(name, None), 'without': new_step(name, comm),
+                                  'with': new_step(name, comm, overlap=True)}
+        each = steps[which, name]
+        for step, _, _ in each.values():
+            step()
+            step()
+        type(slowed).bytes_per_second = float('inf')
+        if which == 'slowed':
+            _, backward, size = each['alone']
+            longest = world.allreduce(statistics.median(backward() for _ in range(3)), MPI.MAX)
+            type(slowed).bytes_per_second = size / longest
+        seconds = dict.fromkeys(each, 0.)
+        for _ in range(n):
+            for what, (step, _, _) in each.items():
+                world.Barrier()
+                start = time.perf_counter()
+                step()
+                seconds[what] += world.allreduce(time.perf_counter() - start, MPI.MAX) / n
+        return seconds
+
+    _rounds.answer(kind, folder, world.rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=9, ranks=2)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    if args.quick:
+        args.rounds = 1
+    found = {}
+    for row, goal in GOALS.items():
+        which, _, name = row.partition(', ')
+        ranks = (os.cpu_count() or 1) if which == 'shared' else args.ranks
+        with _rounds.groups(__file__, ranks, ['ours']) as groups:
+            turns = [groups['ours'].ask((which, name, 1 if args.quick else 4))
+                     for _ in range(args.rounds)]
+        if which == 'slowed':
+            values = [(turn['with'] - turn['alone']) / (turn['without'] - turn['alone'])
+                      for turn in turns]
+        else:
+            values = [turn['with'] / turn['without'] for turn in turns]
+        found[row] = values
+        alone, without, overlapped = (statistics.median(turn[what] * 1e3 for turn in turns)
+                                      for what in ('alone', 'without', 'with'))
+        what = 'exposed' if which == 'slowed' else 'step'
+        print(f'{row:<22} {ranks} ranks: a step without exchange {alone:8.2f} ms, without overlap '
+              f'{without:8.2f} ms, with overlap {overlapped:8.2f} ms; {what} '
+              f'{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}) times; '
+              f'goal {goal:g}; {_rounds.load()}', flush=True)
+    if args.png:
+        _rounds.chart(args.png, 'Overlap', 'with overlap, times without: exposed exchange, or step',
+                      {'ours': found}, {'without overlap': 1})
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,149 @@
+"""Means of one list of arrays after another, in the background."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.communicators import compression
+
+
+@pytest.fixture(params=['naive', 'flat'])
+def comm(request):
+    comm = chainermn.create_communicator(request.param)
+    yield comm
+    comm.finalize()
+
+
+def arrays_of(rank, number, dtype=np.float32, sizes=(3, 40000, 1)):
+    return {f'{number}/{i}': (np.arange(size) % 7 + rank + number).astype(dtype)
+            for i, size in enumerate(sizes)}
+
+
+def mean_of(comm, number, **kwds):
+    ranks = [arrays_of(rank, number, **kwds) for rank in range(comm.size)]
+    return [sum(arrays[path].astype('d') for arrays in ranks) / comm.size for path in ranks[0]]
+
+
+@pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
+def test_means(comm, dtype):
+    queue = comm.mean_queue()
+    sent = [arrays_of(comm.rank, n, dtype) for n in range(5)]
+    results = [queue.put(arrays) for arrays in sent]
+    queue.wait()
+    for n, means in enumerate(results):
+        for mean, expected in zip(means, mean_of(comm, n), strict=True):
+            assert mean.dtype == dtype
+            np.testing.assert_allclose(mean, expected, rtol=1e-3)
+    for n, arrays in enumerate(sent):
+        for path, array in arrays_of(comm.rank, n, dtype).items():
+            np.testing.assert_array_equal(arrays[path], array)
+
+
+def test_of_several_dtypes_and_shapes_and_the_same_array_twice(comm):
+    queue = comm.mean_queue()
+    x = np.full((2, 3), comm.rank, np.float32)
+    means = queue.put({'a': x, 'b': x, 'c': np.float64([comm.rank]), 'd': x.T,
+                       'e': np.empty((0, 2), np.float16), 'f': np.array(comm.rank, np.float32)})
+    queue.wait()
+    for mean, shape in zip(means, [(2, 3), (2, 3), (1,), (3, 2), (0, 2), ()], strict=True):
+        assert mean.shape == shape
+        assert (mean == (comm.size - 1) / 2).all()
+
+
+def test_one_queue(comm):
+    assert comm.mean_queue() is comm.mean_queue()
+
+
+def test_the_caller_goes_on(comm):
+    """Ranks put when they like, and use the communicator meanwhile."""
+    queue = comm.mean_queue()
+    results = []
+    for n in range(4):
+        if n % comm.size == comm.rank:
+            time.sleep(0.02)
+        results.append(queue.put(arrays_of(comm.rank, n)))
+        assert comm.allreduce(np.float32([n])) == n * comm.size
+        assert comm.bcast_obj(comm.rank, root=comm.size - 1) == comm.size - 1
+    queue.wait()
+    np.testing.assert_allclose(results[3][1], mean_of(comm, 3)[1], rtol=1e-6)
+
+
+def test_results_that_somebody_has_stay(comm):
+    queue = comm.mean_queue()
+    kept = []
+    for n in range(4):
+        means = queue.put({'x': np.full(50000, n, np.float32)})
+        queue.wait()
+        kept.append(means[0][:3] if n % 2 else means[0])
+        del means
+    for n, x in enumerate(kept):
+        assert (x == n).all()
+
+
+def test_memory_is_used_again(comm):
+    queue = comm.mean_queue()
+    places = set()
+    for n in range(4):
+        means = queue.put({'x': np.full(50000, n, np.float32)})
+        queue.wait()
+        places.add(means[0].ctypes.data)
+        del means
+    assert len(places) == 1
+
+
+def test_compression(comm):
+    queue = comm.mean_queue()
+    means = queue.put(arrays_of(comm.rank, 1), compression.get('fp16'))
+    queue.wait()
+    np.testing.assert_allclose(means[1], mean_of(comm, 1)[1], rtol=1e-3)
+
+
+def test_an_error_in_the_background_is_raised_by_wait(comm):
+    class Fails:
+        def compress(self, x, name):
+            raise ZeroDivisionError('compressed')
+
+        def decompress(self, wire, size, dtype):
+            return wire
+
+    queue = comm.mean_queue()
+    queue.put(arrays_of(comm.rank, 0), Fails() if comm.rank == 0 else compression.get('fp16'))
+    with pytest.raises(ZeroDivisionError, match='compressed'):
+        queue.wait()
+    means = queue.put(arrays_of(comm.rank, 1))
+    queue.wait()
+    np.testing.assert_allclose(means[1], mean_of(comm, 1)[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize('put', [lambda rank: rank, lambda rank: 3 - min(rank, 3),
+                                 lambda rank: 2, lambda rank: 0, lambda rank: 4 * (rank == 0)])
+def test_cancel(comm, put):
+    queue = comm.mean_queue()
+    for _ in range(2):
+        for n in range(put(comm.rank)):
+            queue.put(arrays_of(comm.rank, n))
+        queue.cancel()
+        means = queue.put(arrays_of(comm.rank, 9))
+        queue.wait()
+        np.testing.assert_allclose(means[1], mean_of(comm, 9)[1], rtol=1e-6)
+
+
+def test_finalize_with_something_on_its_way(comm):
+    queue = comm.mean_queue()
+    for n in range(comm.rank):
+        queue.put(arrays_of(comm.rank, n))
+    comm.finalize()  # and once more by the fixture
+
+
+def test_references():
+    """What tells memory that nobody has any more; another Python might count in another way."""
+    x = [np.empty(3)]
+    y = x.pop()
+    assert sys.getrefcount(y) == 2
+    view = y[1:]
+    assert sys.getrefcount(y) == 3
+    del view
+    assert sys.getrefcount(y) == 2

@@ -1,0 +1,701 @@
+"""Overlap: the same bits as without it, whatever the model does, and nothing is left behind."""
+
+import copy
+import pickle
+import threading
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import hypothesis
+import numpy as np
+import pytest
+from chainer import _backprop_utils
+from hypothesis import strategies as st
+
+import chainermn
+from chainermn.links import create_mnbn_model
+
+N_IN, N_OUT, BATCH = 6, 4, 5
+BUCKET_MB = 200 / 2**20  # so that small models have several buckets
+
+
+@pytest.fixture(scope='module', params=['naive', 'flat'])
+def comm(request):
+    comm = chainermn.create_communicator(request.param)
+    yield comm
+    comm.finalize()
+
+
+class Called(chainer.Chain):
+    """Calls its links by a function given to it."""
+
+    def __init__(self, call, **links):
+        super().__init__()
+        with self.init_scope():
+            for name, link in links.items():
+                setattr(self, name, link)
+        self.call = call
+
+    def forward(self, *args):
+        return self.call(self, *args)
+
+
+def mlp():
+    return chainer.Sequential(L.Linear(N_IN, 8), F.tanh, L.Linear(8, 7), F.tanh,
+                              L.Linear(7, N_OUT))
+
+
+def lazy():
+    return chainer.Sequential(L.Linear(None, 8), L.BatchNormalization(8), F.tanh,
+                              L.Linear(None, N_OUT))
+
+
+def called_three_times():
+    def call(m, x):
+        h = F.tanh(m.first(x))
+        for _ in range(3):
+            h = F.tanh(m.again(h))
+        return m.last(h)
+
+    return Called(call, first=L.Linear(N_IN, 8), again=L.Linear(8, 8), last=L.Linear(8, N_OUT))
+
+
+def tied():
+    """The second layer uses the parameter of the first outside of the first one's forward."""
+    def call(m, x):
+        return m.last(F.linear(F.tanh(m.first(x)), m.first.W.T, m.b.b))
+
+    return Called(call, first=L.Linear(N_IN, 8), b=L.Bias(shape=(N_IN,)),
+                  last=L.Linear(N_IN, N_OUT))
+
+
+def never_called():
+    def call(m, x):
+        return m.last(F.tanh(m.first(x)))
+
+    return Called(call, first=L.Linear(N_IN, 8), last=L.Linear(8, N_OUT), other=L.Linear(3, 3))
+
+
+def unused_at_times():
+    """A layer that is skipped in every second update, by all ranks."""
+    def call(m, x):
+        h = F.tanh(m.first(x))
+        m.n_calls = getattr(m, 'n_calls', 0) + 1
+        return m.last(h if m.n_calls % 2 else F.tanh(m.at_times(h)))
+
+    return Called(call, first=L.Linear(N_IN, 8), at_times=L.Linear(8, 8), last=L.Linear(8, N_OUT))
+
+
+def result_unused():
+    """A branch whose result does not reach the loss."""
+    def call(m, x):
+        h = F.tanh(m.first(x))
+        m.other(h)
+        return m.last(h)
+
+    return Called(call, first=L.Linear(N_IN, 8), last=L.Linear(8, N_OUT), other=L.Linear(8, 3))
+
+
+def constant_part():
+    def call(m, x):
+        with chainer.no_backprop_mode():
+            h = m.first(x)
+        return m.last(F.concat([h, F.tanh(m.first(x)), m.last(m.second(x)).data]))
+
+    return Called(call, first=L.Linear(N_IN, 8), second=L.Linear(N_IN, 16 + N_OUT),
+                  last=L.Linear(16 + N_OUT, N_OUT))
+
+
+def by_chainer_grad():
+    """A penalty on the gradient of the output by the input, so a second derivative."""
+    def call(m, x):
+        x = chainer.Variable(x)
+        y = m.last(F.sigmoid(m.first(x)))
+        gx, = chainer.grad([y], [x], enable_double_backprop=True)
+        return y + F.broadcast_to(F.expand_dims(F.sum(gx ** 2, axis=1), 1), y.shape)
+
+    return Called(call, first=L.Linear(N_IN, 8), last=L.Linear(8, N_OUT))
+
+
+def by_gradients_of_parameters():
+    """One step of gradient descent inside the loss."""
+    def call(m, x):
+        y = m.last(F.tanh(m.first(x)))
+        gw, = chainer.grad([F.sum(y ** 2)], [m.last.W], enable_double_backprop=True)
+        return F.linear(F.tanh(m.first(x)), m.last.W - 0.1 * gw, m.last.b)
+
+    return Called(call, first=L.Linear(N_IN, 8), last=L.Linear(8, N_OUT))
+
+
+def forgotten():
+    """F.forget runs backward, and so stores gradients, inside backward."""
+    def call(m, x):
+        h = F.forget(lambda x: F.tanh(m.first(x)), chainer.Variable(x))
+        return m.last(F.tanh(m.both(F.forget(m.both, h))))
+
+    return Called(call, first=L.Linear(N_IN, 8), both=L.Linear(8, 8), last=L.Linear(8, N_OUT))
+
+
+def backward_in_loss():
+    """A loss that computes gradients of its own, and clears them."""
+    def call(m, x):
+        F.sum(m.first(x)).backward(retain_grad=True)
+        m.cleargrads()
+        return m.last(F.tanh(m.first(x)))
+
+    return Called(call, first=L.Linear(N_IN, 8), last=L.Linear(8, N_OUT))
+
+
+def in_threads():
+    def call(m, x):
+        h = F.tanh(m.first(x))
+        parts = [None, None]
+
+        def branch(i, link):
+            parts[i] = F.tanh(link(h))
+
+        threads = [threading.Thread(target=branch, args=(i, link))
+                   for i, link in enumerate((m.left, m.right))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return m.last(parts[0] + parts[1] + m.left(h))
+
+    return Called(call, first=L.Linear(N_IN, 8), left=L.Linear(8, 8), right=L.Linear(8, 8),
+                  last=L.Linear(8, N_OUT))
+
+
+def repeated():
+    return chainer.Sequential(L.Linear(N_IN, 8), chainer.Sequential(
+        L.Linear(8, 8), F.tanh).repeat(3, mode='init'), L.Linear(8, N_OUT))
+
+
+def n_step_lstm():
+    def call(m, x):
+        xs = [F.reshape(row, (3, 2)) for row in F.separate(chainer.Variable(x))]
+        h, _, _ = m.lstm(None, None, xs)
+        h, _, ys = m.lstm2(h, None, [F.concat([x, x]) for x in xs])
+        return m.last(F.concat([h[0], F.stack([y[-1] for y in ys])]))
+
+    return Called(call, lstm=L.NStepLSTM(1, 2, 4, 0.), lstm2=L.NStepLSTM(1, 4, 4, 0.),
+                  last=L.Linear(8, N_OUT))
+
+
+def stateful_lstm():
+    """The graph goes back into the update before, and the state is kept."""
+    def call(m, x):
+        m.n_calls = getattr(m, 'n_calls', 0) + 1
+        if m.n_calls % 2:
+            m.lstm.reset_state()
+        return m.last(m.lstm(m.lstm(x[:, :3]) + x[:, 3:]))
+
+    return Called(call, lstm=L.LSTM(3, 3), last=L.Linear(3, N_OUT))
+
+
+def two_paths():
+    model = mlp()
+    model.append(model[0].copy(mode='share'))
+    model.pop(-1)
+    shared = Called(lambda m, x: m.b(F.tanh(m.a(x))), a=mlp(), b=L.Linear(N_OUT, N_OUT))
+    with shared.init_scope():
+        shared.alias = shared.a[0].W
+    return shared
+
+
+def conv():
+    return chainer.Sequential(
+        lambda x: F.reshape(x, (-1, 1, 2, 3)), L.Convolution2D(1, 3, 2, pad=1),
+        L.BatchNormalization(3), F.relu, L.Scale(W_shape=(3,), bias_term=True),
+        lambda x: F.max_pooling_2d(x, 2), L.Linear(None, N_OUT))
+
+
+def in_many_dtypes():
+    def call(m, x):
+        h = F.cast(F.tanh(m.half(F.cast(x, 'float16'))), 'float64')
+        return F.cast(m.double(h), 'float32') + m.single(x)
+
+    with chainer.using_config('dtype', np.float16):
+        half = L.Linear(N_IN, 8)
+    with chainer.using_config('dtype', np.float64):
+        double = L.Linear(8, N_OUT)
+    return Called(call, half=half, double=double, single=L.Linear(N_IN, N_OUT))
+
+
+MODELS = [mlp, lazy, called_three_times, tied, never_called, unused_at_times, result_unused,
+          constant_part, by_chainer_grad, by_gradients_of_parameters, forgotten, backward_in_loss,
+          in_threads, repeated, n_step_lstm, stateful_lstm, two_paths, conv, in_many_dtypes]
+
+
+def batch_of(rank, update):
+    rng = np.random.RandomState(10 * update + rank)
+    x = rng.standard_normal((BATCH, N_IN)).astype(np.float32)
+    return x, rng.randint(0, N_OUT, BATCH).astype(np.int32)
+
+
+def prepared(comm, make, optimizer=None, **options):
+    np.random.seed(5 + comm.rank)
+    model = L.Classifier(make())
+    actual = chainer.optimizers.MomentumSGD(0.1) if optimizer is None else optimizer()
+    return chainermn.create_multi_node_optimizer(actual, comm, **options).setup(model)
+
+
+def state_of(optimizer):
+    """Bits of parameters, gradients, persistent values and the state of the optimizer."""
+    target = {}
+    for name, part in (('model', optimizer.target), ('optimizer', optimizer)):
+        chainer.serializers.DictionarySerializer(target)[name].save(part)
+    for path, param in optimizer.target.namedparams():
+        target[f'gradient {path}'] = param.grad if param.is_initialized else None
+    # What compression has not sent yet is the same, but kept by bucket.
+    return {key: None if value is None else (value.dtype, np.asarray(value).tobytes())
+            for key, value in target.items() if 'compression' not in key}
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    assert [key for key in a if a[key] != b[key]] == []
+
+
+def trained(comm, make, n_updates=5, each=lambda optimizer, n: None, **options):
+    optimizer = prepared(comm, make, **options)
+    states = []
+    for n in range(n_updates):
+        np.random.seed(77 + n)
+        optimizer.update(optimizer.target, *batch_of(comm.rank, n))
+        each(optimizer, n)
+        states.append(state_of(optimizer))
+    return optimizer, states
+
+
+def as_without(comm, make, **options):
+    """Trains with and without overlap; returns the optimizer with it, after all bits were equal."""
+    _, expected = trained(comm, make, **options)
+    optimizer, states = trained(comm, make, overlap=True, bucket_mb=BUCKET_MB, **options)
+    for a, b in zip(states, expected, strict=True):
+        same(a, b)
+    assert _backprop_utils.backprop_step.__module__ == _backprop_utils.__name__
+    return optimizer
+
+
+@pytest.mark.parametrize('zero_fill', [True, False])
+@pytest.mark.parametrize('make', MODELS)
+def test_models(comm, make, zero_fill):
+    as_without(comm, make, zero_fill=zero_fill)
+
+
+def test_exchanges_during_backward(comm):
+    optimizer = as_without(comm, mlp)
+    if comm.size == 1:
+        assert not hasattr(optimizer, 'buckets')
+        return
+    params = dict(optimizer.target.namedparams())
+    layers = optimizer.target.predictor
+    assert [params[path] for bucket in optimizer.buckets for path in bucket] == [
+        layers[4].W, layers[4].b, layers[2].W, layers[2].b, layers[0].W, layers[0].b]
+    assert optimizer.n_early == len(optimizer.buckets) >= 3
+
+
+@pytest.mark.parametrize('make', [called_three_times, tied, repeated, n_step_lstm, in_threads,
+                                  by_chainer_grad, lazy, two_paths])
+def test_exchanges_all_during_backward_of(comm, make):
+    optimizer = as_without(comm, make)
+    if comm.size > 1:
+        assert optimizer.n_early == len(optimizer.buckets) > 1
+
+
+@pytest.mark.parametrize('options', [
+    {'compression': 'fp16'}, {'compression': 'bf16'}, {'compression': '2bit'},
+    {'n_accumulations': 3}, {'n_accumulations': 2, 'compression': '2bit'},
+    {'optimizer': chainer.optimizers.Adam}, {'n_updates': 1},
+], ids=str)
+def test_options(comm, options):
+    as_without(comm, lazy, **options)
+
+
+@pytest.mark.parametrize('make', [called_three_times, in_many_dtypes, unused_at_times])
+def test_accumulation(comm, make):
+    as_without(comm, make, n_accumulations=2, n_updates=7)
+
+
+def test_hooks_and_loss_scaling(comm):
+    def each(optimizer, n):
+        if n == 0:
+            optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
+            optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.5))
+            optimizer.loss_scaling(scale=64)
+
+    as_without(comm, lazy, each=each)
+    as_without(comm, in_many_dtypes, each=each)
+
+
+def test_mixed16(comm):
+    with chainer.using_config('dtype', chainer.mixed16):
+        as_without(comm, lambda: chainer.Sequential(
+            lambda x: F.cast(x, 'float16'), L.Linear(N_IN, 8), F.tanh, L.Linear(8, N_OUT)))
+
+
+def test_deprecated_zerograds(comm):
+    def each(optimizer, n):
+        optimizer.use_cleargrads(False)
+
+    with pytest.warns(DeprecationWarning):
+        as_without(comm, mlp, each=each)
+
+
+def test_other_parameters_appear(comm):
+    def each(optimizer, n):
+        with optimizer.target.init_scope():
+            if n == 1:
+                optimizer.target.new = chainer.Parameter(np.zeros(3, np.float32))
+            if n == 3:
+                optimizer.target.predictor.append(L.Linear(N_OUT, N_OUT))
+                for param in optimizer.target.params():
+                    param.update_rule = optimizer.create_update_rule()
+
+    as_without(comm, mlp, each=each, n_updates=8)
+
+
+def test_parameter_objects_and_arrays_are_replaced(comm):
+    def each(optimizer, n):
+        layer = optimizer.target.predictor[2]
+        if n == 1:
+            rule = layer.W.update_rule
+            with layer.init_scope():
+                layer.W = chainer.Parameter(layer.W.array.copy())
+            layer.W.update_rule = rule
+        if n == 2:
+            layer.b.array = layer.b.array.copy()
+
+    as_without(comm, mlp, each=each)
+
+
+def test_copies(comm):
+    copies = []
+
+    def each(optimizer, n):
+        copied = copy.deepcopy(optimizer.target)
+        copied.copyparams(optimizer.target)
+        optimizer.target.copyparams(copied)
+        pickle.loads(pickle.dumps(optimizer.target.predictor))
+        copies.append(copied)
+
+    as_without(comm, mlp, each=each)
+    for copied in copies:  # is a model of its own
+        F.sum(copied.predictor(batch_of(0, 0)[0])).backward()
+
+
+def test_resumes(comm, tmp_path):
+    """As the run that was not stopped, also with what compression has not sent yet."""
+    options = {'overlap': True, 'bucket_mb': BUCKET_MB, 'compression': '2bit'}
+    _, expected = trained(comm, mlp, 6, **options)
+    optimizer, _ = trained(comm, mlp, 4, **options)
+    resumed = prepared(comm, mlp, **options)
+    for name, stopped, part in (('model', optimizer.target, resumed.target),
+                                ('optimizer', optimizer, resumed)):
+        chainer.serializers.save_npz(tmp_path / f'{name}{comm.rank}.npz', stopped)
+        chainer.serializers.load_npz(tmp_path / f'{name}{comm.rank}.npz', part)
+    resumed.update(resumed.target, *batch_of(comm.rank, 0))  # broadcasts
+    for n in (4, 5):
+        resumed.update(resumed.target, *batch_of(comm.rank, n))
+    same(state_of(resumed), expected[-1])
+
+
+def test_gradients_that_are_there_already(comm):
+    """Without lossfun: several backwards, with retained gradients, and changed by hand."""
+    def run(**options):
+        optimizer = prepared(comm, mlp, **options)
+        model = optimizer.target
+        states = []
+        for n in range(4):
+            model.cleargrads()
+            for k in range(3):
+                model(*batch_of(comm.rank, 3 * n + k)).backward(retain_grad=True)
+            for param in model.params():
+                param.grad *= 0.5
+            optimizer.update()
+            states.append(state_of(optimizer))
+            optimizer.update(model, *batch_of(comm.rank, n))
+            states.append(state_of(optimizer))
+        return states
+
+    for a, b in zip(run(overlap=True, bucket_mb=BUCKET_MB), run(), strict=True):
+        same(a, b)
+
+
+def test_gradients_may_be_kept(comm):
+    kept = []
+
+    def each(optimizer, n):
+        kept.append([(param.grad, param.grad.copy()) for param in optimizer.target.params()])
+
+    as_without(comm, mlp, each=each)
+    for grads in kept:
+        for grad, then in grads:
+            np.testing.assert_array_equal(grad, then)
+
+
+def test_a_layer_that_one_rank_skips(comm):
+    def make():
+        def call(m, x):
+            h = F.tanh(m.first(x))
+            m.n_calls = getattr(m, 'n_calls', 0) + 1
+            if m.n_calls % comm.size != comm.rank:
+                h = F.tanh(m.at_times(h))
+            return m.last(h)
+
+        return Called(call, first=L.Linear(N_IN, 8), at_times=L.Linear(8, 8),
+                      last=L.Linear(8, N_OUT))
+
+    as_without(comm, make, n_updates=2 * comm.size + 1)
+
+
+def test_a_layer_that_one_rank_skips_without_zero_fill(comm):
+    if comm.size == 1:
+        pytest.skip('needs two ranks')
+
+    def make():
+        def call(m, x):
+            h = F.tanh(m.first(x))
+            return m.last(F.tanh(m.at_times(h)) if m.skip != comm.rank else h)
+
+        return Called(call, first=L.Linear(N_IN, 8), at_times=L.Linear(8, 8),
+                      last=L.Linear(8, N_OUT))
+
+    def run(**options):
+        optimizer = prepared(comm, make, zero_fill=False, **options)
+        model = optimizer.target
+        texts = []
+        for n in range(6):
+            model.predictor.skip = comm.size - 1 if n in (2, 3) else None
+            try:
+                optimizer.update(model, *batch_of(comm.rank, n))
+            except ValueError as error:
+                texts.append(str(error))
+        return texts, state_of(optimizer)
+
+    texts, state = run(overlap=True, bucket_mb=BUCKET_MB)
+    expected, expected_state = run()
+    assert texts == expected
+    assert len(texts) == 2
+    same(state, expected_state)
+
+
+def test_ranks_in_different_orders(comm):
+    """Two branches, the heavier of which is another on each rank."""
+    def make():
+        def call(m, x):
+            h = m.first(x)
+            left, right = h, h
+            for _ in range(1 + comm.rank):
+                left = F.tanh(m.left(left))
+            for _ in range(1 + comm.size - comm.rank):
+                right = F.tanh(m.right(right))
+            return m.last(left + right)
+
+        return Called(call, first=L.Linear(N_IN, 8), left=L.Linear(8, 8), right=L.Linear(8, 8),
+                      last=L.Linear(8, N_OUT))
+
+    as_without(comm, make)
+
+
+def test_multi_node_batch_normalization(comm):
+    """Its own collectives, in forward and backward, run while buckets travel."""
+    def make():
+        return create_mnbn_model(chainer.Sequential(
+            L.Linear(N_IN, 8), L.BatchNormalization(8), F.tanh, L.Linear(8, 8),
+            L.BatchNormalization(8), F.tanh, L.Linear(8, N_OUT)), comm)
+
+    as_without(comm, make, n_updates=12)
+
+
+def test_multi_node_batch_normalization_where_ranks_differ(comm):
+    """A rank that skips a layer holds back its buckets, but not the collectives of others."""
+    def make():
+        def call(m, x):
+            h = m.bn(m.first(x))
+            m.n_calls = getattr(m, 'n_calls', 0) + 1
+            if m.n_calls % comm.size != comm.rank:
+                h = F.tanh(m.at_times(h))
+            return m.last(m.bn2(F.tanh(h)))
+
+        return create_mnbn_model(
+            Called(call, first=L.Linear(N_IN, 8), bn=L.BatchNormalization(8),
+                   at_times=L.Linear(8, 8), bn2=L.BatchNormalization(8),
+                   last=L.Linear(8, N_OUT)), comm)
+
+    as_without(comm, make, n_updates=8)
+
+
+@pytest.mark.parametrize('where', ['forward', 'backward'])
+def test_a_rank_that_fails_and_goes_on(comm, where):
+    """Its gradients of that time, some of which others have met already, are not used."""
+    class Fails(chainer.FunctionNode):
+        def forward(self, inputs):
+            return inputs
+
+        def backward(self, indexes, grads):
+            raise ZeroDivisionError
+
+    def run(**options):
+        optimizer = prepared(comm, mlp, **options)
+        model = optimizer.target
+        for n in range(6):
+            def failing(x, t):
+                if where == 'forward':
+                    raise ZeroDivisionError
+                h = model.predictor[0](x)
+                h = Fails().apply((F.tanh(h),))[0]
+                return F.softmax_cross_entropy(model.predictor[4](F.tanh(model.predictor[2](h))), t)
+
+            if n == 3 and comm.rank == 0:
+                with pytest.raises(ZeroDivisionError):
+                    optimizer.update(failing, *batch_of(7, n))
+            optimizer.update(model, *batch_of(comm.rank, n))
+        return state_of(optimizer)
+
+    same(run(overlap=True, bucket_mb=BUCKET_MB), run())
+    assert _backprop_utils.backprop_step.__module__ == _backprop_utils.__name__
+
+
+def test_all_ranks_fail_in_backward_and_another_model_is_set_up(comm):
+    class Fails(chainer.FunctionNode):
+        def forward(self, inputs):
+            return inputs
+
+        def backward(self, indexes, grads):
+            raise ZeroDivisionError
+
+    def run(**options):
+        optimizer = prepared(comm, mlp, **options)
+        for n in range(3):
+            optimizer.update(optimizer.target, *batch_of(comm.rank, n))
+        model = optimizer.target
+        with pytest.raises(ZeroDivisionError):
+            optimizer.update(lambda x, t: model(
+                Fails().apply((F.tanh(model.predictor[0](x)),))[0][:, :N_IN], t),
+                *batch_of(comm.rank, 3))
+        np.random.seed(comm.rank)
+        optimizer.setup(L.Classifier(lazy()))
+        for n in range(3):
+            optimizer.update(optimizer.target, *batch_of(comm.rank, n))
+        return state_of(optimizer)
+
+    same(run(overlap=True, bucket_mb=BUCKET_MB), run())
+
+
+def test_two_optimizers(comm):
+    def run(**options):
+        optimizers = [prepared(comm, make, **options) for make in (mlp, lazy)]
+        for n in range(4):
+            for optimizer in optimizers:
+                optimizer.update(optimizer.target, *batch_of(comm.rank, n))
+        return [state_of(optimizer) for optimizer in optimizers]
+
+    for a, b in zip(run(overlap=True, bucket_mb=BUCKET_MB), run(), strict=True):
+        same(a, b)
+
+
+@pytest.mark.parametrize('divide', [True, False])
+def test_join(comm, divide):
+    def run(**options):
+        optimizer = prepared(comm, lazy, **options)
+        for epoch in range(2):
+            with chainermn.join(optimizer, divide_by_initial_world_size=divide):
+                for n in range(2 + 2 * ((comm.rank + epoch) % comm.size)):
+                    optimizer.update(optimizer.target, *batch_of(comm.rank, n))
+        return state_of(optimizer)
+
+    same(run(overlap=True, bucket_mb=BUCKET_MB), run())
+
+
+def test_join_that_ends_early(comm):
+    if comm.size == 1:
+        pytest.skip('needs two ranks')
+
+    def run(**options):
+        optimizer = prepared(comm, mlp, **options)
+        with pytest.raises(RuntimeError, match='ran out of inputs'), \
+                chainermn.join(optimizer, throw_on_early_termination=True):
+            for n in range(3 + comm.rank):
+                optimizer.update(optimizer.target, *batch_of(comm.rank, n))
+        for n in range(3):
+            optimizer.update(optimizer.target, *batch_of(comm.rank, n))
+        return state_of(optimizer)
+
+    same(run(overlap=True, bucket_mb=BUCKET_MB), run())
+
+
+def test_debug_mode(comm):
+    def run(**options):
+        optimizer = prepared(comm, mlp, **options)
+        model = optimizer.target
+        optimizer.update(model, *batch_of(comm.rank, 0))
+        chainer.set_debug(True)
+        try:
+            with pytest.raises(ValueError, match='not finite') as info:
+                optimizer.update(lambda: F.sum(F.absolute(model.predictor[0].W)) * np.float32(
+                    np.inf if comm.rank == 0 else 1))
+        finally:
+            chainer.set_debug(False)
+        return str(info.value)
+
+    with np.errstate(invalid='ignore'):
+        assert run(overlap=True, bucket_mb=BUCKET_MB) == run()
+
+
+@pytest.mark.parametrize('change', [
+    {'bucket_mb': 0}, {'bucket_mb': -1}, {'bucket_mb': float('nan')}, {'bucket_mb': 'large'},
+    {'bucket_mb': True}, {'double_buffering': True},
+], ids=str)
+def test_refusals(comm, change):
+    with pytest.raises((ValueError, TypeError), match=r'bucket_mb has to be|two ways'):
+        chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(), comm, **{'overlap': True, **change})
+
+
+def test_buckets_that_differ(comm):
+    if comm.size == 1:
+        pytest.skip('needs two ranks')
+    with pytest.raises(ValueError, match=r'bucket_mb has to be equal .* but is 1 on .* 2 on'):
+        chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(), comm, overlap=True, bucket_mb=min(2, comm.rank + 1))
+
+
+def test_overlap_on_some_ranks_only(comm):
+    if comm.size == 1:
+        pytest.skip('needs two ranks')
+    with pytest.raises(ValueError, match='allgather_obj'):
+        optimizer = prepared(comm, mlp, overlap=comm.rank > 0)
+        optimizer.update(optimizer.target, *batch_of(comm.rank, 0))
+
+
+@hypothesis.settings(max_examples=12)
+@hypothesis.given(data=st.data())
+def test_random_models(comm, data):
+    """Layers, each on the sum of some results before it; some shared, some skipped at times."""
+    n_layers = data.draw(st.integers(1, 5))
+    calls = data.draw(st.lists(st.tuples(
+        st.integers(0, n_layers - 1), st.sets(st.integers(0, 9), max_size=3), st.integers(1, 3)),
+        min_size=1, max_size=8))
+    bucket_mb = data.draw(st.sampled_from([1e-6, 300 / 2**20, 1]))
+    zero_fill = data.draw(st.booleans())
+
+    def make():
+        def call(m, x):
+            m.n_calls = getattr(m, 'n_calls', 0) + 1
+            results = [F.tanh(m.first(x))]
+            for layer, inputs, period in calls:
+                if m.n_calls % period == 0:
+                    h = sum((results[i % len(results)] for i in sorted(inputs)), results[-1])
+                    results.append(F.tanh(m[f'l{layer}'](h)))
+            return m.last(results[-1])
+
+        return Called(call, first=L.Linear(N_IN, 5), last=L.Linear(5, N_OUT),
+                      **{f'l{i}': L.Linear(5, 5) for i in range(n_layers)})
+
+    _, expected = trained(comm, make, 4, zero_fill=zero_fill)
+    _, states = trained(comm, make, 4, zero_fill=zero_fill, overlap=True, bucket_mb=bucket_mb)
+    for a, b in zip(states, expected, strict=True):
+        same(a, b)
