@@ -378,8 +378,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 as ``x``, which it may be itself.  By default a new array.
 
         Returns:
-            On every rank an array with the same bits: ``out``, or a new one.  float16 is combined
-            in float32 and rounded once.
+            On every rank an array with the same bits (but for those of a NaN): ``out``, or a new
+            one.  float16 is combined in float32 and rounded once.
         """
 
     @abc.abstractmethod
