@@ -104,7 +104,7 @@ class ObjectVerbs(CommunicatorBase):
     def _allgather_obj(self, verb: str, obj: Any, op: str | None = None
                        ) -> list[Any]:
         try:
-            if op is not None:
+            if verb == 'allreduce_obj':
                 check_op(op)
             pickled = Pickled(obj)
         except Exception as error:

@@ -114,6 +114,7 @@ BAD |= {
         np.zeros(3, np.complex64)), TypeError),
     ('allreduce', 'unknown op'): (lambda comm, root: comm.allreduce(X, 'mean'), ValueError),
     ('allreduce', 'no op'): (lambda comm, root: comm.allreduce(X, None), ValueError),
+    ('allreduce_obj', 'no op'): (lambda comm, root: comm.allreduce_obj('x', None), ValueError),
     ('allreduce', 'list as op'): (lambda comm, root: comm.allreduce(X, ['sum']), ValueError),
     ('allreduce', 'order of complex'):
         (lambda comm, root: comm.allreduce(X.astype(np.complex64), 'max'), TypeError),
