@@ -76,6 +76,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._writers = sorted(min(ranks) for ranks in sets)
         self._is_alone = len(sets) == 1
         self.master = min(self.replica_set)
+        self._is_writer = comm.rank == self.master
         self.trigger = snapshot.trigger
         self.priority = snapshot.priority
         self.name = snapshot.name
@@ -99,10 +100,6 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     @property
     def default_name(self) -> str:
         return self.snapshot.default_name
-
-    @property
-    def _is_writer(self) -> bool:
-        return self.comm.rank == self.master
 
     def initialize(self, trainer: Any) -> None:
         """Resumes, if the snapshot has ``autoload``.  Collective: every rank calls it."""

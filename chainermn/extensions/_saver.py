@@ -72,6 +72,7 @@ class Saver:
                  paths_of: Callable[[Any], tuple[str, str | None]], is_alone: bool = False) -> None:
         self.background = Background()
         self._comm = comm
+        self._rank, self._size = comm.rank, comm.size  # the thread is to make no MPI call
         self._what = what
         self._writers = list(writers)
         self._find_stale = find_stale
@@ -137,10 +138,10 @@ class Saver:
         """Lets a thread write; what was in flight is settled."""
         self._count += 1
         self._in_flight = save
-        if save.arrays is None and self._comm.rank and not self._superfluous:
+        if save.arrays is None and self._rank and not self._superfluous:
             return
-        tag = _snapshot_files.Tag(f'{self._run}-{self._count}', save.iteration, self._comm.size,
-                                  self._writers, self._comm.rank)
+        tag = _snapshot_files.Tag(f'{self._run}-{self._count}', save.iteration, self._size,
+                                  self._writers, self._rank)
 
         def job() -> None:
             try:
@@ -173,7 +174,8 @@ class Saver:
             raise not_saved(self._name(self._whole), [f'rank 0: {failure}'])
         self._discard(stale)
         self._whole, self._files = None, []
-        self._remove()
+        with on_all_ranks(self._comm, 'removing what is superfluous'):
+            self._remove()
 
     def _name(self, save: Save | None) -> str:
         return self._what if save is None else f'{self._what} of iteration {save.iteration}'
@@ -181,7 +183,7 @@ class Saver:
     def _write(self, save: Save, tag: _snapshot_files.Tag) -> None:
         assert save.arrays is not None
         os.makedirs(os.path.dirname(save.path), exist_ok=True)
-        if self._comm.rank == 0:
+        if self._rank == 0:
             _durable.remove(save.commit_path)  # of an earlier file of this name
         written = _snapshot_files.write(save.path, save.arrays, save.compress, tag, save.buffers)
         save.file = File.of(save.path, written)
@@ -196,10 +198,10 @@ class Saver:
     def _commit(self) -> None:
         """Writes the commit file of what is whole, and removes those of what is superfluous."""
         save = self._whole
-        if self._comm.rank or save is None or save is self._committed:
+        if self._rank or save is None or save is self._committed:
             return
         try:
-            Commit(save.iteration, self._comm.size, self._files).write(save.commit_path)
+            Commit(save.iteration, self._size, self._files).write(save.commit_path)
         except OSError as error:
             raise OSError(f'{save.commit_path}: {error}') from error
         self._committed = save

@@ -84,6 +84,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
         self.comm = comm
+        self._rank = comm.rank
         self.path = path
         self.allow_pickle = allow_pickle
         self.stats = _CheckpointStats()
@@ -188,26 +189,27 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         if self.path is None:
             return
         self._saver.settle(None)
-        names, rank = self._names, self.comm.rank
-        if rank == 0:
-            for path in names.find(None).values():
+        names = self._names
+        with on_all_ranks(self.comm, 'removing checkpoints'):
+            for path in names.find(None).values() if self._rank == 0 else ():
                 remove_commit(path, range(self.comm.size))
         self.comm.barrier()
-        for path in names.find(rank).values():
-            _durable.remove(path)
+        with on_all_ranks(self.comm, 'removing checkpoints'):
+            for path in names.find(self._rank).values():
+                _durable.remove(path)
 
     def _find_stale(self, save: Save) -> list[int]:
         self._saved += 1
         if self._saved % self.gc_interval:
             return []
         # An earlier run may have left later ones here, which other ranks lack.
-        past = sorted(iteration for iteration in self._names.find(self.comm.rank)
+        past = sorted(iteration for iteration in self._names.find(self._rank)
                       if iteration <= save.iteration)
         return past[:-self.cp_interval]
 
     def _paths_of(self, iteration: int) -> tuple[str, str]:
         names = self._names
-        return names.path(iteration, None), names.path(iteration, self.comm.rank)
+        return names.path(iteration, None), names.path(iteration, self._rank)
 
     def _set_path(self, path: str | None, target: Any) -> None:
         if path is not None:
