@@ -99,6 +99,7 @@ setup(
         'cuda12': ['cupy-cuda12x[ctk]', 'nvidia-nccl-cu12'],
         'cuda13': ['cupy-cuda13x[ctk]', 'nvidia-nccl-cu13'],
         'plot': ['matplotlib'],
+        'check': ['rich'],
         'docs': ['sphinx'],
         'test': [
             'hypothesis',
@@ -107,6 +108,7 @@ setup(
             'nbclient',
             'pytest',
             'pytest-mpi',
+            'rich',
             'scikit-learn',
             'scipy',
         ],

@@ -7,6 +7,7 @@ import sys
 
 #: What each command does, and the package whose ``add_arguments`` and ``main`` are it.
 _COMMANDS = {
+    'check': ('show what is installed here, and try it', 'chainermn._check'),
     'checkpoints': ('verify a folder of checkpoints', 'chainermn.extensions._describe'),
     'run': ('start an MPI job, and again after a failure', 'chainermn._run'),
 }
@@ -16,6 +17,7 @@ def main(args: list[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog='python -m chainermn', description='The commands of ChainerMN.', allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
         epilog='"python -m chainermn COMMAND --help" says more.')
     commands = parser.add_subparsers(title='commands', metavar='COMMAND', dest='command')
     parsers = {}

@@ -10,7 +10,7 @@ from chainermn.__main__ import main
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='speaks on one process')
 
-COMMANDS = ['run']
+COMMANDS = ['check', 'checkpoints', 'run']
 
 
 def test_alone_it_shows_the_commands(capsys):
@@ -21,7 +21,7 @@ def test_alone_it_shows_the_commands(capsys):
     assert end.value.code == 0
     assert capsys.readouterr().out == alone
     for command in COMMANDS:
-        assert f'\n    {command} ' in alone
+        assert f'\n    {command}' in alone
 
 
 @pytest.mark.parametrize('command', COMMANDS)
