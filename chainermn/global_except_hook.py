@@ -44,8 +44,8 @@ _forced = False  # whether to end the job even if this process is all of it
 _installed_by = 0  # our process id, once the hooks are in place; a forked child has another
 _before: dict[str, Any] = {}  # the hooks that were in place before ours
 _exit_status = 0  # what the process ends with, once it is known
-#: Called before this process ends the job, when it has said why.
-before_the_end: list[Callable[[], None]] = []
+#: Says whether this process is the first to say why the job ends; the others follow from it.
+may_speak: Callable[[], bool] | None = None
 #: Called instead of ending the job, if somebody else sees to that, with why and a longer text.
 instead: Callable[[str, str], Any] | None = None
 
@@ -122,18 +122,29 @@ def _global_except_hook(
 
 
 def _thread_except_hook(args: threading.ExceptHookArgs) -> None:
-    if args.exc_type is SystemExit:  # ends the thread only
+    if issubclass(args.exc_type, SystemExit):  # ends the thread only
         return _before['threading'](args)
     name = args.thread.name if args.thread else 'unknown'
-    with _ending_the_job(f'uncaught {args.exc_type.__name__} in thread {name}'):
-        _before['threading'](args)
+    with _ending_the_job(f'uncaught {args.exc_type.__name__} in thread {name}') as is_written:
+        if not is_written:
+            _before['threading'](args)
 
 
 def _unraisable_hook(args: sys.UnraisableHookArgs) -> None:
-    if 'atexit' not in (args.err_msg or '') or args.exc_type is SystemExit:
+    why, status = f'uncaught {args.exc_type.__name__}', 1
+    if isinstance(args.exc_value, SystemExit):
+        status = _status_of(args.exc_value)
+        why = f'sys.exit with status {status}'
+    if status == 0 or 'atexit' not in (args.err_msg or ''):
         return _before['unraisable'](args)  # of a __del__, which Python ignores
-    with _ending_the_job(f'uncaught {args.exc_type.__name__} in a function of atexit'):
-        _before['unraisable'](args)
+    with _ending_the_job(f'{why} in a function of atexit', status) as is_written:
+        if not is_written:
+            _before['unraisable'](args)
+
+
+def _status_of(error: SystemExit) -> int:
+    code = error.args[0] if error.args else None
+    return code if isinstance(code, int) else int(code is not None)
 
 
 class _SystemExit(SystemExit):
@@ -146,7 +157,7 @@ class _SystemExit(SystemExit):
             sys._getframe(1)
         except ValueError:  # no Python function asks
             global _exit_status
-            _exit_status = code if isinstance(code, int) else int(code is not None)
+            _exit_status = _status_of(self)
         return code
 
 
@@ -193,7 +204,7 @@ def _ending_the_job(why: str, status: int = 1, text: str = '',
                     end: Callable[[], Any] | None = None) -> Iterator[bool]:
     """Names this process, runs the body, and does not return if the job has to end.
 
-    Yields whether it has written the text.
+    Yields whether nothing else is to be written.
     """
     end = _way_to_end(status) if end is None else end
     if end is None:
@@ -201,12 +212,14 @@ def _ending_the_job(why: str, status: int = 1, text: str = '',
         return
     try:
         _flush()
+        if may_speak is not None and not may_speak():
+            yield True
+            time.sleep(_ENDED_WITHIN)
+            return
         said = f'{_who()} ends the job: {why}'
         leave_word(said)
         sys.stderr.write(f'chainermn: {said}\n{text}')
         sys.stderr.flush()
-        for tell in before_the_end:
-            tell()
         yield bool(text)
     finally:
         _flush()

@@ -106,6 +106,8 @@ class Watch:
         self._alone = _Group(MPI.COMM_SELF)  # until there is another one
         self._groups: list[_Group] = []
         self._default = limit_of(os.environ.get(VARIABLE) or LIMIT)
+        # One rank may go on for long when the others have ended, unless somebody says otherwise.
+        self._at_the_end = self._default if os.environ.get(VARIABLE) else 0
         self._interval = _INTERVAL
         self.allow(self._default)
         self._since: dict[int, tuple[tuple[Any, ...], float]] = {}  # by thread
@@ -184,16 +186,20 @@ class Watch:
         if group.alarmed_at is not None:
             return
         doing = look.doing
+        limit = self._default if look.limit is None else look.limit
         if doing.verb == END:
             if seconds >= self._interval and not group.has_told_the_end:
                 group.has_told_the_end = True
+                group.ended.add(group.ranks[group.rank])
                 group.send(None, _ENDED, range(len(group.ranks)))
-            return
-        limit = self._default if look.limit is None else look.limit
+            if seconds > _PATIENCE and group.ended == set(group.ranks):
+                self._tell(group, 'all ranks are at the end of the program, but some had other '
+                           'communicators than others, and wait for them', (), seen, now)
+            limit = self._at_the_end
         if limit and seconds > limit:
             self._tell(group, f'no progress for {seconds:.0f} s, and the time limit is '
                        f'{limit:g} s ({VARIABLE}, or timeout of the communicator)', (), seen, now)
-        elif seconds > _PATIENCE and doing.call is not None:
+        elif seconds > _PATIENCE and doing.call is not None and doing.verb != END:
             others = set(doing.peers) - {MPI.COMM_WORLD.rank}
             gone = others & group.ended
             is_any = doing.call.peer is not None and doing.call.peer < 0

@@ -23,7 +23,9 @@ from chainermn import global_except_hook
 from chainermn.communicators import _witness_process
 from chainermn.communicators._recent import Calls
 
-_READY_WITHIN = 5  # seconds
+# Seconds.
+_READY_WITHIN = 5
+_ANSWERED_WITHIN = .5
 
 _connection = -1  # file
 _process = 0
@@ -51,7 +53,7 @@ def attend(mpi_comm: Any) -> None:
             _connect(address, rank)
             _process = os.getpid()
             os.register_at_fork(after_in_child=_forget)
-            global_except_hook.before_the_end.append(_say_it_is_said)
+            global_except_hook.may_speak = _may_speak
 
 
 def say_goodbye() -> None:
@@ -105,14 +107,21 @@ def _connect(address: str, rank: int) -> None:
     global _connection
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
-    connection.sendall(f'{rank}\n'.encode())
-    connection.setblocking(False)
+    connection.sendall(' '.join([str(rank), *_segments()]).encode() + b'\n')
     _connection = connection.detach()  # open until the process has ended
     # Stacks go to the witness, which shows them with its message.
     if not faulthandler.is_enabled():
         faulthandler.enable(_connection)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             faulthandler.register(signal.SIGTERM, _connection, all_threads=False, chain=True)
+
+
+def _segments() -> set[str]:
+    """The shared memory that MPICH removes at an ordinary end only."""
+    with contextlib.suppress(OSError), open('/proc/self/maps', encoding='utf-8') as file:
+        return {path for path in (line.split(None, 5)[-1].rstrip('\n') for line in file)
+                if path.startswith('/dev/shm/mpich_shm_') and ' ' not in path}
+    return set()
 
 
 def _forget() -> None:
@@ -125,11 +134,17 @@ def _forget() -> None:
         _connection = -1
 
 
-def _say_it_is_said() -> None:
-    _send(_witness_process.SAID)
+def _may_speak() -> bool:
+    """Whether this rank is the first of its node to say why the job ends."""
+    if _process == os.getpid() and _send(_witness_process.ASKS):
+        with contextlib.suppress(OSError):
+            if select.select([_connection], [], [], _ANSWERED_WITHIN)[0]:
+                return os.read(_connection, 1) != _witness_process.NO
+    return True
 
 
-def _send(word: bytes) -> None:
+def _send(word: bytes) -> bool:
     if _connection >= 0 and _process == os.getpid():
         with contextlib.suppress(OSError):
-            os.write(_connection, word)
+            return os.write(_connection, word) > 0
+    return False

@@ -22,9 +22,12 @@ import socket
 import struct
 import time
 
-#: What a rank sends: a line with its number; then stacks, and one of these when it says itself why
-#: it ends the job, or has come to the end of its program.  No stack has such bytes.
-SAID, GOODBYE = b'\xf0', b'\xf1'
+#: What a rank sends: a line with its number and files to remove; then stacks, and one of these when
+#: it asks whether to say why it ends the job, or has come to the end of its program.  No stack has
+#: such bytes.
+ASKS, GOODBYE = b'\xf0', b'\xf1'
+#: The answers: only who is the first says it.
+YES, NO = b'y', b'n'
 
 # Seconds. What mpiexec has not ended by then, the witness does.
 _GRACE = 2
@@ -113,6 +116,8 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
         poll.register(file, select.POLLIN)
     ended: list[Rank] = []
     told_at = 0.
+    segments: set[str] = set()
+    asking: list[socket.socket] = []
 
     def hear(file: int) -> None:
         connection, rank, line = connections[file]
@@ -120,10 +125,15 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
             while received := connection.recv(65536):
                 if rank is None:
                     line, end, received = (line + received).partition(b'\n')
-                    rank = here.get(int(line)) if end else None
+                    if end:
+                        number, *files = line.decode().split()
+                        rank = here.get(int(number))
+                        segments.update(files)
+                connections[file] = connection, rank, line
                 if rank is not None:
                     rank.heard += received
-                connections[file] = connection, rank, line
+                    if ASKS in received:
+                        asking.append(connection)
             poll.unregister(file)
 
     def accept() -> None:
@@ -154,8 +164,11 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
         for file in list(connections):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 hear(file)
-        if not told_at and any(SAID in rank.heard for rank in ranks):
-            told_at = time.monotonic() + 10  # the rank that has said it sees to the end
+        for connection in asking:
+            with contextlib.suppress(OSError):
+                connection.send(NO if told_at else YES)
+            told_at = told_at or time.monotonic() + 10  # who says it sees to the end
+        asking.clear()
         strange = [rank for rank in ended if not rank.is_ordinary]
         # mpiexec kills the others: of several that have ended meanwhile, it is not one of those.
         first = min(strange, key=lambda rank: rank.was_killed, default=None)
@@ -171,10 +184,16 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
             more = ''
             if first.was_killed and _killed_for_memory() > kills:
                 more = '; the kernel has just killed a process of this host as memory ran out'
-            lines = first.heard.translate(None, GOODBYE + SAID).splitlines(keepends=True)
+            lines = first.heard.translate(None, GOODBYE + ASKS).splitlines(keepends=True)
             stack = b''.join(line for line in lines if not line.startswith(b'Extension modules:'))
             _tell(f'rank {first.number} of {size} (host {os.uname().nodename}, process '
                   f'{first.process}) ended the job: {first.why}{more}', stack)
+
+
+    if told_at:
+        for path in segments:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _tell(what: str, stack: bytes = b'') -> None:

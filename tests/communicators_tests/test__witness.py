@@ -133,7 +133,7 @@ def test_it_ends_what_mpiexec_leaves():
 
 @starts
 def test_who_says_it_himself_is_not_told_of():
-    assert attended([10, 10], words=[b'a stack\n', _witness_process.SAID]) == ([10, 10], '')
+    assert attended([10, 10], words=[b'a stack\n', _witness_process.ASKS]) == ([10, 10], '')
 
 
 @starts

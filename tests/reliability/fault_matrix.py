@@ -1,0 +1,229 @@
+"""Ends a rank in every way at every place, on real processes, and says what became of the job.
+
+``python tests/reliability/fault_matrix.py [--ranks 2,3,4] [--only TEXT] [--slice 1/4]
+[--jobs 2] [--results FILE] [--docs docs/reliability.md]``
+
+A case is right if mpiexec ends within 5 seconds of the fault, with a status other than 0, after
+one message that names host, rank and cause, with the stack where there is one, and if no process
+and no shared memory is left.  With ``--docs`` the table of all results in the file goes into that
+page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import program  # noqa: E402
+
+#: Communicators, for the verbs; the other places have the one that goes there.
+COMMUNICATORS = ('naive', 'flat', 'dummy')
+WITHIN = 5.  # seconds
+LIMIT = 1  # second, for what only a time limit ends
+BEGIN, END = '<!-- written by fault_matrix.py -->', '<!-- until here -->'
+
+
+class Case(NamedTuple):
+    """A way to end at a place."""
+
+    way: str
+    place: str
+    communicator: str
+    ranks: int
+
+
+class Result(NamedTuple):
+    """What became of it."""
+
+    problem: str  # '' if it is right
+    seconds: float  # from the fault to the end of mpiexec
+    output: str
+
+
+def cases(ranks: tuple[int, ...]) -> list[Case]:
+    """All of them."""
+    places = [(place, 'flat') for place in program.PLACES] + [
+        (verb, name) for name in COMMUNICATORS for verb in program.VERBS]
+    return [Case(way, place, name, n) for n in ranks for way in program.WAYS
+            for place, name in places
+            if (way, place) != ('sys.exit(0) alone', 'at exit')]  # which is an ordinary end
+
+
+def run(case: Case) -> Result:
+    """Runs one."""
+    with tempfile.TemporaryDirectory(prefix='fault-matrix-') as folder:
+        env = {**os.environ, 'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
+        env['CHAINERMN_TIMEOUT'] = str(LIMIT) if case.way in program.HANGS else '0'
+        command = ['mpiexec', '-n', str(case.ranks), sys.executable, '-W', 'ignore',
+                   str(HERE / 'program.py'), case.way, case.place, case.communicator, folder]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, errors='replace',
+                                   start_new_session=True)
+        hangs = False
+        try:
+            output, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            hangs = True
+            os.killpg(process.pid, signal.SIGTERM)
+            output, _ = process.communicate()
+        ended = time.time()
+        when = pathlib.Path(folder, 'when')
+        seconds = ended - float(when.read_text()) if when.exists() else 0.
+        problem = 'hangs' if hangs else _problem(case, process.returncode, output, seconds)
+        if not problem and not when.exists():
+            problem = 'no fault'
+        if left := _left(folder):
+            problem = problem or f'left: {left}'
+    return Result(problem, seconds, output)
+
+
+def _problem(case: Case, status: int, output: str, seconds: float) -> str:
+    """What is wrong with it, if anything."""
+    _, cause, stack = program.WAYS[case.way]
+    rank = case.ranks - 1
+    said = re.findall(r'^chainermn: .*$', output, re.MULTILINE)
+    if status == 0:
+        return 'status 0'
+    if case.way in (*program.HANGS, 'sys.exit(0) alone'):
+        # Others tell of it: of each rank what it does.
+        cause = cause or '(is|are) (not in a verb|in )'
+        if not any(rank in _ranks(line) and re.search(cause, line)
+                   for line in output.splitlines()):
+            return 'other message'
+    else:
+        right = re.compile(rf'chainermn: rank {rank} of {case.ranks} \(host '
+                           rf'{re.escape(os.uname().nodename)}, process \d+\) end(s|ed) the job: '
+                           rf'({cause})')
+        is_agreed = case.place == 'in a checkpoint' and re.search(rf'rank {rank}\b', output)
+        if not any(right.match(line) for line in said) and not is_agreed:
+            return 'other message'
+        stack = '' if is_agreed else stack  # all ranks say it, of that one
+    if len(said) > 1:
+        return f'{len(said)} messages'
+    if stack not in output:
+        return 'no stack'
+    if seconds > WITHIN:
+        return f'{seconds:.1f} s'
+    return ''
+
+
+def _ranks(line: str) -> set[int]:
+    """The ranks that a line names, such as 'ranks 0-2, 5'."""
+    found: set[int] = set()
+    for text in re.findall(r'ranks? (\d+(?:(?:-|, )\d+)*)', line):
+        for part in text.split(', '):
+            first, _, last = part.partition('-')
+            found |= {*range(int(first), int(last or first) + 1)}
+    return found
+
+
+def _left(folder: str) -> str:
+    """What the job has left behind, once it had time to go."""
+    give_up = time.monotonic() + 5
+    while True:
+        left = _processes(folder) + _shared_memory(folder)
+        if not left or time.monotonic() > give_up:
+            return ', '.join(left)
+        time.sleep(.05)
+
+
+def _processes(folder: str) -> list[str]:
+    """The processes that have the folder in their environment: ranks, witnesses and workers."""
+    found = []
+    mark = f'FAULT_MATRIX={folder}'.encode()
+    for pid in filter(str.isdecimal, os.listdir('/proc')):
+        try:
+            if mark in pathlib.Path(f'/proc/{pid}/environ').read_bytes().split(b'\0'):
+                found.append(f'process {pid}')
+        except OSError:
+            continue
+    return found
+
+
+def _shared_memory(folder: str) -> list[str]:
+    """What the ranks had in /dev/shm, as they have written down, and is there still."""
+    return [path for file in pathlib.Path(folder).glob('shared-*')
+            for path in file.read_text().splitlines() if os.path.exists(path)]
+
+
+def table(results: dict[Case, Result]) -> str:
+    """One line for each way, one column for each kind of place."""
+    columns = {place: [place] for place in program.PLACES}
+    columns |= {f'in a verb ({name})': list(program.VERBS) for name in COMMUNICATORS}
+    lines = ['| a rank ends by | ' + ' | '.join(columns) + ' | longest |',
+             '|---' * (2 + len(columns)) + '|']
+    for way in program.WAYS:
+        cells = []
+        longest = 0.
+        for column, places in columns.items():
+            name = column.partition('(')[2].rstrip(')') or 'flat'
+            those = [result for case, result in results.items()
+                     if case.way == way and case.place in places and case.communicator == name]
+            right = sum(not result.problem for result in those)
+            cells.append(f'{right}/{len(those)}' if those else '')
+            longest = max([longest, *(result.seconds for result in those)])
+        lines.append(f'| {way} | ' + ' | '.join(cells) + f' | {longest:.1f} s |')
+    wrong = [(case, result) for case, result in results.items() if result.problem]
+    hangs = sum(result.problem == 'hangs' for _, result in wrong)
+    ranks = ', '.join(map(str, sorted({case.ranks for case in results})))
+    lines += ['', f'{len(results)} jobs of {ranks} ranks: {len(results) - len(wrong)} right, '
+              f'{hangs} hung.']
+    lines += [f'- {" / ".join(map(str, case))}: {result.problem}' for case, result in wrong]
+    return '\n'.join(lines)
+
+
+def _load(path: pathlib.Path | None) -> dict[Case, Result]:
+    if path is None or not path.exists():
+        return {}
+    return {Case(*case): Result(*result, '') for case, result in json.loads(path.read_text())}
+
+
+def main() -> int:
+    """Runs the cases and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
+    parser.add_argument('--only', default='', help='a text that the case has, as it is printed')
+    parser.add_argument('--slice', default='1/1', metavar='K/N', help='every N-th, from the K-th')
+    parser.add_argument('--jobs', type=int, default=1, help='at a time; default: %(default)s')
+    parser.add_argument('--results', type=pathlib.Path, metavar='FILE',
+                        help='keeps the results, to which those of this run are added')
+    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE', help='writes the table there')
+    args = parser.parse_args()
+    k, n = map(int, args.slice.split('/'))
+    chosen = [case for case in cases(tuple(map(int, args.ranks.split(','))))
+              if args.only in ' / '.join(map(str, case))][k - 1::n]
+    results = _load(args.results)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for case, result in zip(chosen, pool.map(run, chosen), strict=True):
+            results[case] = result
+            print(f'{" / ".join(map(str, case))}: {result.problem or "right"} '
+                  f'({result.seconds:.1f} s)', flush=True)
+            if result.problem:
+                print(re.sub('^', '    ', result.output, flags=re.MULTILINE), flush=True)
+            if args.results:
+                args.results.write_text(json.dumps(
+                    [[case, result[:2]] for case, result in results.items()]))
+    text = table(results)
+    print(f'\n{text}')
+    if args.docs:
+        page = args.docs.read_text()
+        before, _, rest = page.partition(BEGIN)
+        args.docs.write_text(f'{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}')
+    return int(any(result.problem for result in results.values()))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""The program of the fault matrix: ``program.py WAY PLACE COMMUNICATOR FOLDER``.
+
+All ranks go to a place; there the last rank ends, or hangs, in a way.
+"""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+
+import chainer
+import numpy as np
+
+import chainermn
+
+FOLDER = ''
+
+
+def _raise():
+    raise ValueError('no such luck')
+
+
+def _raise_in_a_thread():
+    threading.Thread(target=_raise, name='loader').start()
+    time.sleep(60)
+
+
+def _take_all_memory():
+    np.ones(1 << 55)
+
+
+def _kill(number):
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+
+def _loop():
+    while True:
+        pass
+
+
+#: How a rank ends, and what is said then: of its cause, and of where it happened.
+WAYS = {
+    'exception': (_raise, 'uncaught ValueError', 'ValueError: no such luck'),
+    'exception in a thread': (_raise_in_a_thread, 'uncaught ValueError in thread loader',
+                              'ValueError: no such luck'),
+    'MemoryError': (_take_all_memory, 'uncaught .*MemoryError', 'in _take_all_memory'),
+    'sys.exit(3)': (lambda: sys.exit(3), 'sys.exit with status 3', ''),
+    'sys.exit(0) alone': (lambda: sys.exit(0),
+                          'end of the program|failed in the middle of an exchange', ''),
+    'os._exit(3)': (lambda: os._exit(3), 'os._exit with status 3', 'in <lambda>'),
+    'SIGTERM': (lambda: _kill(signal.SIGTERM), 'killed by SIGTERM', 'in _kill'),
+    'SIGKILL': (lambda: _kill(signal.SIGKILL), 'killed by SIGKILL', ''),
+    'SIGSEGV': (lambda: _kill(signal.SIGSEGV), 'killed by SIGSEGV', 'in _kill'),
+    'SIGSTOP': (lambda: _kill(signal.SIGSTOP), 'does not answer', ''),
+    'endless loop': (_loop, '', 'in _loop'),
+}
+#: Those that a time limit ends.
+HANGS = ('SIGSTOP', 'endless loop')
+
+
+def fault():
+    """Ends or hangs this rank; the runner wants to know when."""
+    write_down_shared_memory()
+    with open(f'{FOLDER}/when', 'w') as file:
+        file.write(str(time.time()))
+    WAYS[sys.argv[1]][0]()
+
+
+def write_down_shared_memory():
+    """The runner looks whether it is left."""
+    with open('/proc/self/maps') as maps, open(f'{FOLDER}/shared-{os.getpid()}', 'w') as file:
+        file.writelines(path for path in (line.split(None, 5)[-1] for line in maps)
+                        if path.startswith('/dev/shm/') and '(deleted)' not in path)
+
+
+def verbs(comm):
+    """A call of each collective verb."""
+    x, xs = np.ones(3, 'f'), np.ones((comm.size, 3), 'f')
+    model = chainer.links.Linear(3, 3)
+    model.cleargrads()
+    for param in model.params():
+        param.grad = param.array
+    root = comm.rank == 0
+    return {
+        'bcast': lambda: comm.bcast(x if root else None),
+        'gather': lambda: comm.gather(x),
+        'allgather': lambda: comm.allgather(x),
+        'alltoall': lambda: comm.alltoall(tuple(xs)),
+        'scatter': lambda: comm.scatter(xs if root else None),
+        'allreduce': lambda: comm.allreduce(x, op='max'),
+        'allreduce_many': lambda: comm.allreduce_many([x, x]),
+        'multi_node_mean': lambda: comm.multi_node_mean(x),
+        'reduce': lambda: comm.reduce(x),
+        'reduce_scatter': lambda: comm.reduce_scatter(xs),
+        'bcast_obj': lambda: comm.bcast_obj({}),
+        'gather_obj': lambda: comm.gather_obj({}),
+        'allgather_obj': lambda: comm.allgather_obj({}),
+        'scatter_obj': lambda: comm.scatter_obj([{}] * comm.size if root else None),
+        'allreduce_obj': lambda: comm.allreduce_obj(1),
+        'bcast_data': lambda: comm.bcast_data(model),
+        'multi_node_mean_grad': lambda: comm.multi_node_mean_grad(model),
+        'split': lambda: comm.split(0, comm.rank),
+        'new_group': lambda: comm.new_group(range(comm.size)),
+        'barrier': comm.barrier,
+        'finalize': comm.finalize,
+    }
+
+
+VERBS = (
+    'bcast', 'gather', 'allgather', 'alltoall', 'scatter', 'allreduce', 'allreduce_many',
+    'multi_node_mean', 'reduce', 'reduce_scatter', 'bcast_obj', 'gather_obj', 'allgather_obj',
+    'scatter_obj', 'allreduce_obj', 'bcast_data', 'multi_node_mean_grad', 'split', 'new_group',
+    'barrier', 'finalize')
+
+
+def inside(comm, is_last, call):
+    """Calls a verb in which the last rank fails once all have agreed on it."""
+    if is_last:
+        for name in ('same', 'exchange', 'numbers'):
+            before = getattr(comm._agreement, name)
+
+            def after(*args, before=before):
+                agreed = before(*args)
+                fault()
+                return agreed
+            setattr(comm._agreement, name, after)
+    call()
+    if call != comm.finalize:
+        comm.barrier()  # a verb may be over before the others miss this rank
+
+
+def before(comm, is_last):
+    """The others are in their first collective."""
+    if is_last:
+        fault()
+    comm.barrier()
+
+
+def message(comm, is_last):
+    """The others receive from it, and call no collective."""
+    if is_last:
+        fault()
+    comm.recv(comm.size - 1, 0)
+
+
+def shared_memory(comm, is_last):
+    """In the middle of an exchange."""
+    if is_last:
+        from chainermn.communicators._window import Window
+        publish = Window.publish
+
+        def published(window, count):
+            publish(window, count)
+            if count == 3:
+                fault()
+        Window.publish = published
+    comm.allreduce(np.ones(1 << 20, 'f'))
+    comm.barrier()
+
+
+class Target:
+    """What a checkpoint is written of."""
+
+    def __init__(self, is_last):
+        self.is_last = is_last
+
+    def serialize(self, serializer):
+        serializer('x', np.ones(1000))
+        if self.is_last:
+            fault()
+
+
+def checkpoint(comm, is_last):
+    """While it writes a checkpoint."""
+    checkpointer = chainermn.create_multi_node_checkpointer('matrix', comm, path=FOLDER)
+    checkpointer.save(Target(is_last), 1)
+    checkpointer.save(Target(False), 2)
+    comm.barrier()
+
+
+class Images(chainer.dataset.DatasetMixin):
+    """Loaded by another process."""
+
+    def __init__(self, is_last):
+        self.is_last = is_last
+
+    def __len__(self):
+        return 100
+
+    def get_example(self, i):
+        return np.ones(3, 'f')
+
+
+def loader(comm, is_last):
+    """While other processes load its data."""
+    iterator = chainer.iterators.MultiprocessIterator(Images(is_last), 5, n_processes=2)
+    for n in range(6):
+        next(iterator)
+        comm.barrier()
+        if is_last and n == 3:
+            fault()
+
+
+def at_exit(comm, is_last):
+    """While the program ends."""
+    if is_last:
+        atexit.register(fault)
+
+
+PLACES = {'before': before, 'in a message': message, 'in shared memory': shared_memory,
+          'in a checkpoint': checkpoint, 'with data loaders': loader, 'at exit': at_exit}
+
+
+def main():
+    """Goes to the place."""
+    global FOLDER
+    _, _, place, name, FOLDER = sys.argv
+    comm = chainermn.create_communicator(name)
+    is_last = comm.rank == comm.size - 1
+    write_down_shared_memory()
+    if place in PLACES:
+        PLACES[place](comm, is_last)
+    else:
+        inside(comm, is_last, verbs(comm)[place])
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,60 @@
+"""Every way to end once, and every place once; ``fault_matrix.py`` runs all of them."""
+
+import concurrent.futures
+import importlib.util
+import itertools
+import pathlib
+
+import pytest
+from mpi4py import MPI
+
+pytestmark = [pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself'),
+              pytest.mark.limit(120)]
+
+_spec = importlib.util.spec_from_file_location(
+    'fault_matrix', pathlib.Path(__file__).with_name('fault_matrix.py'))
+fault_matrix = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fault_matrix)
+
+
+def diagonal():
+    """Cases that have every way and every place."""
+    program, case = fault_matrix.program, fault_matrix.Case
+    places = [(place, 'flat') for place in program.PLACES] + list(
+        zip(program.VERBS, itertools.cycle(fault_matrix.COMMUNICATORS), strict=False))
+    ways = itertools.cycle(way for way in program.WAYS if way not in program.HANGS)
+    found = [case(way, *place, ranks) for way, place, ranks in zip(
+        ways, places, itertools.cycle([2, 3]), strict=False)]
+    return found + [case(way, 'allreduce', 'flat', 3) for way in program.HANGS]
+
+
+@pytest.fixture(scope='module')
+def results():
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        yield {case: pool.submit(fault_matrix.run, case) for case in diagonal()}
+
+
+@pytest.mark.parametrize('case', diagonal(), ids=lambda case: ' / '.join(map(str, case)))
+def test_the_job_ends_with_the_right_message(results, case):
+    result = results[case].result()
+    late = result.problem.endswith(' s')  # a busy machine may be
+    assert not result.problem or late, f'{result.problem}\n{result.output}'
+
+
+def test_every_way_and_every_place_is_there():
+    program = fault_matrix.program
+    assert {case.way for case in diagonal()} == set(program.WAYS)
+    assert {case.place for case in diagonal()} == {*program.PLACES, *program.VERBS}
+    assert len(fault_matrix.cases((2, 3, 4))) == 3 * (len(program.WAYS) * (
+        len(program.PLACES) + 3 * len(program.VERBS)) - 1)
+
+
+def test_the_table():
+    case, result = fault_matrix.Case, fault_matrix.Result
+    text = fault_matrix.table({
+        case('SIGKILL', 'before', 'flat', 2): result('', 1., ''),
+        case('SIGKILL', 'bcast', 'naive', 3): result('hangs', 60., ''),
+        case('SIGKILL', 'bcast_obj', 'naive', 3): result('', 2., '')})
+    assert '| SIGKILL | 1/1 |  |  |  |  |  | 1/2 |  |  | 60.0 s |' in text
+    assert '3 jobs of 2, 3 ranks: 2 right, 1 hung.' in text
+    assert '- SIGKILL / bcast / naive / 3: hangs' in text
