@@ -169,6 +169,7 @@ def test_what_a_killed_rank_has_started_is_ended_before_the_next_attempt(tmp_pat
         ''')
     done = run(tmp_path, env, '-n', '2', 'script.py')
     assert (done.stdout.splitlines()[-2:], done.returncode) == (['False'] * 2, 0)
+    assert 'ended the job: killed by SIGKILL' in ' '.join(table(done.stderr)[1][1])
     assert processes(tmp_path) == []
 
 
