@@ -38,16 +38,18 @@ class MeanQueue:
         check: Checks the mean gradients of a model.
         means: Computes means, on messages of its own.
         patient: Called with whether the caller is computing; then waiting must not use a core.
+        can_hide: Whether exchanging does not take from all ranks what they compute with.
     """
 
     def __init__(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]],
                  check: Callable[[Any], None], means: Means,
-                 patient: Callable[[bool], None]) -> None:
+                 patient: Callable[[bool], None], can_hide: bool) -> None:
         self._control = mpi_comm
         self._calls = Calls(mpi_comm)
         self._turns = mpi_comm.Dup()  # for the thread
         self._means = means
         self.agree = agree
+        self.can_hide = can_hide
         self.check = check
         self._patient = patient
         self._number = 0  # of the next list
@@ -77,10 +79,13 @@ class MeanQueue:
         """
         results = self._results(arrays)
         number, self._number = self._number, self._number + 1
+        turn = self._turns.Ibarrier()  # complete once all ranks have put it
         on_device = _computed_on(arrays.values())
 
         def job() -> None:
-            if self._all_have(number):
+            while not turn.Test():
+                time.sleep(0 if self._hurry else _NAP)
+            if number < self._limit:
                 with on_device():
                     self._means(arrays, compressor, results)
 
@@ -126,16 +131,15 @@ class MeanQueue:
         The ranks need not have put the same number of lists.
         """
         least, most = self._last_numbers()
+        turns = []
         if least < most:
             self._limit = least
             self._control.Barrier()  # all know the limit
+            turns = [self._turns.Ibarrier() for _ in range(self._number, most)]
         with contextlib.suppress(Exception):  # nobody wants to know any more
             self.wait()
-        if least < most:
-            if self._number == least:
-                self._all_have(least)  # the others wait for it
-            self._control.Barrier()
-            self._number, self._limit = most, sys.maxsize
+        MPI.Request.Waitall(turns)
+        self._number, self._limit = most, sys.maxsize
 
     def free(self) -> None:
         """Frees what this object holds.  Collective: every rank calls it, once."""
@@ -173,15 +177,6 @@ class MeanQueue:
         else:
             self._ended.put(None)
         return True
-
-    def _all_have(self, number: int) -> bool:
-        """Waits until all ranks have put a list, or says that it is cancelled."""
-        if number > self._limit:
-            return False
-        request = self._turns.Ibarrier()
-        while not request.Test():
-            time.sleep(0 if self._hurry else _NAP)
-        return number < self._limit
 
     def _results(self, arrays: dict[str, Any]) -> list[Any]:
         """Arrays like those, in the memory of last time unless somebody still has some of it."""

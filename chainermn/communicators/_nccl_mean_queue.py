@@ -25,6 +25,8 @@ class NcclMeanQueue:
             size of what travels, and whether each rank receives all of it.
     """
 
+    can_hide = True
+
     def __init__(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]],
                  check: Callable[[Any], None],
                  start: Callable[[dict[str, Any], Any], tuple[list[Any], Any, Any]],

@@ -29,7 +29,7 @@ from mpi4py import MPI
 from chainermn.communicators import _bucket, _chunks, _disagreement, _wire
 from chainermn.communicators._chunks import Piece, Run
 from chainermn.communicators._reduction import Copied, FewPieces, ManyPieces
-from chainermn.communicators._topology import Topology
+from chainermn.communicators._topology import Topology, cores
 from chainermn.communicators._window import Window
 
 LAG = 2
@@ -58,12 +58,12 @@ def create(mpi_comm: Any, topology: Topology, chunk: int | None = None) -> Share
     Returns:
         The shared memory; or ``None`` on every rank, with a warning, if one cannot have it.
     """
-    said = mpi_comm.allgather((topology, _cores()))
+    said = mpi_comm.allgather((topology, cores()))
     if chunk is None:
         chunk = CHUNK
         for node in range(topology.inter_size):
-            cores = [theirs for place, theirs in said if place.inter_rank == node]
-            if len(set().union(*cores)) < len(cores):
+            of_node = [theirs for place, theirs in said if place.inter_rank == node]
+            if len(set().union(*of_node)) < len(of_node):
                 chunk = CHUNK_IF_CROWDED
         if topology.inter_size > 1:
             chunk = CHUNK_BETWEEN_NODES
@@ -254,13 +254,6 @@ def _flat(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> Iterator[list
         array = arrays[number]
         if not array.flags.c_contiguous:
             array[...] = flat[number].reshape(array.shape)
-
-
-def _cores() -> set[int]:
-    """The cores on which this process may run."""
-    if hasattr(os, 'sched_getaffinity'):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _check_room(size: int) -> None:

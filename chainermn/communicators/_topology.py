@@ -1,6 +1,7 @@
 """Which ranks share a node: host names become intra and inter ranks."""
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -32,3 +33,18 @@ def place(rank: int, hosts: Sequence[str]) -> Topology:
     nodes = list(dict.fromkeys(hosts))
     mine = hosts[rank]
     return Topology(hosts[:rank].count(mine), hosts.count(mine), nodes.index(mine), len(nodes))
+
+
+def cores() -> set[int]:
+    """The cores on which this process may run."""
+    if hasattr(os, 'sched_getaffinity'):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def are_cores_left(mpi_comm: Any) -> bool:
+    """Whether the ranks, all of one node, may run on more cores than there are ranks.
+
+    Collective: every rank calls it.
+    """
+    return len(set().union(*mpi_comm.allgather(cores()))) > mpi_comm.size

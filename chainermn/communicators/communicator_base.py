@@ -606,6 +606,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             - ``wait()``: Returns once all that was put is averaged.
             - ``check(model)``: In debug mode, raises if a gradient is not finite, as
               :meth:`multi_node_mean_grad` does.
+            - ``can_hide``: Whether it can run beside computing: over a network, on a device, or on
+              a core that no rank of this one node needs; the same on all ranks.
             - ``cancel()``: Collective.  Forgets what was put, of which the ranks may have put more
               and less.
         """

@@ -235,7 +235,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
 
     def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
         """A queue that exchanges by this communicator, which is for that alone."""
-        return MeanQueue(mpi_comm, agree, self._check, self._means, self._wait_patiently)
+        can_hide = self.inter_size > 1 or _topology.are_cores_left(self._arrays)
+        return MeanQueue(mpi_comm, agree, self._check, self._means, self._wait_patiently, can_hide)
 
     def _check(self, model: Any) -> None:
         """Checks mean gradients in Chainer's debug mode."""

@@ -23,7 +23,7 @@ def create_multi_node_optimizer(
     *,
     n_accumulations: int = 1,
     compression: Any = None,
-    overlap: bool = False,
+    overlap: bool | str = False,
     bucket_mb: float = 25,
 ) -> Any:
     """Makes an optimizer average its gradients over all ranks before each step.
@@ -70,7 +70,9 @@ def create_multi_node_optimizer(
             others, in buckets, and waits for them before the step.  The results are those without
             it; unlike with double buffering, each step uses the gradients of its own update.
             ``update()`` without ``lossfun`` exchanges everything at once.  It takes a second
-            communicator, in the background, and as much memory as the gradients.
+            communicator, in the background, and as much memory as the gradients.  Where the ranks,
+            on one machine, need all its cores to compute, nothing can be hidden, and everything is
+            exchanged at once as well; ``'always'`` overlaps even there.
         bucket_mb: Size of a bucket, in units of 2**20 bytes: a larger one is exchanged more
             efficiently, a smaller one earlier.
 
@@ -104,6 +106,8 @@ def create_multi_node_optimizer(
         if double_buffering and overlap:
             raise ValueError('double_buffering=True and overlap=True are two ways to the same end; '
                              'use overlap=True, which uses fresh gradients')
+        if not isinstance(overlap, bool) and overlap != 'always':
+            raise ValueError(f"overlap has to be True, False or 'always', not {overlap!r}")
         bucket_bytes = _checked_size(bucket_mb)
     except Exception as error:
         communicator.refuse('create_multi_node_optimizer', error)
@@ -111,10 +115,12 @@ def create_multi_node_optimizer(
         _check_equal(communicator, 'n_accumulations', n_accumulations)
     # Asked only by those who overlap: the others know nothing of it, and refuse in another way.
     if overlap:
+        _check_equal(communicator, 'overlap', overlap)
         _check_equal(communicator, 'bucket_mb', bucket_mb)
         if communicator.size > 1:
             return _OverlappingOptimizer(actual_optimizer, communicator, zero_fill,
-                                         n_accumulations, compressor, bucket_bytes)
+                                         n_accumulations, compressor, bucket_bytes,
+                                         overlap == 'always')
     if not double_buffering:
         return _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
                                    compressor)

@@ -27,6 +27,7 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
     bucket_bytes: int
+    always: bool  # even where exchanging takes from all ranks what they compute with
     buckets: list[list[str]]  # paths of parameters
     n_early: int  # buckets whose exchange began during backward, in the last update
     _order: list[str]  # in which backward finished the gradients, the last time
@@ -39,9 +40,11 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
     def __init__(
         self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
         n_accumulations: int = 1, compression: Any = None, bucket_bytes: int = 25 * 2**20,
+        always: bool = False,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, n_accumulations, compression)
         self.bucket_bytes = bucket_bytes
+        self.always = always
         self.buckets, self.n_early, self._order, self._failed = [], 0, [], False
         self._begin()
 
@@ -90,16 +93,21 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
 
     def _broadcast(self) -> None:
         super()._broadcast()
+        # The queue is made while all ranks are here.
+        if not (self.communicator.mean_queue().can_hide or self.always):
+            return
         params = _once(sorted(self.target.namedparams(include_uninit=False)))
         finished = [path for path in self._order if path in params]
         others = [path for path in params if path not in set(finished)]
-        self.communicator.mean_queue()  # made while all ranks are here
         buckets = _dealt({path: params[path].array.nbytes for path in finished},
                          self.bucket_bytes)
         buckets += _dealt({path: params[path].array.nbytes for path in others}, self.bucket_bytes)
         self.buckets = self.communicator.bcast_obj(buckets)
 
     def _exchange(self) -> None:
+        if not self.buckets:
+            super()._exchange()
+            return
         try:
             self._exchange_all()
         except BaseException:

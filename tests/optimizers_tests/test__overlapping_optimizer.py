@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import chainermn
 from chainermn.links import create_mnbn_model
 
+ALWAYS = 'always'  # also where the ranks need all cores
 N_IN, N_OUT, BATCH = 6, 4, 5
 BUCKET_MB = 200 / 2**20  # so that small models have several buckets
 
@@ -272,7 +273,7 @@ def trained(comm, make, n_updates=5, each=lambda optimizer, n: None, **options):
 def as_without(comm, make, **options):
     """Trains with and without overlap; returns the optimizer with it, after all bits were equal."""
     _, expected = trained(comm, make, **options)
-    optimizer, states = trained(comm, make, overlap=True, bucket_mb=BUCKET_MB, **options)
+    optimizer, states = trained(comm, make, overlap=ALWAYS, bucket_mb=BUCKET_MB, **options)
     for a, b in zip(states, expected, strict=True):
         same(a, b)
     assert _backprop_utils.backprop_step.__module__ == _backprop_utils.__name__
@@ -388,7 +389,7 @@ def test_copies(comm):
 
 def test_resumes(comm, tmp_path):
     """As the run that was not stopped, also with what compression has not sent yet."""
-    options = {'overlap': True, 'bucket_mb': BUCKET_MB, 'compression': '2bit'}
+    options = {'overlap': ALWAYS, 'bucket_mb': BUCKET_MB, 'compression': '2bit'}
     _, expected = trained(comm, mlp, 6, **options)
     optimizer, _ = trained(comm, mlp, 4, **options)
     resumed = prepared(comm, mlp, **options)
@@ -420,7 +421,7 @@ def test_gradients_that_are_there_already(comm):
             states.append(state_of(optimizer))
         return states
 
-    for a, b in zip(run(overlap=True, bucket_mb=BUCKET_MB), run(), strict=True):
+    for a, b in zip(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run(), strict=True):
         same(a, b)
 
 
@@ -475,7 +476,7 @@ def test_a_layer_that_one_rank_skips_without_zero_fill(comm):
                 texts.append(str(error))
         return texts, state_of(optimizer)
 
-    texts, state = run(overlap=True, bucket_mb=BUCKET_MB)
+    texts, state = run(overlap=ALWAYS, bucket_mb=BUCKET_MB)
     expected, expected_state = run()
     assert texts == expected
     assert len(texts) == 2
@@ -555,7 +556,7 @@ def test_a_rank_that_fails_and_goes_on(comm, where):
             optimizer.update(model, *batch_of(comm.rank, n))
         return state_of(optimizer)
 
-    same(run(overlap=True, bucket_mb=BUCKET_MB), run())
+    same(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run())
     assert _backprop_utils.backprop_step.__module__ == _backprop_utils.__name__
 
 
@@ -582,7 +583,7 @@ def test_all_ranks_fail_in_backward_and_another_model_is_set_up(comm):
             optimizer.update(optimizer.target, *batch_of(comm.rank, n))
         return state_of(optimizer)
 
-    same(run(overlap=True, bucket_mb=BUCKET_MB), run())
+    same(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run())
 
 
 def test_two_optimizers(comm):
@@ -593,7 +594,7 @@ def test_two_optimizers(comm):
                 optimizer.update(optimizer.target, *batch_of(comm.rank, n))
         return [state_of(optimizer) for optimizer in optimizers]
 
-    for a, b in zip(run(overlap=True, bucket_mb=BUCKET_MB), run(), strict=True):
+    for a, b in zip(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run(), strict=True):
         same(a, b)
 
 
@@ -607,7 +608,7 @@ def test_join(comm, divide):
                     optimizer.update(optimizer.target, *batch_of(comm.rank, n))
         return state_of(optimizer)
 
-    same(run(overlap=True, bucket_mb=BUCKET_MB), run())
+    same(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run())
 
 
 def test_join_that_ends_early(comm):
@@ -624,7 +625,7 @@ def test_join_that_ends_early(comm):
             optimizer.update(optimizer.target, *batch_of(comm.rank, n))
         return state_of(optimizer)
 
-    same(run(overlap=True, bucket_mb=BUCKET_MB), run())
+    same(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run())
 
 
 def test_debug_mode(comm):
@@ -642,17 +643,17 @@ def test_debug_mode(comm):
         return str(info.value)
 
     with np.errstate(invalid='ignore'):
-        assert run(overlap=True, bucket_mb=BUCKET_MB) == run()
+        assert run(overlap=ALWAYS, bucket_mb=BUCKET_MB) == run()
 
 
 @pytest.mark.parametrize('change', [
     {'bucket_mb': 0}, {'bucket_mb': -1}, {'bucket_mb': float('nan')}, {'bucket_mb': 'large'},
-    {'bucket_mb': True}, {'double_buffering': True},
+    {'bucket_mb': True}, {'double_buffering': True}, {'overlap': 'often'}, {'overlap': 1},
 ], ids=str)
 def test_refusals(comm, change):
-    with pytest.raises((ValueError, TypeError), match=r'bucket_mb has to be|two ways'):
+    with pytest.raises((ValueError, TypeError), match=r'bucket_mb has to be|two ways|overlap has'):
         chainermn.create_multi_node_optimizer(
-            chainer.optimizers.SGD(), comm, **{'overlap': True, **change})
+            chainer.optimizers.SGD(), comm, **{'overlap': ALWAYS, **change})
 
 
 def test_buckets_that_differ(comm):
@@ -660,14 +661,27 @@ def test_buckets_that_differ(comm):
         pytest.skip('needs two ranks')
     with pytest.raises(ValueError, match=r'bucket_mb has to be equal .* but is 1 on .* 2 on'):
         chainermn.create_multi_node_optimizer(
-            chainer.optimizers.SGD(), comm, overlap=True, bucket_mb=min(2, comm.rank + 1))
+            chainer.optimizers.SGD(), comm, overlap=ALWAYS, bucket_mb=min(2, comm.rank + 1))
+
+
+def test_where_nothing_can_be_hidden(comm):
+    """With overlap=True it depends on the cores whether it is begun early; with the same bits."""
+    _, expected = trained(comm, lazy)
+    optimizer, states = trained(comm, lazy, overlap=True, bucket_mb=BUCKET_MB)
+    for a, b in zip(states, expected, strict=True):
+        same(a, b)
+    if comm.size > 1:
+        can_hide = comm.mean_queue().can_hide
+        assert comm.allgather_obj(can_hide) == [can_hide] * comm.size
+        assert (len(optimizer.buckets) > 0) == can_hide
+        assert (optimizer.n_early > 0) == can_hide
 
 
 def test_overlap_on_some_ranks_only(comm):
     if comm.size == 1:
         pytest.skip('needs two ranks')
     with pytest.raises(ValueError, match='allgather_obj'):
-        optimizer = prepared(comm, mlp, overlap=comm.rank > 0)
+        optimizer = prepared(comm, mlp, overlap=ALWAYS if comm.rank else False)
         optimizer.update(optimizer.target, *batch_of(comm.rank, 0))
 
 
@@ -696,6 +710,6 @@ def test_random_models(comm, data):
                       **{f'l{i}': L.Linear(5, 5) for i in range(n_layers)})
 
     _, expected = trained(comm, make, 4, zero_fill=zero_fill)
-    _, states = trained(comm, make, 4, zero_fill=zero_fill, overlap=True, bucket_mb=bucket_mb)
+    _, states = trained(comm, make, 4, zero_fill=zero_fill, overlap=ALWAYS, bucket_mb=bucket_mb)
     for a, b in zip(states, expected, strict=True):
         same(a, b)
