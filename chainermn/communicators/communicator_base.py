@@ -613,6 +613,20 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         raise ValueError(f'{type(self).__name__} has no queue for means')
 
+    def check_replicas(self, model: Any) -> None:  # noqa: B027  (others have none to compare)
+        """Compares the parameters of a model, bit by bit.  Collective: every rank calls it.
+
+        In debug mode (``chainer.set_debug(True)`` or ``CHAINERMN_DEBUG=1``) the multi-node
+        optimizer does so after every 100th update, or every k-th with ``CHAINERMN_DEBUG_EVERY=k``.
+
+        Args:
+            model: A ``chainer.Link``.
+
+        Raises:
+            ValueError: On all ranks, if a parameter differs; the first one is named, with the
+                ranks that have the same.
+        """
+
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         """The older name of :meth:`multi_node_mean_grad`.
 

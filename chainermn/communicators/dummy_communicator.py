@@ -24,5 +24,11 @@ class DummyCommunicator(FlatCommunicator):
     def _mean_of_wires(self, compressor: Any, wire: Any, buffer: Any) -> Any:
         return compressor.decompress(wire, buffer.size, buffer.dtype)
 
+    def check_replicas(self, model: Any) -> None:
+        """Does nothing: replicas drift apart where no gradients are exchanged."""
+
+    def _check_own(self, gradients: dict[str, Any]) -> None:
+        """Nothing: they harm nobody else."""
+
     def _check(self, model: Any) -> None:
         """Nothing: each rank has its own."""

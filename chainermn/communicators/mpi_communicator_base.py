@@ -6,13 +6,13 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import chainer
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from chainermn.communicators import (
     _bucket,
     _compressed,
+    _debug,
     _doing,
     _end,
     _header,
@@ -239,9 +239,20 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
         return MeanQueue(mpi_comm, agree, self._check, self._means, self._wait_patiently, can_hide)
 
     def _check(self, model: Any) -> None:
-        """Checks mean gradients in Chainer's debug mode."""
-        if chainer.is_debug():
+        """Checks mean gradients in debug mode."""
+        if _debug.is_on():
             _bucket.check_finite(model)
+
+    def _check_own(self, gradients: dict[str, Any]) -> None:
+        """Checks the gradients of this rank, in debug mode."""
+        _debug.check_own(gradients)
+
+    def check_replicas(self, model: Any) -> None:
+        try:
+            own = _debug.digests(model)
+        except Exception as error:
+            self.refuse('check_replicas', error)
+        _debug.check_alike(self.allgather_obj(own))
 
     def _gradients(self, model: Any, zero_fill: bool, compression: Any) -> dict[str, Any]:
         for name, value in self._configs.items():
@@ -318,6 +329,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
         try:
             arrays = _bucket.parameters(model, attribute, zero_fill)
             described = self._described(verb, arrays)
+            if verb == 'multi_node_mean_grad' and _debug.is_on():
+                self._check_own(arrays)
             if compressor is not None:
                 described = described | {'compression': compression.describe(compressor)}
         except Exception as error:

@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainermn.communicators import _bucket, _compressed, _header
+from chainermn.communicators import _bucket, _compressed, _debug, _header
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 from chainermn.communicators._nccl_group import NcclGroup
 from chainermn.communicators._nccl_mean_queue import NcclMeanQueue
@@ -170,7 +170,7 @@ class _Exchange:
             return
         _wait(self._done)
         self._done, self._arrays = None, []
-        if chainer.is_debug():
+        if _debug.is_on():
             _bucket.check_finite(self._model)
 
 

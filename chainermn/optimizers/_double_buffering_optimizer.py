@@ -78,3 +78,4 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
             self.communicated_target, self.zero_fill, **self._compressed())
         if arrived:
             self.actual_optimizer.update(None, *args, **kwds)
+        self.replica_check.after_update(self.communicator, self.target)

@@ -9,6 +9,7 @@ import numpy as np
 from chainermn._delegate import Delegate
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._replica_check import ReplicaCheck
 
 #: Parameters with their paths, sorted.
 Named = list[tuple[str, Any]]
@@ -24,6 +25,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     compression: Any  # a compressor, or None
     joined: Any  # what chainermn.join lets this optimizer announce its exchanges to, or None
     accumulation: Accumulation
+    replica_check: ReplicaCheck
 
     def __init__(
         self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
@@ -36,6 +38,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.compression = compression
         self.joined = None
         self.accumulation = Accumulation(n_accumulations)
+        self.replica_check = ReplicaCheck()
 
     def setup(self, link: Any) -> Any:
         """Sets the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -137,6 +140,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             for param in params.values():  # one that is shared only once
                 _multiply(param.grad, factor)
         self.actual_optimizer.update(None, *args, **kwds)
+        self.replica_check.after_update(self.communicator, self.target)
 
     def _exchange(self) -> None:
         """Replaces the gradients by their means over all ranks."""
