@@ -1,0 +1,72 @@
+"""Overlap on a GPU: the gradients of a step without it, whatever exchanges them."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.links import create_mnbn_model
+
+pytestmark = pytest.mark.gpu
+
+BUCKET_MB = 4000 / 2**20
+
+
+def network():
+    return chainer.Sequential(
+        L.Linear(6, 40), L.BatchNormalization(40), F.tanh, L.Linear(40, 30), F.tanh,
+        L.Linear(30, 4))
+
+
+def batch(rank, n):
+    random = np.random.RandomState(10 * n + rank)
+    return random.rand(8, 6).astype('f'), random.randint(0, 4, 8).astype('i')
+
+
+def trained(comm, device, make=network, **options):
+    np.random.seed(3 + comm.rank)
+    model = L.Classifier(make())
+    model.to_device(f'@cupy:{device.id}')
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(.1), comm, **options).setup(model)
+    for n in range(6):
+        optimizer.update(model, *(model.xp.asarray(x) for x in batch(comm.rank, n)))
+    return optimizer, {path: param.array.get() for path, param in model.namedparams()}
+
+
+@pytest.mark.parametrize('options', [
+    {}, {'compression': 'fp16'}, {'compression': 'bf16'}, {'compression': '2bit'},
+    {'n_accumulations': 2}, {'zero_fill': False},
+], ids=str)
+def test_as_without(comm, device, options):
+    _, expected = trained(comm, device, **options)
+    optimizer, found = trained(comm, device, overlap='always', bucket_mb=BUCKET_MB, **options)
+    for path, array in expected.items():
+        np.testing.assert_allclose(found[path], array, rtol=2e-3, atol=1e-4, err_msg=path)
+    if comm.size > 1:
+        assert optimizer.n_early == len(optimizer.buckets) > 1
+
+
+def test_multi_node_batch_normalization(comm, device):
+    def make():
+        return create_mnbn_model(network(), comm)
+
+    _, expected = trained(comm, device, make)
+    _, found = trained(comm, device, make, overlap='always', bucket_mb=BUCKET_MB)
+    for path, array in expected.items():
+        np.testing.assert_allclose(found[path], array, rtol=2e-3, atol=1e-4, err_msg=path)
+
+
+def test_cancel(comm, device):
+    """Ranks that put more and less go on together."""
+    import cupy
+
+    queue = comm.mean_queue()
+    for n in range(comm.rank):
+        queue.put({'x': cupy.full(100, n, 'f')})
+    queue.cancel()
+    mean, = queue.put({'x': cupy.full(100, comm.rank, 'f')})
+    queue.wait()
+    np.testing.assert_allclose(mean.get(), (comm.size - 1) / 2)
