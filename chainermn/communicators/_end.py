@@ -41,6 +41,11 @@ def cover(mpi_comm: Any) -> None:
         _witness.attend(mpi_comm)
 
 
+def covered() -> None:
+    """Waits for what :func:`cover` has begun, ahead of a collective of all ranks."""
+    _witness.wait_until_ready()
+
+
 def watch(agreement: Any) -> None:
     """Lets an agreement take part when the program ends."""
     _agreements.append(agreement)

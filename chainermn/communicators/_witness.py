@@ -28,14 +28,15 @@ _READY_WITHIN = 5
 _ANSWERED_WITHIN = .5
 
 _connection = -1  # file
+_ready = -1  # file; written to once the witness that this rank has started is ready
 _process = 0
 
 
 def attend(mpi_comm: Any) -> None:
     """Starts a witness for the ranks on each node that have none.
 
-    Collective: every rank calls it.  Nothing happens on ranks where it is switched off, or where
-    there can be none, as on other systems than Linux.
+    Collective: every rank calls it, and then :func:`wait_until_ready`.  Nothing happens on ranks
+    where it is switched off, or where there can be none, as on other systems than Linux.
     """
     global _process
     here = (os.uname().nodename, _namespace()) if _is_wanted() else None
@@ -54,6 +55,18 @@ def attend(mpi_comm: Any) -> None:
             _process = os.getpid()
             os.register_at_fork(after_in_child=_forget)
             global_except_hook.may_speak = _may_speak
+
+
+def wait_until_ready() -> None:
+    """Waits for the witness that this rank has started, ahead of a collective of all ranks.
+
+    Of several ranks that end before it looks, it could not say which was the first.
+    """
+    global _ready
+    if _ready >= 0:
+        select.select([_ready], [], [], _READY_WITHIN)
+        os.close(_ready)
+        _ready = -1
 
 
 def say_goodbye() -> None:
@@ -75,6 +88,7 @@ def _namespace() -> str:
 
 def _started(ranks: list[tuple[int, int]], alone: bool) -> str:
     """Starts the process; returns the address at which it listens already."""
+    global _ready
     # Abstract: there is no file that anybody could open or that is left.
     address = f'\0chainermn-{secrets.token_hex(16)}'
     files: list[int] = []
@@ -87,9 +101,8 @@ def _started(ranks: list[tuple[int, int]], alone: bool) -> str:
             stack.callback(os.close, files[-1])
         known = [f'{rank}:{process}:{file}'
                  for (rank, process), file in zip(ranks, files, strict=True)]
-        pipe, ready = os.pipe()
+        _ready, ready = os.pipe()
         files.append(ready)
-        stack.callback(os.close, pipe)
         stack.callback(os.close, ready)
         command = [sys.executable, '-I', '-S', _witness_process.__file__, str(listener.fileno()),
                    str(ready), str(MPI.COMM_WORLD.size), str(int(alone)), *known]
@@ -97,9 +110,6 @@ def _started(ranks: list[tuple[int, int]], alone: bool) -> str:
         subprocess.run(['/bin/sh', '-c', '"$0" "$@" &', *command], check=True,
                        pass_fds=(listener.fileno(), *files), start_new_session=True,
                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        # Meanwhile all ranks are here: of several that end before it looks, it could not say which
-        # was the first.
-        select.select([pipe], [], [], _READY_WITHIN)
     return address
 
 

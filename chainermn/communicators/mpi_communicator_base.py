@@ -59,6 +59,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
         self._objects = pkl5.Intracomm(mpi_comm.Dup())
         self._messages = Messages(self._arrays, self._objects)
         self._mpi_transport = MpiTransport(self._arrays)
+        _end.covered()
         self._topology = _topology.discover(self._arrays)
         self._mean_queue: Any = None
         self._twin: Any = None  # on which the queue exchanges
