@@ -27,7 +27,7 @@ class _Watch:
                  ) -> None:
         self.ready = ready
         self.adds_to: dict[Any, list[Any]] = {}  # nodes by function
-        self.missing: dict[Any, int] = {}  # functions that add to a node
+        self.missing = missing = dict[Any, int]()  # functions that add to a node
         found = [loss.node.creator_node]
         seen = set(found)
         while found:
@@ -36,15 +36,14 @@ class _Watch:
                 continue
             mine = []
             for node in function.inputs:
-                if node.requires_grad:
-                    creator = node.creator_node
-                    if creator is not None:
-                        if creator not in seen:
-                            seen.add(creator)
-                            found.append(creator)
-                    elif node in nodes and node not in mine:
+                if node in nodes:
+                    if node.requires_grad and node not in mine:
                         mine.append(node)
-                        self.missing[node] = self.missing.get(node, 0) + 1
+                        missing[node] = missing.get(node, 0) + 1
+                elif (creator := node.creator_node) is not None and creator not in seen and (
+                        node.requires_grad):
+                    seen.add(creator)
+                    found.append(creator)
             if mine:
                 self.adds_to[function] = mine
 

@@ -132,9 +132,10 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
         if some_late:
             self._put_again(gradients)
         queue.wait()
-        params = dict(self.target.namedparams(include_uninit=False))
-        for path, mean in self._means.items():
-            params[path].grad = mean
+        if self._means:
+            params = dict(self.target.namedparams(include_uninit=False))
+            for path, mean in self._means.items():
+                params[path].grad = mean
         queue.check(self.target)
 
     def _put_again(self, gradients: dict[str, Any]) -> None:
