@@ -1,5 +1,6 @@
 """Bugs of Chainer 7.8.1 itself that were mended after its last release, or never."""
 
+import multiprocessing
 from typing import Any
 
 from chainer_compat._mend import patch
@@ -16,3 +17,47 @@ def deconvolution_cover_all(deconvolution_2d: Any) -> None:
         set_cover_all(self, getattr(x, 'shape', x), getattr(W, 'shape', W))
 
     function._set_cover_all = of_shapes
+
+
+@patch('chainer.iterators.multiprocess_iterator')
+def worker_ended(multiprocess_iterator: Any) -> None:
+    """Serves every version: MultiprocessIterator waited for ever for a worker that a signal ended.
+
+    The pool starts another one, which knows nothing of what the first was loading.
+    """
+    loop = multiprocess_iterator._PrefetchLoop
+    run_task = loop._task
+
+    def task(self: Any) -> Any:
+        if 'map_async' not in vars(self._pool):
+            self._pool.map_async = _noticing(self._pool)
+        return run_task(self)
+
+    loop._task = task
+
+
+def _noticing(pool: Any) -> Any:
+    """The pool's ``map_async``, where ``get`` raises if a worker has ended since."""
+    map_async = pool.map_async
+
+    def begin(*args: Any) -> Any:
+        workers = list(pool._pool)
+        future = map_async(*args)
+        get = future.get
+
+        def get_or_notice(timeout: float) -> Any:
+            try:
+                return get(timeout)
+            except multiprocessing.TimeoutError:
+                ended = [worker for worker in workers if worker.exitcode is not None]
+                if not ended or future.ready():
+                    raise
+            pool.terminate()  # what was lost would never be done, and closing waits for it
+            raise RuntimeError(
+                f'the worker process {ended[0].pid} of a MultiprocessIterator has ended, with '
+                f'exit code {ended[0].exitcode}, and what it was loading is lost')
+
+        future.get = get_or_notice
+        return future
+
+    return begin

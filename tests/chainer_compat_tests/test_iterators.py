@@ -126,3 +126,33 @@ def test_resumes_within_an_epoch(kind):
 def test_order_samplers(sampler):
     iterator = iterators.SerialIterator(list(range(10)), 5, order_sampler=sampler)
     assert sorted(iterator.next() + iterator.next()) == list(range(10))
+
+
+KILLED = '''
+import os, threading, warnings
+import chainer
+warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
+
+class Deadly(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 4
+
+    def get_example(self, i):
+        if i == 3:
+            os.kill(os.getpid(), 9)
+        return i
+
+def end(args):
+    print(args.exc_value, flush=True)
+    os._exit(1)
+
+threading.excepthook = end
+iterator = chainer.iterators.MultiprocessIterator(Deadly(), 2, shuffle=False, n_processes=2)
+assert iterator.next() == [0, 1]
+iterator.next()
+'''
+
+
+def test_a_worker_that_is_killed(python):
+    said = python(KILLED, check=False)
+    assert 'of a MultiprocessIterator has ended, with exit code -9, and what it was loading' in said

@@ -142,6 +142,25 @@ iterator = chainer.iterators.MultiprocessIterator([1, 2, 3], 2, shuffle=False, n
 assert iterator.next() == [1, 2]
 iterator.finalize()
 ''',
+    'worker_ended': '''
+import chainer, os, threading, time, warnings
+warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
+class Deadly(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 4
+    def get_example(self, i):
+        os.kill(os.getpid(), 9) if i == 3 else None
+        return i
+said = []
+threading.excepthook = lambda args: said.append(str(args.exc_value))
+iterator = chainer.iterators.MultiprocessIterator(Deadly(), 2, shuffle=False, n_processes=1)
+assert iterator.next() == [0, 1]
+give_up = time.monotonic() + 5
+while not said and time.monotonic() < give_up:
+    time.sleep(.01)
+assert 'ended, with exit code -9, and what it was loading is lost' in said[0]
+os._exit(0)  # the iterator waits for its thread
+''',
     'deconvolution_cover_all': '''
 import chainer, chainer.functions as F, numpy
 x = numpy.ones((1, 1, 2, 2), 'f')
@@ -177,6 +196,7 @@ TESTS = {
     'set_daemon': ['test_iterators.py::test_start_methods'],
     'sparse_float16': ['shims_tests/test_scipy_changes.py::test_sparse_matmul'],
     'third_argument_of_maximum': ['shims_tests/test_numpy_changes.py::test_concat_examples'],
+    'worker_ended': ['test_iterators.py::test_a_worker_that_is_killed'],
 }
 
 FORGET = '''
