@@ -26,6 +26,7 @@ HERE = pathlib.Path(__file__).parent
 LIMITS = {  # minutes, in the order in which they run
     'startup': 10,
     'verbs': 5,
+    'recent': 5,
     'mean_grad': 30,
     'cost_model': 10,
     'weak_scaling': 20,

@@ -1,6 +1,8 @@
 """NCCL among the ranks of an MPI communicator, connected when it is first needed."""
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,10 @@ from chainermn import nccl
 from chainermn.communicators import _disagreement
 
 _TYPES = ('int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32', 'float64')
+
+
+#: Those that are connected.
+connected: weakref.WeakSet[NcclGroup] = weakref.WeakSet()
 
 
 class NcclGroup:
@@ -27,6 +33,7 @@ class NcclGroup:
         self._mpi_comm = mpi_comm
         self._witnesses = mpi_comm if witnesses is None else witnesses
         self.nccl_comm: Any = None
+        self._newest: tuple[Any, float, str] | None = None
         #: Number of the device it runs on; ``None`` before it is connected.
         self.device_id: int | None = None
 
@@ -40,6 +47,7 @@ class NcclGroup:
         self.nccl_comm = together(self._witnesses, 'connecting by NCCL',
                                   lambda: self._connected(unique_id))
         self.device_id = _device().id
+        connected.add(self)
 
     def _connected(self, unique_id: Any) -> Any:
         try:
@@ -67,28 +75,33 @@ class NcclGroup:
             self.nccl_comm.allReduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
                                      type_id(buffer.dtype if dtype is None else dtype), _op(op),
                                      _stream())
+            self._began('all-reduce', buffer)
 
     def reduce(self, buffer: Any, op: str = 'sum', root: int = 0) -> None:
         """Replaces a flat array on the root by what those of all ranks combine to."""
         if buffer.size:
             self.nccl_comm.reduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
                                   type_id(buffer.dtype), _op(op), root, _stream())
+            self._began('reduce', buffer)
 
     def reduce_scatter(self, x: Any, y: Any, op: str = 'sum') -> None:
         """Combines flat arrays; ``y`` gets the piece with the number of this rank."""
         if y.size:
             self.nccl_comm.reduceScatter(x.data.ptr, y.data.ptr, y.size, type_id(x.dtype),
                                          _op(op), _stream())
+            self._began('reduce-scatter', x)
 
     def all_gather(self, x: Any, y: Any) -> None:
         """Puts flat arrays of any dtype and equal lengths into ``y``, by rank."""
         if x.size:
             self.nccl_comm.allGather(x.data.ptr, y.data.ptr, x.nbytes, nccl.NCCL_UINT8, _stream())
+            self._began('all-gather', x)
 
     def bcast(self, buffer: Any, root: int = 0) -> None:
         """Replaces a flat array of any dtype by that of the root."""
         if buffer.size:
             self.nccl_comm.bcast(buffer.data.ptr, buffer.nbytes, nccl.NCCL_UINT8, root, _stream())
+            self._began('broadcast', buffer)
 
     def destroy(self) -> None:
         """Frees what NCCL holds, once the work on the device is done."""
@@ -98,7 +111,39 @@ class NcclGroup:
             with cupy.cuda.Device(self.device_id) as device:
                 device.synchronize()
                 self.nccl_comm.destroy()
+            connected.discard(self)
+            self._newest = None
             self.nccl_comm = self.device_id = None
+
+    # --- for the thread that watches over this rank --------------------------------------------
+
+    def _began(self, verb: str, buffer: Any) -> None:
+        import cupy
+
+        done = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
+        text = f'{verb} of {buffer.size} {buffer.dtype} by NCCL on GPU {self.device_id}'
+        self._newest = done, time.monotonic(), text
+
+    def waits(self) -> tuple[float, str]:
+        """For how many seconds the device has not done the newest exchange, and which."""
+        newest = self._newest
+        if newest is None:
+            return 0., ''
+        done, since, text = newest
+        return (0. if done.done else time.monotonic() - since), text
+
+    def error(self) -> str:
+        """What has gone wrong on the device or on the way to another one."""
+        try:
+            if hasattr(self.nccl_comm, 'check_async_error'):
+                self.nccl_comm.check_async_error()
+        except nccl.NcclError as error:
+            return str(error)
+        return ''
+
+    def abort(self) -> None:
+        """Lets the device give up what it waits for."""
+        self.nccl_comm.abort()
 
 
 def together(mpi_comm: Any, what: str, call: Callable[[], Any]) -> Any:

@@ -178,8 +178,21 @@ class Watch:
             for ident, look in seen.items():
                 if look.state:
                     self._check(group, look, now - self._since[ident][1], seen, now)
+            if group.alarmed_at is None and (why := self._of_nccl()):
+                self._tell(group, why, (), seen, now)
             if group.alarmed_at is not None:
                 self._report(group, now)
+
+    def _of_nccl(self) -> str:
+        """What is wrong with the exchanges on the device, which block no verb."""
+        for group in _nccl_groups():
+            if error := group.error():
+                return f'NCCL failed: {error}'
+            seconds, what = group.waits()
+            if self._default and seconds > self._default:
+                return (f'no progress for {seconds:.0f} s in {what}, and the time limit is '
+                        f'{self._default:g} s ({VARIABLE})')
+        return ''
 
     def _check(self, group: _Group, look: _doing.Look, seconds: float,
                seen: dict[int, _doing.Look], now: float) -> None:
@@ -228,9 +241,16 @@ class Watch:
                      _COLLECTED_WITHIN + _NEXT_AFTER * before):
             return
         why = next(filter(None, (said.why for _, said in sorted(group.said.items()))), '')
+        for nccl_group in _nccl_groups():  # in threads, as it may wait, too
+            threading.Thread(target=nccl_group.abort, daemon=True).start()
         global_except_hook.end_the_job(why, _report.text(
             {group.ranks[rank]: said for rank, said in group.said.items()},
             group.ranks if group.mpi_comm is not None else ()))
+
+
+def _nccl_groups() -> list[Any]:
+    module = sys.modules.get('chainermn.communicators._nccl_group')
+    return list(module.connected) if module else []
 
 
 _watch: Watch | None = None

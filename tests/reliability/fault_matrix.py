@@ -33,6 +33,8 @@ import program  # noqa: E402
 COMMUNICATORS = ('naive', 'flat', 'dummy')
 WITHIN = 5.  # seconds
 LIMIT = 1  # second, for what only a time limit ends
+NO_FAULTS = [('sys.exit(0) alone', 'at exit'),  # an ordinary end
+             ('exception in a thread', 'in a data loader')]  # which goes on
 BEGIN, END = '<!-- written by fault_matrix.py -->', '<!-- until here -->'
 
 
@@ -59,7 +61,7 @@ def cases(ranks: tuple[int, ...]) -> list[Case]:
         (verb, name) for name in COMMUNICATORS for verb in program.VERBS]
     return [Case(way, place, name, n) for n in ranks for way in program.WAYS
             for place, name in places
-            if (way, place) != ('sys.exit(0) alone', 'at exit')]  # which is an ordinary end
+            if (way, place) not in NO_FAULTS]
 
 
 def run(case: Case) -> Result:
@@ -94,10 +96,17 @@ def _problem(case: Case, status: int, output: str, seconds: float) -> str:
     """What is wrong with it, if anything."""
     _, cause, stack = program.WAYS[case.way]
     rank = case.ranks - 1
+    is_hang = case.way in program.HANGS
+    if case.place == 'in a data loader' and not is_hang:
+        cause, stack = r'uncaught \w*Error in thread prefetch_loop', 'process'
+    elif case.way == 'sys.exit(0) alone':
+        is_hang = True
     said = re.findall(r'^chainermn: .*$', output, re.MULTILINE)
     if status == 0:
         return 'status 0'
-    if case.way in (*program.HANGS, 'sys.exit(0) alone'):
+    if is_hang:
+        if case.place == 'in a data loader':
+            cause = stack = ''
         # Others tell of it: of each rank what it does.
         cause = cause or '(is|are) (not in a verb|in )'
         if not any(rank in _ranks(line) and re.search(cause, line)

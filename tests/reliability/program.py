@@ -184,24 +184,35 @@ def checkpoint(comm, is_last):
 class Images(chainer.dataset.DatasetMixin):
     """Loaded by another process."""
 
-    def __init__(self, is_last):
-        self.is_last = is_last
+    def __init__(self, is_faulty=False):
+        self.is_faulty = is_faulty
 
     def __len__(self):
         return 100
 
     def get_example(self, i):
+        if self.is_faulty and i == 17:
+            fault()
         return np.ones(3, 'f')
 
 
-def loader(comm, is_last):
+def loaders(comm, is_last):
     """While other processes load its data."""
-    iterator = chainer.iterators.MultiprocessIterator(Images(is_last), 5, n_processes=2)
+    iterator = chainer.iterators.MultiprocessIterator(Images(), 5, n_processes=2)
     for n in range(6):
         next(iterator)
         comm.barrier()
         if is_last and n == 3:
             fault()
+
+
+def in_a_loader(comm, is_last):
+    """Not the rank, but a process that loads its data."""
+    iterator = chainer.iterators.MultiprocessIterator(Images(is_last), 5, n_processes=2,
+                                                      shuffle=False)
+    for _ in range(6):
+        next(iterator)
+        comm.barrier()
 
 
 def at_exit(comm, is_last):
@@ -211,7 +222,8 @@ def at_exit(comm, is_last):
 
 
 PLACES = {'before': before, 'in a message': message, 'in shared memory': shared_memory,
-          'in a checkpoint': checkpoint, 'with data loaders': loader, 'at exit': at_exit}
+          'in a checkpoint': checkpoint, 'with data loaders': loaders,
+          'in a data loader': in_a_loader, 'at exit': at_exit}
 
 
 def main():

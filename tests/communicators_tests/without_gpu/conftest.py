@@ -85,7 +85,7 @@ class Gpu:
         self.nccl_error = None
         cuda = types.SimpleNamespace(
             Device=Device,
-            Event=lambda disable_timing: types.SimpleNamespace(),
+            Event=lambda disable_timing: types.SimpleNamespace(done=True),
             Stream=lambda non_blocking: Stream(self, 'own'),
             get_current_stream=lambda: self.streams[-1],
             runtime=types.SimpleNamespace(

@@ -1,0 +1,86 @@
+"""What it costs to keep the last 64 verbs, for reports of a hang: of a one-float allreduce.
+
+Run it in an environment that has ChainerMN and MPI:
+``python benchmarks/recent.py [--ranks 2] [--rounds 200] [--png FILE]``.
+
+The same processes take turns with and without; without, what keeps a call does nothing and the
+lines around it are left out.  ``with sites`` also keeps who called the verb, as with a time limit
+or ``CHAINERMN_DEBUG=1`` in the environment.  Printed is the median of the ratios within a round.
+"""
+
+import statistics
+import time
+import types
+
+import _rounds
+
+CALLS = 1000
+GOAL = 1.02
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of some calls."""
+    import numpy as np
+    from mpi4py import MPI
+
+    import chainermn
+
+    comm = chainermn.create_communicator('naive')
+    agreement = comm._agreement
+    calls, x = agreement.calls, np.ones(1, 'f')
+
+    def same(self, header, details=None):
+        """As it is, without the lines that keep the call."""
+        if not self.is_active:
+            return True
+        self.mpi_comm.Allgather(header, self._received)
+        if self._received == header * self._size:
+            return True
+        self._compare(self._headers(), details)
+        return False
+
+    ways = {'without': (same, calls.ring.append),
+            'with': (type(agreement).same, calls.ring.append),
+            'with sites': (type(agreement).same, calls._keep_with_site)}
+
+    def turn(command: tuple[str, int]) -> float:
+        way, n = command
+        function, calls.keep = ways[way]
+        agreement.same = types.MethodType(function, agreement)
+        MPI.COMM_WORLD.Barrier()
+        start = time.perf_counter()
+        for _ in range(n):
+            comm.allreduce(x)
+        return MPI.COMM_WORLD.allreduce(time.perf_counter() - start, MPI.MAX) / n
+
+    _rounds.answer(kind, folder, comm.rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    args = _rounds.parser(__doc__, rounds=200, ranks=2).parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    names = ['without', 'with', 'with sites']
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    with _rounds.groups(__file__, args.ranks, ('ours',)) as groups:
+        for n in range(1 if args.quick else args.rounds):
+            for name in names[n % 3:] + names[:n % 3]:
+                seconds[name].append(groups['ours'].ask((name, 2 if args.quick else CALLS)))
+    print(f'{args.ranks} ranks; {_rounds.load()}\n')
+    ratios = {name: _rounds.ratios(seconds[name], seconds['without']) for name in names[1:]}
+    for name in names:
+        line = f'{name:<12}{statistics.median(seconds[name]) * 1e6:7.2f} us'
+        if name in ratios:
+            line += f' ({statistics.median(ratios[name]):.3f} times)'
+        print(line)
+    median = statistics.median(ratios['with'])
+    print(f'at most {GOAL}: {"yes" if median <= GOAL else "NO"}')
+    if args.png:
+        _rounds.chart(args.png, 'What it costs to keep the last verbs', 'ratio to without',
+                      {'all rounds': ratios}, {'goal': GOAL})
+
+
+if __name__ == '__main__':
+    main()
