@@ -8,18 +8,14 @@ knows a process.
 """
 from __future__ import annotations
 
-import os
-import sys
-
-if __name__ == '__main__':  # who waits for this process should not wait for the imports, too
-    os.write(int(sys.argv[2]), b'!')
-
 import contextlib
 import fcntl
+import os
 import select
 import signal
 import socket
 import struct
+import sys
 import time
 
 #: What a rank sends: a line with its number and files to remove; then stacks, and one of these when
@@ -218,6 +214,7 @@ def _killed_for_memory() -> int:
 
 
 if __name__ == '__main__':
-    _listener, _, _size, _is_alone, *_ranks = sys.argv[1:]
+    _listener, _ready, _size, _is_alone, *_ranks = sys.argv[1:]
+    os.write(int(_ready), b'!')
     main(int(_listener), int(_size), _is_alone == '1',
          [Rank(*map(int, each.split(':'))) for each in _ranks])

@@ -227,7 +227,8 @@ def snapshot_file_names(comm):
             comm, extensions.snapshot(n_retains=2), sets), trigger=(2, 'iteration'))
         trainer.run()
         comm.allreduce_obj(0)
-        found[name] = sorted(os.listdir(folder))
+        # Ours has a commit file of each snapshot, too.
+        found[name] = sorted(file for file in os.listdir(folder) if not file.startswith('commit-'))
     return found
 
 
