@@ -1,7 +1,6 @@
-"""A communicator on MPI, and the template by which its gradients are averaged."""
+"""A communicator on MPI: who and where the ranks are, groups of them, and all verbs together."""
 from __future__ import annotations
 
-import abc
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -10,21 +9,16 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from chainermn.communicators import (
-    _bucket,
-    _compressed,
-    _debug,
     _doing,
     _end,
     _header,
     _topology,
     _watch,
-    _wire,
-    compression,
 )
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
-from chainermn.communicators._mean_queue import MeanQueue
 from chainermn.communicators._messages import Messages
+from chainermn.communicators._model_verbs import ModelVerbs
 from chainermn.communicators._object_verbs import ObjectVerbs
 from chainermn.communicators._recent import Calls
 from chainermn.communicators._reduction_verbs import ReductionVerbs
@@ -34,11 +28,8 @@ from chainermn.communicators._transport import MpiTransport
 _INT_MAX = 2**31 - 1  # of a C int
 
 
-class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
+class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
     """All verbs of :class:`CommunicatorBase` on MPI.  Collective: every rank makes one.
-
-    A subclass says which gradients share a buffer (:meth:`_groups`) and how a buffer is summed
-    (:meth:`_sum_in_place`); that is all in which the MPI communicators differ.
 
     Args:
         mpi_comm: ``mpi4py.MPI.Intracomm``.  Arrays, objects and the agreement travel on duplicates
@@ -61,8 +52,6 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
         self._mpi_transport = MpiTransport(self._arrays)
         _end.covered()
         self._topology = _topology.discover(self._arrays)
-        self._mean_queue: Any = None
-        self._twin: Any = None  # on which the queue exchanges
         with self.config_scope():
             self.batched_copy = False
             self.timeout = None
@@ -211,175 +200,6 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs):
             self._mpi_comm.Free()
         for name in ('_agreement', '_arrays', '_objects', '_messages', '_mpi_transport'):
             setattr(self, name, _Finalized())
-
-    def bcast_data(self, model: Any) -> None:
-        arrays = self._agreed_parameters('bcast_data', model, 'data')
-        for group in self._groups(list(arrays.values())):
-            self._bcast_in_place(group)
-
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
-                             compression: Any = None) -> None:
-        arrays, compressor = self._agreed_gradients(model, zero_fill, compression)
-        if compressor is None:
-            for group in self._groups(_bucket.listed(arrays)):
-                self._mean_in_place(group)
-        else:
-            self._compressed_means(arrays, compressor, list(arrays.values()))
-        self._check(model)
-
-    def mean_queue(self) -> Any:
-        if self._mean_queue is None:
-            self._agreement.same(pack('mean_queue'))
-            self._twin = self._like_this(self._arrays.Dup())
-            self._mean_queue = self._twin._new_mean_queue(self._arrays.Dup(), self._gradients)
-        return self._mean_queue
-
-    def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
-        """A queue that exchanges by this communicator, which is for that alone."""
-        can_hide = self.inter_size > 1 or _topology.are_cores_left(self._arrays)
-        return MeanQueue(mpi_comm, agree, self._check, self._means, self._wait_patiently, can_hide)
-
-    def _check(self, model: Any) -> None:
-        """Checks mean gradients in debug mode."""
-        if _debug.is_on():
-            _bucket.check_finite(model)
-
-    def _check_own(self, gradients: dict[str, Any]) -> None:
-        """Checks the gradients of this rank, in debug mode."""
-        _debug.check_own(gradients)
-
-    def check_replicas(self, model: Any) -> None:
-        try:
-            own = _debug.digests(model)
-        except Exception as error:
-            self.refuse('check_replicas', error)
-        _debug.check_alike(self.allgather_obj(own))
-
-    def _gradients(self, model: Any, zero_fill: bool, compression: Any) -> dict[str, Any]:
-        for name, value in self._configs.items():
-            with self._twin.config_scope():
-                setattr(self._twin, name, value)
-        return self._agreed_gradients(model, zero_fill, compression)[0]
-
-    def _means(self, arrays: dict[str, Any], compressor: Any, results: list[Any]) -> None:
-        """Puts the means of arrays by path over all ranks into results."""
-        xs = list(arrays.values())
-        if compressor is not None:
-            self._compressed_means(arrays, compressor, results)
-            return
-        grouped = _beside(xs, results)
-        for group in self._groups(xs):
-            self._mean(group, grouped(group))
-
-    def _mean(self, group: list[Any], results: list[Any]) -> None:
-        """Puts the means of arrays of one dtype over all ranks into results."""
-        for x, y in zip(group, results, strict=True):
-            y[...] = x
-        self._mean_in_place(results)
-
-    def _wait_patiently(self, patient: bool) -> None:
-        """Says whether waiting for other ranks may use a core."""
-
-    def _compressed_means(self, arrays: dict[str, Any], compressor: Any, results: list[Any]
-                          ) -> None:
-        groups = self._groups(list(arrays.values()))
-        buffers = [self._packed(group) for group in groups]
-        wires = self._agreed_wires(compressor, buffers, arrays)
-        grouped = _beside(list(arrays.values()), results)
-        for group, buffer, wire in zip(groups, buffers, wires, strict=True):
-            mean = self._mean_of_wires(compressor, wire, buffer)
-            _bucket.unpack(mean, grouped(group), 1, self.batched_copy)
-
-    def _mean_of_wires(self, compressor: Any, wire: Any, buffer: Any) -> Any:
-        """Returns the mean of what all ranks compressed from such a buffer."""
-        return _compressed.mean(self._arrays, compressor, wire, buffer.size, buffer.dtype)
-
-    def _packed(self, group: list[Any]) -> Any:
-        return _bucket.pack(group, _wire.summed_in(group[0].dtype), self.batched_copy)
-
-    @abc.abstractmethod
-    def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
-        """Says which arrays, all of one dtype, share a buffer.  One rule for all ranks."""
-
-    def _mean_in_place(self, group: list[Any]) -> None:
-        """Replaces arrays of one dtype by their means over all ranks."""
-        buffer = self._packed(group)
-        _bucket.unpack(self._sum_in_place(buffer), group, 1 / self._size, self.batched_copy)
-
-    def _sum_in_place(self, buffer: Any) -> Any:
-        """Returns the sum of the flat buffers of all ranks; may overwrite the buffer."""
-        if _wire.on_device(buffer) and not _wire.cuda_aware():
-            staged = self._sum_in_place(_wire.to_buffer(buffer))
-            return _wire.from_buffer(staged, staged.shape, device=True)
-        self._arrays.Allreduce(MPI.IN_PLACE, buffer)
-        return buffer
-
-    def _bcast_in_place(self, group: list[Any]) -> None:
-        device = _wire.on_device(group[0])
-        if self._rank == 0:
-            self._arrays.Bcast(_wire.raw(_wire.to_buffer(_bucket.pack(group))))
-            return
-        shape = (sum(array.size for array in group),)
-        buffer = _wire.new_buffer(shape, group[0].dtype, device)
-        self._arrays.Bcast(_wire.raw(buffer))
-        _bucket.unpack(_wire.from_buffer(buffer, shape, device), group)
-
-    def _agreed_parameters(self, verb: str, model: Any, attribute: str, zero_fill: bool = False,
-                           compressor: Any = None) -> dict[str, Any]:
-        """The arrays of a model by path, once all ranks are known to have the like."""
-        try:
-            arrays = _bucket.parameters(model, attribute, zero_fill)
-            described = self._described(verb, arrays)
-            if verb == 'multi_node_mean_grad' and _debug.is_on():
-                self._check_own(arrays)
-            if compressor is not None:
-                described = described | {'compression': compression.describe(compressor)}
-        except Exception as error:
-            self.refuse(verb, error)
-        self._agreement.same(pack(verb, number=_header.digest(described)), described)
-        return arrays
-
-    def _agreed_gradients(self, model: Any, zero_fill: bool, compressed: Any
-                          ) -> tuple[dict[str, Any], Any]:
-        """The gradients by path, and the compressor for them or ``None``."""
-        try:
-            compressor = compression.get(compressed)
-            if compressor is not compressed and hasattr(compressor, 'reset'):
-                raise ValueError(
-                    f'compression={compressed!r} names a compressor that remembers what it did not '
-                    'send; make it once, with chainermn.communicators.compression.get, and pass '
-                    'the same one to each call')
-        except Exception as error:
-            self.refuse('multi_node_mean_grad', error)
-        return self._agreed_parameters('multi_node_mean_grad', model, 'grad', zero_fill,
-                                       compressor), compressor
-
-    def _agreed_wires(self, compressor: Any, buffers: list[Any], arrays: dict[str, Any]
-                      ) -> list[Any]:
-        """Buffers compressed, once all ranks are known to send as much."""
-        try:
-            wires = _compressed.wires(compressor, buffers, f'{_header.digest(list(arrays)):x}')
-            described = _compressed.describe(wires)
-        except Exception as error:
-            self.refuse('multi_node_mean_grad', error)
-        self._agreement.same(
-            pack('multi_node_mean_grad', number=_header.digest(described)), described)
-        return wires
-
-    def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
-        """What has to be equal on all ranks, by path.  May refuse the arrays."""
-        return _bucket.describe(arrays)
-
-
-def _beside(xs: Sequence[Any], ys: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-    """What finds the arrays ``ys`` that belong to some of ``xs``, each once.
-
-    Two gradients may be one array.
-    """
-    places: dict[int, list[Any]] = {}
-    for x, y in zip(xs, ys, strict=True):
-        places.setdefault(id(x), []).append(y)
-    return lambda group: [places[id(x)].pop(0) for x in group]
 
 
 class _Finalized:
