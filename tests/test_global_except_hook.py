@@ -16,7 +16,7 @@ VARIABLES = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EX
 START = '''
 import os, sys, threading
 import chainermn
-RANK = int(os.environ.get('PMI_RANK', 0))
+RANK = int(os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK', 0))
 '''
 WAIT = '''
 chainermn.create_communicator('naive').barrier()
@@ -47,6 +47,17 @@ FAILURES = {
         ''', 'uncaught KeyError in thread loader', 'no such key'),
     'sys.exit with status': ('sys.exit(3)', 'sys.exit with status 3', ''),
     'sys.exit with message': ("sys.exit('out of paper')", 'sys.exit with status 1', 'out of paper'),
+    'os._exit': ('os._exit(5)', 'os._exit with status 5', 'script.py", line '),
+    'atexit': ('''
+        import atexit
+        atexit.register(lambda: [][0])
+        sys.exit(0)
+        ''', 'uncaught IndexError in a function of atexit', 'list index'),
+    'sys.exit at exit': ('''
+        import atexit
+        atexit.register(lambda: sys.exit('why'))
+        sys.exit(0)
+        ''', 'sys.exit with status 1 in a function of atexit', 'why'),
     'interrupt': ('raise KeyboardInterrupt', 'uncaught KeyboardInterrupt', 'raise Keyboard'),
 }
 
@@ -91,6 +102,14 @@ if RANK == 1:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
+
+    class Late:
+        def __del__(self):
+            raise KeyError('ignored')
+
+    Late()
+    import atexit
+    atexit.register(sys.exit, 0)
 '''
 
 
