@@ -5,7 +5,8 @@
 Each runs alone, for a limited time; what fails or is not in time is said at the end, and the
 others run all the same.  In the folder is then a text and a PNG of each (without matplotlib, no
 PNG).  With ``--docs`` all of them become a page, with the machine and the date: nobody types a
-figure.
+figure.  With names and a page that is there, only their sections are written anew, and each says
+of when and where it is.
 """
 
 import argparse
@@ -48,7 +49,7 @@ and PyTorch ("gloo"). This page was written by
 tox -e bench -- --docs docs/benchmarks.md
 ```
 
-on {date} at commit {commit}, on this machine: {machine}.
+on {when}. A section of another run says so.
 
 Compare figures of one table only. All methods of a table took turns in one run, round by round, so
 that a busy moment met all of them; a ratio is that of two methods within a round, and printed is
@@ -102,25 +103,43 @@ def machine() -> str:
             f'{memory:.0f} GiB; Linux {platform.release().split("-")[0]}; {", ".join(versions)}')
 
 
-def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: list[str]) -> None:
-    """Writes a page of all results, and the PNGs into a folder beside it."""
+def when() -> str:
+    """Says of which day, commit and machine the figures are."""
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=HERE, text=True,
                             capture_output=True, check=False).stdout.strip() or 'unknown'
-    text = PAGE.format(date=datetime.date.today(), commit=commit, machine=machine())
-    images = page.with_suffix('')
-    images.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        about = ast.get_docstring(ast.parse((HERE / f'{name}.py').read_text()))
-        first, *others = about.replace('``', '`').split('\n\n')
-        text += f'\n## {name}\n\n{first}\n'
-        text += ''.join(f'\n{other}\n' for other in others)
-        text += f'\n```text\n{(out / f"{name}.txt").read_text().strip()}\n```\n'
-        if (out / f'{name}.png').exists():
-            shutil.copyfile(out / f'{name}.png', images / f'{name}.png')
-            text += f'\n![{name}]({images.name}/{name}.png)\n'
+    return f'{datetime.date.today()} at commit {commit}, on this machine: {machine()}'
+
+
+def section(name: str, page: pathlib.Path, out: pathlib.Path, of: str) -> str:
+    """Returns the text of a benchmark's section; its PNG goes into a folder beside the page."""
+    about = ast.get_docstring(ast.parse((HERE / f'{name}.py').read_text()))
+    first, *others = about.replace('``', '`').split('\n\n')
+    text = f'## {name}\n\n{first}\n'
+    text += ''.join(f'\n{other}\n' for other in others)
+    text += of
+    text += f'\n```text\n{(out / f"{name}.txt").read_text().strip()}\n```\n'
+    if (out / f'{name}.png').exists():
+        images = page.with_suffix('')
+        images.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(out / f'{name}.png', images / f'{name}.png')
+        text += f'\n![{name}]({images.name}/{name}.png)\n'
+    return text
+
+
+def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: list[str]) -> None:
+    """Writes a page of all results, or these sections of one that is there."""
+    if page.exists() and len(names) < len(LIMITS):
+        head, *rest = re.split(r'^(?=## )', page.read_text(), flags=re.MULTILINE)
+        sections = {text[3:].partition('\n')[0]: text for text in rest}
+        of = f'\nThese figures are of {when()}.\n'
+    else:
+        head, sections, of = PAGE.format(when=when()) + '\n', {}, ''
+    sections |= {name: section(name, page, out, of) for name in names}
     if wrong:
-        text += '\n## Not there\n\n' + ''.join(f'- {each}\n' for each in wrong)
-    page.write_text(text)
+        sections['Not there'] = '## Not there\n\n' + ''.join(f'- {each}\n' for each in wrong)
+    order = [*LIMITS, 'Not there']
+    page.write_text(head + '\n'.join(
+        f'{sections[name].rstrip()}\n' for name in order if name in sections))
 
 
 def main() -> None:
@@ -130,7 +149,8 @@ def main() -> None:
     parser.add_argument('--quick', action='store_true', help='a round of little each, as a try')
     parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path('benchmark-results'),
                         metavar='FOLDER', help='for texts and PNGs; default: %(default)s')
-    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE', help='write a page')
+    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE',
+                        help='write a page; with names only their sections, if it is there')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
                         help='a Python with torch; default: this one')
     args = parser.parse_args()

@@ -35,6 +35,21 @@ def test_one_command_runs_all():
     assert sorted(ast.literal_eval(limits)) == SCRIPTS
 
 
+def test_writes_one_section_of_a_page_anew(tmp_path):
+    page = tmp_path / 'page.md'
+    page.write_text('# Benchmarks\n\nWhat.\n\n## startup\n\n1 ms\n\n## recent\n\nof old\n\n'
+                    '## overlap\n\n2 ms\n')
+    subprocess.run([sys.executable, BENCHMARKS, 'recent', '--quick', '--docs', page],
+                   cwd=tmp_path, timeout=50, check=True, stdout=subprocess.DEVNULL)
+    before, _, rest = page.read_text().partition('\n## recent\n')
+    assert before == '# Benchmarks\n\nWhat.\n\n## startup\n\n1 ms\n'
+    section, _, after = rest.partition('\n## overlap\n')
+    assert after == '\n2 ms\n'
+    assert 'of old' not in section and 'with sites' in section
+    assert re.search(r'These figures are of 20..-..-.. at commit \w+, on this machine: .*Python 3',
+                     section)
+
+
 def test_says_what_failed(tmp_path):
     done = subprocess.run([sys.executable, BENCHMARKS, 'mean_grad', '--torch', 'no such Python',
                            '--docs', tmp_path / 'page.md'],
