@@ -100,7 +100,7 @@ setup(
         'cuda13': ['cupy-cuda13x[ctk]', 'nvidia-nccl-cu13'],
         'plot': ['matplotlib'],
         'check': ['rich'],
-        'docs': ['sphinx'],
+        'docs': ['furo', 'myst-nb', 'sphinx'],
         'test': [
             'hypothesis',
             'ipykernel',

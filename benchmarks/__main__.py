@@ -45,6 +45,7 @@ PAGE = """# Benchmarks
 What ChainerMN 8 costs, beside the `chainermn` that Chainer carries ("old"), plain mpi4py ("raw")
 and PyTorch ("gloo"). This page was written by
 
+<!-- not run: it takes most of an hour -->
 ```sh
 tox -e bench -- --docs docs/benchmarks.md
 ```

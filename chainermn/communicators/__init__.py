@@ -29,15 +29,15 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
                         **kwargs: Any) -> Any:
     """Makes a communicator.  Collective: every rank of ``mpi_comm`` calls it.
 
-    =================  ======  ======  ============  ===============================================
-    Name               CPU     GPU     NCCL          Recommended use
-    =================  ======  ======  ============  ===============================================
-    ``pure_nccl``              yes     required      training on GPUs
-    ``flat``           yes     yes                   training on CPUs, or on GPUs without NCCL
-    ``naive``          yes     yes                   testing: one collective per parameter
-    ``non_cuda_aware``         yes     required      GPUs, NCCL only within each node
-    ``dummy``          yes     yes                   measuring: gradients are not exchanged
-    =================  ======  ======  ============  ===============================================
+    ==================  ======  ======  ============  ==============================================
+    Name                CPU     GPU     NCCL          Recommended use
+    ==================  ======  ======  ============  ==============================================
+    ``pure_nccl``               yes     required      training on GPUs
+    ``flat``            yes     yes                   training on CPUs, or on GPUs without NCCL
+    ``naive``           yes     yes                   testing: one collective per parameter
+    ``non_cuda_aware``          yes     required      GPUs, NCCL only within each node
+    ``dummy``           yes     yes                   measuring: gradients are not exchanged
+    ==================  ======  ======  ============  ==============================================
 
     Args:
         communicator_name: The name; the same on all ranks.

@@ -318,7 +318,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             A list with what the ``wait()`` of each returns, in the order of ``requests``.
 
         Raises:
-            The first of the errors that they raise, once all have been waited for.
+            Exception: The first of the errors that they raise, once all have been waited for.
         """
 
     @abc.abstractmethod
@@ -378,8 +378,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 as ``x``, which it may be itself.  By default a new array.
 
         Returns:
-            On every rank an array with the same bits (but for those of a NaN): ``out``, or a new
-            one.  float16 is combined in float32 and rounded once.
+            On every rank ``out``, or a new array, with the same bits (but for those of a NaN).
+            float16 is combined in float32 and rounded once.
         """
 
     @abc.abstractmethod
@@ -424,7 +424,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             op: As for :meth:`allreduce`.
 
         Returns:
-            A new array: what the arrays that all ranks meant for this rank combine to.
+            A new array, to which the arrays that all ranks meant for this rank combine.
         """
 
     @abc.abstractmethod

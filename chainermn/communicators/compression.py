@@ -158,7 +158,7 @@ class TwoBit:
     """
 
     threshold: float
-    #: By key: float32, or float64 for float64, with the length of what is sent, where that is.
+    #: By key; float32, or float64 for float64, with the length of what is sent, where that is.
     residuals: dict[Hashable, Any]
 
     def __init__(self, threshold: float = 0.5) -> None:

@@ -11,8 +11,7 @@ class DummyCommunicator(FlatCommunicator):
     """Measures the time of a training step without its communication.
 
     Each rank keeps its own gradients, which go through the buffer, and the compression if there is
-    one, all the same.  Everything else,
-    :meth:`bcast_data` too, communicates.
+    one, all the same.  Everything else, ``bcast_data`` too, communicates.
     """
 
     def _mean_in_place(self, group: list[Any]) -> None:

@@ -29,7 +29,9 @@ _INT_MAX = 2**31 - 1  # of a C int
 
 
 class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
-    """All verbs of :class:`CommunicatorBase` on MPI.  Collective: every rank makes one.
+    """All verbs of :class:`chainermn.CommunicatorBase` on MPI.
+
+    Collective: every rank makes one.
 
     Args:
         mpi_comm: ``mpi4py.MPI.Intracomm``.  Arrays, objects and the agreement travel on duplicates

@@ -44,7 +44,7 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterabl
     >>> trainer.extend(multi_node_snapshot(comm, snapshot, []),               # doctest: +SKIP
     ...                trigger=(1000, 'iteration'))
 
-    Another number of ranks can go on from it; see :meth:`maybe_load` of the checkpointer.
+    Another number of ranks can go on from it; see ``maybe_load`` of the checkpointer.
 
     Args:
         comm: ChainerMN communicator.

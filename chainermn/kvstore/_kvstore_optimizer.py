@@ -23,8 +23,8 @@ def create_kvstore_optimizer(actual_optimizer: Any, kvstore: KVStore,
     Both give the same parameters with ``dist_sync``.  The first leaves everything to the actual
     optimizer: all hooks, hyperparameters of single parameters, loss scaling, and its state in
     snapshots.  In the second each rank keeps the state of the parameters that it serves, and
-    :meth:`KVStore.save_optimizer_states` writes it; of the hooks only those that are called for
-    each parameter can be used.
+    :meth:`chainermn.kvstore.KVStore.save_optimizer_states` writes it; of the hooks only those that
+    are called for each parameter can be used.
 
     Gradients are averaged: ``dist_sync`` multiplies their sum by ``1 / kvstore.num_workers``.
     ``dist_async`` steps with each rank's gradients by themselves, as they come, so it makes

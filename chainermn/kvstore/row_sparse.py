@@ -25,7 +25,7 @@ class RowSparse:
            [5., 6.]])
     """
 
-    #: The numbers of the rows: int64, on the host.
+    #: The numbers of the rows, int64, on the host.
     row_ids: np.ndarray
     rows: Any
     shape: tuple[int, ...]

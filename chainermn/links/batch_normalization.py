@@ -17,7 +17,7 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
     rank runs them, in the same order.
 
     Args:
-        size (int or tuple of ints): Size (or shape) of the channel dimensions.
+        size (int or tuple of int): Size (or shape) of the channel dimensions.
         comm: ChainerMN communicator.
         decay: Decay rate of the moving averages.
         eps: Added to the variance for numerical stability.

@@ -1,0 +1,81 @@
+"""Every public name is in the reference, docs/reference, under a name that can be imported."""
+
+import importlib
+import inspect
+import pathlib
+import re
+
+import pytest
+
+import chainermn
+
+pytestmark = pytest.mark.mpi_skip
+
+REFERENCE = pathlib.Path(__file__).parents[2] / 'docs' / 'reference'
+
+PACKAGES = [
+    'chainermn', 'chainermn.communicators', 'chainermn.communicators.compression',
+    'chainermn.datasets', 'chainermn.extensions', 'chainermn.functions', 'chainermn.iterators',
+    'chainermn.kvstore', 'chainermn.links', 'chainermn.optimizers', 'chainermn.testing',
+]
+
+#: Public by their module: classes to make a communicator of one's own from, and what is deprecated.
+BY_MODULE = [
+    'chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase',
+    *(f'chainermn.communicators.{module}.{name}'
+      for module, name in chainermn.communicators._CLASSES.values()),
+    'chainermn.datasets.scatter.get_epoch_trigger',
+    'chainermn.datasets.scatter.get_n_iterations_for_one_epoch',
+    'chainermn.global_except_hook.add_hook',
+]
+
+
+def find(path):
+    module, _, name = path.rpartition('.')
+    return getattr(importlib.import_module(module), name)
+
+
+def documented():
+    """What the reference shows: objects by id."""
+    found = {}
+    for page in REFERENCE.glob('*.rst'):
+        text = page.read_text(encoding='utf-8')
+        for kind, path in re.findall(r'^\.\. auto(\w+):: ([\w.]+)$', text, re.M):
+            if kind != 'module':
+                found[id(find(path))] = path
+                continue
+            module = importlib.import_module(path)
+            if re.search(rf'automodule:: {re.escape(path)}\n   :members:', text):
+                found.update((id(getattr(module, name)), name) for name in module.__all__)
+    return found
+
+
+def public():
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            if not inspect.ismodule(getattr(module, name)) and name != '__version__':
+                yield f'{package}.{name}'
+    yield from BY_MODULE
+
+
+def test_every_public_name_is_there():
+    there = documented()
+    assert len(there) > 50
+    missing = [path for path in public() if id(find(path)) not in there]
+    assert not missing, 'in no page of docs/reference: ' + ', '.join(missing)
+
+
+def test_every_package_that_has_public_names_is_looked_at():
+    root = pathlib.Path(chainermn.__file__).parent
+    packages = {'chainermn', *(
+        f'chainermn.{path.parent.name}' for path in root.glob('[!_]*/__init__.py'))}
+    assert packages <= set(PACKAGES)
+
+
+def test_every_command_is_there():
+    from chainermn.__main__ import _COMMANDS
+
+    text = (REFERENCE / 'commands.md').read_text(encoding='utf-8')
+    missing = [name for name in _COMMANDS if f'`python -m chainermn {name}' not in text]
+    assert not missing, 'not in commands.md: ' + ', '.join(missing)
