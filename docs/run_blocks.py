@@ -203,7 +203,7 @@ def main() -> None:
         if said:
             failed += 1
             print(f'{said}\n', flush=True)
-    print('\nNot run:')
+    print('\nNot run:' if not_run else '')
     for reason, where in not_run.items():
         print(f'- {reason}: {", ".join(where)}')
     sys.exit(f'{failed} of {len(pages)} pages failed' if failed else 0)
