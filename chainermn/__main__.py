@@ -9,6 +9,7 @@ import sys
 _COMMANDS = {
     'check': ('show what is installed here, and try it', 'chainermn._check'),
     'checkpoints': ('verify a folder of checkpoints', 'chainermn.extensions._describe'),
+    'timeline': ('show where the time of all ranks went', 'chainermn._timeline'),
     'run': ('start an MPI job, and again after a failure', 'chainermn._run'),
 }
 

@@ -14,7 +14,7 @@ FLOORS = [
     {'__init__', '__main__'},
     {'links'},
     {'functions', 'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_join',
-     'testing', '_launch', '_run', '_check'},
+     'testing', '_launch', '_run', '_check', '_timeline'},
     {'communicators'},
     {'nccl', 'global_except_hook', '_delegate', '_mpiexec', '_version'},
 ]

@@ -20,7 +20,7 @@ import chainer
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _doing, _end, _wire
+from chainermn.communicators import _doing, _end, _timeline, _wire
 from chainermn.communicators._recent import Calls
 
 _NAP = 1e-4  # seconds between two looks at whether all ranks have got so far
@@ -83,10 +83,11 @@ class MeanQueue:
         on_device = _computed_on(arrays.values())
 
         def job() -> None:
-            while not turn.Test():
-                time.sleep(0 if self._hurry else _NAP)
+            with _timeline.span('wait', 'wait'):
+                while not turn.Test():
+                    time.sleep(0 if self._hurry else _NAP)
             if number < self._limit:
-                with on_device():
+                with _timeline.span('means', 'verb', arrays.values()), on_device():
                     self._means(arrays, compressor, results)
 
         self._travelling += 1

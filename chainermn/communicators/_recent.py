@@ -28,6 +28,13 @@ _COMMUNICATORS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # In the order in which they were made.
 _everything: weakref.WeakValueDictionary[int, Calls] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+# What stands between a verb and who called it.
+_passed_over: set[CodeType] = set()
+
+
+def pass_over(function: Any) -> None:
+    """Says that a function only passes calls of verbs on: who calls it is who called the verb."""
+    _passed_over.add(function.__code__)
 
 
 class Calls:
@@ -57,9 +64,17 @@ class Calls:
     def _keep_with_site(self, what: Any) -> None:
         try:
             frame = sys._getframe(3)  # who called the verb that called who calls this
+            if frame.f_code in _passed_over and frame.f_back is not None:
+                frame = frame.f_back
         except ValueError:  # no Python function, such as atexit
             frame = sys._getframe(0)
         self.ring.append(_Sited(what, frame.f_code, frame.f_lasti))
+
+    @property
+    def newest_kept(self) -> Any:
+        """What was kept last, as it was passed to ``keep``; ``None`` if there is nothing."""
+        what = self.ring[-1] if self.ring else None
+        return what.what if isinstance(what, _Sited) else what
 
     @property
     def newest(self) -> Call | None:

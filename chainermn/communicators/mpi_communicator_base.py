@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from mpi4py import MPI
@@ -12,6 +13,8 @@ from chainermn.communicators import (
     _doing,
     _end,
     _header,
+    _timed_verbs,
+    _timeline,
     _topology,
     _watch,
 )
@@ -57,6 +60,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         with self.config_scope():
             self.batched_copy = False
             self.timeout = None
+        if _timeline.is_on():
+            _timed_verbs.begin(self)
 
     # --- who and where -----------------------------------------------------------------------
 
@@ -112,6 +117,9 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         _watch.get().allow(limit)
         with self.config_scope():
             self.timeout = limit
+
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        return _timeline.span(name)
 
     # --- groups ------------------------------------------------------------------------------
 

@@ -77,5 +77,6 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self._exchange = self.communicator.multi_node_mean_grad_async(
             self.communicated_target, self.zero_fill, **self._compressed())
         if arrived:
-            self.actual_optimizer.update(None, *args, **kwds)
+            with self.communicator.span('update'):
+                self.actual_optimizer.update(None, *args, **kwds)
         self.replica_check.after_update(self.communicator, self.target)

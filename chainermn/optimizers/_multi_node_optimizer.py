@@ -62,12 +62,15 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 If ``None``, the gradients that the parameters have now are used.
         """
         self.actual_optimizer._check_set_up()
-        loss = None if lossfun is None else lossfun(*args, **kwds)
+        span = self.communicator.span
+        with span('forward'):
+            loss = None if lossfun is None else lossfun(*args, **kwds)
         named = sorted(self.target.namedparams())
         seen = _seen(named)
         is_changed = seen != self.target_params
         if loss is not None:
-            self._backward(loss, named, not is_changed and self.accumulation.is_next_last)
+            with span('backward'):
+                self._backward(loss, named, not is_changed and self.accumulation.is_next_last)
             del loss
         if is_changed:
             self.accumulation.clear()
@@ -126,7 +129,8 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             self.joined.announce(what)
 
     def _broadcast(self) -> None:
-        self.communicator.bcast_data(self.target)
+        with self.communicator.span('broadcast'):
+            self.communicator.bcast_data(self.target)
         for param in self.target.params():
             rule = param.update_rule
             if param.is_initialized and rule is not None and rule.enabled and rule.state is None:
@@ -134,12 +138,14 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 rule._init_states(_as_updated(rule, param))
 
     def _step(self, *args: Any, **kwds: Any) -> None:
-        self._exchange()
+        with self.communicator.span('exchange'):
+            self._exchange()
         if self.joined is not None and (factor := self.joined.factor()) != 1:
             params = {id(param): param for param in self.target.params(include_uninit=False)}
             for param in params.values():  # one that is shared only once
                 _multiply(param.grad, factor)
-        self.actual_optimizer.update(None, *args, **kwds)
+        with self.communicator.span('update'):
+            self.actual_optimizer.update(None, *args, **kwds)
         self.replica_check.after_update(self.communicator, self.target)
 
     def _exchange(self) -> None:
