@@ -67,10 +67,20 @@ class _KeyError(KeyError):
 
 
 def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
-                 details: Sequence[dict[str, str] | None]) -> Exception:
-    """Builds the error from facts that all ranks have, so that it is equal on all of them."""
+                 details: Sequence[dict[str, str] | None], sites: Sequence[str] = ()) -> Exception:
+    """Builds the error from facts that all ranks have, so that it is equal on all of them.
+
+    Args:
+        headers: What each rank called.
+        refusals: Why it refused that, if it did.
+        details: What its header's number is a digest of.
+        sites: Where it called that; not shown if all did at the same place.
+    """
+    if len(set(sites)) <= 1:
+        sites = [''] * len(headers)
     if any(refusals):
-        return refused_error(headers, refusals)
+        return refused_error([f'{header}{site}' for header, site in zip(
+            headers, sites, strict=True)], refusals)
     usual = _usual(headers)
     differences = [_difference(header, usual) for header in headers]
     what = next(difference for difference in differences if difference)
@@ -78,8 +88,9 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
         title = 'the ranks called different verbs'
     else:
         title = f'{usual.verb} refused: {what} differ between the ranks'
-    lines = [(str(header), f'<- {difference} differ' if difference else '')
-             for header, difference in zip(headers, differences, strict=True)]
+    lines = [(f'{header}{"" if header.verb == END else site}',
+              f'<- {difference} differ' if difference else '')
+             for header, difference, site in zip(headers, differences, sites, strict=True)]
     if what == _DETAILED.get(usual.verb) and all(detail is not None for detail in details):
         table = _parameter_table([detail or {} for detail in details])
     else:

@@ -191,7 +191,12 @@ def _plan(
 
     To none if the data set cannot be cut: all ranks get all of it.
     """
-    n = len(dataset)
+    try:
+        n = len(dataset)
+    except TypeError as error:
+        what = 'None' if dataset is None else f'of type {type(dataset).__name__}'
+        raise TypeError('the root has to pass a data set that has a length, but what it passed '
+                        f'is {what}') from error
     order = numpy.random.RandomState(seed).permutation(n) if shuffle else None
     shards = _shards(n, size, force_equal_length)
     try:

@@ -152,3 +152,13 @@ def test_refusals_travel(error, kind):
     assert str(made) == 'line\nline'
     assert refusal.verb == 'verb'
     assert not error.args or 'text' in refusal.text
+
+
+def test_where_the_ranks_called_it():
+    said = headers(pack('bcast_obj', root=0), pack('barrier'))
+    text = str(common_error(said, nothing(said), nothing(said),
+                            [', in f() of g.py, called at train.py:3', ', called at train.py:4']))
+    assert '  rank 0: bcast_obj root=0, in f() of g.py, called at train.py:3\n' in text
+    assert '  rank 1: barrier, called at train.py:4 ' in text
+    text = str(common_error(said, nothing(said), nothing(said), [', called at train.py:3'] * 2))
+    assert 'called at' not in text

@@ -307,7 +307,7 @@ def refused_on_all(comm, error_type, call):
 def test_a_data_set_without_length_is_refused_on_all_ranks(comm):
     text = refused_on_all(comm, TypeError,
                           lambda: chainermn.scatter_dataset(iter([1, 2]), comm))
-    assert 'no len' in text
+    assert 'a data set that has a length' in text
 
 
 @pytest.mark.parametrize('seed, error_type', [(-1, ValueError), (2**32, ValueError),

@@ -1,0 +1,27 @@
+"""Where the program called a verb: its file and line, and what of this package passed it on."""
+from __future__ import annotations
+
+import os
+import sys
+
+import chainer
+
+_COMMUNICATORS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OURS = os.path.dirname(os.path.dirname(_COMMUNICATORS)) + os.sep
+_CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
+
+
+def called() -> str:
+    """Says it of the verb that is being called, as the end of a sentence.
+
+    For example ``, called at train.py:8``, or ``, in evaluate() of multi_node_evaluator.py, called
+    at train.py:8``, where Chainer's Trainer is passed over.
+    """
+    frame, through, is_ours = sys._getframe(1), '', True
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_OURS, _CHAINER)):
+        path = frame.f_code.co_filename
+        is_ours = is_ours and path.startswith(_OURS)
+        if is_ours and not path.startswith(_COMMUNICATORS):
+            through = f', in {frame.f_code.co_name}() of {os.path.basename(path)}'
+        frame = frame.f_back
+    return f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'

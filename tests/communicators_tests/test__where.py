@@ -1,0 +1,45 @@
+"""Where a verb was called: the line of the program, and what passed it on."""
+
+import os
+
+import chainer
+import pytest
+from chainer.training import extensions
+
+import chainermn
+
+FILE = os.path.basename(__file__)
+
+
+def line_of(text):
+    with open(__file__, encoding='utf-8') as file:
+        return next(number for number, line in enumerate(file, 1) if line.endswith(f'# {text}\n'))
+
+
+def message(comm):
+    with pytest.raises(ValueError, match='the ranks called different verbs') as caught:
+        if comm.rank == 0:
+            comm.barrier()  # first
+        elif comm.rank == 1:
+            chainermn.scatter_dataset([1, 2], comm)  # second
+        else:
+            evaluate(comm)
+    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
+    return str(caught.value)
+
+
+def evaluate(comm):
+    evaluator = extensions.Evaluator({}, chainer.Link())
+    evaluator.evaluate = dict
+    chainermn.create_multi_node_evaluator(evaluator, comm)(None)  # through Chainer
+
+
+@pytest.mark.mpi(min_size=2)
+def test_each_rank_says_where_it_called(comm):
+    text = message(comm)
+    assert f'rank 0: barrier, called at {FILE}:{line_of("first")}' in text
+    assert (f'rank 1: bcast_obj root=0, in scatter_dataset() of scatter.py, called at '
+            f'{FILE}:{line_of("second")}') in text
+    if comm.size > 2:
+        assert (f'allgather_obj, in evaluate() of multi_node_evaluator.py, called at '
+                f'{FILE}:{line_of("through Chainer")}') in text
