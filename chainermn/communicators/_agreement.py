@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, NoReturn
 
-from chainermn.communicators import _disagreement, _header, _where
+from chainermn.communicators import _disagreement, _header, _timeline, _where
 from chainermn.communicators._header import Header
 from chainermn.communicators._recent import Calls
 
@@ -34,10 +34,15 @@ class Agreement:
         self._size = mpi_comm.size
         self._rank = mpi_comm.rank
         self._received = bytearray(_header.SIZE * self._size)
-        off = [rank for rank, on in enumerate(mpi_comm.allgather(self.enabled)) if not on]
+        said = mpi_comm.allgather((self.enabled, _timeline.is_on()))
+        off = [rank for rank, (enabled, _) in enumerate(said) if not enabled]
         if 0 < len(off) < self._size:
             raise ValueError('CHAINERMN_AGREE has to be equal on all ranks, but is 0 only on '
                              + _disagreement.ranks_text(off))
+        timed = [rank for rank, (_, is_timed) in enumerate(said) if is_timed]
+        if 0 < len(timed) < self._size:
+            raise ValueError(f'{_timeline.VARIABLE} has to be set on all ranks or on none, but is '
+                             'set only on ' + _disagreement.ranks_text(timed))
 
     def same(self, header: bytes, details: dict[str, str] | None = None) -> bool:
         """Returns if all ranks call it with headers that fit, else raises on all of them.
