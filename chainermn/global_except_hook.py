@@ -224,10 +224,21 @@ def _ending_the_job(why: str, status: int = 1, text: str = '',
     finally:
         _flush()
         time.sleep(_FORWARDED_WITHIN)
+        for path in shared_memory():
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         end()
         # MPICH's MPI_Abort can return before mpiexec has ended this process, which must not go on.
         time.sleep(_ENDED_WITHIN)
         _os_exit(status)
+
+
+def shared_memory() -> set[str]:
+    """The files of this process that MPICH removes at an ordinary end only."""
+    with contextlib.suppress(OSError), open('/proc/self/maps', encoding='utf-8') as file:
+        return {path for path in (line.split(None, 5)[-1].rstrip('\n') for line in file)
+                if path.startswith('/dev/shm/mpich_shm_') and ' ' not in path}
+    return set()
 
 
 def _way_to_end(status: int) -> Callable[[], Any] | None:

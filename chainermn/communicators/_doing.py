@@ -103,7 +103,14 @@ class Look:
                 if call.peer is not None and call.peer >= 0:
                     peers = peers[call.peer],
                 return Doing(name, call, calls.ranks, peers, site, self._thread)
-        return Doing(name, None, tuple(range(MPI.COMM_WORLD.size)), (), site, self._thread)
+        # A verb that keeps no call of its name: it calls others, or is create_communicator.
+        mpi_comm = self._verb.f_locals.get('mpi_comm')
+        if self._calls:
+            peers = self._calls[0].ranks
+        else:
+            peers = Calls(mpi_comm).ranks if isinstance(mpi_comm, MPI.Intracomm) else ()
+        return Doing(name, None, peers or tuple(range(MPI.COMM_WORLD.size)), peers, site,
+                     self._thread)
 
 
 def look() -> dict[int, Look]:

@@ -37,12 +37,13 @@ class Said(NamedTuple):
         return '; and '.join(verbs)
 
 
-def text(said: Mapping[int, Said], ranks: Sequence[int]) -> str:
+def text(said: Mapping[int, Said], ranks: Sequence[int], is_first: bool = False) -> str:
     """The report.
 
     Args:
         said: What ranks said, by rank.
         ranks: Those that were asked.
+        is_first: Whether the ranks have no communicator yet.
     """
     groups: dict[str, list[int]] = {}
     for rank in sorted(said):
@@ -54,6 +55,9 @@ def text(said: Mapping[int, Said], ranks: Sequence[int]) -> str:
     if silent := [rank for rank in ranks if rank not in said]:
         lines.append(f'  {ranks_text(silent)} {"does" if len(silent) == 1 else "do"} not answer: '
                      "stopped, or in code that holds Python's lock")
+    if is_first:
+        lines.append('  what the others do is not known before all have made a communicator; does '
+                     'each of them call create_communicator?')
     lines.append('Last verbs:')
     recent: dict[str, list[int]] = {}
     for rank in sorted(said):

@@ -44,24 +44,27 @@ _COLLECTED_WITHIN = 2.5  # more than the interval, since others have to wake up
 _NEXT_AFTER = 2.  # then the next rank reports, should the one before have come to a halt
 _PATIENCE = 2.  # for a message that a rank sent just before it ended
 
+#: Errors one after the other, at which it gives up.
+_FAILURES = 3
+
 #: How many ranks may be the one that reports.
 _REPORTERS = 16
 
 
-def limit_of(value: Any) -> float:
+def limit_of(value: Any, name: str = 'a time limit') -> float:
     """Returns a time limit in seconds, 0 for none.
 
     Raises:
         TypeError, ValueError: If it is none.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f'a time limit is a number of seconds, not {value!r}')
+        raise TypeError(f'{name} has to be a number of seconds, not {value!r}')
     try:
         limit = float(value)
     except ValueError:
         limit = math.nan
     if not 0 <= limit < math.inf:
-        raise ValueError(f'a time limit is a number of seconds, 0 for none, not {value!r}')
+        raise ValueError(f'{name} has to be a number of seconds, 0 for none, not {value!r}')
     return limit
 
 
@@ -105,7 +108,7 @@ class Watch:
     def __init__(self) -> None:
         self._alone = _Group(MPI.COMM_SELF)  # until there is another one
         self._groups: list[_Group] = []
-        self._default = limit_of(os.environ.get(VARIABLE) or LIMIT)
+        self._default = limit_of(os.environ.get(VARIABLE) or LIMIT, VARIABLE)
         # One rank may go on for long when the others have ended, unless somebody says otherwise.
         self._at_the_end = self._default if os.environ.get(VARIABLE) else 0
         self._interval = _INTERVAL
@@ -150,15 +153,19 @@ class Watch:
             self._thread.join()
 
     def _run(self) -> None:
-        try:
-            while not self._closed.wait(
-                    _INTERVAL_ALARMED if any(group.alarmed_at for group in self._groups)
-                    else self._interval):
+        failures = 0
+        while failures < _FAILURES and not self._closed.wait(
+                _INTERVAL_ALARMED if any(group.alarmed_at for group in self._groups)
+                else self._interval):
+            try:
                 self._look()
-        except Exception:
-            traceback.print_exc()
-            sys.stderr.write('chainermn: this rank is watched over no more, because of this '
-                             'error; time limits do not hold any more\n')
+                failures = 0
+            except Exception:  # what it looks at changes meanwhile
+                failures += 1
+                if failures == _FAILURES:
+                    traceback.print_exc()
+                    sys.stderr.write('chainermn: this rank is watched over no more, because of '
+                                     'this error; time limits do not hold any more\n')
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -212,10 +219,10 @@ class Watch:
         if limit and seconds > limit:
             self._tell(group, f'no progress for {seconds:.0f} s, and the time limit is '
                        f'{limit:g} s ({VARIABLE}, or timeout of the communicator)', (), seen, now)
-        elif seconds > _PATIENCE and doing.call is not None and doing.verb != END:
+        elif seconds > _PATIENCE and doing.verb != END:
             others = set(doing.peers) - {MPI.COMM_WORLD.rank}
             gone = others & group.ended
-            is_any = doing.call.peer is not None and doing.call.peer < 0
+            is_any = doing.call is not None and doing.call.peer is not None and doing.call.peer < 0
             if gone and (gone == others or not is_any):
                 self._tell(group, f'a rank waits for {ranks_text(sorted(gone))}, at the end of the '
                            'program', (), seen, now)
@@ -235,8 +242,11 @@ class Watch:
     def _report(self, group: _Group, now: float) -> None:
         assert group.alarmed_at is not None
         waited = now - group.alarmed_at
-        before = sum(rank < group.rank for rank in group.said)
-        is_complete = len(group.said) == len(group.ranks) or group.mpi_comm is None
+        if group.mpi_comm is None:  # each rank would report; the first that does ends the job
+            is_complete, before = True, min(MPI.COMM_WORLD.rank, _REPORTERS)
+        else:
+            is_complete = len(group.said) == len(group.ranks)
+            before = sum(rank < group.rank for rank in group.said)
         if waited < (0 if is_complete and not before else
                      _COLLECTED_WITHIN + _NEXT_AFTER * before):
             return
@@ -245,12 +255,12 @@ class Watch:
             threading.Thread(target=nccl_group.abort, daemon=True).start()
         global_except_hook.end_the_job(why, _report.text(
             {group.ranks[rank]: said for rank, said in group.said.items()},
-            group.ranks if group.mpi_comm is not None else ()))
+            group.ranks if group.mpi_comm is not None else (), group is self._alone))
 
 
 def _nccl_groups() -> list[Any]:
     module = sys.modules.get('chainermn.communicators._nccl_group')
-    return list(module.connected) if module else []
+    return list(getattr(module, 'connected', ()))  # there is nothing while it is imported
 
 
 _watch: Watch | None = None

@@ -117,21 +117,13 @@ def _connect(address: str, rank: int) -> None:
     global _connection
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
-    connection.sendall(' '.join([str(rank), *_segments()]).encode() + b'\n')
+    connection.sendall(' '.join([str(rank), *global_except_hook.shared_memory()]).encode() + b'\n')
     _connection = connection.detach()  # open until the process has ended
     # Stacks go to the witness, which shows them with its message.
     if not faulthandler.is_enabled():
         faulthandler.enable(_connection)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             faulthandler.register(signal.SIGTERM, _connection, all_threads=False, chain=True)
-
-
-def _segments() -> set[str]:
-    """The shared memory that MPICH removes at an ordinary end only."""
-    with contextlib.suppress(OSError), open('/proc/self/maps', encoding='utf-8') as file:
-        return {path for path in (line.split(None, 5)[-1].rstrip('\n') for line in file)
-                if path.startswith('/dev/shm/mpich_shm_') and ' ' not in path}
-    return set()
 
 
 def _forget() -> None:

@@ -90,6 +90,7 @@ ENDED = {
     'recv_obj of any': 'if comm.rank == 0: comm.recv_obj(-2)',
     'irecv': 'if comm.rank == 0: comm.irecv(1, 3).wait()',
     'send': 'if comm.rank == 0: comm.send(x, 1, 3)',
+    'another communicator': 'if comm.rank == 0: chainermn.create_communicator("naive")',
     # At the end the ranks agree on the world first.
     'a part': 'part = comm.split(0, comm.rank)\nif comm.rank == 0: part.barrier()',
 }
@@ -114,7 +115,18 @@ JOBS = {
     'slow': ([SLOW + WENT_ON, 2], {}),
     'no communicator': (['from chainermn.communicators import _watch\n'
                          '_watch._watch._groups.clear()\n'
-                         'if comm.rank: load()\nchainermn.create_communicator("naive")', 2], {}),
+                         'if comm.rank == 2: load()\nchainermn.create_communicator("naive")'],
+                        {}),
+    'an error of the thread': (['from chainermn.communicators import _doing\n'
+                                'look, times = _doing.look, iter(range(2))\n'
+                                'def fails():\n'
+                                '    for n in times: raise RuntimeError(n)\n'
+                                '    return look()\n'
+                                '_doing.look = fails\n'
+                                'load() if comm.rank == 1 else comm.allreduce(x)'], {}),
+    'errors of the thread': (['from chainermn.communicators import _doing\n'
+                              '_doing.look = None\ntime.sleep(1)'], {}),
+    'no number': ([''], {'timeout': '1 h'}),
 }
 
 
@@ -154,6 +166,25 @@ def test_before_there_is_a_communicator_a_rank_knows_of_itself(runs):
     status, output = runs['no communicator'].result()
     assert status != 0
     assert 'rank 0 is in create_communicator, called at script.py:16 (for ' in output
+    assert 'does each of them call create_communicator?' in output
+    assert len(re.findall('chainermn: ', output)) == 1  # rank 1 would have said the same
+
+
+@starts
+def test_an_error_of_the_thread(runs):
+    status, output = runs['an error of the thread'].result()
+    assert status != 0 and 'RuntimeError' not in output
+    assert 'rank 1 is not in a verb: it is at script.py:11 in load()' in output
+    status, output = runs['errors of the thread'].result()
+    assert (status, output.count('TypeError')) == (0, 3)
+    assert output.count('watched over no more, because of this error') == 3
+
+
+@starts
+def test_a_variable_that_is_no_limit_is_named(runs):
+    status, output = runs['no number'].result()
+    assert status != 0
+    assert "CHAINERMN_TIMEOUT has to be a number of seconds, 0 for none, not '1 h'" in output
 
 
 @starts
@@ -172,7 +203,7 @@ def test_who_is_slow_does_not_hang(runs, name):
 @pytest.mark.parametrize('value', [-1, float('nan'), float('inf'), 'soon'])
 def test_a_limit_that_is_none(value, same_error):
     error = same_error(lambda: chainermn.create_communicator('naive', timeout=value))
-    assert type(error) is ValueError and 'a time limit is a number of seconds' in str(error)
+    assert type(error) is ValueError and 'a time limit has to be a number of seconds' in str(error)
 
 
 def test_a_limit_of_another_type(same_error):

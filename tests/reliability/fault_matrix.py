@@ -1,21 +1,24 @@
 """Ends a rank in every way at every place, on real processes, and says what became of the job.
 
 ``python tests/reliability/fault_matrix.py [--ranks 2,3,4] [--only TEXT] [--slice 1/4]
-[--jobs 2] [--results FILE] [--docs docs/reliability.md]``
+[--jobs 2] [--results FILE [--missing]] [--docs docs/reliability.md]``
 
 A case is right if mpiexec ends within 5 seconds of the fault, with a status other than 0, after
 one message that names host, rank and cause, with the stack where there is one, and if no process
-and no shared memory is left.  With ``--docs`` the table of all results in the file goes into that
-page.
+and no shared memory is left.  Before the first communicator signals are told by mpiexec (and MPICH
+leaves its shared memory), and of what hangs a rank knows for itself.  With ``--docs`` the table of
+all results in the file goes into that page.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import datetime
 import json
 import os
 import pathlib
+import platform
 import re
 import signal
 import subprocess
@@ -57,7 +60,7 @@ class Result(NamedTuple):
 
 def cases(ranks: tuple[int, ...]) -> list[Case]:
     """All of them."""
-    places = [(place, 'flat') for place in program.PLACES] + [
+    places = [(place, 'flat') for place in (*program.FIRST, *program.PLACES)] + [
         (verb, name) for name in COMMUNICATORS for verb in program.VERBS]
     return [Case(way, place, name, n) for n in ranks for way in program.WAYS
             for place, name in places
@@ -68,7 +71,7 @@ def run(case: Case) -> Result:
     """Runs one."""
     with tempfile.TemporaryDirectory(prefix='fault-matrix-') as folder:
         env = {**os.environ, 'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
-        env['CHAINERMN_TIMEOUT'] = str(LIMIT) if case.way in program.HANGS else '0'
+        env['CHAINERMN_TIMEOUT'] = str(LIMIT) if _needs_a_limit(case) else '0'
         command = ['mpiexec', '-n', str(case.ranks), sys.executable, '-W', 'ignore',
                    str(HERE / 'program.py'), case.way, case.place, case.communicator, folder]
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE,
@@ -87,17 +90,35 @@ def run(case: Case) -> Result:
         problem = 'hangs' if hangs else _problem(case, process.returncode, output, seconds)
         if not problem and not when.exists():
             problem = 'no fault'
-        if left := _left(folder):
+        if left := _left(folder, not _is_told_by_mpiexec(case)):
             problem = problem or f'left: {left}'
     return Result(problem, seconds, output)
+
+
+def _needs_a_limit(case: Case) -> bool:
+    """Whether only a time limit ends it."""
+    return case.way in program.HANGS or (
+        case.way, case.place) == ('sys.exit(0) alone', 'before a communicator')
+
+
+def _is_told_by_mpiexec(case: Case) -> bool:
+    """Whether nobody else is there yet; MPICH leaves its shared memory then."""
+    return case.place == 'before a communicator' and not _needs_a_limit(case) and (
+        case.way.startswith('SIG'))
 
 
 def _problem(case: Case, status: int, output: str, seconds: float) -> str:
     """What is wrong with it, if anything."""
     _, cause, stack = program.WAYS[case.way]
     rank = case.ranks - 1
-    is_hang = case.way in program.HANGS
-    if case.place == 'in a data loader' and not is_hang:
+    is_hang = _needs_a_limit(case)
+    if case.place == 'before a communicator' and is_hang:
+        rank, cause, stack = 0, 'in create_communicator', 'what the others do is not known'
+    elif _is_told_by_mpiexec(case):
+        number = int(getattr(signal, case.way))
+        said = rf'PID \d+ RUNNING AT {re.escape(os.uname().nodename)}\n(.*\n)*.*signal {number}\b'
+        return '' if status and re.search(said, output) else 'other message'
+    elif case.place == 'in a data loader' and not is_hang:
         cause, stack = r'uncaught \w*Error in thread prefetch_loop', 'process'
     elif case.way == 'sys.exit(0) alone':
         is_hang = True
@@ -139,11 +160,11 @@ def _ranks(line: str) -> set[int]:
     return found
 
 
-def _left(folder: str) -> str:
+def _left(folder: str, all_of_it: bool) -> str:
     """What the job has left behind, once it had time to go."""
     give_up = time.monotonic() + 5
     while True:
-        left = _processes(folder) + _shared_memory(folder)
+        left = _processes(folder) + (_shared_memory(folder) if all_of_it else [])
         if not left or time.monotonic() > give_up:
             return ', '.join(left)
         time.sleep(.05)
@@ -170,28 +191,40 @@ def _shared_memory(folder: str) -> list[str]:
 
 def table(results: dict[Case, Result]) -> str:
     """One line for each way, one column for each kind of place."""
-    columns = {place: [place] for place in program.PLACES}
+    columns = {place: [place] for place in (*program.FIRST, *program.PLACES)}
     columns |= {f'in a verb ({name})': list(program.VERBS) for name in COMMUNICATORS}
-    lines = ['| a rank ends by | ' + ' | '.join(columns) + ' | longest |',
-             '|---' * (2 + len(columns)) + '|']
+    lines = ['| a rank ends by | ' + ' | '.join(columns) + ' |',
+             '|---' * (1 + len(columns)) + '|']
     for way in program.WAYS:
         cells = []
-        longest = 0.
         for column, places in columns.items():
             name = column.partition('(')[2].rstrip(')') or 'flat'
             those = [result for case, result in results.items()
                      if case.way == way and case.place in places and case.communicator == name]
             right = sum(not result.problem for result in those)
-            cells.append(f'{right}/{len(those)}' if those else '')
-            longest = max([longest, *(result.seconds for result in those)])
-        lines.append(f'| {way} | ' + ' | '.join(cells) + f' | {longest:.1f} s |')
+            longest = max((result.seconds for result in those), default=0.)
+            cells.append(f'{right}/{len(those)}, {longest:.1f} s' if those else '')
+        lines.append(f'| {way} | ' + ' | '.join(cells) + ' |')
     wrong = [(case, result) for case, result in results.items() if result.problem]
     hangs = sum(result.problem == 'hangs' for _, result in wrong)
     ranks = ', '.join(map(str, sorted({case.ranks for case in results})))
     lines += ['', f'{len(results)} jobs of {ranks} ranks: {len(results) - len(wrong)} right, '
-              f'{hangs} hung.']
+              f'{hangs} hung; the longest took '
+              f'{max((result.seconds for result in results.values()), default=0.):.1f} s.']
     lines += [f'- {" / ".join(map(str, case))}: {result.problem}' for case, result in wrong]
     return '\n'.join(lines)
+
+
+def _machine() -> str:
+    """Says when and on what this is."""
+    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=HERE, text=True,
+                            capture_output=True, check=False).stdout.strip() or 'unknown'
+    library = subprocess.run(
+        [sys.executable, '-c', 'from mpi4py import MPI; print(MPI.Get_library_version())'],
+        text=True, capture_output=True, check=True).stdout.split('\n')[0]
+    return (f'On {datetime.date.today()} at commit {commit}; {len(os.sched_getaffinity(0))} cores, '
+            f'Linux {platform.release().split("-")[0]}, Python {platform.python_version()}, '
+            f'{" ".join(library.replace(":", " ").split())}.')
 
 
 def _load(path: pathlib.Path | None) -> dict[Case, Result]:
@@ -210,11 +243,15 @@ def main() -> int:
     parser.add_argument('--results', type=pathlib.Path, metavar='FILE',
                         help='keeps the results, to which those of this run are added')
     parser.add_argument('--docs', type=pathlib.Path, metavar='FILE', help='writes the table there')
+    parser.add_argument('--missing', action='store_true',
+                        help='runs only what is not right in those results')
     args = parser.parse_args()
     k, n = map(int, args.slice.split('/'))
     chosen = [case for case in cases(tuple(map(int, args.ranks.split(','))))
               if args.only in ' / '.join(map(str, case))][k - 1::n]
     results = _load(args.results)
+    if args.missing:
+        chosen = [case for case in chosen if case not in results or results[case].problem]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for case, result in zip(chosen, pool.map(run, chosen), strict=True):
             results[case] = result
@@ -230,7 +267,7 @@ def main() -> int:
     if args.docs:
         page = args.docs.read_text()
         before, _, rest = page.partition(BEGIN)
-        args.docs.write_text(f'{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}')
+        args.docs.write_text(f'{before}{BEGIN}\n{text}\n\n{_machine()}\n{END}{rest.partition(END)[2]}')
     return int(any(result.problem for result in results.values()))
 
 

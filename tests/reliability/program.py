@@ -12,6 +12,7 @@ import time
 
 import chainer
 import numpy as np
+from mpi4py.MPI import COMM_WORLD
 
 import chainermn
 
@@ -102,6 +103,7 @@ def verbs(comm):
         'allreduce_obj': lambda: comm.allreduce_obj(1),
         'bcast_data': lambda: comm.bcast_data(model),
         'multi_node_mean_grad': lambda: comm.multi_node_mean_grad(model),
+        'check_replicas': lambda: comm.check_replicas(model),
         'split': lambda: comm.split(0, comm.rank),
         'new_group': lambda: comm.new_group(range(comm.size)),
         'barrier': comm.barrier,
@@ -112,8 +114,8 @@ def verbs(comm):
 VERBS = (
     'bcast', 'gather', 'allgather', 'alltoall', 'scatter', 'allreduce', 'allreduce_many',
     'multi_node_mean', 'reduce', 'reduce_scatter', 'bcast_obj', 'gather_obj', 'allgather_obj',
-    'scatter_obj', 'allreduce_obj', 'bcast_data', 'multi_node_mean_grad', 'split', 'new_group',
-    'barrier', 'finalize')
+    'scatter_obj', 'allreduce_obj', 'bcast_data', 'multi_node_mean_grad',
+    'check_replicas', 'split', 'new_group', 'barrier', 'finalize')
 
 
 def inside(comm, is_last, call):
@@ -130,6 +132,26 @@ def inside(comm, is_last, call):
     call()
     if call != comm.finalize:
         comm.barrier()  # a verb may be over before the others miss this rank
+
+
+def before_a_communicator(name, is_last):
+    """The others make their first one."""
+    if is_last:
+        fault()
+    chainermn.create_communicator(name)
+
+
+def making(name, is_last):
+    """While all make a communicator; it is their first one."""
+    if is_last:
+        from chainermn.communicators import _topology
+        discover = _topology.discover
+
+        def discovered(mpi_comm):
+            fault()
+            return discover(mpi_comm)
+        _topology.discover = discovered
+    chainermn.create_communicator(name).barrier()
 
 
 def before(comm, is_last):
@@ -215,6 +237,42 @@ def in_a_loader(comm, is_last):
         comm.barrier()
 
 
+class _Fault(chainer.FunctionNode):
+    """Ends the rank in the middle of a backward."""
+
+    def forward(self, xs):
+        return xs[0].copy(),
+
+    def backward(self, indexes, gradients):
+        fault()
+        return gradients
+
+
+def overlap(comm, is_last):
+    """In backward, while gradients of other layers are exchanged."""
+    model = chainer.Sequential(*(chainer.links.Linear(100, 100) for _ in range(4)))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm, overlap='always', bucket_mb=.01).setup(model)
+    for n in range(4):
+        y = model[1](model[0](np.ones((1, 100), 'f')))
+        if is_last and n == 2:
+            y, = _Fault().apply((y,))
+        loss = chainer.functions.sum(model[3](model[2](y)))
+        optimizer.update(lambda loss=loss: loss)
+
+
+def kvstore(comm, is_last):
+    """While the others push to it and pull from it."""
+    store = chainermn.kvstore.create('dist_sync', comm)
+    x = np.ones(1000, 'f')
+    store.init('w', x)
+    for n in range(4):
+        if is_last and n == 2:
+            fault()
+        store.push('w', x)
+        store.pull('w', x)
+
+
 def at_exit(comm, is_last):
     """While the program ends."""
     if is_last:
@@ -222,16 +280,23 @@ def at_exit(comm, is_last):
 
 
 PLACES = {'before': before, 'in a message': message, 'in shared memory': shared_memory,
+          'with overlap': overlap, 'in a kvstore': kvstore,
           'in a checkpoint': checkpoint, 'with data loaders': loaders,
           'in a data loader': in_a_loader, 'at exit': at_exit}
+#: Those that make the communicator, for which they get its name.
+FIRST = {'before a communicator': before_a_communicator, 'in create_communicator': making}
 
 
 def main():
     """Goes to the place."""
     global FOLDER
     _, _, place, name, FOLDER = sys.argv
+    is_last = COMM_WORLD.rank == COMM_WORLD.size - 1
+    write_down_shared_memory()
+    if place in FIRST:
+        FIRST[place](name, is_last)
+        return
     comm = chainermn.create_communicator(name)
-    is_last = comm.rank == comm.size - 1
     write_down_shared_memory()
     if place in PLACES:
         PLACES[place](comm, is_last)

@@ -20,7 +20,7 @@ _spec.loader.exec_module(fault_matrix)
 def diagonal():
     """Cases that have every way and every place."""
     program, case = fault_matrix.program, fault_matrix.Case
-    places = [(place, 'flat') for place in program.PLACES] + list(
+    places = [(place, 'flat') for place in (*program.FIRST, *program.PLACES)] + list(
         zip(program.VERBS, itertools.cycle(fault_matrix.COMMUNICATORS), strict=False))
     ways = itertools.cycle(way for way in program.WAYS if way not in program.HANGS)
     found = [case(way, *place, ranks) for way, place, ranks in zip(
@@ -44,9 +44,10 @@ def test_the_job_ends_with_the_right_message(results, case):
 def test_every_way_and_every_place_is_there():
     program = fault_matrix.program
     assert {case.way for case in diagonal()} == set(program.WAYS)
-    assert {case.place for case in diagonal()} == {*program.PLACES, *program.VERBS}
-    assert len(fault_matrix.cases((2, 3, 4))) == 3 * (len(program.WAYS) * (
-        len(program.PLACES) + 3 * len(program.VERBS)) - len(fault_matrix.NO_FAULTS))
+    assert {case.place for case in diagonal()} == {*program.FIRST, *program.PLACES, *program.VERBS}
+    places = len(program.FIRST) + len(program.PLACES) + 3 * len(program.VERBS)
+    assert len(fault_matrix.cases((2, 3, 4))) == 3 * (
+        len(program.WAYS) * places - len(fault_matrix.NO_FAULTS))
 
 
 def test_the_table():
@@ -55,6 +56,7 @@ def test_the_table():
         case('SIGKILL', 'before', 'flat', 2): result('', 1., ''),
         case('SIGKILL', 'bcast', 'naive', 3): result('hangs', 60., ''),
         case('SIGKILL', 'bcast_obj', 'naive', 3): result('', 2., '')})
-    assert '| SIGKILL | 1/1 |  |  |  |  |  |  | 1/2 |  |  | 60.0 s |' in text
-    assert '3 jobs of 2, 3 ranks: 2 right, 1 hung.' in text
+    assert '| SIGKILL |  |  | 1/1, 1.0 s |  |' in text
+    assert '|  | 1/2, 60.0 s |  |  |' in text
+    assert '3 jobs of 2, 3 ranks: 2 right, 1 hung; the longest took 60.0 s.' in text
     assert '- SIGKILL / bcast / naive / 3: hangs' in text
