@@ -37,6 +37,7 @@ nb_execution_timeout = 60
 nb_merge_streams = True
 
 autodoc_member_order = 'bysource'
+autodoc_preserve_defaults = True
 autodoc_typehints = 'description'
 autodoc_typehints_description_target = 'documented'
 napoleon_numpy_docstring = False

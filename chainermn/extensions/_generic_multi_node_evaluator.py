@@ -67,7 +67,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
                 second batches by rank, and so on.
 
         Returns:
-            What the extension, when it is called, returns on the root.  For the log, report it here.
+            What the extension returns on the root.  For the log, report it here.
         """
         raise NotImplementedError(f'{type(self).__name__} has to define aggregate')
 

@@ -40,6 +40,8 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     ``checkpointer.save(model, iteration)``, which by itself returns when all ranks have the file;
     ``save(model, iteration, wait=False)`` is what a Trainer does.
 
+    Collective: all ranks trigger the extension in the same iterations.
+
     Args:
         name: Name of the run.
         comm: ChainerMN communicator.
@@ -51,6 +53,9 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     Returns:
         The extension.
+
+    Raises:
+        ValueError: On all ranks, if the name has a slash, or an interval is less than 1.
     """
     warnings.warn('The checkpointer is deprecated; use '
                   'chainermn.extensions.multi_node_snapshot instead.',
@@ -76,7 +81,7 @@ class _CheckpointStats:
 
 
 class _MultiNodeCheckpointer(chainer.training.Extension):
-    """See :func:`create_multi_node_checkpointer`."""
+    """See :func:`chainermn.create_multi_node_checkpointer`."""
 
     def __init__(self, name: str, comm: Any, cp_interval: int, gc_interval: int, path: str | None,
                  allow_pickle: bool) -> None:

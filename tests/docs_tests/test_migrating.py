@@ -50,7 +50,7 @@ def test_there_are_such_tables():
 def test_it_is_there(code):
     if code.startswith(('mpiexec ', 'python ')):
         check_command(code)
-    elif variable := re.fullmatch(r'(CHAINERMN_\w+)=\w+', code):
+    elif variable := re.fullmatch(r'(CHAINERMN_\w+)=[\w.]+', code):
         package = pathlib.Path(chainermn.__file__).parent
         assert any(variable[1] in path.read_text(encoding='utf-8')
                    for path in package.rglob('*.py'))
