@@ -7,6 +7,7 @@ from chainermn.extensions.multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     create_multi_node_evaluator,
 )
+from chainermn.extensions.multi_node_report import create_multi_node_report
 from chainermn.extensions.observation_aggregator import ObservationAggregator
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     'ObservationAggregator',
     'create_multi_node_checkpointer',
     'create_multi_node_evaluator',
+    'create_multi_node_report',
     'multi_node_snapshot',
 ]

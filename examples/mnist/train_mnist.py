@@ -110,19 +110,21 @@ def main():
     evaluator = extensions.Evaluator(validation_iterator, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
 
-    # (MN) One process is enough to write files and to talk.
+    # (MN) Reports are of all processes; rank 0 writes and prints them.
+    log = extensions.LogReport()
+    reports = [log, extensions.PrintReport(
+        ['epoch', 'main/loss', 'validation/main/loss',
+         'main/accuracy', 'validation/main/accuracy', 'elapsed_time'])]
+    if extensions.PlotReport.available():
+        reports += [extensions.PlotReport(
+            [f'main/{name}', f'validation/main/{name}'], 'epoch', filename=f'{name}.png')
+            for name in ('loss', 'accuracy')]
+    for report in *reports, extensions.ProgressBar(update_interval=20):
+        trainer.extend(chainermn.extensions.create_multi_node_report(report, comm))
+
+    # (MN) One process is enough to write snapshots.
     if comm.rank == 0:
-        log = extensions.LogReport()
-        trainer.extend(log)
         trainer.extend(extensions.snapshot(n_retains=1), trigger=(1, 'epoch'))
-        if extensions.PlotReport.available():
-            for name in 'loss', 'accuracy':
-                trainer.extend(extensions.PlotReport(
-                    [f'main/{name}', f'validation/main/{name}'], 'epoch', filename=f'{name}.png'))
-        trainer.extend(extensions.PrintReport(
-            ['epoch', 'main/loss', 'validation/main/loss',
-             'main/accuracy', 'validation/main/accuracy', 'elapsed_time']))
-        trainer.extend(extensions.ProgressBar(update_interval=20))
         print(f'{comm.size} process{"es" * (comm.size > 1)}, {type(comm).__name__}, {device}; '
               f'{len(train)} examples per process, in batches of {args.batchsize}')
 

@@ -1,0 +1,143 @@
+"""Logs, plots and progress bars of all ranks, which rank 0 writes and the others do not.
+
+Chainer's reports are changed in place, each in the one respect in which it knows of its own rank
+only: the mean of a log or plot is taken over the observations of all ranks, a progress bar counts
+the examples of all.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import chainer
+from chainer.training import extensions
+from chainer.training.extensions import progress_bar
+
+_MEANS = extensions.LogReport, extensions.PlotReport
+_WRITERS = extensions.PrintReport, extensions.ProgressBar
+
+
+def create_multi_node_report(actual_report: Any, communicator: Any) -> Any:
+    """Makes a report of Chainer's Trainer one of all ranks, which rank 0 writes.
+
+    All ranks extend their trainers by it::
+
+        trainer.extend(create_multi_node_report(extensions.LogReport(), comm))
+        trainer.extend(create_multi_node_report(extensions.PrintReport(['main/loss']), comm))
+
+    - ``LogReport`` and ``PlotReport``: what they report are means over the observations of all
+      ranks since the last time, each observation counted once.  Collective whenever their trigger
+      fires, so it has to fire on all ranks in the same iteration.  ``log`` is the same on all
+      ranks; files are written by rank 0.
+    - ``ProgressBar``: shows the examples that all ranks take per second.  Collective when training
+      begins, to count the data sets.
+    - ``PrintReport`` and ``ProgressBar`` print on rank 0 only.
+
+    Args:
+        actual_report: One of these extensions of ``chainer.training.extensions``.  It is changed.
+        communicator: ChainerMN communicator; the ranks that have different examples.
+
+    Returns:
+        ``actual_report``.
+
+    Raises:
+        TypeError: On all ranks, if it is another extension.
+    """
+    if not isinstance(actual_report, (*_MEANS, *_WRITERS)):
+        communicator.refuse('create_multi_node_report', TypeError(
+            'create_multi_node_report takes a LogReport, PlotReport, PrintReport or ProgressBar of '
+            f'chainer.training.extensions, not {actual_report!r}'))
+    report, is_root = actual_report, communicator.rank == 0
+    if isinstance(report, _MEANS):
+        report._init_summary = functools.partial(_begin_summary, report, communicator)
+        report._init_summary()
+    if isinstance(report, extensions.LogReport) and not is_root:
+        report._log_name = None  # that of the file
+    elif isinstance(report, extensions.PlotReport) and not (is_root and report.available()):
+        report.__class__ = _Undrawn
+    elif isinstance(report, extensions.PrintReport) and not is_root:
+        report._out = _Silence()
+    elif isinstance(report, extensions.ProgressBar):
+        report._pbar = bar = _Bar(communicator, report._bar_length,
+                                  report._out if is_root else _Silence())
+        bar.training_length = report._training_length
+        report.initialize = bar.count_examples
+    return report
+
+
+def _begin_summary(report: Any, communicator: Any) -> None:
+    report._summary = _Summary(communicator)
+
+
+class _Summary(chainer.reporter.DictSummary):
+    """Takes the mean over what all ranks added."""
+
+    def __init__(self, communicator: Any) -> None:
+        super().__init__()
+        self._communicator = communicator
+
+    def compute_mean(self) -> dict[str, float]:
+        """Returns the means.  Collective: every rank calls it."""
+        mine = {name: (float(summary._x), float(summary._n))
+                for name, summary in self._summaries.items()}
+        totals: dict[str, tuple[float, float]] = {}
+        for theirs in self._communicator.allgather_obj(mine):
+            for name, (x, n) in theirs.items():
+                total, count = totals.get(name, (0., 0.))
+                totals[name] = total + x, count + n
+        return {name: total / count for name, (total, count) in totals.items()}
+
+
+class _Undrawn(extensions.PlotReport):
+    """Takes part in the means of a plot that another rank draws."""
+
+    default_name = 'PlotReport'
+
+    def __call__(self, trainer: Any) -> None:
+        observation = trainer.observation
+        self._summary.add({key: observation[key] for key in self._y_keys if key in observation})
+        if trainer.is_before_training or self._trigger(trainer):
+            self._summary.compute_mean()
+            self._init_summary()
+
+
+class _Bar(progress_bar._TrainerProgressBar):
+    """Also shows how many examples all ranks take per second."""
+
+    def __init__(self, communicator: Any, bar_length: int, out: Any) -> None:
+        super().__init__(bar_length, out)
+        self._communicator = communicator
+        self._examples = 0  # of all ranks in an epoch; 0 if that is not known
+        self._epochs_per_second = 0.
+
+    def count_examples(self, trainer: Any) -> None:
+        """Adds up the data sets of all ranks.  Collective: every rank calls it."""
+        try:
+            examples = len(trainer.updater.get_iterator('main').dataset)
+        except Exception:  # an updater or iterator of another kind
+            examples = 0
+        everybody = self._communicator.allgather_obj(examples)
+        self._examples = sum(everybody) if all(everybody) else 0
+
+    def update_speed(self, iteration: int, epoch_detail: float) -> tuple[float, float]:
+        speeds = super().update_speed(iteration, epoch_detail)
+        self._epochs_per_second = speeds[1]
+        return speeds
+
+    def get_lines(self) -> list[str]:
+        lines = super().get_lines()
+        if self._examples:
+            size = self._communicator.size
+            lines[-1] = (f'{self._epochs_per_second * self._examples:10.5g} examples/sec on '
+                         f'{size} rank{"s" * (size > 1)}, {lines[-1].lstrip()}')
+        return lines
+
+
+class _Silence:
+    """Swallows what is written to it."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass

@@ -1,0 +1,182 @@
+"""Reports are of all ranks, and rank 0 alone writes them."""
+
+import io
+import json
+import re
+
+import chainer
+import numpy as np
+import pytest
+from chainer.training import extensions
+from mpi4py import MPI
+
+from chainermn import create_communicator, create_multi_node_optimizer
+from chainermn.extensions import create_multi_node_report
+
+size = MPI.COMM_WORLD.size
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return create_communicator('naive')
+
+
+class Loss(chainer.Chain):
+    """Its loss is the mean of a batch, whatever its parameter is."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l = chainer.links.Linear(1, 1)
+
+    def forward(self, x):
+        loss = chainer.functions.mean(x) + 0 * chainer.functions.sum(self.l(x))
+        chainer.report({'loss': loss}, self)
+        if x[0, 0] >= 100:
+            chainer.report({'large': x[0, 0]}, self)
+        return loss
+
+
+def train(comm, folder, reports, data=None, epochs=3):
+    """Trains with 6 examples on each rank, in batches of 2, and reports made for all ranks."""
+    data = np.arange(6, dtype='f').reshape(6, 1) + 10 * comm.rank if data is None else data
+    model = Loss()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0), comm).setup(model)
+    iterator = chainer.iterators.SerialIterator(data, 2, shuffle=False)
+    trainer = chainer.training.Trainer(
+        chainer.training.StandardUpdater(iterator, optimizer), (epochs, 'epoch'), out=folder)
+    for report in reports:
+        trainer.extend(report)
+    trainer.run()
+    return trainer
+
+
+def test_a_log_has_means_of_all_ranks(comm, tmp_path):
+    log = create_multi_node_report(extensions.LogReport(), comm)
+    trainer = train(comm, tmp_path, [log])
+    assert trainer.get_extension('LogReport') is log
+    assert [entry['main/loss'] for entry in log.log] == pytest.approx(
+        [2.5 + 10 * (size - 1) / 2] * 3)
+    assert [entry['iteration'] for entry in log.log] == [3, 6, 9]
+    values = [entry['main/loss'] for entry in log.log]
+    assert MPI.COMM_WORLD.bcast(values) == values
+    assert (tmp_path / 'log').exists() == (comm.rank == 0)
+    if comm.rank == 0:
+        assert [entry['main/loss'] for entry in json.loads((tmp_path / 'log').read_text())
+                ] == values
+
+
+def test_what_only_some_ranks_observe(comm, tmp_path):
+    """The last rank observes 100 and 102, the others nothing."""
+    data = np.arange(6, dtype='f').reshape(6, 1) + (98 if comm.rank == size - 1 else 0)
+    log = create_multi_node_report(extensions.LogReport(), comm)
+    train(comm, tmp_path, [log], data, epochs=1)
+    assert log.log[0]['main/large'] == 101
+
+
+def test_a_plot_is_drawn_by_rank_0(comm, tmp_path):
+    seen = []
+
+    def keep(figure, axes, summary):
+        seen.append(axes.lines[0].get_ydata().tolist())
+
+    plot = create_multi_node_report(extensions.PlotReport(
+        ['main/loss'], 'epoch', filename='loss.png', postprocess=keep), comm)
+    trainer = train(comm, tmp_path, [plot])
+    assert trainer.get_extension('PlotReport') is plot
+    assert (tmp_path / 'loss.png').exists() == (comm.rank == 0)
+    if comm.rank == 0:
+        assert seen[-1] == pytest.approx([2.5 + 10 * (size - 1) / 2] * 3)
+    else:
+        assert seen == []
+
+
+def test_rank_0_prints(comm, tmp_path):
+    out = io.StringIO()
+    reports = [extensions.LogReport(), extensions.PrintReport(['epoch', 'main/loss'], out=out),
+               extensions.ProgressBar(update_interval=1, bar_length=7, out=out)]
+    train(comm, tmp_path, [create_multi_node_report(report, comm) for report in reports])
+    if comm.rank > 0:
+        assert out.getvalue() == ''
+        return
+    text = out.getvalue()
+    assert re.search(rf'\x1b\[J3 +{2.5 + 10 * (size - 1) / 2:g} ', text)
+    assert '[######.]' in text  # in iteration 8 of 9
+    ranks = f'{size} rank' if size == 1 else f'{size} ranks'
+    assert f'examples/sec on {ranks}, ' in text and 'iters/sec. Estimated time' in text
+
+
+def test_examples_of_all_ranks_are_counted(comm, tmp_path):
+    """Rank r has 2 (r + 1) examples, and one epoch: each of 2 r + 1 the rate of an iteration."""
+    out = io.StringIO()
+    bar = create_multi_node_report(extensions.ProgressBar(update_interval=1, out=out), comm)
+    data = np.zeros((6 + 6 * comm.rank, 1), 'f')
+    model = Loss()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0), comm).setup(model)
+    iterator = chainer.iterators.SerialIterator(data, 2 + 2 * comm.rank, shuffle=False)
+    trainer = chainer.training.Trainer(
+        chainer.training.StandardUpdater(iterator, optimizer), (3, 'iteration'), out=tmp_path)
+    trainer.extend(bar)
+    trainer.run()
+    if comm.rank == 0:
+        examples, iterations = re.findall(
+            r'([\d.e+]+) examples/sec on \d+ ranks?, ([\d.e+]+) iters/sec', out.getvalue())[-1]
+        in_all = sum(2 + 2 * rank for rank in range(size))  # of an iteration
+        assert float(examples) / float(iterations) == pytest.approx(in_all, rel=1e-3)
+
+
+def test_a_bar_without_a_data_set_to_count(comm, tmp_path):
+    class Endless(chainer.dataset.Iterator):
+        """An iterator that has no data set."""
+
+        epoch, epoch_detail, is_new_epoch = 0, 0., False
+
+        def __next__(self):
+            return [np.zeros(1, 'f')]
+
+    out = io.StringIO()
+    model = Loss()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0), comm).setup(model)
+    trainer = chainer.training.Trainer(
+        chainer.training.StandardUpdater(Endless(), optimizer), (3, 'iteration'), out=tmp_path)
+    trainer.extend(create_multi_node_report(
+        extensions.ProgressBar(update_interval=1, out=out), comm))
+    trainer.run()
+    assert 'examples' not in out.getvalue()
+    assert ('iters/sec' in out.getvalue()) == (comm.rank == 0)
+
+
+def test_a_log_goes_on_where_it_was_saved(comm, tmp_path):
+    def saved_and_loaded(n):
+        log = create_multi_node_report(extensions.LogReport(trigger=(n, 'iteration')), comm)
+        plot = create_multi_node_report(extensions.PlotReport(['main/loss'], filename='x.png'),
+                                        comm)
+        return train(comm, tmp_path, [log, plot], epochs=1), log
+
+    trainer, log = saved_and_loaded(2)  # one iteration is not reported yet
+    path = tmp_path / 'trainer.npz'
+    chainer.serializers.save_npz(path, trainer)
+    other, loaded = saved_and_loaded(2)
+    chainer.serializers.load_npz(path, other)
+    assert loaded.log == log.log and loaded.log
+    assert loaded._summary.compute_mean()['main/loss'] == pytest.approx(
+        4.5 + 10 * (size - 1) / 2)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_triggers_that_differ_are_an_error_on_all_ranks(comm, tmp_path, capfd):
+    log = create_multi_node_report(
+        extensions.LogReport(trigger=(1 + comm.rank, 'iteration')), comm)
+    with pytest.raises(ValueError, match='allgather_obj'):
+        train(comm, tmp_path, [log])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_is_no_report_on_one_rank_is_an_error_on_all(comm):
+    def attempt():
+        if comm.rank == 0:
+            create_multi_node_report(extensions.ExponentialShift('lr', .1), comm)
+        comm.barrier()
+
+    with pytest.raises(TypeError, match='takes a LogReport, PlotReport, PrintReport or Progress'):
+        attempt()
