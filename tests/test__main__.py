@@ -10,7 +10,7 @@ from chainermn.__main__ import main
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='speaks on one process')
 
-COMMANDS = ['check', 'checkpoints', 'run']
+COMMANDS = ['check', 'checkpoints', 'run', 'timeline']
 
 
 def test_alone_it_shows_the_commands(capsys):
