@@ -484,7 +484,17 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends a picklable object to one rank.  May return before it is received."""
+        """Sends a picklable object to one rank.  May return before it is received.
+
+        Args:
+            obj: Any picklable object.
+            dest: Rank of the receiver.
+            tag: Number from 0 to 32767 that the receiver may ask for.
+
+        Raises:
+            Exception: What pickling raises.  The receiver raises the same error.
+            TypeError, ValueError: If there is no such rank or tag.
+        """
 
     @abc.abstractmethod
     def recv_obj(self, source: int, status: Any = None, tag: int = -1) -> Any:
@@ -497,6 +507,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             The object.
+
+        Raises:
+            Exception: What :meth:`send_obj` raised because it could not pickle the object.
+            TypeError, ValueError: If there is no such rank or tag.
         """
 
     @abc.abstractmethod
@@ -566,7 +580,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def broadcast_data(self, model: Any) -> None:
-        """The older name of :meth:`bcast_data`."""
+        """The older name of :meth:`bcast_data`.  Collective: every rank calls it."""
         self.bcast_data(model)
 
     @abc.abstractmethod
@@ -639,7 +653,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """The older name of :meth:`multi_node_mean_grad`.
+        """The older name of :meth:`multi_node_mean_grad`.  Collective: every rank calls it.
 
         .. deprecated:: v7.0.0
         """

@@ -58,7 +58,7 @@ def send(x: Any, communicator: Any, rank: int, tag: int = 0) -> chainer.Variable
     """Differentiable send.  The rank ``rank`` calls :func:`recv`.
 
     Args:
-        x: Variable, or tuple or list of Variables.
+        x: Variable, or tuple or list of Variables, of any shapes and floating-point dtypes.
         communicator: ChainerMN communicator.
         rank: Rank of the receiver; not this rank.
         tag: Number that the receiver asks for.
@@ -96,7 +96,8 @@ def recv(communicator: Any, rank: int, delegate_variable: chainer.Variable | Non
         device: Ignored; ChainerMN 1.0 to 1.2 had it.
 
     Returns:
-        The Variable that was sent, or a tuple if several were.  Backward sends its gradient back.
+        A Variable with the dtype, shape and values that were sent, or a tuple if several were.
+        Backward sends its gradient back.
 
     Raises:
         ValueError: If ``rank`` is this rank.

@@ -12,6 +12,8 @@ from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 def create_mnbn_model(link: Any, comm: Any, communication_backend: str = 'auto') -> Any:
     """Copies a model with :class:`MultiNodeBatchNormalization` for each ``BatchNormalization``.
 
+    Every rank converts its own; nothing is exchanged.
+
     Args:
         link: A link; chains, chain lists and ``Sequential`` are searched to any depth.
         comm: ChainerMN communicator.

@@ -13,6 +13,8 @@ def create_multi_node_n_step_rnn(actual_link: Any, communicator: Any, rank_in: i
                                  rank_out: int | None = None) -> _MultiNodeNStepRNN:
     """Makes an n-step RNN take its initial states from one rank and give its final ones to another.
 
+    Each rank makes its own; nothing is exchanged before it runs.
+
     Args:
         actual_link: ``chainer.links.NStepLSTM``, ``NStepGRU``, ``NStepRNNTanh`` or another of them.
         communicator: ChainerMN communicator.
