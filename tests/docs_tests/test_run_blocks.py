@@ -1,0 +1,107 @@
+"""docs/run_blocks.py finds what is wrong with a page."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+
+SCRIPT = pathlib.Path(__file__).parents[2] / 'docs' / 'run_blocks.py'
+
+RIGHT = '''
+<!-- before:
+x = 1
+-->
+```python
+print(x)
+y = x + 1
+```
+
+It prints
+
+<!-- printed -->
+```text
+1
+```
+
+and later blocks know it:
+
+```python
+assert y == 2
+```
+
+<!-- file: one.py -->
+```python
+import sys
+print(sys.argv[1:], 4711)
+sys.exit(3)
+```
+
+<!-- fails: ['a'] -->
+```sh
+python one.py a
+```
+
+<!-- printed -->
+```
+['a'] ...
+```
+
+1. In a list, on two ranks:
+
+   <!-- ranks: 2 -->
+   ```python
+   from mpi4py import MPI
+   print(MPI.COMM_WORLD.rank)
+   ```
+
+   <!-- printed -->
+   ```text
+   1
+   0
+   ```
+
+<!-- not run: needs a GPU -->
+```python
+import cupy
+```
+
+```text
+this is no code
+```
+'''
+
+
+def run(tmp_path, text):
+    page = tmp_path / 'page.md'
+    page.write_text(text)
+    done = subprocess.run([sys.executable, SCRIPT, page], text=True, timeout=50,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+def test_a_page_that_is_right(tmp_path):
+    status, said = run(tmp_path, RIGHT)
+    assert status == 0, said
+    assert 'page.md: ok (8 blocks, ' in said
+    assert f'Not run:\n- needs a GPU: {tmp_path}/page.md:' in said
+
+
+@pytest.mark.parametrize('right, wrong, says', [
+    ('y == 2', 'y == 3', 'page.md", line 20, in <module>\n    assert y == 3\n'),
+    ('\n1\n', '\n2\n', 'this was not printed:\n2\nand this was, but is not on the page:\n1\n'),
+    ('one.py a', 'one.py b', "should have failed with \"['a']\"; it said\n['b'] 4711\n"),
+    ('exit(3)', 'exit(0)', "should have failed with \"['a']\""),
+    ("<!-- fails: ['a'] -->\n", '', "should have ended well; it said\n['a'] 4711\n"),
+    ('   0\n', '   2\n', 'this was not printed:\n2\n'),
+    ('not run:', 'not  run:', "'not  run' is none of ranks, "),
+    ('import cupy', 'import no_such_module', 'needs a GPU'),
+])
+def test_a_page_that_is_wrong(tmp_path, right, wrong, says):
+    assert RIGHT.count(right) == 1
+    status, said = run(tmp_path, RIGHT.replace(right, wrong))
+    assert says in said
+    assert (status == 0) == (says == 'needs a GPU')
