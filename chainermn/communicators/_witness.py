@@ -28,7 +28,7 @@ _READY_WITHIN = 5
 _ANSWERED_WITHIN = .5
 
 _connection = -1  # file
-_ready = -1  # file; written to once the witness that this rank has started is ready
+_is_ready = False  # the witness, as far as this rank knows
 _process = 0
 
 
@@ -41,32 +41,36 @@ def attend(mpi_comm: Any) -> None:
     global _process
     here = (os.uname().nodename, _namespace()) if _is_wanted() else None
     rank = Calls(mpi_comm).ranks[mpi_comm.rank]
-    said = mpi_comm.allgather((here, rank, os.getpid()))
-    ranks = [(theirs, process) for there, theirs, process in said if there == here]
-    address = ''
-    if here is not None and ranks[0][0] == rank:
-        with contextlib.suppress(OSError):
-            address = _started(ranks, alone=len({there for there, _, _ in said}) == 1)
-    addresses = mpi_comm.allgather(address)
+    # Abstract: there is no file that anybody could open or that is left.
+    address = f'\0chainermn-{secrets.token_hex(16)}'
+    with socket.socket(socket.AF_UNIX) as listener:
+        if here is not None:  # that of the first rank will be used, and the others know it at once
+            with contextlib.suppress(OSError):
+                listener.bind(address)
+                listener.listen(4096)
+        said = mpi_comm.allgather((here, rank, os.getpid(), address))
+        ranks = [(theirs, process) for there, theirs, process, _ in said if there == here]
+        if here is not None and ranks[0][0] == rank:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                _start(listener, ranks, alone=len({there for there, *_ in said}) == 1)
     if here is not None:
-        address = addresses[[theirs for _, theirs, _ in said].index(ranks[0][0])]
         with contextlib.suppress(OSError):
-            _connect(address, rank)
+            _connect(next(theirs for there, *_, theirs in said if there == here), rank)
             _process = os.getpid()
             os.register_at_fork(after_in_child=_forget)
             global_except_hook.may_speak = _may_speak
 
 
 def wait_until_ready() -> None:
-    """Waits for the witness that this rank has started, ahead of a collective of all ranks.
+    """Waits for the witness, ahead of a collective of all ranks.
 
     Of several ranks that end before it looks, it could not say which was the first.
     """
-    global _ready
-    if _ready >= 0:
-        select.select([_ready], [], [], _READY_WITHIN)
-        os.close(_ready)
-        _ready = -1
+    global _is_ready
+    if _connection >= 0 and not _is_ready:
+        _is_ready = True
+        with contextlib.suppress(OSError):
+            _answer(_READY_WITHIN)
 
 
 def say_goodbye() -> None:
@@ -86,31 +90,22 @@ def _namespace() -> str:
     return str(os.getpid())
 
 
-def _started(ranks: list[tuple[int, int]], alone: bool) -> str:
-    """Starts the process; returns the address at which it listens already."""
-    global _ready
-    # Abstract: there is no file that anybody could open or that is left.
-    address = f'\0chainermn-{secrets.token_hex(16)}'
-    files: list[int] = []
-    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
-        listener.bind(address)
-        listener.listen(len(ranks))
+def _start(listener: socket.socket, ranks: list[tuple[int, int]], alone: bool) -> None:
+    """Starts the process."""
+    with contextlib.ExitStack() as stack:
         # Opened here, while all are known to be there; the witness needs a moment to start.
+        files = []
         for _, process in ranks:
             files.append(os.pidfd_open(process))
             stack.callback(os.close, files[-1])
         known = [f'{rank}:{process}:{file}'
                  for (rank, process), file in zip(ranks, files, strict=True)]
-        _ready, ready = os.pipe()
-        files.append(ready)
-        stack.callback(os.close, ready)
         command = [sys.executable, '-I', '-S', _witness_process.__file__, str(listener.fileno()),
-                   str(ready), str(MPI.COMM_WORLD.size), str(int(alone)), *known]
+                   str(MPI.COMM_WORLD.size), str(int(alone)), *known]
         # The shell ends at once, so that the witness is no child that this rank might wait for.
         subprocess.run(['/bin/sh', '-c', '"$0" "$@" &', *command], check=True,
                        pass_fds=(listener.fileno(), *files), start_new_session=True,
                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    return address
 
 
 def _connect(address: str, rank: int) -> None:
@@ -140,9 +135,17 @@ def _may_speak() -> bool:
     """Whether this rank is the first of its node to say why the job ends."""
     if _process == os.getpid() and _send(_witness_process.ASKS):
         with contextlib.suppress(OSError):
-            if select.select([_connection], [], [], _ANSWERED_WITHIN)[0]:
-                return os.read(_connection, 1) != _witness_process.NO
+            answer = _answer(_ANSWERED_WITHIN)
+            if answer == _witness_process.READY:  # nobody has waited for that
+                answer = _answer(_ANSWERED_WITHIN)
+            return answer != _witness_process.NO
     return True
+
+
+def _answer(within: float) -> bytes:
+    """What the witness says, or nothing.  Without a core, which the witness needs to start."""
+    ready, _, _ = select.select([_connection], [], [], within)
+    return os.read(_connection, 1) if ready else b''
 
 
 def _send(word: bytes) -> bool:

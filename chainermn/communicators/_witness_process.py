@@ -1,19 +1,20 @@
 """The witness of a node: waits for the processes of its ranks to end, and tells of the first.
 
 It is started as a program of its own, with nothing but the standard library.  Its arguments are
-the numbers of the socket at which it listens and of the pipe into which it writes when it is ready;
-the number of ranks of the job; whether all of them are on this node; and for each rank here
+the number of the socket at which it listens, and says that it is ready; the number of ranks of the
+job; whether all of them are on this node; and for each rank here
 ``rank:process:file``: its number, that of its process, and that of the open file by which Linux
 knows a process.
+
+The ranks wait until it is ready, so it imports nothing that takes long: not even contextlib,
+signal and socket, which are half of what Python takes to start.
 """
 from __future__ import annotations
 
-import contextlib
+import _socket
 import fcntl
 import os
 import select
-import signal
-import socket
 import struct
 import sys
 import time
@@ -22,8 +23,8 @@ import time
 #: it asks whether to say why it ends the job, or has come to the end of its program.  No stack has
 #: such bytes.
 ASKS, GOODBYE = b'\xf0', b'\xf1'
-#: The answers: only who is the first says it.
-YES, NO = b'y', b'n'
+#: What it says once it looks; and the answers: only who is the first says it.
+READY, YES, NO = b'r', b'y', b'n'
 
 # Seconds. What mpiexec has not ended by then, the witness does.
 _GRACE = 2
@@ -34,6 +35,20 @@ _ALL_AT_ONCE = .2
 
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 8  # of Linux 6.15
 _INFO = struct.Struct('=QQ11Ii')
+_SIGKILL, _SIGTERM = 9, 15
+
+
+class suppress:  # noqa: N801  (that of contextlib)
+    """Passes over these errors of its body."""
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self.kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, self.kinds)
 
 
 class Rank:
@@ -51,13 +66,13 @@ class Rank:
             self._look()
 
     def _look(self) -> None:
-        with contextlib.suppress(OSError, ValueError, IndexError):  # while nobody has waited for it
+        with suppress(OSError, ValueError, IndexError):  # while nobody has waited for it
             with open(f'/proc/{self.process}/stat', 'rb') as file:
                 words = file.read().rpartition(b')')[2].split()
             if words[0] == b'Z':
                 self.status = int(words[-1])
                 return
-        with contextlib.suppress(OSError, struct.error):
+        with suppress(OSError, struct.error):
             info = bytearray(_INFO.size)
             _INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, *[0] * 13)
             fcntl.ioctl(self.file, _PIDFD_GET_INFO, info)
@@ -66,8 +81,10 @@ class Rank:
                 self.status = status
 
     def kill(self) -> None:
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(self.file, signal.SIGKILL)
+        from signal import pidfd_send_signal
+
+        with suppress(OSError):
+            pidfd_send_signal(self.file, _SIGKILL)
 
     @property
     def is_ordinary(self) -> bool:
@@ -77,7 +94,7 @@ class Rank:
     @property
     def was_killed(self) -> bool:
         return self.status is not None and os.WIFSIGNALED(self.status) and (
-            os.WTERMSIG(self.status) in (signal.SIGKILL, signal.SIGTERM))
+            os.WTERMSIG(self.status) in (_SIGKILL, _SIGTERM))
 
     @property
     def why(self) -> str:
@@ -85,12 +102,14 @@ class Rank:
         if self.status is None:
             return 'ended by a signal or an exit, which was not seen'
         if os.WIFSIGNALED(self.status):
+            import signal
+
             number = os.WTERMSIG(self.status)
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 name = signal.Signals(number).name
                 said = signal.strsignal(number)
                 more = ', which can be the kernel\'s when memory runs out' if (
-                    number == signal.SIGKILL) else ''
+                    number == _SIGKILL) else ''
                 return f'killed by {name} ({said}{more})'
             return f'killed by signal {number}'
         status = os.WEXITSTATUS(self.status)
@@ -105,19 +124,19 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
     poll = select.poll()
     here = {rank.number: rank for rank in ranks}
     waiting = {rank.file: rank for rank in ranks}
-    connections: dict[int, tuple[socket.socket, Rank | None, bytes]] = {}
-    door = socket.socket(fileno=listener)
+    connections: dict[int, tuple[_socket.socket, Rank | None, bytes]] = {}
+    door = _socket.socket(fileno=listener)
     door.setblocking(False)
     for file in (listener, *waiting):
         poll.register(file, select.POLLIN)
     ended: list[Rank] = []
     told_at = 0.
     segments: set[str] = set()
-    asking: list[socket.socket] = []
+    asking: list[_socket.socket] = []
 
     def hear(file: int) -> None:
         connection, rank, line = connections[file]
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             while received := connection.recv(65536):
                 if rank is None:
                     line, end, received = (line + received).partition(b'\n')
@@ -133,15 +152,16 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
             poll.unregister(file)
 
     def accept() -> None:
-        connection, _ = door.accept()
+        connection = _socket.socket(fileno=door._accept()[0])  # type: ignore[attr-defined]
         _, user, _ = struct.unpack('3i', connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            _socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
         if user != os.getuid():
             connection.close()
             return
         connection.setblocking(False)
         connections[connection.fileno()] = connection, None, b''
         poll.register(connection, select.POLLIN)
+        connection.send(READY)
 
     while waiting:
         late = bool(told_at) and time.monotonic() > told_at + _GRACE
@@ -154,14 +174,14 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
                 poll.unregister(file)
                 rank.end()
                 ended.append(rank)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             while True:
                 accept()
         for file in list(connections):
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with suppress(OSError, ValueError, KeyError):
                 hear(file)
         for connection in asking:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 connection.send(NO if told_at else YES)
             told_at = told_at or time.monotonic() + 10  # who says it sees to the end
         asking.clear()
@@ -185,19 +205,18 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
             _tell(f'rank {first.number} of {size} (host {os.uname().nodename}, process '
                   f'{first.process}) ended the job: {first.why}{more}', stack)
 
-
     if told_at:
         for path in segments:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(path)
 
 
 def _tell(what: str, stack: bytes = b'') -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.write(2, f'chainermn: {what}\n'.encode() + stack)
     folder = os.environ.get('CHAINERMN_RUN_FOLDER')  # of python -m chainermn run
     if folder is not None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             path = f'{folder}/{time.time_ns()}-{os.getpid()}'
             with open(f'{path}.part', 'w') as file:
                 file.write(what)
@@ -206,7 +225,7 @@ def _tell(what: str, stack: bytes = b'') -> None:
 
 def _killed_for_memory() -> int:
     """How many processes of this host the kernel has killed because memory ran out."""
-    with contextlib.suppress(OSError, ValueError), open('/proc/vmstat', 'rb') as file:
+    with suppress(OSError, ValueError), open('/proc/vmstat', 'rb') as file:
         for line in file:
             if line.startswith(b'oom_kill '):
                 return int(line.split()[1])
@@ -214,7 +233,6 @@ def _killed_for_memory() -> int:
 
 
 if __name__ == '__main__':
-    _listener, _ready, _size, _is_alone, *_ranks = sys.argv[1:]
-    os.write(int(_ready), b'!')
+    _listener, _size, _is_alone, *_ranks = sys.argv[1:]
     main(int(_listener), int(_size), _is_alone == '1',
          [Rank(*map(int, each.split(':'))) for each in _ranks])

@@ -104,22 +104,21 @@ def attended(status, alone=True, words=()):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f'\0chainermn-test-{os.getpid()}')
         listener.listen()
-        ready, theirs = os.pipe()
         witness = subprocess.Popen(
             [sys.executable, '-I', '-S', _witness_process.__file__, str(listener.fileno()),
-             str(theirs), '2', str(int(alone)),
+             '2', str(int(alone)),
              *(f'{n}:{rank.pid}:{files[n]}' for n, rank in enumerate(ranks))],
-            pass_fds=[listener.fileno(), theirs, *files], stderr=subprocess.PIPE, text=True)
-        os.read(ready, 1)
-        for n, word in enumerate(words):
+            pass_fds=[listener.fileno(), *files], stderr=subprocess.PIPE, text=True)
+        for n, word in enumerate(words or [b'']):
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(listener.getsockname())
+                assert connection.recv(1) == _witness_process.READY
                 connection.send(b'%d\n' % n + word)
     for n, number in enumerate(status):
         if number:
             ranks[n].send_signal(number)
     _, said = witness.communicate(timeout=30)
-    for file in (*files, ready, theirs):
+    for file in files:
         os.close(file)
     return [-rank.wait() for rank in ranks], said
 
