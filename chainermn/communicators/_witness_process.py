@@ -190,20 +190,25 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
         first = min(strange, key=lambda rank: rank.was_killed, default=None)
         if not told_at and first is not None:
             told_at = time.monotonic()
+            # On a busy machine several can have ended by the same signal before it looks.
+            killed = [rank for rank in strange if first.was_killed and rank.status == first.status]
+            which = f'rank {first.number}' if len(killed) < 2 else 'one of ranks ' + ', '.join(
+                str(rank.number) for rank in sorted(killed, key=lambda rank: rank.number))
             if first.was_killed and not is_alone:
                 # A rank elsewhere may have ended first, and mpiexec have killed all ranks here.
                 time.sleep(_ALL_AT_ONCE)
                 if all(select.select([rank.file], [], [], 0)[0] for rank in waiting.values()):
-                    _tell(f'all ranks of host {os.uname().nodename} were killed, rank '
-                          f'{first.number} first, as mpiexec does when a rank elsewhere has ended')
+                    _tell(f'all ranks of host {os.uname().nodename} were killed, {which} first, '
+                          'as mpiexec does when a rank elsewhere has ended')
                     continue
             more = ''
             if first.was_killed and _killed_for_memory() > kills:
                 more = '; the kernel has just killed a process of this host as memory ran out'
             lines = first.heard.translate(None, GOODBYE + ASKS).splitlines(keepends=True)
             stack = b''.join(line for line in lines if not line.startswith(b'Extension modules:'))
-            _tell(f'rank {first.number} of {size} (host {os.uname().nodename}, process '
-                  f'{first.process}) ended the job: {first.why}{more}', stack)
+            process = '' if len(killed) > 1 else f', process {first.process}'
+            _tell(f'{which} of {size} (host {os.uname().nodename}{process}) ended the job: '
+                  f'{first.why}{more}', stack)
 
     if told_at:
         for path in segments:
