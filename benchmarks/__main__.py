@@ -28,6 +28,7 @@ LIMITS = {  # minutes, in the order in which they run
     'startup': 10,
     'verbs': 5,
     'recent': 5,
+    'timeline': 5,
     'mean_grad': 30,
     'cost_model': 10,
     'weak_scaling': 20,

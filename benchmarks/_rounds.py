@@ -23,6 +23,7 @@ from typing import Any
 KINDS = {
     'ours': {},
     'ours, not agreed': {'CHAINERMN_AGREE': '0'},
+    'ours, timed': {'CHAINERMN_TIMELINE': 'timeline.json'},
     'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
     'gloo': {},  # torch.distributed, without chainermn
 }
@@ -59,7 +60,8 @@ class Group:
             os.mkfifo(f'{folder}/{kind}.{name}')
         env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
         env |= dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
-        env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_AGREE': '1'} | KINDS[kind]
+        env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_AGREE': '1', 'CHAINERMN_TIMELINE': ''}
+        env |= KINDS[kind]
         beside = pathlib.Path(sys.executable).with_name('mpiexec')
         self._process = subprocess.Popen(
             [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), python,

@@ -154,7 +154,7 @@ def _parsed(path: pathlib.Path) -> _File | None:
 
 
 def _take(event: dict[str, Any], file: _File, about: list[dict[str, Any]]) -> None:
-    kind, name, details = event['ph'], event['name'], event['args']
+    kind, name, details = event['ph'], event['name'], event.get('args', {})
     if kind == 'M' and name == 'process_name':
         about.append(details)
     elif kind == 'M' and name == 'thread_name':
@@ -165,7 +165,7 @@ def _take(event: dict[str, Any], file: _File, about: list[dict[str, Any]]) -> No
     elif kind == 'X':
         begin = float(event['ts'])
         file.events.append((begin, begin + float(event['dur']), int(event['tid']), str(name),
-                            str(event['cat']), dict(details)))
+                            str(event.get('cat', '')), dict(details)))
 
 
 def _most_common(files: Sequence[_File]) -> str:

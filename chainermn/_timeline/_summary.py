@@ -163,7 +163,8 @@ def _verdict(run: Run, every: dict[int, Shares], behind: Sequence[Straggler]) ->
     def rest(each: Shares) -> float:
         return run.seconds - sum(each.spans.values()) - each.working - each.waiting
 
-    more['what has no name here: reading data, extensions, plots, ...'] = rest(mine) - statistics.median(map(rest, others))
+    more['what has no name here, such as reading data, extensions and plots'] = (
+        rest(mine) - statistics.median(map(rest, others)))
     name = max(more, key=lambda name: more[name])
     if more[name] > 0:
         said.append(f'It spent {more[name]:.2f} s more than the others in {_clean(name)}')

@@ -15,15 +15,21 @@ from mpi4py import MPI
 
 from chainermn.communicators import _clocks, _end, _header, _recent, _timeline
 from chainermn.communicators._disagreement import ranks_text
-from chainermn.communicators._timeline import Timeline
+from chainermn.communicators._recent import Calls
+from chainermn.communicators._timeline import Timeline, now
 
-_COLLECTIVE = (
+_ARRAYS = (
     'bcast', 'gather', 'allgather', 'allreduce', 'allreduce_many', 'reduce', 'reduce_scatter',
-    'alltoall', 'scatter', 'multi_node_mean', 'bcast_obj', 'gather_obj', 'allgather_obj',
-    'scatter_obj', 'allreduce_obj', 'bcast_data', 'multi_node_mean_grad',
-    'multi_node_mean_grad_async', 'check_replicas', 'barrier', 'split', 'new_group', 'serve',
-    'agree_to_join', 'mean_queue', 'finalize')
-_MESSAGES = ('send', 'recv', 'isend', 'irecv', 'send_obj', 'recv_obj', 'waitall')
+    'alltoall', 'scatter', 'multi_node_mean')
+_OBJECTS = 'bcast_obj', 'gather_obj', 'allgather_obj', 'scatter_obj', 'allreduce_obj'
+_MODELS = 'bcast_data', 'multi_node_mean_grad', 'multi_node_mean_grad_async'
+_OTHERS = (
+    'barrier', 'check_replicas', 'split', 'new_group', 'serve', 'agree_to_join', 'mean_queue',
+    'finalize')
+_MESSAGES = 'send', 'recv', 'isend', 'irecv', 'send_obj', 'recv_obj', 'waitall'
+
+#: Verbs whose result has something to wait for.
+_GIVE_MORE = {'isend', 'irecv', 'serve', 'mean_queue'}
 
 #: Those whose parameters are what travels.
 _PAYLOADS = 'x', 'xs', 'data'
@@ -75,7 +81,7 @@ def _comparison(timeline: Timeline, mpi_comm: Any, name: str) -> Callable[[], No
     group = mpi_comm.bcast(f'{time.time():.6f} {name}')
 
     def compare() -> None:
-        offset = _clocks.compare(mpi_comm, lambda: _timeline.now() - timeline.origin)
+        offset = _clocks.compare(mpi_comm, lambda: now() - timeline.origin)
         timeline.say_clock({'group': group, 'offset_us': offset.offset / 1000,
                             'error_us': offset.error / 1000})
 
@@ -86,11 +92,11 @@ class _Waiting(MPI.Intracomm):
     """The communicator of an agreement: who exchanges headers waits for the last rank."""
 
     def Allgather(self, *args: Any) -> None:  # noqa: N802  (it is MPI's)
-        begin = _timeline.now()
+        begin = now()
         super().Allgather(*args)
         timeline = _timeline.get()
         if timeline is not None:
-            timeline.add('wait', 'wait', begin, _timeline.now())
+            timeline.add('wait', 'wait', begin, now())
 
 
 class _Recorder:
@@ -105,8 +111,8 @@ class _Recorder:
 
     def replace_verbs(self) -> None:
         collective, messages = self._comm.recent_calls()
-        self._replace('_agreed_parameters', self._noted(self._comm._agreed_parameters))
-        for verb in _COLLECTIVE:
+        self._replace('_agreed_parameters', self._noting(self._comm._agreed_parameters))
+        for verb in (*_ARRAYS, *_OBJECTS, *_MODELS, *_OTHERS):
             self._replace(verb, self._timed(verb, getattr(self._comm, verb), collective))
         for verb in _MESSAGES:
             self._replace(verb, self._timed(verb, getattr(self._comm, verb), messages))
@@ -114,70 +120,81 @@ class _Recorder:
     def _replace(self, name: str, function: Any) -> None:
         object.__setattr__(self._comm, name, function)
 
-    def _noted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Notes which arrays of a model are exchanged."""
-        def noted(*args: Any) -> Any:
+        def noting(*args: Any) -> Any:
             arrays = method(*args)
             self._arrays = _timeline.described(arrays.values())
             return arrays
 
-        return noted
+        return noting
 
-    def _timed(self, verb: str, method: Callable[..., Any], calls: _recent.Calls
-               ) -> Callable[..., Any]:
+    def _timed(self, verb: str, method: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
+        timeline = self._timeline
+        head = f'"comm":{_timeline.quoted(self._name)},"number":'
+        describe = self._describer(verb, calls)
+
         @functools.wraps(method)
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._is_inside:
                 return method(*args, **kwargs)
             self._is_inside = True
-            self._arrays = ''
             number = calls.count + 1
-            result = None
-            begin = _timeline.now()
+            begin = now()
             try:
                 result = method(*args, **kwargs)
             except BaseException:
-                self._timeline.write()  # it may be the last thing that this rank does
+                timeline.add(verb, 'verb', begin, now(), f'{head}{number}')
+                timeline.write()  # it may be the last thing that this rank does
                 raise
             finally:
-                end = _timeline.now()
                 self._is_inside = False
-                details = f'"comm":{_timeline.quoted(self._name)},"number":{number}'
-                if more := self._arrays or self._details(verb, args, kwargs, result, calls):
-                    details += f',{more}'
-                self._timeline.add(verb, 'verb', begin, end, details)
-            if verb in ('isend', 'irecv'):
-                result.wait = self._timed('wait', result.wait, calls)
-            elif verb == 'mean_queue' and 'wait' not in vars(result):  # it is always the same one
-                result.wait = _spanned('wait for means', result.wait)
-            elif verb == 'serve':
-                asks = _Recorder(self._timeline, self._comm, f'service of {self._name}')
-                result.ask = asks._timed('ask', result.ask, result.recent_calls()[0])
+            end = now()
+            details = describe(args, kwargs, result)
+            timeline.add(verb, 'verb', begin, end,
+                         f'{head}{number},{details}' if details else f'{head}{number}')
+            if verb in _GIVE_MORE:
+                self._time_more(verb, result, calls)
             return result
 
         _recent.pass_over(timed)
         return timed
 
-    def _details(self, verb: str, args: Any, kwargs: Any, result: Any, calls: _recent.Calls
-                 ) -> str:
-        """What travelled, and for messages between whom, as members of a JSON object."""
-        if verb == 'wait' or (verb in _MESSAGES and verb != 'waitall'):
-            return self._message(calls, args[0] if args else None, result)
-        if verb.endswith('_obj'):  # of which the header of a small one says how long it is
-            header = calls.newest_kept
-            number = _header.unpack(header).number if isinstance(header, bytes) else 0
-            return f'"bytes":{number}' if number else ''
-        if verb == 'ask' and result is not None:
-            return _of_arrays([*result.values()])
-        for x in (args[0] if args else None, *map(kwargs.get, _PAYLOADS), result):
-            if text := _of_arrays(x):
-                return text
-        return ''
+    def _time_more(self, verb: str, result: Any, calls: Calls) -> None:
+        """Times what is called of a verb's result."""
+        if verb == 'serve':
+            asks = _Recorder(self._timeline, self._comm, f'service of {self._name}')
+            result.ask = asks._timed('ask', result.ask, result.recent_calls()[0])
+        elif verb != 'mean_queue':
+            result.wait = self._timed('wait', result.wait, calls)
+        elif 'wait' not in vars(result):  # it is always the same queue
+            result.wait = _spanned('wait for means', result.wait)
 
-    def _message(self, calls: _recent.Calls, *payloads: Any) -> str:
-        message = calls.newest_kept
-        parts = [f'"peer":{message[1]},"tag":{message[2]}'] if isinstance(message, tuple) else []
-        return ','.join([*parts, *filter(None, map(_of_arrays, payloads))][:2])
+    def _describer(self, verb: str, calls: Calls) -> Callable[[Any, Any, Any], str]:
+        """What says, of arguments and result, what travelled."""
+        if verb in _MODELS:
+            return lambda args, kwargs, result: self._arrays
+        if verb in _OBJECTS:  # of which the header of a small one says how long it is
+            def of_object(args: Any, kwargs: Any, result: Any) -> str:
+                header = calls.newest_kept
+                number = _header.unpack(header).number if isinstance(header, bytes) else 0
+                return f'"bytes":{number}' if number else ''
+
+            return of_object
+        if verb in _ARRAYS or verb == 'ask':
+            return _of_call
+        if verb == 'waitall' or verb in _OTHERS:
+            return lambda args, kwargs, result: ''
+
+        def of_message(args: Any, kwargs: Any, result: Any) -> str:
+            message = calls.newest_kept
+            parts = [f'"peer":{message[1]},"tag":{message[2]}'
+                     ] if isinstance(message, tuple) else []
+            if text := _of_call(args, kwargs, result):
+                parts.append(text)
+            return ','.join(parts)
+
+        return of_message
 
 
 def _spanned(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,7 +205,17 @@ def _spanned(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return spanned
 
 
+def _of_call(args: Any, kwargs: Any, result: Any) -> str:
+    """Describes the arrays that were given, or else those that were got."""
+    given = args[0] if args else next(
+        (kwargs[name] for name in _PAYLOADS if name in kwargs), None)
+    return _of_arrays(given) or _of_arrays(
+        [*result.values()] if isinstance(result, dict) else result)
+
+
 def _of_arrays(x: Any) -> str:
     xs = x if isinstance(x, (tuple, list)) else [x]
-    has_all = all(hasattr(each, 'nbytes') and hasattr(each, 'dtype') for each in xs)
-    return _timeline.described(xs) if xs and has_all else ''
+    for each in xs:
+        if not (hasattr(each, 'nbytes') and hasattr(each, 'dtype')):
+            return ''
+    return _timeline.described(xs) if xs else ''

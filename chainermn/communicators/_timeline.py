@@ -70,7 +70,13 @@ def open_file(rank: int, size: int) -> None:
     global _current
     if _current is None or _current.process != os.getpid():
         _current = Timeline(path_of(os.environ[VARIABLE], rank), rank, size)
-        atexit.register(_current.write)
+        atexit.register(write)
+
+
+def write() -> None:
+    """Writes what is not written yet."""
+    if _current is not None:
+        _current.write()
 
 
 def close() -> None:
@@ -96,16 +102,23 @@ def quoted(text: str) -> str:
 def described(arrays: Iterable[Any]) -> str:
     """Bytes, dtypes and shape of arrays, as members of a JSON object."""
     xs = list(arrays)
-    dtypes = dict.fromkeys(x.dtype for x in xs)
-    return _described(sum(x.nbytes for x in xs), tuple(dtypes),
-                      xs[0].shape if len(xs) == 1 else len(xs))
+    if len(xs) == 1:
+        return _described(xs[0].nbytes, (xs[0].dtype,), xs[0].shape)
+    dtypes = dict.fromkeys([x.dtype for x in xs])
+    return _described(sum([x.nbytes for x in xs]), tuple(dtypes), f'{len(xs)} arrays')
 
 
 @functools.lru_cache(maxsize=4096)
 def _described(nbytes: int, dtypes: tuple[Any, ...], shape: Any) -> str:
-    text = shape if isinstance(shape, tuple) else f'{shape} arrays'
     return (f'"bytes":{nbytes},"dtype":{quoted(", ".join(map(str, dtypes)))},'
-            f'"shape":{quoted(str(text))}')
+            f'"shape":{quoted(str(shape))}')
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(pid: int, row: int, name: str, category: str) -> str:
+    """The beginning of an event."""
+    kind = f',"cat":{quoted(category)}' if category else ''
+    return f'{{"ph":"X","pid":{pid},"tid":{row},"name":{quoted(name)}{kind}'
 
 
 class Timeline:
@@ -130,7 +143,8 @@ class Timeline:
         self._pid = rank
         self._lock = threading.Lock()
         self._threads: dict[int, int] = {}  # rows by identifier
-        self._lines = ['[\n']
+        # What is not written yet: lines, and events, of which lines are made then.
+        self._events: collections.deque[Any] = collections.deque(['[\n'])
         self._write_at = 0
         self._is_closed = False
         self._say('process_name', {
@@ -153,26 +167,24 @@ class Timeline:
         row = self._threads.get(threading.get_ident())
         if row is None:
             row = self._row(threading.current_thread())
-        with self._lock:
-            self._lines.append(
-                f'{{"ph":"X","pid":{self._pid},"tid":{row},"ts":{(begin - self.origin) / 1000},'
-                f'"dur":{(end - begin) / 1000},"name":{quoted(name)},"cat":{quoted(category)},'
-                f'"args":{{{details}}}}},\n')
+        self._events.append((row, name, category, begin, end, details))
         if end > self._write_at and category != 'wait':  # what waits is not over yet
             self.write()
 
     def say_clock(self, details: dict[str, Any]) -> None:
         """Adds how the clock of this rank stands to another one just now."""
-        with self._lock:
-            self._lines.append(json.dumps({
-                'ph': 'i', 's': 'p', 'pid': self._pid, 'tid': 0, 'name': 'clock', 'cat': 'clock',
-                'ts': (now() - self.origin) / 1000, 'args': details}) + ',\n')
+        self._events.append(json.dumps({
+            'ph': 'i', 's': 'p', 'pid': self._pid, 'tid': 0, 'name': 'clock', 'cat': 'clock',
+            'ts': (now() - self.origin) / 1000, 'args': details}) + ',\n')
         self.write()
 
     def write(self) -> None:
         """Writes what was added."""
         with self._lock:
-            lines, self._lines = self._lines, []
+            lines = []
+            while self._events:
+                event = self._events.popleft()
+                lines.append(event if isinstance(event, str) else self._line(*event))
             self._write_at = now() + _WRITTEN_AFTER
             if self._is_closed or self.process != os.getpid():
                 return
@@ -188,14 +200,17 @@ class Timeline:
 
     def close(self) -> None:
         """Writes the end of the file."""
-        with self._lock:
-            # An array does not end with a comma.
-            self._lines.append(
-                f'{{"ph":"M","pid":{self._pid},"name":"end","args":{{}}}}\n]\n')
+        # An array does not end with a comma.
+        self._events.append(f'{{"ph":"M","pid":{self._pid},"name":"end","args":{{}}}}\n]\n')
         self.write()
         if not self._is_closed:
             self._is_closed = True
             os.close(self._file)
+
+    def _line(self, row: int, name: str, category: str, begin: int, end: int, details: str) -> str:
+        return (f'{_head(self._pid, row, name, category)},"ts":{(begin - self.origin) / 1000},'
+                f'"dur":{(end - begin) / 1000}' + (
+                    f',"args":{{{details}}}}},\n' if details else '},\n'))
 
     def _row(self, thread: threading.Thread) -> int:
         assert thread.ident is not None
@@ -207,9 +222,8 @@ class Timeline:
         return row
 
     def _say(self, name: str, details: dict[str, Any], row: int = 0) -> None:
-        with self._lock:
-            self._lines.append(json.dumps({'ph': 'M', 'pid': self._pid, 'tid': row, 'name': name,
-                                           'args': details}) + ',\n')
+        self._events.append(json.dumps({'ph': 'M', 'pid': self._pid, 'tid': row, 'name': name,
+                                        'args': details}) + ',\n')
 
 
 class _Span:

@@ -22,7 +22,7 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn import global_except_hook
-from chainermn.communicators import _doing, _report
+from chainermn.communicators import _doing, _report, _timeline
 from chainermn.communicators._disagreement import ranks_text
 from chainermn.communicators._header import END
 from chainermn.communicators._recent import Calls
@@ -168,6 +168,7 @@ class Watch:
                                      'this error; time limits do not hold any more\n')
 
     def _look(self) -> None:
+        _timeline.write()  # what this rank did, should it hang or be killed
         now = time.monotonic()
         seen = _doing.look()
         before, self._since = self._since, {}

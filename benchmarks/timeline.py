@@ -1,0 +1,126 @@
+"""What a timeline costs: of a training step, and of a one-float allreduce, the dearest case.
+
+Run it in an environment that has ChainerMN and MPI:
+``python benchmarks/timeline.py [--ranks 2] [--rounds 60] [--png FILE]``.
+
+The same processes take turns with and without; without, the verbs are put back as they are where
+``CHAINERMN_TIMELINE`` is not set. A step is an update of a multi-layer perceptron of 1,000 units
+with batches of 100 images of 28 x 28 pixels, or of one of 100 units with 16 of 8 x 8. Printed is
+the median of the ratios within a round. What is left where the variable is not set are four
+with-statements in an update that do nothing; their time is measured by itself, since it is too
+short to be seen in a step.
+"""
+
+import statistics
+import time
+
+import _rounds
+
+GOAL = 1.03
+#: Units, pixels, examples, and steps of a turn.
+STEPS = {'step, 1,000 units': (1000, 784, 100, 20), 'step, 100 units': (100, 64, 16, 200)}
+CALL, CALLS = 'allreduce of a float', 1000
+SPANS = 'forward', 'backward', 'exchange', 'update'
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of some steps or calls."""
+    import chainer
+    import numpy as np
+    from chainer import functions as F
+    from chainer import links as L
+    from mpi4py import MPI
+
+    import chainermn
+    from chainermn.communicators import _timeline
+
+    comm = chainermn.create_communicator('flat')
+    agreement = comm._agreement
+    timed = {name: value for name, value in vars(comm).items()
+             if hasattr(type(comm), name) and callable(value)}
+    waiting, timeline = agreement.mpi_comm, _timeline.get()
+    plain = MPI.Intracomm(waiting)
+
+    def switch(on: bool) -> None:
+        for name, value in timed.items():
+            if on:
+                object.__setattr__(comm, name, value)
+            else:
+                vars(comm).pop(name, None)
+        agreement.mpi_comm = waiting if on else plain
+        _timeline._current = timeline if on else None
+
+    one = np.ones(1, 'f')
+    trained = {}
+    for name, (units, pixels, examples, _) in STEPS.items():
+        model = L.Classifier(chainer.Sequential(
+            L.Linear(pixels, units), F.relu, L.Linear(units, units), F.relu, L.Linear(units, 10)))
+        optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+        batch = np.random.rand(examples, pixels).astype('f'), np.zeros(examples, 'i')
+        trained[name] = optimizer.setup(model), (model, *batch)
+        trained[name][0].update(*trained[name][1])
+
+    def spans(n: int) -> None:
+        for _ in range(n):
+            for name in SPANS:
+                with comm.span(name):
+                    pass
+
+    def steps(n: int, name: str) -> None:
+        optimizer, args = trained[name]
+        for _ in range(n):
+            optimizer.update(*args)
+
+    def calls(n: int) -> None:
+        for _ in range(n):
+            comm.allreduce(one)
+
+    def turn(command: tuple[str, int, bool]) -> float:
+        name, n, on = command
+        switch(on)
+        MPI.COMM_WORLD.Barrier()
+        start = time.perf_counter()
+        if name in STEPS:
+            steps(n, name)
+        else:
+            {'spans': spans, CALL: calls}[name](n)
+        return MPI.COMM_WORLD.allreduce(time.perf_counter() - start, MPI.MAX) / n
+
+    _rounds.answer(kind, folder, comm.rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    args = _rounds.parser(__doc__, rounds=60, ranks=2).parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    turns = {name: steps for name, (*_, steps) in STEPS.items()} | {CALL: CALLS}
+    seconds: dict[bool, dict[str, list[float]]] = {on: {name: [] for name in turns}
+                                                   for on in (False, True)}
+    empty = []
+    with _rounds.groups(__file__, args.ranks, ('ours, timed',)) as groups:
+        ask = groups['ours, timed'].ask
+        for n in range(1 if args.quick else args.rounds):
+            for name, count in turns.items():
+                for on in (n % 2 == 0, n % 2 == 1):
+                    seconds[on][name].append(ask((name, 2 if args.quick else count, on)))
+            empty.append(ask(('spans', CALLS, False)))
+    print(f'{args.ranks} ranks; {_rounds.load()}\n')
+    ratios = {name: _rounds.ratios(seconds[True][name], seconds[False][name]) for name in turns}
+    for name in turns:
+        print(f'{name:<22}{statistics.median(seconds[False][name]) * 1e6:10.2f} us; with a '
+              f'timeline {statistics.median(ratios[name]):.3f} times')
+    off = statistics.median(empty)
+    step = statistics.median(seconds[False]['step, 1,000 units'])
+    print(f'without one, the with-statements of a step take {off * 1e6:.2f} us: '
+          f'{1 + off / step:.6f} times')
+    median = statistics.median(ratios['step, 1,000 units'])
+    print(f'a step of 1,000 units at most {GOAL}: {"yes" if median <= GOAL else "NO"}')
+    if args.png:
+        _rounds.chart(args.png, 'What a timeline costs', 'ratio to without', {'all rounds': ratios},
+                      {'goal for a step': GOAL})
+
+
+if __name__ == '__main__':
+    main()
