@@ -64,7 +64,7 @@ def send(x: Any, communicator: Any, rank: int, tag: int = 0) -> chainer.Variable
         tag: Number that the receiver asks for.
 
     Returns:
-        The *delegate variable*: an empty Variable without data, from which backward leads to
+        The *delegate variable*, an empty Variable without data, from which backward leads to
         ``x``.  Backward receives the gradient of ``x`` from the receiver.  Call ``backward()`` on
         it, or tie it to what is computed later by :func:`recv` or :func:`pseudo_connect`.
 
