@@ -14,7 +14,6 @@ import chainer
 from mpi4py import MPI
 
 from chainermn.communicators import _recent
-from chainermn.communicators._disagreement import ranks_text
 from chainermn.communicators._header import END
 from chainermn.communicators._recent import Call, Calls
 
@@ -47,7 +46,7 @@ class Doing(NamedTuple):
 
     verb: str  # that it is in, or ''
     call: Call | None  # that it is in, or else the newest one of this rank
-    ranks: tuple[int, ...]  # of the communicator
+    of: str  # which communicator, unless it is the first one of all ranks
     peers: tuple[int, ...]  # for which of them it waits
     site: str  # of the call, outside of this package and Chainer
     thread: str  # '' for the main one
@@ -63,9 +62,7 @@ class Doing(NamedTuple):
             return f'not in a verb: it is {where}{last}'
         if self.verb == END:
             return 'at the end of the program'
-        of = ''
-        if self.ranks != tuple(range(MPI.COMM_WORLD.size)):
-            of = f' of the communicator of {ranks_text(self.ranks)}'
+        of = f' of {self.of}' if self.of else ''
         return f'in {self.call.text if self.call else self.verb}{of}, called {where}'
 
 
@@ -92,7 +89,7 @@ class Look:
     def doing(self) -> Doing:
         if self._verb is None:
             newest = [calls.newest for calls in _recent.everything()]
-            return Doing('', next(filter(None, newest), None), (), (), _site(self._innermost),
+            return Doing('', next(filter(None, newest), None), '', (), _site(self._innermost),
                          self._thread)
         name = _verbs[self._verb.f_code]
         site = _site(self._verb.f_back or self._verb)
@@ -102,15 +99,14 @@ class Look:
                 peers = calls.ranks
                 if call.peer is not None and call.peer >= 0:
                     peers = peers[call.peer],
-                return Doing(name, call, calls.ranks, peers, site, self._thread)
+                return Doing(name, call, _of(calls), peers, site, self._thread)
         # A verb that keeps no call of its name: it calls others, or is create_communicator.
         mpi_comm = self._verb.f_locals.get('mpi_comm')
-        if self._calls:
-            peers = self._calls[0].ranks
-        else:
-            peers = Calls(mpi_comm).ranks if isinstance(mpi_comm, MPI.Intracomm) else ()
-        return Doing(name, None, peers or tuple(range(MPI.COMM_WORLD.size)), peers, site,
-                     self._thread)
+        those = self._calls
+        if not those and isinstance(mpi_comm, MPI.Intracomm):
+            those = Calls(mpi_comm),
+        of, peers = (_of(those[0]), those[0].ranks) if those else ('', ())
+        return Doing(name, None, of, peers, site, self._thread)
 
 
 def look() -> dict[int, Look]:
@@ -135,6 +131,11 @@ def stacks() -> str:
     return '\n'.join(
         f'Thread {names.get(ident, ident)}:\n' + ''.join(traceback.format_stack(frame)).rstrip()
         for ident, frame in sys._current_frames().items() if ident != threading.get_ident())
+
+
+def _of(calls: Calls) -> str:
+    is_first = calls.number == 1 and len(calls.ranks) == MPI.COMM_WORLD.size
+    return '' if is_first else f'the {calls.name}' if calls.number == 1 else calls.name
 
 
 def _calls_of(verb: FrameType) -> tuple[Calls, ...]:

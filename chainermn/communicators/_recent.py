@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from chainermn.communicators import _header
+from chainermn.communicators._disagreement import ranks_text
 
 #: How many calls of a communicator are kept.
 LENGTH = 64
@@ -28,6 +29,8 @@ _COMMUNICATORS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # In the order in which they were made.
 _everything: weakref.WeakValueDictionary[int, Calls] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+# How many communicators these ranks have made.
+_made: collections.Counter[tuple[int, ...]] = collections.Counter()
 # What stands between a verb and who called it.
 _passed_over: set[CodeType] = set()
 
@@ -47,11 +50,13 @@ class Calls:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', 'count', 'keep', 'limit', 'ranks', 'ring')
+    __slots__ = ('__weakref__', 'count', 'keep', 'limit', 'number', 'ranks', 'ring')
 
     def __init__(self, mpi_comm: Any) -> None:
         #: As COMM_WORLD numbers them.
         self.ranks = _world_ranks(mpi_comm)
+        #: Which of the communicators of these ranks.
+        self.number = 1
         #: Seconds that a call may take, 0 for any time; ``None`` is what the environment says.
         self.limit: float | None = None
         self.count = 0
@@ -69,6 +74,12 @@ class Calls:
         except ValueError:  # no Python function, such as atexit
             frame = sys._getframe(0)
         self.ring.append(_Sited(what, frame.f_code, frame.f_lasti))
+
+    @property
+    def name(self) -> str:
+        """Of the communicator."""
+        number = f' {self.number}' if self.number > 1 else ''
+        return f'communicator{number} of {ranks_text(self.ranks)}'
 
     @property
     def newest_kept(self) -> Any:
@@ -130,6 +141,13 @@ class Call(NamedTuple):
     @property
     def text(self) -> str:
         return f'{self.verb} #{self.number} {self.details}'.rstrip()
+
+
+def number(communicator: Iterable[Calls]) -> None:
+    """Numbers the communicators of the same ranks, in the order in which they are made."""
+    for n, calls in enumerate(communicator):
+        _made[calls.ranks] += n == 0
+        calls.number = _made[calls.ranks]
 
 
 def everything() -> list[Calls]:

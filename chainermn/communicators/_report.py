@@ -25,7 +25,7 @@ class Said(NamedTuple):
         recent = []
         for calls in _recent.everything():
             if kept := calls.kept():
-                recent.append(f'communicator of {ranks_text(calls.ranks)}: {_recent.summary(kept)}')
+                recent.append(f'{calls.name}: {_recent.summary(kept)}')
         # The main thread first.
         threads = sorted(doing.values(), key=lambda each: each[0].thread)
         return cls(why, threads, '\n'.join(recent), _doing.stacks())

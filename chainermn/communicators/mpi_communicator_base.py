@@ -13,6 +13,7 @@ from chainermn.communicators import (
     _doing,
     _end,
     _header,
+    _recent,
     _timed_verbs,
     _timeline,
     _topology,
@@ -54,6 +55,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         self._arrays = mpi_comm.Dup()
         self._objects = pkl5.Intracomm(mpi_comm.Dup())
         self._messages = Messages(self._arrays, self._objects)
+        _recent.number(self.recent_calls())
         self._mpi_transport = MpiTransport(self._arrays)
         _end.covered()
         self._topology = _topology.discover(self._arrays)

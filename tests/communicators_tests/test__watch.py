@@ -57,6 +57,12 @@ HANGS = {
         'part.gather(x) if comm.rank == 0 else comm.barrier()',
         ['rank 0 is in gather #1 float32 (1000,) root=0 of the communicator of ranks 0, 2, '
          'called at script.py:14 (for ', 'ranks 1-2 are in barrier #5, called at script.py:14 (']),
+    'another communicator of the same ranks': (
+        'other = chainermn.create_communicator("naive")\n'
+        '(comm if comm.rank else other).allreduce(x)',
+        ["ranks 1-2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:14 (for ",
+         "rank 0 is in allreduce #1 float32 (1000,) op='sum' of communicator 2 of ranks 0-2, "
+         'called at script.py:14 (for ', 'rank 0, communicator 2 of ranks 0-2: allreduce #1 ']),
     'one computes': (
         'load() if comm.rank == 1 else comm.allreduce(x)',
         ["ranks 0, 2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:13 (for ",
