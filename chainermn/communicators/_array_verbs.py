@@ -15,6 +15,10 @@ from chainermn.communicators._requests import Request
 from chainermn.communicators._transport import MpiTransport
 from chainermn.communicators.communicator_base import CommunicatorBase
 
+#: Arrays for all ranks have one shape, which their header says; or several, each in a header of
+#: its own; or some with more dimensions than a header takes.
+_ALIKE, _SHORT, _LONG = range(3)
+
 
 class ArrayVerbs(CommunicatorBase):
     """The part of a communicator on MPI that moves arrays."""
@@ -62,11 +66,15 @@ class ArrayVerbs(CommunicatorBase):
         headers = self._agreement.exchange(packed('gather', array, root))
         shapes = self._shapes(headers, array)
         sent = _wire.raw(_wire.to_buffer(array))
+        are_alike = len(set(shapes)) == 1
         if self.rank != root:
-            self._arrays.Gatherv(sent, None, root)
+            (self._arrays.Gather if are_alike else self._arrays.Gatherv)(sent, None, root)
             return None
         received = Pieces(shapes, array.dtype, _wire.on_device(array))
-        self._arrays.Gatherv(sent, received.spec, root)
+        if are_alike:
+            self._arrays.Gather(sent, received.raw, root)
+        else:
+            self._arrays.Gatherv(sent, received.spec, root)
         return received.arrays()
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
@@ -85,17 +93,24 @@ class ArrayVerbs(CommunicatorBase):
         except Exception as error:
             self.refuse('alltoall', error)
         shapes = [array.shape for array in arrays]
+        kind, shape = _kind_of(shapes)
         headers = self._agreement.exchange(
-            pack('alltoall', dtype=arrays[0].dtype, number=_has_long(shapes)))
-        if any(header.number for header in headers):
+            pack('alltoall', shape, arrays[0].dtype, number=kind))
+        kind = max(header.number for header in headers)
+        if kind == _ALIKE and len({header.shape for header in headers}) > 1:
+            kind = _SHORT
+        if kind == _LONG:
             shapes = self._objects.alltoall(shapes)
-        else:
+        elif kind == _SHORT:
             theirs = bytearray(_header.SIZE * self.size)
             self._arrays.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), theirs)
             shapes = [_header.unpack(theirs, _header.SIZE * r).shape for r in range(self.size)]
         sent = Pieces.of(arrays)
         received = Pieces(shapes, arrays[0].dtype, _wire.on_device(arrays[0]))
-        self._arrays.Alltoallv(sent.spec, received.spec)
+        if kind == _ALIKE:
+            self._arrays.Alltoall(sent.raw, received.raw)
+        else:
+            self._arrays.Alltoallv(sent.spec, received.spec)
         return received.arrays()
 
     def scatter(self, xs: Any, root: int = 0) -> Any:
@@ -108,23 +123,31 @@ class ArrayVerbs(CommunicatorBase):
             self.refuse('scatter', error)
         if self.rank != root:
             header = self._agreement.exchange(pack('scatter', root=root))[root]
-            mine = bytearray(_header.SIZE)
-            self._arrays.Scatter(None, mine, root)
-            shape = _header.unpack(mine).shape
-            if header.number:
+            shape = header.shape
+            if header.number == _LONG:
                 shape = self._objects.scatter(None, root)
+            elif header.number == _SHORT:
+                mine = bytearray(_header.SIZE)
+                self._arrays.Scatter(None, mine, root)
+                shape = _header.unpack(mine).shape
             buffer = _wire.new_buffer(shape, header.dtype, header.device)
-            self._arrays.Scatterv(None, _wire.raw(buffer), root)
+            scatter = self._arrays.Scatter if header.number == _ALIKE else self._arrays.Scatterv
+            scatter(None, _wire.raw(buffer), root)
             return _wire.from_buffer(buffer, shape, header.device)
         shapes = [array.shape for array in arrays]
-        long = _has_long(shapes)
-        self._agreement.exchange(pack('scatter', dtype=arrays[0].dtype, root=root, number=long,
+        kind, shape = _kind_of(shapes)
+        self._agreement.exchange(pack('scatter', shape, arrays[0].dtype, root, number=kind,
                                       device=_wire.on_device(arrays[0])))
-        self._arrays.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
-                             bytearray(_header.SIZE), root)
-        if long:
+        if kind == _LONG:
             self._objects.scatter(shapes, root)
-        self._arrays.Scatterv(Pieces.of(arrays).spec, MPI.IN_PLACE, root)
+        elif kind == _SHORT:
+            self._arrays.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
+                                 bytearray(_header.SIZE), root)
+        sent = Pieces.of(arrays)
+        if kind == _ALIKE:
+            self._arrays.Scatter(sent.raw, MPI.IN_PLACE, root)
+        else:
+            self._arrays.Scatterv(sent.spec, MPI.IN_PLACE, root)
         return arrays[root].copy()
 
     def _checked_sequence(self, xs: Any) -> list[Any]:
@@ -159,5 +182,8 @@ def packed(verb: str, array: Any, root: int = -1, op: str = '') -> bytes:
     return pack(verb, array.shape, array.dtype, root, op, _wire.on_device(array))
 
 
-def _has_long(shapes: Sequence[tuple[int, ...]]) -> int:
-    return int(any(len(shape) > _header.MAX_INLINE_DIMS for shape in shapes))
+def _kind_of(shapes: list[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
+    """How the shapes of arrays for all ranks travel, and the one that they have in common."""
+    if any(len(shape) > _header.MAX_INLINE_DIMS for shape in shapes):
+        return _LONG, ()
+    return (_ALIKE, shapes[0]) if shapes.count(shapes[0]) == len(shapes) else (_SHORT, ())

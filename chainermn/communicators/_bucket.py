@@ -165,10 +165,12 @@ def pack(arrays: Sequence[Any], dtype: Any = None, batched: bool = False) -> Any
     dtype = arrays[0].dtype if dtype is None else dtype
     if len(arrays) == 1 and arrays[0].flags.c_contiguous:
         return arrays[0].reshape(-1).astype(dtype, copy=False)
+    if not _wire.on_device(arrays[0]):
+        return np.concatenate(arrays, None, dtype=dtype, casting='unsafe')
     xp = chainer.backend.get_array_module(arrays[0])
     buffer = xp.empty(sum(array.size for array in arrays), dtype)
     placed = _placed(arrays)
-    if batched and _wire.on_device(buffer):
+    if batched:
         placed = _batched_copy.pack(buffer, placed)
     for start, array in placed:
         buffer[start:start + array.size].reshape(array.shape)[...] = array

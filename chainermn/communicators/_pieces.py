@@ -19,9 +19,13 @@ class Pieces:
                  buffer: Any = None) -> None:
         self._shapes = shapes
         self._device = device
-        self._ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
-        self.buffer = _wire.new_buffer((self._ends[-1],), dtype, device) \
-            if buffer is None else buffer
+        #: Whether they are of one shape, so that collectives without counts can move them.
+        self.are_alike = shapes.count(shapes[0]) == len(shapes)
+        if buffer is None:
+            size = len(shapes) * math.prod(shapes[0]) if self.are_alike else sum(
+                map(math.prod, shapes))
+            buffer = _wire.new_buffer((size,), dtype, device)
+        self.buffer = buffer
 
     @classmethod
     def of(cls, arrays: Sequence[Any]) -> Pieces:
@@ -30,16 +34,24 @@ class Pieces:
                    _wire.to_buffer(_bucket.pack(arrays)))
 
     @property
+    def raw(self) -> Any:
+        """The buffer as bytes."""
+        return _wire.raw(self.buffer)
+
+    @property
     def spec(self) -> list[Any]:
         """What mpi4py takes: the buffer as bytes, and count and start of each piece."""
-        size = self.buffer.dtype.itemsize
-        starts = [0, *self._ends[:-1]]
-        counts = [size * (end - start) for start, end in zip(starts, self._ends, strict=True)]
-        return [_wire.raw(self.buffer), counts, [size * start for start in starts], MPI.BYTE]
+        itemsize = self.buffer.dtype.itemsize
+        counts = [itemsize * math.prod(shape) for shape in self._shapes]
+        return [self.raw, counts, [0, *itertools.accumulate(counts[:-1])], MPI.BYTE]
 
     def arrays(self) -> tuple[Any, ...]:
         """The pieces as arrays."""
+        if self.are_alike:
+            shape = len(self._shapes), *self._shapes[0]
+            whole = _wire.from_buffer(self.buffer, shape, self._device)
+            return tuple([whole[rank, ...] for rank in range(len(whole))])
         whole = _wire.from_buffer(self.buffer, self.buffer.shape, self._device)
-        starts = [0, *self._ends[:-1]]
+        ends = list(itertools.accumulate(map(math.prod, self._shapes)))
         return tuple(whole[start:end].reshape(shape) for start, end, shape in zip(
-            starts, self._ends, self._shapes, strict=True))
+            [0, *ends[:-1]], ends, self._shapes, strict=True))

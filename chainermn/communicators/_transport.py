@@ -40,8 +40,11 @@ class MpiTransport:
 
     def allgather(self, x: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
         """The arrays of all ranks, which have those shapes."""
-        received = Pieces(shapes, x.dtype, _wire.on_device(x))
-        self._mpi_comm.Allgatherv(_wire.raw(_wire.to_buffer(x)), received.spec)
+        sent, received = _wire.raw(_wire.to_buffer(x)), Pieces(shapes, x.dtype, _wire.on_device(x))
+        if received.are_alike:
+            self._mpi_comm.Allgather(sent, received.raw)
+        else:
+            self._mpi_comm.Allgatherv(sent, received.spec)
         return received.arrays()
 
     def allreduce(self, x: Any, op: str, out: Any = None) -> Any:
