@@ -15,7 +15,7 @@ import time
 
 # A run that neither passes nor fails within this many seconds is ended. The time limit of a test
 # (conftest.py) comes first, unless MPI itself hangs while it starts or ends.
-RUN_LIMIT = 900
+RUN_LIMIT = 2400
 
 INSIDE_PYTEST = re.compile(r'/(_pytest|pluggy)/|<frozen runpy>')
 
