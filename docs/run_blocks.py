@@ -38,7 +38,7 @@ import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = ('README.md', 'CONTRIBUTING.md', 'docs/*.md', 'docs/reference/*.md', 'examples/*/README.md')
-LIMIT = 100  # seconds for a program
+LIMIT = 300  # seconds for a program
 
 COMMENT = r'[ ]*<!--(?:(?!-->).|\n)*-->[ ]*\n'
 BLOCK = re.compile(rf'^((?:{COMMENT})*)([ ]*)(```+)([^\n]*)\n(.*?)^\2\3[ ]*$', re.M | re.S)
@@ -187,12 +187,13 @@ def main() -> None:
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     pages = args.pages or sorted(
         str(path.relative_to(ROOT)) for pattern in PAGES for path in ROOT.glob(pattern))
-    failed, not_run = 0, {}
+    failed = 0
+    not_run: dict[str, dict[str, list[int]]] = {}  # lines by reason and page
     for page in pages:
         blocks = find_blocks(page)
         for block in blocks:
             if block.not_run:
-                not_run.setdefault(block.not_run, []).append(str(block))
+                not_run.setdefault(block.not_run, {}).setdefault(page, []).append(block.line)
         n_run = sum(not block.not_run for block in blocks)
         if not n_run:
             continue
@@ -205,7 +206,8 @@ def main() -> None:
             print(f'{said}\n', flush=True)
     print('\nNot run:' if not_run else '')
     for reason, where in not_run.items():
-        print(f'- {reason}: {", ".join(where)}')
+        places = (f'{page}:{",".join(map(str, lines))}' for page, lines in where.items())
+        print(f'- {reason}: {"; ".join(places)}')
     sys.exit(f'{failed} of {len(pages)} pages failed' if failed else 0)
 
 
