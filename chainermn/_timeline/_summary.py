@@ -167,7 +167,7 @@ def _verdict(run: Run, every: dict[int, Shares], behind: Sequence[Straggler]) ->
         rest(mine) - statistics.median(map(rest, others)))
     name = max(more, key=lambda name: more[name])
     if more[name] > 0:
-        said.append(f'It spent {more[name]:.2f} s more than the others in {_clean(name)}')
+        said.append(f'It spent {more[name]:.2f} s more than the others in {_clean(name)}.')
     return said
 
 
