@@ -203,3 +203,18 @@ def test_another_chainermn_elsewhere_is_found(tmp_path):
     assert status == 1
     (problem,) = json.loads(out)['problems']
     assert f'scripts in other folders import another chainermn ({tmp_path}/chainermn)' in problem
+
+
+@alone
+def test_the_same_chainermn_elsewhere_is_no_problem(tmp_path):
+    """As in a clone, after "pip install ."."""
+    (tmp_path / 'chainermn').mkdir()
+    for name in '__init__.py', '_version.py':
+        (tmp_path / 'chainermn' / name).write_text(f'__version__ = {chainermn.__version__!r}')
+    status, out, _ = check('--json', code=f'''
+        import chainermn, sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        ''')
+    assert status == 0
+    assert any(f'elsewhere import the one that is installed, {tmp_path}/chainermn' in hint
+               for hint in json.loads(out)['hints'])

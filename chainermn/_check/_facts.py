@@ -1,12 +1,14 @@
 """What one process finds: versions, the MPI library, devices; and what to do about what is bad."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import importlib
 import os
 import platform
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -90,6 +92,10 @@ def _chainermn(devices: list[str]) -> Fact:
     spec = PathFinder.find_spec('chainermn', paths)
     found = os.path.dirname(spec.origin) if spec is not None and spec.origin else 'none'
     if os.path.realpath(found) != os.path.realpath(here):
+        with contextlib.suppress(OSError):
+            if runpy.run_path(os.path.join(found, '_version.py')).get('__version__') == __version__:
+                return Fact(value, hint='this is the chainermn of the working folder; scripts '
+                                        f'elsewhere import the one that is installed, {found}')
         return Fact(value, f'scripts in other folders import another chainermn ({found}). Install '
                            f'this one: {_pip(os.path.dirname(here))}')
     return Fact(value)
