@@ -1,0 +1,41 @@
+"""Links between pages, and to files and folders of the repository, lead somewhere."""
+
+import pathlib
+import re
+
+import pytest
+
+pytestmark = pytest.mark.mpi_skip
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [path.relative_to(ROOT) for pattern in ('*.md', 'docs/**/*.md', 'examples/*/README.md')
+         for path in sorted(ROOT.glob(pattern))]
+BLOCK = re.compile(r'^ *```.*?^ *```$', re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """What a Git server, and the site, call the headings of a page."""
+    text = BLOCK.sub('', page.read_text(encoding='utf-8'))
+    for heading in re.findall(r'^#+ (.*)$', text, re.MULTILINE):
+        yield re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
+
+
+@pytest.mark.parametrize('page', PAGES, ids=str)
+def test_links(page):
+    page = ROOT / page
+    text = BLOCK.sub('', page.read_text(encoding='utf-8'))
+    for link in re.findall(r'\]\(([^)\s]+)\)', text):
+        if re.match(r'\w+:', link):
+            continue
+        path, _, anchor = link.partition('#')
+        there = page.parent / path if path else page
+        assert there.exists(), link
+        if anchor:
+            assert anchor in anchors(there), link
+
+
+def test_the_index_has_all_pages():
+    index = ROOT.joinpath('docs/index.md').read_text(encoding='utf-8')
+    pages = {path.name for path in ROOT.glob('docs/*.md')} - {'index.md'}
+    assert len(pages) > 10
+    assert not {page for page in pages if f']({page})' not in index}
