@@ -131,7 +131,7 @@ class _Recorder:
 
     def _timed(self, verb: str, method: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
         timeline = self._timeline
-        head = f'"comm":{_timeline.quoted(self._name)},"number":'
+        comm = f'"comm":{_timeline.quoted(self._name)}'
         describe = self._describer(verb, calls)
 
         @functools.wraps(method)
@@ -144,17 +144,21 @@ class _Recorder:
             try:
                 result = method(*args, **kwargs)
             except BaseException:
-                timeline.add(verb, 'verb', begin, now(), f'{head}{number}')
+                timeline.add(verb, 'verb', begin, now(), comm)
                 timeline.write()  # it may be the last thing that this rank does
                 raise
             finally:
                 self._is_inside = False
             end = now()
-            details = describe(args, kwargs, result)
-            timeline.add(verb, 'verb', begin, end,
-                         f'{head}{number},{details}' if details else f'{head}{number}')
             if verb in _GIVE_MORE:
                 self._time_more(verb, result, calls)
+            # Without it, nothing was exchanged: such as for a queue that is there already.
+            is_exchanged = calls.count >= number
+            if is_exchanged or verb != 'mean_queue':
+                details = describe(args, kwargs, result)
+                timeline.add(verb, 'verb', begin, end, comm + (
+                    f',"number":{number}' if is_exchanged else '') + (
+                    f',{details}' if details else ''))
             return result
 
         _recent.pass_over(timed)
