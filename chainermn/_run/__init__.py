@@ -21,9 +21,9 @@ _MAX_MESSAGES = 3  # shown for an attempt; one mistake can fail on a thousand ra
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". When it fails, starts it
-again. A script that calls maybe_load of its checkpointer
-(chainermn.create_multi_node_checkpointer) before it trains goes on at the last checkpoint
-that is whole; any other script starts from the beginning.
+again. A script with chainermn.extensions.multi_node_snapshot and autoload=True, or one that
+calls maybe_load of its checkpointer (chainermn.create_multi_node_checkpointer) before it
+trains, goes on at the last snapshot that is whole; any other starts from the beginning.
 """
 
 _EPILOG = """\

@@ -73,7 +73,9 @@ def _uncommitted(folder: str, name: str) -> Row | None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds those of the command."""
-    parser.add_argument('folder', help='of checkpoints or snapshots')
+    parser.description = ('Reads all checkpoints and snapshots in a folder through, and says of '
+                          'each whether it is whole. The exit status is 1 if one is not.')
+    parser.add_argument('folder', metavar='FOLDER', help='of checkpoints or snapshots')
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
