@@ -138,7 +138,7 @@ def check_printed(block: Block, said: str) -> None:
         said = ''.join(MPI.COMM_WORLD.allgather(said))
     wrong = []
     expected = block.code.splitlines()
-    for line in said.splitlines():
+    for line in map(str.rstrip, said.splitlines()):
         for pattern in sorted(expected, key='...'.__eq__):  # which matches all, comes last
             if re.fullmatch(re.escape(pattern).replace(r'\.\.\.', '.*'), line):
                 if pattern != '...':
