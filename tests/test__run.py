@@ -136,8 +136,8 @@ FAIL = '''
 
 @pytest.mark.parametrize('options, attempts, why', [
     (['--max-restarts', '2', '--startup', '0'], 3,
-     'the job failed after 2 restarts; --max-restarts allows no more'),
-    (['--max-restarts', '0'], 1, 'the job failed after no restarts; --max-restarts allows no more'),
+     'the job failed after 2 restarts; --max-restarts allows no more than 2'),
+    (['--max-restarts', '0'], 1, 'the job failed; --max-restarts allows no more than 0'),
     (['--startup', '50'], 2, 'the job failed twice within 50 seconds of its start; it is not '
                              'started again'),
 ], ids=['always', 'never', 'twice'])
@@ -221,8 +221,8 @@ def test_options(tmp_path, env):
 @pytest.mark.parametrize('args, said', [
     (['script.py'], 'the following arguments are required: -n'),
     (['-n', '2'], 'the following arguments are required: SCRIPT'),
-    (['-n', '0', 'script.py'], 'argument -n: has to be 1 or more, not 0'),
-    (['-n', '1', '--max-restarts', '-1', 'script.py'], '--max-restarts: has to be 0 or more'),
+    (['-n', '0', 'script.py'], 'argument -n: has to be a number, 1 or more, not 0'),
+    (['-n', '1', '--max-restarts', '-1', 'script.py'], '--max-restarts: has to be a number, 0 or more'),
     (['-n', '1', 'none.py'], 'there is no script none.py'),
     (['-n', '1', '--mpiexec-args', '"', 'script.py'], 'No closing quotation'),
 ])

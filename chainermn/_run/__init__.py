@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _from(least: int) -> Any:
     def number(text: str) -> int:
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f'has to be {least} or more, not {text}')
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f'has to be a number, {least} or more, not {text}')
         return int(text)
 
     return number
@@ -110,7 +110,8 @@ def _end(attempts: list[Attempt], options: argparse.Namespace, signals: list[int
     if attempts[-1].status == 0:
         return f'the job ended well after {_times(restarts)}'
     if restarts >= options.max_restarts:
-        return f'the job failed after {_times(restarts)}; --max-restarts allows no more'
+        after = f' after {_times(restarts)}' if restarts else ''
+        return f'the job failed{after}; --max-restarts allows no more than {options.max_restarts}'
     if restarts and all(one.seconds < options.startup for one in attempts[-2:]):
         return (f'the job failed twice within {options.startup:g} seconds of its start; it is not '
                 'started again')

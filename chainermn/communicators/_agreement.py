@@ -101,7 +101,8 @@ class Agreement:
         if not self.is_active:
             raise error
         self.calls.count += 1
-        self.calls.keep(f'{verb} refused on this rank')
+        said = ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
+        self.calls.keep(f'{verb} refused on this rank ({said})')
         self.mpi_comm.Allgather(_header.pack('refused', refused=True), self._received)
         self._disagree(self._headers(), None, verb, error)
 
