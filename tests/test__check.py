@@ -79,6 +79,16 @@ def test_with_rich_it_says_the_same(capsys):
     assert 'All that is needed works.' in out
 
 
+def test_it_can_be_drawn(tmp_path, capsys, monkeypatch):
+    pytest.importorskip('rich', reason='needs rich')
+    report = Report.of([_facts.find()])
+    print_report(report, str(tmp_path / 'check.svg'))
+    assert 'Software' in (tmp_path / 'check.svg').read_text()
+    monkeypatch.setitem(sys.modules, 'rich.console', None)
+    print_report(report, 'other.svg')
+    assert 'other.svg is not there: that needs rich' in capsys.readouterr().err
+
+
 def check(*args, ranks=0, code=None, timeout=50, **env):
     """Runs the command on some ranks, after some code; gives exit status, stdout and stderr."""
     command = [sys.executable, '-m', 'chainermn', 'check', *args]

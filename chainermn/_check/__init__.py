@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument('--json', action='store_true', help='print JSON, for programs')
+    parser.add_argument('--svg', default='', metavar='FILE',
+                        help='draw what is printed, too; this needs rich')
     parser.add_argument('--limit', type=float, default=120, metavar='SECONDS',
                         help='say where it hangs, and end, after so long (default: %(default)s)')
 
@@ -69,5 +71,5 @@ def _show(report: Report, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
-        print_report(report)
+        print_report(report, options.svg)
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Sequence
@@ -75,8 +76,8 @@ def _text(ranks: Sequence[int]) -> str:
                      for run in runs)
 
 
-def print_report(report: Report) -> None:
-    """Prints it for people."""
+def print_report(report: Report, svg: str = '') -> None:
+    """Prints it for people; with rich also into an SVG file, if there is a name for it."""
     software = [[name if i == 0 else '', value if len(values) == 1 else f'{value}  (ranks {ranks})']
                 for name, values in report.software.items()
                 for i, (ranks, value) in enumerate(values.items())]
@@ -84,7 +85,8 @@ def print_report(report: Report) -> None:
               _devices(host['devices'])] for host in report.hosts]
     tried = [[one['name'], 'works' if one['works'] else 'no', _speed(one)]
              for one in report.communicators]
-    show = _rich() or _show_plain
+    console = _console(record=bool(svg))
+    show = _show_plain if console is None else functools.partial(_show_rich, console)
     show('Software', [], software)
     show('Processes', ['host', 'ranks', 'cores', 'OMP_NUM_THREADS', 'devices'], hosts)
     if tried:
@@ -95,6 +97,10 @@ def print_report(report: Report) -> None:
         show('To be mended', [], [[problem] for problem in report.problems])
     else:
         show('All that is needed works.', [], [])
+    if svg and console is not None:
+        console.save_svg(svg, title='python -m chainermn check')
+    elif svg:
+        print(f'{svg} is not there: that needs rich, pip install rich', file=sys.stderr)
 
 
 def _devices(devices: Sequence[str]) -> str:
@@ -123,29 +129,30 @@ def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
         print()
 
 
-def _rich() -> Any:
-    """The same with rich, or ``None`` without it."""
+def _console(record: bool) -> Any:
+    """What prints with rich, or ``None`` without it."""
     try:
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
     except ImportError:
         return None
     # Under mpiexec the output is no terminal, and its width is not known.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120, record=record)
 
-    def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        style = {'To be mended': 'bold red', 'All that is needed works.': 'bold green'}
-        console.print(Text(title, style.get(title, 'bold')))
-        table = Table(show_header=bool(head), box=None, padding=(0, 0, 0, 2))
-        for i in range(len(rows[0]) if rows else 0):
-            table.add_column(head[i] if head else '', overflow='fold', no_wrap=False)
-        for row in rows:
-            table.add_row(*map(_colored, row))
-        if rows:
-            console.print(table, '')
 
-    def _colored(cell: str) -> Text:
+def _show_rich(console: Any, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+               ) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    def colored(cell: str) -> Text:
         return Text(cell, {'works': 'green', 'no': 'yellow'}.get(cell, ''))
 
-    return show
+    style = {'To be mended': 'bold red', 'All that is needed works.': 'bold green'}
+    console.print(Text(title, style.get(title, 'bold')))
+    table = Table(show_header=bool(head), box=None, padding=(0, 0, 0, 2))
+    for i in range(len(rows[0]) if rows else 0):
+        table.add_column(head[i] if head else '', overflow='fold', no_wrap=False)
+    for row in rows:
+        table.add_row(*map(colored, row))
+    if rows:
+        console.print(table, '')

@@ -1,0 +1,29 @@
+"""Makes the screens of docs/check.md, with the command that they show.
+
+``python docs/pictures/check.py``, in an environment that has ChainerMN, MPI and rich.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def main() -> None:
+    """Checks alone and on 4 ranks."""
+    beside = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    env = os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
+    for name, before in [('check1', []), ('check4', [mpiexec, '-n', '4'])]:
+        svg = HERE / f'{name}.svg'
+        subprocess.run([*before, sys.executable, '-m', 'chainermn', 'check', '--svg', svg], env=env,
+                       check=True, cwd='/')
+        # Fonts are not fetched from the network.
+        svg.write_text(re.sub(r'@font-face \{.*?\}\s*', '', svg.read_text(), flags=re.DOTALL))
+
+
+if __name__ == '__main__':
+    main()
