@@ -1,7 +1,7 @@
 """What a timeline costs: of a training step, and of a one-float allreduce, the dearest case.
 
 Run it in an environment that has ChainerMN and MPI:
-``python benchmarks/timeline.py [--ranks 2] [--rounds 60] [--png FILE]``.
+``python benchmarks/timeline.py [--ranks 2] [--rounds 40] [--png FILE]``.
 
 The same processes take turns with and without; without, the verbs are put back as they are where
 ``CHAINERMN_TIMELINE`` is not set. A step is an update of a multi-layer perceptron of 1,000 units
@@ -91,7 +91,7 @@ def work(kind: str, folder: str) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    args = _rounds.parser(__doc__, rounds=60, ranks=2).parse_args()
+    args = _rounds.parser(__doc__, rounds=40, ranks=2).parse_args()
     if args.work:
         work(args.work, args.folder)
         return
