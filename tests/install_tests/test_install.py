@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -157,6 +158,53 @@ def test_chainer_first(tmp_path):
     env.install('chainer==7.8.1')
     env.install('.[mpich]')
     assert env.chainermn() == 'ours'
+
+
+#: What a user may write, for a strict type checker.
+TYPED = '''
+import numpy as np
+import chainermn
+
+comm: chainermn.CommunicatorBase = chainermn.create_communicator('naive')
+total = comm.allreduce(np.ones(3, np.float32))
+rank: int = comm.rank
+
+
+def main(n: int) -> None:
+    comm.barrier()
+    part = chainermn.scatter_dataset(list(range(n)) if rank == 0 else None, comm)
+    print(len(part), comm.allreduce_obj(n), total)
+
+
+main(10)
+'''
+
+
+def test_wheel(tmp_path):
+    """What is in it, and that a type checker sees the types."""
+    env = Environment(tmp_path / 'env', sys.executable, 'uv')
+    run(['uv', 'build', '--wheel', '-o', str(tmp_path), '.'], ROOT, env.env)
+    wheel, = tmp_path.glob('chainermn-*.whl')
+    names = zipfile.ZipFile(wheel).namelist()
+    ours = {name for name in names if name.startswith('chainer_compat/_overlay/chainermn/')}
+    there = {f'chainer_compat/_overlay/{path.relative_to(ROOT)}'
+             for path in (ROOT / 'chainermn').rglob('*.py')}
+    assert ours == there | {'chainer_compat/_overlay/chainermn/py.typed'}
+    assert 'chainer_compat.pth' in names
+    rest = {name.partition('/')[0] for name in set(names) - ours}
+    assert rest == {'chainer_compat', 'chainer_compat.pth', next(
+        name.partition('/')[0] for name in names if '.dist-info/' in name)}
+    assert any(name.endswith('LICENSE') for name in names)
+
+    env.install(f'{wheel}[mpich]', 'mypy')
+    script = tmp_path / 'script.py'
+    script.write_text(TYPED)
+    run([str(env.bin / 'python'), str(script)], tmp_path, env.env)
+    run([str(env.bin / 'mypy'), '--strict', 'script.py'], tmp_path, env.env)
+    script.write_text(TYPED + 'word: str = comm.rank\n')
+    wrong = subprocess.run([str(env.bin / 'mypy'), '--strict', 'script.py'], cwd=tmp_path,
+                           env=env.env, text=True, capture_output=True, check=False)
+    assert 'expression has type "int", variable has type "str"' in wrong.stdout
 
 
 def test_source_distribution(tmp_path):
