@@ -47,7 +47,7 @@ def begin(comm: Any) -> None:
     mpi_comm, failure = comm._arrays, ''
     try:
         _timeline.open_file(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         failure = str(error)
     for rank, text in enumerate(mpi_comm.allgather(failure)):
         if text:

@@ -228,9 +228,11 @@ def test_a_variable_that_only_some_ranks_have(folder, monkeypatch):
         f'CHAINERMN_TIMELINE has to be set on all ranks or on none, but is set only on {ranks}')
 
 
-def test_a_file_that_one_rank_cannot_write(folder, monkeypatch):
+@pytest.mark.parametrize('name, why', [
+    ('/missing/out.json', os.strerror(2)), ('/', 'empty name')])
+def test_a_file_that_one_rank_cannot_write(name, why, folder, monkeypatch):
     if MPI.COMM_WORLD.rank == size - 1:
-        monkeypatch.setenv(_timeline.VARIABLE, str(folder / 'missing' / 'out.json'))
+        monkeypatch.setenv(_timeline.VARIABLE, name)
     text = error_on_all_ranks(OSError)
     assert text.startswith(f'CHAINERMN_TIMELINE: rank {size - 1} cannot write its timeline: ')
-    assert os.strerror(2) in text
+    assert why in text
