@@ -222,7 +222,8 @@ def test_options(tmp_path, env):
     (['script.py'], 'the following arguments are required: -n'),
     (['-n', '2'], 'the following arguments are required: SCRIPT'),
     (['-n', '0', 'script.py'], 'argument -n: has to be a number, 1 or more, not 0'),
-    (['-n', '1', '--max-restarts', '-1', 'script.py'], '--max-restarts: has to be a number, 0 or more'),
+    (['-n', '1', '--max-restarts', '-1', 'script.py'],
+     '--max-restarts: has to be a number, 0 or more'),
     (['-n', '1', 'none.py'], 'there is no script none.py'),
     (['-n', '1', '--mpiexec-args', '"', 'script.py'], 'No closing quotation'),
 ])

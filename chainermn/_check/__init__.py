@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--svg', default='', metavar='FILE',
                         help='draw what is printed, too; this needs rich')
     parser.add_argument('--limit', type=float, default=120, metavar='SECONDS',
-                        help='say where it hangs, and end, after so long (default: %(default)s)')
+                        help='if it takes longer, say where it hangs, and end '
+                             '(default: %(default)s)')
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

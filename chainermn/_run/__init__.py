@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='start again after a failure so many times at most '
                              '(default: %(default)s)')
     parser.add_argument('--startup', type=float, default=10, metavar='SECONDS',
-                        help='an attempt that fails sooner has got nowhere (default: %(default)s)')
+                        help='two failures in a row, each sooner than this, are taken for a '
+                             'mistake in the script (default: %(default)s)')
     parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
                         help='more options for mpiexec: --mpiexec-args="--hosts a,b"')
     parser.add_argument('-m', action='store_true', dest='is_module',
