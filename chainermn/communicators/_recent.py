@@ -31,13 +31,6 @@ _everything: weakref.WeakValueDictionary[int, Calls] = weakref.WeakValueDictiona
 _numbers = itertools.count()
 # How many communicators these ranks have made.
 _made: collections.Counter[tuple[int, ...]] = collections.Counter()
-# What stands between a verb and who called it.
-_passed_over: set[CodeType] = set()
-
-
-def pass_over(function: Any) -> None:
-    """Says that a function only passes calls of verbs on: who calls it is who called the verb."""
-    _passed_over.add(function.__code__)
 
 
 class Calls:
@@ -67,12 +60,9 @@ class Calls:
         _everything[next(_numbers)] = self
 
     def _keep_with_site(self, what: Any) -> None:
-        try:
-            frame = sys._getframe(3)  # who called the verb that called who calls this
-            if frame.f_code in _passed_over and frame.f_back is not None:
-                frame = frame.f_back
-        except ValueError:  # no Python function, such as atexit
-            frame = sys._getframe(0)
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_COMMUNICATORS) and frame.f_back is not None:
+            frame = frame.f_back
         self.ring.append(_Sited(what, frame.f_code, frame.f_lasti))
 
     @property
@@ -104,7 +94,7 @@ class _Sited(NamedTuple):
 
     @property
     def text(self) -> str:
-        """File and line, unless it is a part of this package that only passes the call on."""
+        """File and line; nothing if no program called it, as at its end."""
         if self.code.co_filename.startswith(_COMMUNICATORS):
             return ''
         line = next((line for start, end, line in self.code.co_lines()

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from chainermn.communicators import _clocks, _end, _header, _recent, _timeline
+from chainermn.communicators import _clocks, _end, _header, _timeline
 from chainermn.communicators._disagreement import ranks_text
 from chainermn.communicators._recent import Calls
 from chainermn.communicators._timeline import Timeline, now
@@ -161,7 +161,6 @@ class _Recorder:
                     f',{details}' if details else ''))
             return result
 
-        _recent.pass_over(timed)
         return timed
 
     def _time_more(self, verb: str, result: Any, calls: Calls) -> None:

@@ -1,5 +1,8 @@
 """The last calls of each communicator are kept, in order, with what they were called with."""
 
+import inspect
+
+import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -79,11 +82,14 @@ def test_who_called_is_kept_if_somebody_looks_for_it(monkeypatch):
     for name in ('CHAINERMN_TIMEOUT', 'CHAINERMN_DEBUG'):
         monkeypatch.setenv(name, '100')
         comm = chainermn.create_communicator('naive')
-        comm.barrier()
-        line = test_who_called_is_kept_if_somebody_looks_for_it.__code__.co_firstlineno + 4
-        assert comm.recent_calls()[0].newest.site == f'test__recent.py:{line}'
-        assert _recent.summary(comm.recent_calls()[0].kept()).endswith(
-            f', called at test__recent.py:{line}')
+        model = chainer.Link(w=None)
+        me = comm.rank
+        site = f'test__recent.py:{inspect.currentframe().f_lineno + 1}'
+        called = comm.barrier(), comm.bcast_data(model), comm.send_obj(1, me), comm.recv_obj(me)
+        assert called == (None, None, None, 1)
+        collective, messages = comm.recent_calls()
+        assert {call.site for call in collective.kept()[-2:] + messages.kept()} == {site}
+        assert _recent.summary(collective.kept()).endswith(f', called at {site}')
         comm.finalize()
         monkeypatch.delenv(name)
 
