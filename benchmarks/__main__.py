@@ -32,7 +32,7 @@ LIMITS = {  # minutes, in the order in which they run
     'mean_grad': 30,
     'cost_model': 10,
     'weak_scaling': 20,
-    'overlap': 10,
+    'overlap': 15,
     'scatter_dataset': 15,
     'iterator': 5,
     'checkpoint': 10,

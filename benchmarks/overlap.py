@@ -106,7 +106,8 @@ def work(kind: str, folder: str) -> None:
 
     world = MPI.COMM_WORLD
     slowed, flat = make_slowed(world), chainermn.create_communicator('flat')
-    steps = {}
+    steps: dict = {}
+    sizes: dict[str, int] = {}  # bytes of a model's gradients
 
     def new_step(name: str, comm, **options):
         make, n_inputs, batch, bucket_mb = MODELS[name]
@@ -121,17 +122,20 @@ def work(kind: str, folder: str) -> None:
         if options and name == '100 layers':
             optimizer._put = lambda gradients: None
 
-        def step():
-            optimizer.update(lambda: F.mean(model(x)))
+        if comm is not None:
+            return lambda: optimizer.update(lambda: F.mean(model(x)))
 
-        def backward():
+        def step():  # the same, and how long backward takes by itself
             loss = F.mean(model(x))
             model.cleargrads()
             start = time.perf_counter()
             loss.backward()
-            return time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            optimizer.update()
+            sizes[name] = sum(p.array.nbytes for p in model.params())
+            return seconds
 
-        return step, backward, sum(p.array.nbytes for p in model.params())
+        return step
 
     def turn(command) -> dict[str, float]:
         which, name, n = command
@@ -143,23 +147,23 @@ def work(kind: str, folder: str) -> None:
             steps[which, name] = {'alone': new_step(name, None), 'without': new_step(name, comm),
                                   'with': new_step(name, comm, overlap=overlap)}
         each = steps[which, name]
-        for step, _, _ in each.values():
+        for step in each.values():
             step()
             step()
-        type(slowed).bytes_per_second = float('inf')
-        if which == 'slowed':
-            _, backward, size = each['alone']
-            longest = world.allreduce(statistics.median(backward() for _ in range(3)), MPI.MAX)
-            type(slowed).bytes_per_second = size / longest
-        seconds = dict.fromkeys(each, 0.)
-        for what, (step, _, _) in each.items():
-            step()  # the memory and the caches have been another's
-            for _ in range(n):
-                world.Barrier()
-                start = time.perf_counter()
-                step()
-                seconds[what] += world.allreduce(time.perf_counter() - start, MPI.MAX) / n
-        return seconds
+        seconds: dict[str, list[float]] = {what: [] for what in each}
+        for _ in range(3 if which == 'slowed' else 1):  # the machine is not always as fast
+            for what, step in each.items():
+                step()  # the memory and the caches have been another's
+                backward = []
+                for _ in range(n):
+                    world.Barrier()
+                    start = time.perf_counter()
+                    backward.append(step())
+                    seconds[what].append(world.allreduce(time.perf_counter() - start, MPI.MAX))
+                if which == 'slowed' and what == 'alone':
+                    longest = world.allreduce(statistics.median(backward), MPI.MAX)
+                    type(slowed).bytes_per_second = sizes[name] / longest
+        return {what: statistics.median(values) for what, values in seconds.items()}
 
     _rounds.answer(kind, folder, world.rank, turn)
 
