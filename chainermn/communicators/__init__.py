@@ -63,7 +63,7 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
-            '"pip install chainermn[mpich]", or use the MPI of your cluster.') from error
+            '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
     from chainermn.communicators import _disagreement, _doing, _end, _watch
 
     _doing.know([create_communicator])

@@ -31,8 +31,8 @@ class NcclCommunicatorBase(MpiCommunicatorBase):
             raise RuntimeError(
                 f'NCCL is not available: {missing}.\nThe communicator {cls._name} exchanges '
                 'gradients between GPUs.  Without GPUs use create_communicator(\'flat\').  With '
-                'them, pip install "chainermn[cuda13]" or "chainermn[cuda12]", whichever the '
-                'driver supports, brings CuPy and NCCL.')
+                'them, pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13, or "cupy-cuda12x[ctk]" '
+                'nvidia-nccl-cu12, whichever the driver supports.')
 
     def finalize(self) -> None:
         super().finalize()

@@ -30,7 +30,7 @@ def check_advice(error, name):
     assert isinstance(error, RuntimeError)
     assert f'The communicator {name} exchanges gradients between GPUs' in str(error)
     assert "create_communicator('flat')" in str(error)
-    assert '"chainermn[cuda13]" or "chainermn[cuda12]"' in str(error)
+    assert '"cupy-cuda13x[ctk]" nvidia-nccl-cu13' in str(error)
 
 
 def without_cupy(monkeypatch):
