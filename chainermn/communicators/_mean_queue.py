@@ -24,6 +24,7 @@ from chainermn.communicators import _doing, _end, _timeline, _wire
 from chainermn.communicators._recent import Calls
 
 _NAP = 1e-4  # seconds between two looks at whether all ranks have got so far
+_LOOKS = 4  # at a time: a barrier that needs nothing but a look can need one for each of its steps
 
 #: What computes the means of arrays by path, with a compressor or ``None``, into results.
 Means = Callable[[dict[str, Any], Any, list[Any]], None]
@@ -84,7 +85,7 @@ class MeanQueue:
 
         def job() -> None:
             with _timeline.span('wait', 'wait'):
-                while not turn.Test():
+                while not any(turn.Test() for _ in range(_LOOKS)):
                     time.sleep(0 if self._hurry else _NAP)
             if number < self._limit:
                 with _timeline.span('means', 'verb', arrays.values()), on_device():
