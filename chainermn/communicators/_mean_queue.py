@@ -2,7 +2,8 @@
 
 A thread of each rank takes the lists in the order in which they were put, on a communicator of its
 own, so that the caller's collectives are not confused with its.  Before each list the ranks wait
-for one another without using a core: one of them may still be computing.
+for one another without using a core, as one of them may still be computing, and make sure that all
+have put the like.
 """
 from __future__ import annotations
 
@@ -14,20 +15,30 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _doing, _end, _timeline, _wire
+from chainermn.communicators import _doing, _end, _header, _timeline, _wire
 from chainermn.communicators._recent import Calls
 
 _NAP = 1e-4  # seconds between two looks at whether all ranks have got so far
-_LOOKS = 4  # at a time: a barrier that needs nothing but a look can need one for each of its steps
+_LOOKS = 4  # at a time: an exchange that needs nothing else may need one for each of its steps
+_KEPT = 4  # calls of wait() for which memory that is not used is kept
 
 #: What computes the means of arrays by path, with a compressor or ``None``, into results.
 Means = Callable[[dict[str, Any], Any, list[Any]], None]
+
+
+class _Turn(NamedTuple):
+    request: Any  # complete once all ranks have put it
+    said: Any  # by all ranks then: the greatest digest, and the least one with its sign changed
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.said[0] != -self.said[1])
 
 
 class MeanQueue:
@@ -59,7 +70,8 @@ class MeanQueue:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._travelling = 0
-        self._buffers: dict[Any, Any] = {}
+        self._buffers: dict[Any, tuple[Any, int]] = {}  # and when they were used
+        self._n_waits = 0
         self._has_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         if not self._has_thread:
             warnings.warn('the MPI library was not started with MPI_THREAD_MULTIPLE, so nothing '
@@ -80,14 +92,20 @@ class MeanQueue:
         """
         results = self._results(arrays)
         number, self._number = self._number, self._number + 1
-        turn = self._turns.Ibarrier()  # complete once all ranks have put it
+        turn = self._turn(_header.digest((
+            compressor is not None, '\n'.join(arrays), [x.dtype.num for x in arrays.values()],
+            [x.size for x in arrays.values()])))
         on_device = _computed_on(arrays.values())
 
         def job() -> None:
             with _timeline.span('wait', 'wait'):
-                while not any(turn.Test() for _ in range(_LOOKS)):
+                while not any(turn.request.Test() for _ in range(_LOOKS)):
                     time.sleep(0 if self._hurry else _NAP)
             if number < self._limit:
+                if turn.differs:
+                    raise ValueError(
+                        'the ranks have put arrays of other paths, dtypes or sizes, or in another '
+                        'order, or only some of them with a compressor; put the like on all ranks')
                 with _timeline.span('means', 'verb', arrays.values()), on_device():
                     self._means(arrays, compressor, results)
 
@@ -120,8 +138,16 @@ class MeanQueue:
         finally:
             self._patient(True)
             self._hurry = False
+            self._n_waits += 1
+            self._buffers = {key: (buffer, used) for key, (buffer, used) in self._buffers.items()
+                             if used > self._n_waits - _KEPT}
         if first is not None:
             raise first
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was put for which nobody has waited yet."""
+        return self._travelling > 0
 
     def recent_calls(self) -> tuple[Calls, ...]:
         """Where it is kept that the caller waits."""
@@ -137,10 +163,10 @@ class MeanQueue:
         if least < most:
             self._limit = least
             self._control.Barrier()  # all know the limit
-            turns = [self._turns.Ibarrier() for _ in range(self._number, most)]
+            turns = [self._turn(0) for _ in range(self._number, most)]
         with contextlib.suppress(Exception):  # nobody wants to know any more
             self.wait()
-        MPI.Request.Waitall(turns)
+        MPI.Request.Waitall([turn.request for turn in turns])
         self._number, self._limit = most, sys.maxsize
 
     def free(self) -> None:
@@ -156,6 +182,11 @@ class MeanQueue:
     def _finish(self) -> None:
         """At the end of the program: MPI must not be left while a thread uses it."""
         self.cancel()
+
+    def _turn(self, digest: int) -> _Turn:
+        """Says that this rank has put what has that digest."""
+        said = np.array([digest, -digest])
+        return _Turn(self._turns.Iallreduce(MPI.IN_PLACE, said, MPI.MAX), said)
 
     def _last_numbers(self) -> tuple[int, int]:
         """The least and the greatest number of lists that a rank has put."""
@@ -190,7 +221,7 @@ class MeanQueue:
         for (dtype, device), indices in members.items():
             size = sum(xs[i].size for i in indices)
             key = next(iter(arrays)), dtype, size
-            buffer = None if device else self._buffers.pop(key, None)
+            buffer = None if device else self._buffers.pop(key, (None, 0))[0]
             if buffer is None or sys.getrefcount(buffer) > 2:  # here, and of getrefcount itself
                 buffer = chainer.backend.get_array_module(xs[indices[0]]).empty(size, dtype)
             start = 0
@@ -198,7 +229,7 @@ class MeanQueue:
                 results[i] = buffer[start:start + xs[i].size].reshape(xs[i].shape)
                 start += xs[i].size
             if not device:
-                self._buffers[key] = buffer
+                self._buffers[key] = buffer, self._n_waits
         return results
 
 

@@ -57,6 +57,11 @@ class NcclMeanQueue:
         self._held.clear()
         self._sent.clear()
 
+    @property
+    def pending(self) -> bool:
+        """Whether something was put for which nobody has waited yet."""
+        return bool(self._sent)
+
     def cancel(self) -> None:
         """Forgets what was put, as after an error.  Collective: every rank calls it."""
         longest = max(self._control.allgather(self._sent), key=len)

@@ -44,7 +44,7 @@ CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
 FEW = 8
 
 _SLOTS = 2 * LAG
-_PLANS = 16  # to remember
+_PLANS = 256  # to remember; a model has one for each bucket
 
 
 def create(mpi_comm: Any, topology: Topology, chunk: int | None = None) -> SharedMemory | None:
@@ -203,7 +203,7 @@ class SharedMemory:
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
-                self._plans.clear()
+                del self._plans[next(iter(self._plans))]  # the oldest
             flat: set[int] = set()
             chunks = [make(pieces, shapes, number % _SLOTS, dtype, flat)
                       for number, pieces in enumerate(_chunks.cut(

@@ -629,6 +629,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
               array for the mean of each.  The ranks put the same arrays in the same order, but
               when they like: none waits here for another.
             - ``wait()``: Returns once all that was put is averaged.
+            - ``pending``: Whether something was put for which nobody has waited yet.
             - ``check(model)``: In debug mode, raises if a gradient is not finite, as
               :meth:`multi_node_mean_grad` does.
             - ``can_hide``: Whether it can run beside computing: over a network, on a device, or on

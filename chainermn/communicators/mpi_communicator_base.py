@@ -204,6 +204,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         if self._mean_queue is not None:
             self._mean_queue.free()
             self._twin.finalize()
+            self._mean_queue = self._twin = None
         _end.forget(self._agreement)
         self._agreement.mpi_comm.Free()
         self._objects.Free()

@@ -85,8 +85,12 @@ def _count(change: int) -> None:
 def _watched_step(func: Any, target_input_indexes: Any, grad_outputs: Any, grad_inputs: Any,
                   is_debug: bool) -> None:
     """As Chainer's function of this place, which adds to the lists in ``grad_inputs``."""
-    _step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)
     watched = getattr(_of_thread, 'watch', None)
+    _of_thread.watch = None  # what a function computes gradients of in its backward is its own
+    try:
+        _step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)
+    finally:
+        _of_thread.watch = watched
     if watched is None:
         return
     for node in watched.adds_to.pop(func, ()):

@@ -35,7 +35,7 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
     _means: dict[str, Any]  # of what was put in the queue in this update, by path
     _n_put: int  # how many buckets were
     _late: list[str]  # of which another gradient was put than backward left
-    _failed: bool  # whether an update failed with something in the queue
+    _failed: bool  # whether an update, of any optimizer, has left something in the queue
 
     def __init__(
         self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
@@ -49,20 +49,30 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
         self._begin()
 
     def _look_back(self) -> None:
-        """Before something new: did the last update come to its end?"""
-        self._failed |= self._n_put > 0
+        """Before something new: has what was put come to its end?"""
+        self._failed = bool(self.buckets) and self.communicator.mean_queue().pending
         self._begin()
 
     def _begin(self) -> None:
         self._early, self._means, self._n_put, self._late = {}, {}, 0, []
 
     def setup(self, link: Any) -> Any:
-        self._look_back()
         self.buckets, self._order = [], []
         return super().setup(link)
 
-    def _backward(self, loss: Any, named: Named, is_exchanged: bool) -> None:
+    def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
         self._look_back()
+        super().update(lossfun, *args, **kwds)
+
+    def flush(self, as_if_whole: bool) -> None:
+        self._look_back()
+        super().flush(as_if_whole)
+
+    def shadow(self, what: str, layout: dict[str, Any] | None) -> None:
+        self._look_back()
+        super().shadow(what, layout)
+
+    def _backward(self, loss: Any, named: Named, is_exchanged: bool) -> None:
         self._order = []
         params = _once(named)
         paths = {param.node: path for path, param in params.items()}
@@ -93,8 +103,10 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
 
     def _broadcast(self) -> None:
         super()._broadcast()
-        # The queue is made while all ranks are here.
-        if not (self.communicator.mean_queue().can_hide or self.always):
+        # The queue is made, or rid of what another optimizer has left, while all ranks are here.
+        queue = self.communicator.mean_queue()
+        queue.cancel()
+        if not (queue.can_hide or self.always):
             return
         params = _once(sorted(self.target.namedparams(include_uninit=False)))
         finished = [path for path in self._order if path in params]
@@ -108,12 +120,7 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
         if not self.buckets:
             super()._exchange()
             return
-        try:
-            self._exchange_all()
-        except BaseException:
-            self._failed = True
-            raise
-        self._failed = False
+        self._exchange_all()
         self._begin()
 
     def _exchange_all(self) -> None:

@@ -131,6 +131,43 @@ def test_cancel(comm, put):
         np.testing.assert_allclose(means[1], mean_of(comm, 9)[1], rtol=1e-6)
 
 
+@pytest.mark.parametrize('other', [
+    {'a': np.zeros(5, 'f'), 'b': np.zeros(3, 'f')}, {'a': np.zeros(3, 'd'), 'b': np.zeros(5, 'd')},
+    {'c': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')}, {'b': np.zeros(5, 'f'), 'a': np.zeros(3, 'f')},
+    {'a': np.zeros(3, 'f')}], ids=['sizes', 'dtypes', 'paths', 'order', 'fewer'])
+def test_arrays_that_differ(comm, other):
+    """They are not exchanged; what is put after them is."""
+    if comm.size == 1:
+        pytest.skip('needs two ranks')
+    queue = comm.mean_queue()
+    assert not queue.pending
+    queue.put(other if comm.rank == 1 else {'a': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')})
+    means = queue.put(arrays_of(comm.rank, 1))
+    assert queue.pending
+    with pytest.raises(ValueError, match='the ranks have put arrays of other paths'):
+        queue.wait()
+    assert not queue.pending
+    np.testing.assert_allclose(means[1], mean_of(comm, 1)[1], rtol=1e-6)
+
+
+def test_a_compressor_on_some_ranks_only(comm):
+    if comm.size == 1:
+        pytest.skip('needs two ranks')
+    queue = comm.mean_queue()
+    queue.put(arrays_of(comm.rank, 1), compression.get('fp16') if comm.rank else None)
+    with pytest.raises(ValueError, match='with a compressor'):
+        queue.wait()
+
+
+def test_memory_that_is_not_used_any_more_is_given_back(comm):
+    queue = comm.mean_queue()
+    for n in range(30):
+        queue.put({f'{n}': np.zeros(1000, np.float32)})
+        queue.put({'x': np.zeros(1000, np.float32)})
+        queue.wait()
+    assert 2 <= len(queue._buffers) <= 6
+
+
 def test_finalize_with_something_on_its_way(comm):
     queue = comm.mean_queue()
     for n in range(comm.rank):

@@ -425,6 +425,55 @@ def test_gradients_that_are_there_already(comm):
         same(a, b)
 
 
+def test_gradients_within_the_backward_of_a_function(comm):
+    """They are of the same graph, but nothing that the update uses."""
+    class Inner(chainer.FunctionNode):
+        def __init__(self, y, params):
+            self.y, self.params = y, params
+
+        def forward(self, inputs):
+            return inputs[0].copy(),
+
+        def backward(self, indexes, grads):
+            with chainer.force_backprop_mode():
+                inner = chainer.grad([F.sum(self.y)], self.params)
+            return grads[0] * (1 + 0.01 * float(inner[0].array.sum())),
+
+    def make():
+        def call(m, x):
+            h = F.tanh(m.mid(F.tanh(m.first(x))))
+            return m.last(Inner(h, [m.mid.W, m.first.W]).apply((h,))[0])
+
+        return Called(call, first=L.Linear(N_IN, 8), mid=L.Linear(8, 8), last=L.Linear(8, N_OUT))
+
+    optimizer = as_without(comm, make)
+    if comm.size > 1:
+        assert optimizer.n_early == len(optimizer.buckets)
+
+
+def test_memory_where_each_step_has_other_gradients(comm):
+    """Only what was used lately is kept."""
+    def make():
+        def call(m, x):
+            for i in np.random.RandomState(m.n_calls).permutation(6)[:3]:
+                x = F.tanh(m[f'l{i}'](x))
+            m.n_calls += 1
+            return m.last(x)
+
+        net = Called(call, last=L.Linear(N_IN, N_OUT),
+                     **{f'l{i}': L.Linear(N_IN, N_IN) for i in range(6)})
+        net.n_calls = 0
+        return net
+
+    optimizer = prepared(comm, make, zero_fill=False, overlap=ALWAYS)
+    for n in range(40):
+        optimizer.update(optimizer.target, *batch_of(comm.rank, n))
+    if comm.size > 1:
+        size = sum(param.array.nbytes for param in optimizer.target.params())
+        kept = [buffer.nbytes for buffer, _ in comm.mean_queue()._buffers.values()]
+        assert 0 < sum(kept) <= 5 * size
+
+
 def test_gradients_may_be_kept(comm):
     kept = []
 
@@ -527,63 +576,6 @@ def test_multi_node_batch_normalization_where_ranks_differ(comm):
                    last=L.Linear(8, N_OUT)), comm)
 
     as_without(comm, make, n_updates=8)
-
-
-@pytest.mark.parametrize('where', ['forward', 'backward'])
-def test_a_rank_that_fails_and_goes_on(comm, where):
-    """Its gradients of that time, some of which others have met already, are not used."""
-    class Fails(chainer.FunctionNode):
-        def forward(self, inputs):
-            return inputs
-
-        def backward(self, indexes, grads):
-            raise ZeroDivisionError
-
-    def run(**options):
-        optimizer = prepared(comm, mlp, **options)
-        model = optimizer.target
-        for n in range(6):
-            def failing(x, t):
-                if where == 'forward':
-                    raise ZeroDivisionError
-                h = model.predictor[0](x)
-                h = Fails().apply((F.tanh(h),))[0]
-                return F.softmax_cross_entropy(model.predictor[4](F.tanh(model.predictor[2](h))), t)
-
-            if n == 3 and comm.rank == 0:
-                with pytest.raises(ZeroDivisionError):
-                    optimizer.update(failing, *batch_of(7, n))
-            optimizer.update(model, *batch_of(comm.rank, n))
-        return state_of(optimizer)
-
-    same(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run())
-    assert _backprop_utils.backprop_step.__module__ == _backprop_utils.__name__
-
-
-def test_all_ranks_fail_in_backward_and_another_model_is_set_up(comm):
-    class Fails(chainer.FunctionNode):
-        def forward(self, inputs):
-            return inputs
-
-        def backward(self, indexes, grads):
-            raise ZeroDivisionError
-
-    def run(**options):
-        optimizer = prepared(comm, mlp, **options)
-        for n in range(3):
-            optimizer.update(optimizer.target, *batch_of(comm.rank, n))
-        model = optimizer.target
-        with pytest.raises(ZeroDivisionError):
-            optimizer.update(lambda x, t: model(
-                Fails().apply((F.tanh(model.predictor[0](x)),))[0][:, :N_IN], t),
-                *batch_of(comm.rank, 3))
-        np.random.seed(comm.rank)
-        optimizer.setup(L.Classifier(lazy()))
-        for n in range(3):
-            optimizer.update(optimizer.target, *batch_of(comm.rank, n))
-        return state_of(optimizer)
-
-    same(run(overlap=ALWAYS, bucket_mb=BUCKET_MB), run())
 
 
 def test_two_optimizers(comm):

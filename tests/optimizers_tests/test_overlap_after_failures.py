@@ -1,0 +1,249 @@
+"""Overlap where backward fails on some ranks, on all, or at different layers, and they go on.
+
+What such ranks have put on its way meets what others put later, and must not be taken for it: the
+bits are those of the same without overlap.
+"""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import _backprop_utils
+
+import chainermn
+
+
+@pytest.fixture(scope='module', params=['naive', 'flat'])
+def comm(request):
+    comm = chainermn.create_communicator(request.param)
+    yield comm
+    comm.finalize()
+
+
+class Fails(chainer.FunctionNode):
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, grads):
+        raise ZeroDivisionError
+
+
+class Net(chainer.Chain):
+    """Backward fails below layer ``fails_below``, forward if that is -1."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.fails_below = None
+        with self.init_scope():
+            self.layers = chainer.ChainList(*[L.Linear(6, width)] + [
+                L.Linear(width, width) for _ in range(3)])
+
+    def forward(self, x):
+        if self.fails_below == -1:
+            raise ZeroDivisionError
+        for n, layer in enumerate(self.layers):
+            x = F.tanh(layer(x))
+            if n == self.fails_below:
+                x = Fails().apply((x,))[0]
+        return F.sum(x * x)
+
+
+class Run:
+    """Training with one communicator, and all bits that come of it."""
+
+    def __init__(self, comm, **options):
+        self.comm, self.options = comm, options
+        self.seen = []
+        self.n = 0
+
+    def optimizer(self, width=8, **options):
+        np.random.seed(self.comm.rank)
+        return chainermn.create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(0.1), self.comm, **self.options, **options,
+        ).setup(Net(width))
+
+    def batch(self):
+        self.n += 1
+        return np.random.RandomState(10 * self.n + self.comm.rank).rand(5, 6).astype(np.float32)
+
+    def update(self, optimizer, times=1):
+        for _ in range(times):
+            optimizer.update(optimizer.target, self.batch())
+            self.see(optimizer)
+
+    def see(self, optimizer):
+        self.seen += [(path, param.array.tobytes(), None if param.grad is None
+                       else param.grad.tobytes())
+                      for path, param in sorted(optimizer.target.namedparams())]
+
+    def fail(self, optimizer, below):
+        optimizer.target.fails_below = below
+        with pytest.raises(ZeroDivisionError):
+            optimizer.update(optimizer.target, self.batch())
+        optimizer.target.fails_below = None
+
+
+def as_without(comm, train):
+    runs = [Run(comm), Run(comm, overlap='always', bucket_mb=200 / 2**20)]
+    for run in runs:
+        train(run)
+    expected, seen = (run.seen for run in runs)
+    assert [a[0] for a, b in zip(expected, seen, strict=True) if a != b] == []
+    assert _backprop_utils.backprop_step.__module__ == _backprop_utils.__name__
+
+
+# Below which layer each rank fails; None where it does not.
+WHERE = {'the first rank, in forward': lambda rank: None if rank else -1,
+         'the first rank': lambda rank: None if rank else 1,
+         'the others': lambda rank: 1 if rank else None,
+         'all': lambda rank: 1,
+         'at different layers': lambda rank: rank % 3}
+
+
+@pytest.fixture(params=WHERE)
+def where(request, comm):
+    return WHERE[request.param](comm.rank)
+
+
+def test_update_again(comm, where):
+    def train(run):
+        optimizer = run.optimizer()
+        run.update(optimizer, 3)
+        if where is not None:
+            run.fail(optimizer, where)
+        run.n = 10
+        run.update(optimizer, 3)
+
+    as_without(comm, train)
+
+
+def test_update_with_gradients_of_ones_own(comm, where):
+    def train(run):
+        optimizer = run.optimizer()
+        run.update(optimizer, 3)
+        if where is not None:
+            run.fail(optimizer, where)
+        run.n = 10
+        optimizer.target.cleargrads()
+        optimizer.target(run.batch()).backward()
+        optimizer.update()
+        run.see(optimizer)
+        run.update(optimizer)
+
+    as_without(comm, train)
+
+
+@pytest.mark.parametrize('width', [8, 11])
+def test_another_optimizer(comm, where, width):
+    def train(run):
+        first, second = run.optimizer(), run.optimizer(width)
+        for _ in range(2):
+            run.update(first)
+            run.update(second)
+        for _ in range(2):
+            if where is not None:
+                run.fail(first, where)
+            run.n += 10 - run.n % 10
+            run.update(second, 2)
+        run.update(first, 2)
+
+    as_without(comm, train)
+
+
+@pytest.mark.parametrize('width', [8, 11])
+def test_a_new_optimizer(comm, where, width):
+    def train(run):
+        optimizer = run.optimizer()
+        run.update(optimizer, 3)
+        if where is not None:
+            run.fail(optimizer, where)
+        run.n = 10
+        run.update(run.optimizer(width), 3)
+
+    as_without(comm, train)
+
+
+def test_another_model(comm, where):
+    def train(run):
+        optimizer = run.optimizer()
+        run.update(optimizer, 3)
+        if where is not None:
+            run.fail(optimizer, where)
+        run.n = 10
+        np.random.seed(comm.rank)
+        optimizer.setup(Net(11))
+        run.update(optimizer, 3)
+
+    as_without(comm, train)
+
+
+def test_then_join(comm, where):
+    """Ranks without batches of their own take part in the updates of others."""
+    def train(run):
+        optimizer = run.optimizer()
+        run.update(optimizer, 3)
+        if where is not None:
+            run.fail(optimizer, where)
+        run.n = 10
+        with chainermn.join(optimizer):
+            run.update(optimizer, 2 * comm.rank)
+        run.see(optimizer)
+
+    as_without(comm, train)
+
+
+def test_the_last_of_an_accumulation_within_join(comm):
+    def train(run):
+        optimizer = run.optimizer(n_accumulations=2)
+        run.update(optimizer, 3)
+        with chainermn.join(optimizer):
+            run.update(optimizer)
+            run.update(optimizer)
+            run.fail(optimizer, 1)
+        run.see(optimizer)
+        run.update(optimizer, 2)
+
+    as_without(comm, train)
+
+
+@pytest.mark.parametrize('width', [8, 300])
+def test_parameters_that_differ(comm, width):
+    """Refused as without overlap, not exchanged; and then all goes on."""
+    if comm.size == 1:
+        pytest.skip('needs two ranks')
+
+    def train(run):
+        optimizer = run.optimizer(width)
+        run.update(optimizer, 3)
+        layers = optimizer.target.layers
+        kept = layers[2].W.array, layers[2].b.array, layers[3].W.array
+        if comm.rank == 1:
+            layers[2].W.array, layers[2].b.array, layers[3].W.array = (
+                np.ones(shape, np.float32) for shape in ((900, width), (900,), (width, 900)))
+        with pytest.raises(ValueError, match='parameters differ between the ranks') as info:
+            run.update(optimizer)
+        run.seen.append((str(info.value),))
+        layers[2].W.array, layers[2].b.array, layers[3].W.array = kept
+        optimizer.target.cleargrads()
+        run.update(optimizer, 2)
+
+    as_without(comm, train)
+
+
+def test_optimizers_in_another_order_on_one_rank(comm):
+    if comm.size == 1:
+        pytest.skip('needs two ranks')
+
+    def train(run):
+        optimizers = [run.optimizer(), run.optimizer(11)]
+        for optimizer in optimizers * 2:
+            run.update(optimizer)
+        for optimizer in optimizers if comm.rank else optimizers[::-1]:
+            with pytest.raises(ValueError, match='parameters differ between the ranks') as info:
+                run.update(optimizer)
+            run.seen.append((str(info.value),))
+        for optimizer in optimizers:
+            run.update(optimizer)
+
+    as_without(comm, train)
