@@ -83,6 +83,14 @@ class Run:
             optimizer.update(optimizer.target, self.batch())
         optimizer.target.fails_below = None
 
+    def after_failure(self, where):
+        optimizer = self.optimizer()
+        self.update(optimizer, 3)
+        if where is not None:
+            self.fail(optimizer, where)
+        self.n = 10  # the same on all ranks
+        return optimizer
+
 
 def as_without(comm, train):
     runs = [Run(comm), Run(comm, overlap='always', bucket_mb=200 / 2**20)]
@@ -108,11 +116,7 @@ def where(request, comm):
 
 def test_update_again(comm, where):
     def train(run):
-        optimizer = run.optimizer()
-        run.update(optimizer, 3)
-        if where is not None:
-            run.fail(optimizer, where)
-        run.n = 10
+        optimizer = run.after_failure(where)
         run.update(optimizer, 3)
 
     as_without(comm, train)
@@ -120,11 +124,7 @@ def test_update_again(comm, where):
 
 def test_update_with_gradients_of_ones_own(comm, where):
     def train(run):
-        optimizer = run.optimizer()
-        run.update(optimizer, 3)
-        if where is not None:
-            run.fail(optimizer, where)
-        run.n = 10
+        optimizer = run.after_failure(where)
         optimizer.target.cleargrads()
         optimizer.target(run.batch()).backward()
         optimizer.update()
@@ -154,11 +154,7 @@ def test_another_optimizer(comm, where, width):
 @pytest.mark.parametrize('width', [8, 11])
 def test_a_new_optimizer(comm, where, width):
     def train(run):
-        optimizer = run.optimizer()
-        run.update(optimizer, 3)
-        if where is not None:
-            run.fail(optimizer, where)
-        run.n = 10
+        run.after_failure(where)
         run.update(run.optimizer(width), 3)
 
     as_without(comm, train)
@@ -166,11 +162,7 @@ def test_a_new_optimizer(comm, where, width):
 
 def test_another_model(comm, where):
     def train(run):
-        optimizer = run.optimizer()
-        run.update(optimizer, 3)
-        if where is not None:
-            run.fail(optimizer, where)
-        run.n = 10
+        optimizer = run.after_failure(where)
         np.random.seed(comm.rank)
         optimizer.setup(Net(11))
         run.update(optimizer, 3)
@@ -181,11 +173,7 @@ def test_another_model(comm, where):
 def test_then_join(comm, where):
     """Ranks without batches of their own take part in the updates of others."""
     def train(run):
-        optimizer = run.optimizer()
-        run.update(optimizer, 3)
-        if where is not None:
-            run.fail(optimizer, where)
-        run.n = 10
+        optimizer = run.after_failure(where)
         with chainermn.join(optimizer):
             run.update(optimizer, 2 * comm.rank)
         run.see(optimizer)
