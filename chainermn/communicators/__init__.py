@@ -64,13 +64,14 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
         raise ImportError(
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
             '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
-    from chainermn.communicators import _disagreement, _doing, _end, _watch
+    from chainermn.communicators import _disagreement, _doing, _end, _recent, _watch
 
     _doing.know([create_communicator])
     _watch.get().start()
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(mpi_comm, MPI.Intracomm):
         raise TypeError(f'mpi_comm has to be an mpi4py.MPI.Intracomm, not {mpi_comm!r}')
+    _recent.creations[_recent.world_ranks(mpi_comm)] += 1
     _end.cover(mpi_comm)  # starts a process, which takes a while: the imports below run beside it
     communicator_class, config, refusal = None, kwargs, None
     try:

@@ -6,15 +6,16 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import chainer
 from mpi4py import MPI
 
-from chainermn.communicators import _recent
+from chainermn.communicators import _progress, _recent
 from chainermn.communicators._header import END
+from chainermn.communicators._progress import Progress
 from chainermn.communicators._recent import Call, Calls
 
 _PACKAGES = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (
@@ -69,16 +70,32 @@ class Doing(NamedTuple):
 class Look:
     """A thread.  To be forgotten soon, as it keeps what the thread has in its hands."""
 
-    def __init__(self, innermost: FrameType, verb: FrameType | None, thread: str) -> None:
-        self._innermost, self._verb, self._thread = innermost, verb, thread
-        self._calls = () if verb is None else _calls_of(verb)
+    def __init__(self, innermost: FrameType, operations: Sequence[FrameType], thread: str) -> None:
+        self._innermost, self._operations, self._thread = innermost, operations, thread
+        self._verb = operations[-1] if operations else None
+        self._calls = () if self._verb is None else _calls_of(self._verb)
 
     @property
     def state(self) -> tuple[Any, ...]:
         """Changes when a thread that is in a verb gets on; nothing if it is in none."""
         if self._verb is None:
             return ()
-        return self._verb.f_code, *((calls, calls.count) for calls in self._calls)
+        return self._verb.f_code, *(
+            (calls, calls.count) for frame in self._operations for calls in _calls_of(frame))
+
+    @property
+    def is_at_the_end(self) -> bool:
+        return self._verb is not None and _verbs[self._verb.f_code] == END
+
+    def awaited(self, ended: Mapping[int, Progress]) -> set[int]:
+        """Returns the ended ranks, of COMM_WORLD, for which this thread waits in vain."""
+        found: set[int] = set()
+        for frame in self._operations:
+            for calls in _calls_of(frame):
+                found |= _progress.awaited(calls, _verbs[frame.f_code], ended)
+            if (mpi_comm := _made_from(frame)) is not None:
+                found |= _progress.awaited_creation(_recent.world_ranks(mpi_comm), ended)
+        return found
 
     @property
     def limit(self) -> float | None:
@@ -101,9 +118,8 @@ class Look:
                     peers = peers[call.peer],
                 return Doing(name, call, _of(calls), peers, site, self._thread)
         # A verb that keeps no call of its name: it calls others, or is create_communicator.
-        mpi_comm = self._verb.f_locals.get('mpi_comm')
         those = self._calls
-        if not those and isinstance(mpi_comm, MPI.Intracomm):
+        if (mpi_comm := _made_from(self._verb)) is not None:
             those = Calls(mpi_comm),
         of, peers = (_of(those[0]), those[0].ranks) if those else ('', ())
         return Doing(name, None, of, peers, site, self._thread)
@@ -115,13 +131,10 @@ def look() -> dict[int, Look]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     seen = {}
     for ident, innermost in sys._current_frames().items():
-        verb = None
-        for frame in _outwards(innermost):
-            if frame.f_code in _verbs:
-                verb = frame
-        if (verb is not None or ident == main) and ident != threading.get_ident():
+        operations = [frame for frame in _outwards(innermost) if frame.f_code in _verbs]
+        if (operations or ident == main) and ident != threading.get_ident():
             name = '' if ident == main else names.get(ident, '?')
-            seen[ident] = Look(innermost, verb, name)
+            seen[ident] = Look(innermost, operations, name)
     return seen
 
 
@@ -143,6 +156,13 @@ def _calls_of(verb: FrameType) -> tuple[Calls, ...]:
         owner = verb.f_locals[verb.f_code.co_varnames[0]]
         return tuple(owner.recent_calls())
     return ()
+
+
+def _made_from(frame: FrameType) -> MPI.Intracomm | None:
+    """What create_communicator makes a communicator from, if it is that which is called."""
+    mpi_comm = frame.f_locals.get('mpi_comm')
+    is_creation = _verbs[frame.f_code] == 'create_communicator'
+    return mpi_comm if is_creation and isinstance(mpi_comm, MPI.Intracomm) else None
 
 
 def _site(frame: FrameType) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn import global_except_hook
-from chainermn.communicators import _doing, _header, _watch, _witness
+from chainermn.communicators import _doing, _header, _progress, _watch, _witness
 
 # In the order in which they were made, which is the same on all their ranks.
 _agreements: list[Any] = []
@@ -75,6 +75,7 @@ def _end() -> None:
         return
     _is_over = True
     _agree_on_the_end()
+    _progress.has_agreed = True
     for finish in list(_last):
         finish()
     _watch.get().wait_for_the_end()
@@ -85,12 +86,17 @@ def _agree_on_the_end() -> None:
     if any(agreement.is_over for agreement in _agreements):
         return  # another rank has ended, and waits for this one in MPI_Finalize
     for agreement in _agreements:
+        if not agreement.is_active:
+            continue
+        _progress.ending = agreement.calls
         try:
             agreement.same(_header.pack(_header.END))
         except Exception:
             # Of any type: another rank may have been refused.  It is raised on the others as well,
             # which have not ended and say so.
             return
+        finally:
+            _progress.ending = None
 
 
 # Who waits there waits for others to end, too; who waits elsewhere for a rank that is there waits

@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn.communicators import _doing, _end, _header, _timeline, _wire
-from chainermn.communicators._recent import Calls
+from chainermn.communicators._recent import BackgroundCalls, Calls
 
 _NAP = 1e-4  # seconds between two looks at whether all ranks have got so far
 _LOOKS = 4  # at a time: an exchange that needs nothing else may need one for each of its steps
@@ -57,7 +57,7 @@ class MeanQueue:
                  check: Callable[[Any], None], means: Means,
                  patient: Callable[[bool], None], can_hide: bool) -> None:
         self._control = mpi_comm
-        self._calls = Calls(mpi_comm)
+        self._calls = BackgroundCalls(mpi_comm)
         self._turns = mpi_comm.Dup()  # for the thread
         self._means = means
         self.agree = agree
@@ -92,6 +92,7 @@ class MeanQueue:
         """
         results = self._results(arrays)
         number, self._number = self._number, self._number + 1
+        self._calls.exchanges = self._number
         turn = self._turn(_header.digest((
             compressor is not None, '\n'.join(arrays), [x.dtype.num for x in arrays.values()],
             [x.size for x in arrays.values()])))
@@ -168,6 +169,7 @@ class MeanQueue:
             self.wait()
         MPI.Request.Waitall([turn.request for turn in turns])
         self._number, self._limit = most, sys.maxsize
+        self._calls.exchanges = self._number
 
     def free(self) -> None:
         """Frees what this object holds.  Collective: every rank calls it, once."""

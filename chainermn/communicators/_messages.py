@@ -26,7 +26,7 @@ from chainermn.communicators import _header, _wire
 from chainermn.communicators._disagreement import Refusal
 from chainermn.communicators._header import Header
 from chainermn.communicators._pickled import Pickled, load
-from chainermn.communicators._recent import Calls
+from chainermn.communicators._recent import Calls, MessageCalls
 from chainermn.communicators._requests import (
     Receive,
     Receives,
@@ -51,7 +51,7 @@ class Messages:
 
     def __init__(self, mpi_comm: Any, payloads: pkl5.Intracomm) -> None:
         self._mpi_comm = mpi_comm
-        self.calls = Calls(mpi_comm)
+        self.calls = MessageCalls(mpi_comm)
         self._payloads = payloads
         self._rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag = largest_tag()
@@ -70,10 +70,12 @@ class Messages:
             head = _header.pack('send', data.shape, data.dtype)
             calls.keep(('send', dest, tag, head))
             if data.ndim <= _header.MAX_INLINE_DIMS:
+                calls.sent[dest, tag] += 1
                 self._ssend(head + data.tobytes(), dest, tag)
                 return
         calls.keep(('send', dest, tag, None))
         first, number, rest = self._parts('send', data, dest, tag)
+        calls.sent[dest, tag] += 1
         self._ssend(first, dest, tag)
         for part in rest:
             if self._receives:
@@ -86,6 +88,7 @@ class Messages:
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('isend', dest, tag)
         first, number, rest = self._parts('isend', data, dest, tag)
+        self.calls.sent[dest, tag] += 1
         self._keep([self._mpi_comm.Isend(first, dest, tag)])
         # Copied, since the receiver takes them only when it looks for them, in wait() or test().
         self._keep([self._payloads.Isend(part if isinstance(part, bytes) else _wire.copied(part),
@@ -110,6 +113,7 @@ class Messages:
             return blocking(self._finish(_header.unpack(head), body, source, tag, 'send'),
                             self._wait)
         x = np.ndarray(*array, message, _header.SIZE).copy()
+        calls.received[source, tag] += 1
         self._messages.append(message)  # for the next one
         return x
 
@@ -136,6 +140,7 @@ class Messages:
         inline = len(pickled.stream) <= INLINE and not pickled.buffers
         number = -1 if inline else self._new_number()
         first = _header.pack('send_obj', root=number) + (pickled.stream if inline else b'')
+        self.calls.sent[dest, tag] += 1
         if dest == self._rank:  # a blocking send would wait for this rank to receive
             self._keep([self._mpi_comm.Isend(first, dest, tag)])
             if not inline:
@@ -213,6 +218,7 @@ class Messages:
     def _refuse(self, verb: str, error: Exception, dest: int, tag: int) -> NoReturn:
         refusal = Refusal.of(verb, error)._replace(text=str(error)[:INLINE // 8])
         message = _header.pack('send', refused=True) + pickle.dumps(refusal)
+        self.calls.sent[dest, tag] += 1
         if dest == self._rank:  # a blocking send would wait for this rank to receive
             self._keep([self._mpi_comm.Isend(message, dest, tag)])
         else:
@@ -251,7 +257,14 @@ class Messages:
 
     def _finish(self, header: Header, body: memoryview, source: int, tag: int, verb: str
                 ) -> Receives:
-        """Receives what follows a header and what came with it."""
+        """Receives what follows a header and what came with it, and counts the message."""
+        try:
+            return (yield from self._rest(header, body, source, tag, verb))
+        finally:
+            self.calls.received[source, tag] += 1
+
+    def _rest(self, header: Header, body: memoryview, source: int, tag: int, verb: str
+              ) -> Receives:
         if header.refused:
             raise self._error(pickle.loads(body), source, self._rank, tag)
         kind, number = header.verb, header.root

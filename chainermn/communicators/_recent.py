@@ -32,6 +32,12 @@ _numbers = itertools.count()
 # How many communicators these ranks have made.
 _made: collections.Counter[tuple[int, ...]] = collections.Counter()
 
+#: How many calls of create_communicator these ranks have begun.
+creations: collections.Counter[tuple[int, ...]] = collections.Counter()
+
+#: Names the calls of a communicator on all of its ranks: their kind, the ranks, a number.
+Key = tuple[str, tuple[int, ...], int]
+
 
 class Calls:
     """The calls of one communicator, which are numbered from 1.
@@ -47,7 +53,7 @@ class Calls:
 
     def __init__(self, mpi_comm: Any) -> None:
         #: As COMM_WORLD numbers them.
-        self.ranks = _world_ranks(mpi_comm)
+        self.ranks = world_ranks(mpi_comm)
         #: Which of the communicators of these ranks.
         self.number = 1
         #: Seconds that a call may take, 0 for any time; ``None`` is what the environment says.
@@ -64,6 +70,15 @@ class Calls:
         while frame.f_code.co_filename.startswith(_COMMUNICATORS) and frame.f_back is not None:
             frame = frame.f_back
         self.ring.append(_Sited(what, frame.f_code, frame.f_lasti))
+
+    @property
+    def key(self) -> Key:
+        return type(self).__name__, self.ranks, self.number
+
+    @property
+    def entered(self) -> int:
+        """How many operations this rank has entered that need the others to enter them too."""
+        return self.count
 
     @property
     def name(self) -> str:
@@ -85,6 +100,38 @@ class Calls:
         """The calls that are kept, the newest last."""
         count, ring = self.count, list(self.ring)
         return [Call.of(what, count - len(ring) + n) for n, what in enumerate(ring, 1)]
+
+
+class MessageCalls(Calls):
+    """The messages of one communicator: ``sent`` and ``received`` count whole ones."""
+
+    __slots__ = 'received', 'sent'
+
+    def __init__(self, mpi_comm: Any) -> None:
+        super().__init__(mpi_comm)
+        #: By the other rank and the tag.
+        self.sent: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
+        self.received: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
+
+
+class ServiceCalls(Calls):
+    """The requests of a service, which ranks answer until all have closed it."""
+
+    __slots__ = ()
+
+
+class BackgroundCalls(Calls):
+    """The waits for a queue of exchanges; what the ranks enter are the exchanges."""
+
+    __slots__ = 'exchanges',
+
+    def __init__(self, mpi_comm: Any) -> None:
+        super().__init__(mpi_comm)
+        self.exchanges = 0
+
+    @property
+    def entered(self) -> int:
+        return self.exchanges
 
 
 class _Sited(NamedTuple):
@@ -159,7 +206,8 @@ def summary(kept: Iterable[Call]) -> str:
         .rstrip() + (f', called at {first.site}' if first.site else '') for first, last in runs)
 
 
-def _world_ranks(mpi_comm: Any) -> tuple[int, ...]:
+def world_ranks(mpi_comm: Any) -> tuple[int, ...]:
+    """The ranks of a communicator, as COMM_WORLD numbers them."""
     group, world = mpi_comm.Get_group(), MPI.COMM_WORLD.Get_group()
     try:
         return tuple(MPI.Group.Translate_ranks(group, range(group.size), world))

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from chainermn.communicators import _doing, _end
 from chainermn.communicators._disagreement import Refusal, ranks_text
-from chainermn.communicators._recent import Calls
+from chainermn.communicators._recent import Calls, ServiceCalls
 from chainermn.communicators._requests import largest_tag
 
 _REQUEST = 0  # tag; each request says which tag its answer has
@@ -50,7 +50,7 @@ class Service:
 
     def __init__(self, mpi_comm: Any, answer: Callable[[int, Any], Buffers]) -> None:
         self._mpi_comm = mpi_comm
-        self._calls = Calls(mpi_comm)
+        self._calls = ServiceCalls(mpi_comm)
         self._rank = mpi_comm.rank
         self._answer = answer
         tags = min(largest_tag(), 2**20)

@@ -22,9 +22,9 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn import global_except_hook
-from chainermn.communicators import _doing, _report, _timeline
+from chainermn.communicators import _doing, _progress, _report, _timeline
 from chainermn.communicators._disagreement import ranks_text
-from chainermn.communicators._header import END
+from chainermn.communicators._progress import Progress
 from chainermn.communicators._recent import Calls
 from chainermn.communicators._report import Said
 
@@ -76,8 +76,7 @@ class _Group:
         self.mpi_comm = mpi_comm.Dup() if can_talk else None
         self.ranks = Calls(mpi_comm).ranks
         self.rank = mpi_comm.rank
-        self.ended: set[int] = set()  # ranks of the world
-        self.has_told_the_end = False
+        self.told: Progress | None = None  # to the others, at the end of the program
         self.alarmed_at: float | None = None
         self.said: dict[int, Said] = {}
         self.sent: list[Any] = []
@@ -114,6 +113,7 @@ class Watch:
         self._interval = _INTERVAL
         self.allow(self._default)
         self._since: dict[int, tuple[tuple[Any, ...], float]] = {}  # by thread
+        self._ended: dict[int, Progress] = {}  # ranks at the end of the program, of COMM_WORLD
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -175,10 +175,11 @@ class Watch:
         for ident, look in seen.items():
             state, since = before.get(ident, ((), now))
             self._since[ident] = look.state, since if look.state == state else now
+        self._tell_the_end(seen, now)
         for group in list(self._groups) or [self._alone]:
             for source, tag, content in group.receive():
                 if tag == _ENDED:
-                    group.ended.add(group.ranks[source])
+                    self._ended[group.ranks[source]] = content
                 elif tag == _SAID:
                     group.said[source] = content
                 if tag != _ENDED and group.alarmed_at is None:
@@ -206,27 +207,31 @@ class Watch:
                seen: dict[int, _doing.Look], now: float) -> None:
         if group.alarmed_at is not None:
             return
-        doing = look.doing
         limit = self._default if look.limit is None else look.limit
-        if doing.verb == END:
-            if seconds >= self._interval and not group.has_told_the_end:
-                group.has_told_the_end = True
-                group.ended.add(group.ranks[group.rank])
-                group.send(None, _ENDED, range(len(group.ranks)))
-            if seconds > _PATIENCE and group.ended == set(group.ranks):
-                self._tell(group, 'all ranks are at the end of the program, but some had other '
-                           'communicators than others, and wait for them', (), seen, now)
+        if look.is_at_the_end:
             limit = self._at_the_end
+            if seconds > _PATIENCE and MPI.COMM_WORLD.rank in _progress.deadlocked(self._ended):
+                self._tell(group, 'ranks have reached the end of the program, but some have '
+                           'communicators that others lack, and wait for them', (), seen, now)
         if limit and seconds > limit:
             self._tell(group, f'no progress for {seconds:.0f} s, and the time limit is '
                        f'{limit:g} s ({VARIABLE}, or timeout of the communicator)', (), seen, now)
-        elif seconds > _PATIENCE and doing.verb != END:
-            others = set(doing.peers) - {MPI.COMM_WORLD.rank}
-            gone = others & group.ended
-            is_any = doing.call is not None and doing.call.peer is not None and doing.call.peer < 0
-            if gone and (gone == others or not is_any):
-                self._tell(group, f'a rank waits for {ranks_text(sorted(gone))}, at the end of the '
-                           'program', (), seen, now)
+        elif seconds > _PATIENCE and not look.is_at_the_end and (
+                gone := look.awaited(self._ended) & set(group.ranks)):
+            self._tell(group, f'{ranks_text([MPI.COMM_WORLD.rank])} waits for '
+                       f'{ranks_text(sorted(gone))}, at the end of the program', (), seen, now)
+
+    def _tell_the_end(self, seen: dict[int, _doing.Look], now: float) -> None:
+        """Tells the other ranks how far this one has come, once it does nothing but end."""
+        operations = [(ident, look) for ident, look in seen.items() if look.state]
+        if [look.is_at_the_end for _, look in operations] != [True] or (
+                now - self._since[operations[0][0]][1] < self._interval):
+            return
+        own = self._ended[MPI.COMM_WORLD.rank] = Progress.own()
+        for group in self._groups:
+            if group.told != own:
+                group.told = own
+                group.send(own, _ENDED, range(len(group.ranks)))
 
     def _tell(self, group: _Group, why: str, sources: Any, seen: dict[int, _doing.Look],
               now: float) -> None:

@@ -29,7 +29,7 @@ def load():
 starts = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
 
 
-def start(folder, body, ranks=3, name='naive', timeout='1', **env):
+def start(folder, body, ranks=3, name='naive', timeout='3', **env):
     """Runs a script; gives exit status and what was printed."""
     folder.mkdir()
     script = folder / 'script.py'
@@ -131,7 +131,7 @@ JOBS = {
                                 '_doing.look = fails\n'
                                 'load() if comm.rank == 1 else comm.allreduce(x)'], {}),
     'errors of the thread': (['from chainermn.communicators import _doing\n'
-                              '_doing.look = None\ntime.sleep(1)'], {}),
+                              '_doing.look = None\ntime.sleep(5)'], {}),
     'no number': ([''], {'timeout': '1 h'}),
 }
 
@@ -141,14 +141,14 @@ JOBS = {
 def test_a_hang(runs, name):
     status, output = runs[name].result()
     assert status != 0
-    for text in [*HANGS[name][1], 'the time limit is 1 s', 'Last verbs:\n', 'Stacks of rank',
+    for text in [*HANGS[name][1], 'the time limit is 3 s', 'Last verbs:\n', 'Stacks of rank',
                  "communicator of ranks 0-2: allreduce #1-3 float32 (1000,) op='sum', called at "
                  'script.py:8']:
         assert text in output, output
     who, host = ('rank 1' if name == 'stopped' else 'rank 0'), os.uname().nodename
     assert len(re.findall('chainermn: ', output)) == 1
     assert re.match(rf'chainermn: {who} of 3 \(host {host}, process [0-9]+\) ends the job: no '
-                    'progress for [12] s', output), output
+                    'progress for [3-9] s', output), output
 
 
 @starts
@@ -164,7 +164,7 @@ def test_who_waits_for_a_rank_that_has_ended(runs, name):
 def test_without_agreement_too(runs):
     status, output = runs['without agreement'].result()
     assert status != 0
-    assert 'a rank waits for ranks 1-2, at the end of the program' in output
+    assert 'rank 0 waits for ranks 1-2, at the end of the program' in output
 
 
 @starts

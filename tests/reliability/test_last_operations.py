@@ -1,0 +1,75 @@
+"""A rank that is slow to finish its last operation is not taken for one that waits in vain.
+
+These are some of the programs of last_operations.py, which runs hundreds.
+"""
+
+import concurrent.futures
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+pytestmark = [pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself'),
+              pytest.mark.limit(180)]
+
+_spec = importlib.util.spec_from_file_location(
+    'last_operations', pathlib.Path(__file__).with_name('last_operations.py'))
+last_operations = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(last_operations)
+
+#: The watchdog of an earlier version ended most of these jobs.
+SEEDS = [10, 11, 12, 13, 16, 23, 24, 27, 31, 32, 33, 34, 35, 36]
+
+#: Rank 0 collects the results of all ranks, and writes a file that the others do not wait for.
+PROGRAM = '''
+import json, sys, time
+import chainermn
+
+class Predictions:
+    """Builds an index when it is unpickled."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        time.sleep(4)
+        self.index = {k: k * k for k in range(self.n)}
+
+comm = chainermn.create_communicator('naive')
+gathered = comm.gather_obj(Predictions(10 + comm.rank))
+if comm.rank == 0:
+    with open(sys.argv[1], 'w') as file:
+        json.dump([len(each.index) for each in gathered], file)
+'''
+
+
+@pytest.fixture(scope='module')
+def results():
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        yield {seed: pool.submit(last_operations.run, seed) for seed in SEEDS}
+
+
+@pytest.mark.parametrize('seed', SEEDS)
+def test_ranks_that_end_seconds_apart(results, seed):
+    job, status, output = results[seed].result()
+    assert (status, output) == (0, ''), f'{job}\n{output}'
+
+
+def test_every_operation_is_there():
+    jobs = [last_operations.Job.of(seed) for seed in range(len(last_operations.OPERATIONS))]
+    assert {job.operation for job in jobs} == set(last_operations.OPERATIONS)
+
+
+def test_a_program_that_collects_its_results(tmp_path):
+    script, written = tmp_path / 'script.py', tmp_path / 'results.json'
+    script.write_text(PROGRAM)
+    done = subprocess.run(['mpiexec', '-n', '3', sys.executable, script, written], text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    assert (done.returncode, done.stdout) == (0, '')
+    assert json.loads(written.read_text()) == [10, 11, 12]
