@@ -37,4 +37,7 @@ def build_editable(
 ) -> str:
     """Builds the wheel that ``pip install -e .`` installs; returns its file name."""
     os.environ['CHAINERMN_BUILD_EDITABLE'] = '1'
-    return build_wheel(wheel_directory, config_settings, metadata_directory)
+    try:
+        return build_wheel(wheel_directory, config_settings, metadata_directory)
+    finally:  # the same process may build a wheel next
+        del os.environ['CHAINERMN_BUILD_EDITABLE']

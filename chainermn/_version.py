@@ -1,3 +1,3 @@
-"""The version of this package; setup.py reads it from here."""
+"""The version of this package; pyproject.toml reads it from here."""
 
 __version__ = '8.0.0.dev0'

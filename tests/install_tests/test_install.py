@@ -207,6 +207,16 @@ def test_wheel(tmp_path):
     assert 'expression has type "int", variable has type "str"' in wrong.stdout
 
 
+def test_an_editable_build_does_not_empty_the_next_wheel(tmp_path):
+    env = Environment(tmp_path / 'env', sys.executable, 'uv')
+    env.install('setuptools<70', 'wheel')
+    code = ('import sys; sys.path.insert(0, "."); import build_backend as build; '
+            f'build.build_editable({str(tmp_path)!r}); build.build_wheel({str(tmp_path)!r})')
+    env.python(code, '-W', 'default', cwd=ROOT)
+    wheel, = tmp_path.glob('chainermn-*.whl')
+    assert 'chainer_compat/_overlay/chainermn/__init__.py' in zipfile.ZipFile(wheel).namelist()
+
+
 def test_source_distribution(tmp_path):
     env = Environment(tmp_path / 'env', sys.executable, 'uv')
     run(['uv', 'build', '--sdist', '-o', str(tmp_path)], ROOT, env.env)
