@@ -30,8 +30,9 @@ def check_own(gradients: Mapping[str, Any]) -> None:
         strange = ~xp.isfinite(gradient)
         if bool(strange.any()):
             where = tuple(int(i) for i in np.argwhere(chainer.cuda.to_cpu(strange))[0])
-            raise ValueError(f'the gradient of {path} is not finite: {gradient[where]} at '
-                             f'{list(where)}, {int(strange.sum())} of {gradient.size} elements')
+            raise ValueError(f'gradients diverged: the gradient of {path} is not finite: '
+                             f'{gradient[where]} at {list(where)}, {int(strange.sum())} of '
+                             f'{gradient.size} elements')
 
 
 def digests(model: Any) -> dict[str, str]:

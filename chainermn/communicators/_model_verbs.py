@@ -1,7 +1,6 @@
 """The verbs for models: the template by which gradients are averaged."""
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,8 +24,9 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 class ModelVerbs(CommunicatorBase):
     """The part of a communicator on MPI that exchanges parameters and gradients.
 
-    A subclass says which arrays share a buffer (:meth:`_groups`) and how a buffer is summed
-    (:meth:`_sum_in_place`); that is all in which the MPI communicators differ.
+    As it is, it exchanges each array by itself.  A subclass says which arrays share a buffer
+    (:meth:`_groups`) and how a buffer is summed (:meth:`_sum_in_place`), or only defines
+    :meth:`multi_node_mean_grad`.
     """
 
     batched_copy: bool
@@ -121,9 +121,9 @@ class ModelVerbs(CommunicatorBase):
     def _packed(self, group: list[Any]) -> Any:
         return _bucket.pack(group, _wire.summed_in(group[0].dtype), self.batched_copy)
 
-    @abc.abstractmethod
     def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
         """Says which arrays, all of one dtype, share a buffer.  One rule for all ranks."""
+        return [[array] for array in arrays]
 
     def _mean_in_place(self, group: list[Any]) -> None:
         """Replaces arrays of one dtype by their means over all ranks."""

@@ -35,7 +35,9 @@ _INT_MAX = 2**31 - 1  # of a C int
 class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
     """All verbs of :class:`chainermn.CommunicatorBase` on MPI.
 
-    Collective: every rank makes one.
+    Collective: every rank makes one.  A subclass that defines ``multi_node_mean_grad(self, model,
+    zero_fill=False)`` averages gradients in its own way; ``split`` gives communicators of its
+    class, which therefore has to take ``mpi_comm`` as the only argument that it needs.
 
     Args:
         mpi_comm: ``mpi4py.MPI.Intracomm``.  Arrays, objects and the agreement travel on duplicates

@@ -1,14 +1,8 @@
 """One collective per parameter: the communicator to read, and to test the others against."""
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 
 class NaiveCommunicator(MpiCommunicatorBase):
     """Averages each gradient by an MPI_Allreduce of its own, on host and device arrays."""
-
-    def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
-        return [[array] for array in arrays]

@@ -12,17 +12,20 @@ _NOTHING = object()
 
 
 class GenericMultiNodeEvaluator(chainer.training.Extension):
-    """Base of evaluators for measures such as BLEU or F1, which have to see all results at once.
+    """An evaluator for measures such as BLEU or F1, which have to see all results at once.
 
     Every rank calls :meth:`calc_local` on each of its batches.  The root gets all results and
     calls :meth:`aggregate`.  Collective: every rank runs the extension; the numbers of batches may
     differ.  The results are exchanged once, so an error of one rank is raised on each of the others
     when that is done with its own batches.
 
+    As it is, it calls the target, and returns all results on the root.  Derive from it to compute
+    something else.
+
     Args:
         comm: ChainerMN communicator.
         iterator: This rank's iterator, without repeat.
-        target: What ``calc_local`` evaluates, such as a model; at ``self._targets['main']``.
+        target: What ``calc_local`` calls, such as a model; at ``self._targets['main']``.
         device: Where the converter puts the batches.
         converter: Turns a batch into the arguments of ``calc_local``.
         root: The rank that aggregates; the same on all ranks.
@@ -33,6 +36,9 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
     default_name = 'validation'
     priority = chainer.training.extension.PRIORITY_WRITER
     name: str | None = None
+
+    #: Function that :meth:`calc_local` calls instead of the target.
+    eval_func: Callable[..., Any] | None = None
 
     def __init__(self, comm: Any, iterator: Any, target: Any, device: Any = None,
                  converter: Any = chainer.dataset.concat_examples, root: int = 0, **kwargs: Any
@@ -49,7 +55,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         self.root = root
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates one batch.  To be defined by a subclass.
+        """Evaluates one batch: calls the target, or ``eval_func``.
 
         Args:
             args: What the converter made of the batch; by name if it made a dict.
@@ -57,19 +63,20 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         Returns:
             Any picklable object but ``None``.
         """
-        raise NotImplementedError(f'{type(self).__name__} has to define calc_local')
+        function = self._targets['main'] if self.eval_func is None else self.eval_func
+        return function(*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """Combines the results.  To be defined by a subclass; called on the root only.
+        """Combines the results: returns them as they are.  Called on the root only.
 
         Args:
             results: The results of all batches of all ranks: of the first batches by rank, of the
                 second batches by rank, and so on.
 
         Returns:
-            What the extension returns on the root.  For the log, report it here.
+            What the extension returns on the root.  To log it, call ``chainer.report`` here.
         """
-        raise NotImplementedError(f'{type(self).__name__} has to define aggregate')
+        return results
 
     def __call__(self, trainer: Any = None) -> Any:
         """Evaluates.  Returns the result on the root, ``None`` elsewhere."""

@@ -1,10 +1,11 @@
 """Snapshots of several ranks: one file for each set of replicas."""
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import chainer
@@ -17,7 +18,7 @@ from chainermn.extensions._commit import Names
 from chainermn.extensions._saver import Save, Saver, on_all_ranks
 
 
-def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterable[int]], *,
+def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Iterable[int | Iterable[int]], *,
                         allow_pickle: bool = False) -> Any:
     """Makes a snapshot extension write one file for each set of ranks that hold the same state.
 
@@ -32,11 +33,11 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterabl
     of the training.  An error of writing is an OSError there: it is raised on every rank, on those
     that do not write in their next collective verb of ``comm``.  A snapshot with a ``writer`` or a
     ``savefun`` other than Chainer's default (``SimpleWriter``, ``save_npz``) is written by that,
-    and has no commit file.
+    while training waits, and has no commit file.
 
-    With several sets all ranks agree at every snapshot, so it has to be triggered in the same
-    iterations on all; and the files that ``n_retains`` gives up are removed once all sets have the
-    newer one.
+    With several sets and the default writer all ranks compare the iteration at every snapshot, so
+    it has to be triggered in the same iterations on all; and the files that ``n_retains`` gives up
+    are removed once all sets have the newer one.
 
     In data-parallel training all ranks are replicas of one another:
 
@@ -49,16 +50,21 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterabl
     Args:
         comm: ChainerMN communicator.
         snapshot: What ``chainer.training.extensions.snapshot`` or ``snapshot_object`` returns.
-        replica_sets: Sets of ranks with the same state.  Ranks that are in none form another one:
-            ``[[0, 1]]`` on four ranks means ``{0, 1}`` and ``{2, 3}``, ``[]`` means one set of all.
+        replica_sets: Sets of ranks with the same state, the same on all ranks.  A set is any
+            iterable of ranks, or one rank.  Ranks that are in none form another set: on four ranks
+            ``[[0, 1]]`` means ``{0, 1}`` and ``{2, 3}``, ``[0]`` means ``{0}`` and ``{1, 2, 3}``,
+            and ``[]`` means one set of all.
         allow_pickle: Whether arrays of Python objects are saved and loaded.  Loading them runs
             whatever code the files hold.
 
     Returns:
-        The extension; trigger and priority are those of ``snapshot``.
+        The extension; trigger and priority are those of ``snapshot``.  ``is_master`` says whether
+        this rank writes.  ``snapshot`` is the argument, whose ``filename`` now ends in ``.<rank>``;
+        its condition and its writer are called on the masters only.
 
     Raises:
         AssertionError: If a rank is in two sets, or there is no such rank.
+        TypeError: If ``replica_sets`` holds anything but ranks and iterables of ranks.
         ValueError: If the file name is a function, with ``autoload``.
     """
     return _MultiNodeSnapshot(comm, snapshot, replica_sets, allow_pickle)
@@ -67,16 +73,20 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Sequence[Iterabl
 class _MultiNodeSnapshot(chainer.training.Extension):
     """See :func:`multi_node_snapshot`."""
 
-    def __init__(self, comm: Any, snapshot: Any, replica_sets: Sequence[Iterable[int]],
+    def __init__(self, comm: Any, snapshot: Any, replica_sets: Iterable[int | Iterable[int]],
                  allow_pickle: bool) -> None:
         self.comm = comm
         self.snapshot = snapshot
-        sets = _parse_replica_sets(replica_sets, comm.size)
+        try:
+            sets = _parse_replica_sets(replica_sets, comm.size)
+        except Exception as error:
+            comm.refuse('multi_node_snapshot', error)
+        self._sets = sorted(map(sorted, sets))
         self.replica_set = next(ranks for ranks in sets if comm.rank in ranks)
         self._writers = sorted(min(ranks) for ranks in sets)
         self._is_alone = len(sets) == 1
         self.master = min(self.replica_set)
-        self._is_writer = comm.rank == self.master
+        self.is_master = comm.rank == self.master
         self.trigger = snapshot.trigger
         self.priority = snapshot.priority
         self.name = snapshot.name
@@ -85,10 +95,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
                 'autoload takes a file name such as "snapshot_iter_{.updater.iteration}", not a '
                 'function: the iteration of a file has to be read from its name'))
         self._allow_pickle = allow_pickle
-        self._autoload = snapshot.autoload
         self._filename = snapshot.filename
-        snapshot.autoload = False  # we choose the file
-        snapshot.filename = _with_rank(snapshot.filename, self.master)
+        snapshot.filename = _with_rank(snapshot.filename, comm.rank)
         self._folder = ''
         self._saver = Saver(comm, 'a snapshot', self._writers, self._find_stale, self._paths_of,
                             self._is_alone)
@@ -96,23 +104,25 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         if _Writer.can_replace(snapshot.writer):
             snapshot.writer = self._writer = _Writer(
                 snapshot.writer, self._saver.background.wait, allow_pickle)
-
-    @property
-    def default_name(self) -> str:
-        return self.snapshot.default_name
+        self._is_settled = self._writer is not None and not self._is_alone
 
     def initialize(self, trainer: Any) -> None:
         """Resumes, if the snapshot has ``autoload``.  Collective: every rank calls it."""
         self._folder = trainer.out
-        if not self._is_alone:
+        autoload = self.snapshot.autoload
+        if self._is_settled or autoload:
+            _check_equal(self.comm.allgather_obj(self._sets))
+        if self._is_settled:
             self._saver.settle(None)  # the ranks meet
-        if self._autoload:
+        if autoload:
             self._load(trainer)
-        if self._is_writer:
+        if self.is_master:
+            self.snapshot.autoload = False  # the file is chosen
             self.snapshot.initialize(trainer)
+            self.snapshot.autoload = autoload
 
     def __call__(self, trainer: Any) -> None:
-        """Takes a snapshot, on the ranks that write.  Collective if there are several sets.
+        """Takes a snapshot, on the masters.  Collective if there are several sets.
 
         Raises:
             OSError: If a rank could not write the last one.
@@ -122,25 +132,25 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._folder = trainer.out
         self._saver.wait()
         with on_all_ranks(self.comm, 'taking a snapshot'):
-            save = self._taken(trainer, self.snapshot) if self._is_writer else None
+            save = self._taken(trainer, self.snapshot) if self.is_master else None
         self._settle(trainer.updater.iteration)
         if save is not None:
             self._saver.start(save)
-        elif not self._is_alone and self._writer is not None:
+        elif self._is_settled:
             self._saver.start(Save(trainer.updater.iteration, '', '', None, set()))
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
         """Takes a snapshot if it has ``snapshot_on_error``, on each rank by itself."""
         self._folder = trainer.out
         self._warn_of_failure()
-        if self._is_writer:
+        if self.is_master:
             save = self._taken(trainer, lambda t: self.snapshot.on_error(t, exc, tb))
             if save is not None:
                 self._saver.start(save)
 
     def finalize(self) -> None:
         """Waits for the last snapshot.  Collective if there are several sets."""
-        if self._is_writer:
+        if self.is_master:
             self.snapshot.finalize()
         if sys.exc_info()[0] is None:
             self._settle(None)
@@ -149,7 +159,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def _settle(self, iteration: int | None) -> None:
         """Waits until the last snapshot is on the disk, or raises on all ranks."""
-        if not self._is_alone:
+        if self._is_settled:
             if iteration is None:
                 self._saver.conclude()
             else:
@@ -186,7 +196,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def _paths_of(self, name: str) -> tuple[str, str | None]:
         path = os.path.abspath(os.path.join(self._folder, name))
-        return _commit_path(path), f'{path}.{self.master}' if self._is_writer else None
+        return _commit_path(path), f'{path}.{self.master}' if self.is_master else None
 
     def _load(self, trainer: Any) -> None:
         _background.wait_for_all()  # an earlier trainer of this process may have saved it
@@ -240,9 +250,16 @@ class _Writer(snapshot_writers.Writer):
         self._wait()
 
 
-def _parse_replica_sets(replica_sets: Sequence[Iterable[int]], size: int) -> list[set[int]]:
+def _parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int
+                        ) -> list[set[int]]:
     """Returns disjoint sets that hold every rank once."""
-    sets = [set(ranks) for ranks in replica_sets]
+    try:
+        sets = [{*map(operator.index, ranks if isinstance(ranks, Iterable) else [ranks])}
+                for ranks in replica_sets]
+    except TypeError as error:
+        raise TypeError('replica_sets has to be a list of ranks and of iterables of ranks, such as '
+                        f'[[0, 1], 2], not {replica_sets!r}: {error}') from error
+    sets = [ranks for ranks in sets if ranks]
     named = [rank for ranks in sets for rank in ranks]
     for rank in named:
         if not 0 <= rank < size:
@@ -252,6 +269,13 @@ def _parse_replica_sets(replica_sets: Sequence[Iterable[int]], size: int) -> lis
         raise AssertionError(f'a rank can be in one replica set only, but replica_sets is {sets}')
     rest = set(range(size)) - set(named)
     return [*sets, rest] if rest else sets
+
+
+def _check_equal(everyone: list[list[list[int]]]) -> None:
+    """Raises if the ranks have different replica sets; the same error on all ranks."""
+    if any(sets != everyone[0] for sets in everyone):
+        raise ValueError('replica_sets has to be the same on all ranks, but is\n  ' + '\n  '.join(
+            f'rank {rank}: {sets}' for rank, sets in enumerate(everyone)))
 
 
 def _commit_path(path: str) -> str:

@@ -55,12 +55,14 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     is_new_epoch: bool
     epoch_detail: float
     previous_epoch_detail: float | None
+    _order: Any  # of the examples in this epoch; None if they are not shuffled
 
     def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
                  ) -> None:
         super().__init__(actual_iterator)
         self.communicator = communicator
         self.rank_master = rank_master
+        self._order = None
         self._share_progress()
 
     def __iter__(self) -> _MultiNodeIterator:
@@ -93,13 +95,17 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     def serialize(self, serializer: Any) -> None:
         """Saves or loads the iterator of ``rank_master``.
 
-        Nothing is saved on the other ranks: what they load is the progress of ``rank_master``, so
-        loading is collective (every rank calls it), while any rank can save by itself.
+        Every rank saves the progress of ``rank_master``, by itself, in the form of Chainer's
+        iterators: any of these snapshots can be loaded into an ordinary iterator, such as that of
+        a single process.  Loading is collective (every rank calls it): ``rank_master`` loads, and
+        the other ranks take over its progress, whatever their own snapshots hold.
         """
         if self._is_root:
             self.actual_iterator.serialize(serializer)
         if isinstance(serializer, chainer.Deserializer):
             self._share_progress()
+        elif not self._is_root:
+            self._save_progress(serializer)
 
     def finalize(self) -> None:
         """Frees what the iterator of this rank holds, such as its processes."""
@@ -116,11 +122,27 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     def _is_root(self) -> bool:
         return self.communicator.rank == self.rank_master
 
-    def _own_progress(self) -> dict[str, Any]:
+    def _own_progress(self, with_order: bool = False) -> dict[str, Any]:
+        """What the other ranks need.  The order is large, but changes only once in an epoch."""
         actual = self.actual_iterator
         values = [(name, getattr(actual, name, _MISSING)) for name in _PROGRESS]
-        return {name: value for name, value in values if value is not _MISSING}
+        progress = {name: value for name, value in values if value is not _MISSING}
+        if with_order or progress.get('is_new_epoch'):
+            progress['_order'] = getattr(getattr(actual, '_state', None), 'order', None)
+        return progress
 
     def _share_progress(self) -> None:
-        progress = self._own_progress() if self._is_root else None
+        progress = self._own_progress(with_order=True) if self._is_root else None
         self.__dict__.update(self.communicator.bcast_obj(progress, root=self.rank_master))
+
+    def _save_progress(self, serializer: Any) -> None:
+        for name in ('current_position', 'epoch', 'is_new_epoch'):
+            if name in self.__dict__:
+                serializer(name, self.__dict__[name])
+        if isinstance(self.actual_iterator, chainer.iterators.MultithreadIterator):
+            serializer('_order', self._order)  # its name for it, which it loads even if it is None
+        elif self._order is not None:
+            serializer('order', self._order)
+        if 'previous_epoch_detail' in self.__dict__:
+            detail = self.previous_epoch_detail
+            serializer('previous_epoch_detail', -1. if detail is None else detail)

@@ -1,6 +1,7 @@
 """The multi-node optimizer: average the gradients of all ranks, then step."""
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import chainer
@@ -26,6 +27,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     joined: Any  # what chainermn.join lets this optimizer announce its exchanges to, or None
     accumulation: Accumulation
     replica_check: ReplicaCheck
+    _takes_zero_fill: bool
 
     def __init__(
         self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
@@ -39,6 +41,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.joined = None
         self.accumulation = Accumulation(n_accumulations)
         self.replica_check = ReplicaCheck()
+        self._takes_zero_fill = _takes_zero_fill(communicator)
 
     def setup(self, link: Any) -> Any:
         """Sets the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -150,7 +153,15 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def _exchange(self) -> None:
         """Replaces the gradients by their means over all ranks."""
-        self.communicator.multi_node_mean_grad(self.target, self.zero_fill, **self._compressed())
+        mean_grad = self.communicator.multi_node_mean_grad
+        if self._takes_zero_fill:
+            mean_grad(self.target, self.zero_fill, **self._compressed())
+            return
+        if self.zero_fill:
+            for param in self.target.params(include_uninit=False):
+                if param.grad is None:
+                    param.grad = param.xp.zeros_like(param.array)
+        mean_grad(self.target, **self._compressed())
 
     def _compressed(self) -> dict[str, Any]:
         # Communicators need not know of compression if there is none.
@@ -203,6 +214,15 @@ def _multiply(grad: Any, factor: float) -> None:
         wide = np.promote_types(grad.dtype, np.float32)
         with np.errstate(over='ignore', invalid='ignore'):
             grad[...] = grad.astype(wide, copy=False) * wide.type(factor)
+
+
+def _takes_zero_fill(communicator: CommunicatorBase) -> bool:
+    """Whether its multi_node_mean_grad has this parameter; that of a user's class may not."""
+    try:
+        inspect.signature(communicator.multi_node_mean_grad).bind(None, False)
+    except TypeError:
+        return False
+    return True
 
 
 def _as_updated(rule: Any, param: Any) -> Any:

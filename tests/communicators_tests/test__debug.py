@@ -57,11 +57,25 @@ def test_gradients_that_are_not_finite(flat, debug, same_error, options):
             model.last.W.grad[2, 1:3] = -np.inf
         error = same_error(lambda: flat.multi_node_mean_grad(model, **options), refused=odd)  # noqa: B023
         assert type(error) is ValueError
-        assert 'the gradient of /last/W is not finite: -inf at [2, 1], 2 of 15 elements' in str(
-            error)
+        assert ('gradients diverged: the gradient of /last/W is not finite: -inf at [2, 1], '
+                '2 of 15 elements') in str(error)
         np.testing.assert_array_equal(model.first.W.grad, 1)  # no mean has spread
         set_gradients(model)
         flat.multi_node_mean_grad(model, **options)
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, np.finfo('f').max])
+def test_scripts_find_the_word_of_chainermn_7(comm, name, same_error, monkeypatch, value):
+    """Whether a gradient or only the sum is not finite."""
+    monkeypatch.delenv('CHAINERMN_DEBUG', raising=False)
+    if name == 'dummy' or (comm.size == 1 and np.isfinite(value)):
+        return
+    model = Model()
+    set_gradients(model)
+    model.first.W.grad[0, 0] = value
+    with chainer.using_config('debug', True):
+        error = same_error(lambda: comm.multi_node_mean_grad(model), table=False)
+    assert type(error) is ValueError and 'diverged' in str(error)
 
 
 def test_a_sum_that_is_not_finite(flat, debug, same_error):

@@ -44,6 +44,51 @@ def test_all_results_in_order(comm, lengths, root):
         assert evaluator() == (expected if comm.rank == root else None)
 
 
+@pytest.mark.parametrize('lengths', ['equal', 'uneven'])
+def test_without_a_subclass_the_root_gets_what_the_target_returns(comm, lengths):
+    """Here: the outputs of a model, batch by batch, in the order of the ranks."""
+    model = chainer.Sequential(chainer.links.Linear(2, 3), chainer.functions.tanh)
+    comm.bcast_data(model[0])
+    shards = [np.random.RandomState(rank).normal(0, 1, (3 + 2 * rank * (lengths == 'uneven'), 2))
+              .astype(np.float32) for rank in range(comm.size)]
+    evaluator = GenericMultiNodeEvaluator(comm, iterator_over(shards[comm.rank]), model)
+    results = evaluator()
+    if comm.rank != 0:
+        assert results is None
+        return
+    expected = interleaved([[model(shard[i:i + 2]).array for i in range(0, len(shard), 2)]
+                            for shard in shards])
+    assert len(results) == len(expected)
+    for result, y in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result.array, y)
+
+
+def test_the_target_gets_the_batch_as_chainers_evaluator_gives_it(comm):
+    def target(*args, **kwargs):
+        return [x.tolist() for x in args], {name: x.tolist() for name, x in kwargs.items()}
+
+    for data, expected in [
+        ([np.float32(1)] * 2, ([[1, 1]], {})),
+        ([(np.float32(1), np.int32(2))] * 2, ([[1, 1], [2, 2]], {})),
+        ([{'x': np.float32(1), 't': np.int32(2)}] * 2, ([], {'x': [1, 1], 't': [2, 2]})),
+    ]:
+        result = GenericMultiNodeEvaluator(comm, iterator_over(data), target)()
+        assert result == ([expected] * comm.size if comm.rank == 0 else None)
+
+
+def test_eval_func_is_called_instead_of_the_target(comm):
+    evaluator = GenericMultiNodeEvaluator(comm, iterator_over([1, 2]), None)
+    evaluator.eval_func = lambda x: int(x.sum())
+    assert evaluator() == ([3] * comm.size if comm.rank == 0 else None)
+
+
+def test_an_error_of_the_target_on_one_rank_is_raised_on_all(comm):
+    target = fails if comm.rank == comm.size - 1 else lambda x: 0
+    with pytest.raises(OSError, match='cannot evaluate'):
+        GenericMultiNodeEvaluator(comm, iterator_over([1, 2, 3]), target)()
+    comm.barrier()
+
+
 def test_tuples_and_dicts_become_arguments(comm):
     class Pairs(Collect):
         def calc_local(self, x, t):

@@ -303,16 +303,146 @@ def test_trigger_and_priority_are_those_of_the_snapshot(comm):
     ([[0]], [{0}, {1, 2, 3}]),
     ([[0, 1]], [{0, 1}, {2, 3}]),
     ([range(2), [2], [3]], [{0, 1}, {2}, {3}]),
+    ([0], [{0}, {1, 2, 3}]),
+    ([0, 1], [{0}, {1}, {2, 3}]),
+    (range(4), [{0}, {1}, {2}, {3}]),
+    ({2}, [{2}, {0, 1, 3}]),
+    (((0, 3), {1}), [{0, 3}, {1}, {2}]),
+    ((i for i in [np.int64(3), 0]), [{3}, {0}, {1, 2}]),
+    ([(i for i in range(3))], [{0, 1, 2}, {3}]),
+    (np.array([[0, 1], [2, 3]]), [{0, 1}, {2, 3}]),
+    ([[], [1]], [{1}, {0, 2, 3}]),
 ])
 def test_ranks_that_are_not_named_form_a_set(sets, parsed):
     assert _parse_replica_sets(sets, 4) == parsed
 
 
-def test_bad_sets():
-    with pytest.raises(AssertionError, match='one replica set'):
-        _parse_replica_sets([[0], [0, 1]], 4)
-    with pytest.raises(AssertionError, match='rank 4'):
-        _parse_replica_sets([[4]], 4)
+def same_error(comm, kind, call):
+    """The text of the error that a call raises on all ranks."""
+    with pytest.raises(kind) as caught:
+        call()
+    texts = comm.allgather_obj(str(caught.value))
+    assert texts == texts[:1] * comm.size
+    return texts[0]
+
+
+@pytest.mark.parametrize('sets, kind, text', [
+    ([[0], [0]], AssertionError, 'one replica set only'),
+    ([0, {0}], AssertionError, 'one replica set only'),
+    ([[-1]], AssertionError, 'names rank -1'),
+    (1, TypeError, 'a list of ranks and of iterables of ranks, such as'),
+    ([0.5], TypeError, '[0.5]'),
+    (['a'], TypeError, "['a']"),
+    ([[[0]]], TypeError, '[[[0]]]'),
+])
+def test_bad_sets(comm, sets, kind, text):
+    assert text in same_error(
+        comm, kind, lambda: multi_node_snapshot(comm, extensions.snapshot(), sets))
+
+    def bad_on_the_last():
+        multi_node_snapshot(comm, extensions.snapshot(), sets if comm.rank == comm.size - 1 else [])
+        comm.barrier()  # where the others learn of it
+
+    assert text in same_error(comm, kind, bad_on_the_last)
+
+
+def test_there_is_no_such_rank(comm):
+    text = same_error(comm, AssertionError, lambda: multi_node_snapshot(
+        comm, extensions.snapshot(), [comm.size]))
+    assert f'names rank {comm.size}; there are ranks 0 to {comm.size - 1}' in text
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('autoload', [False, True])
+def test_sets_that_differ_between_ranks(comm, folder, autoload):
+    sets = [[0]] if comm.rank == 0 else [[0], [1]] if comm.size > 2 else []
+    snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=autoload), sets)
+    if comm.size == 2 and not autoload:
+        pytest.skip('one set on a rank, where nobody is asked; the next collective raises')
+    trainer = make_trainer(comm, folder, 0)
+    text = same_error(comm, ValueError, lambda: snapshot.initialize(trainer))
+    assert 'replica_sets has to be the same on all ranks' in text
+    assert f'rank 0: [[0], {list(range(1, comm.size))}]' in text
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_order_of_the_sets_does_not_matter(comm, folder):
+    sets = [[0], [1]] if comm.rank == 0 else [{1}, {0}]
+    run_with_snapshots(comm, folder, sets, 0)
+    assert 'snapshot_iter_6.1' in names(folder)
+
+
+def test_attributes(comm, sets):
+    snapshot = extensions.snapshot(filename='at {.updater.iteration}', autoload=True)
+    ours = multi_node_snapshot(comm, snapshot, sets)
+    assert ours.is_master is (comm.rank in leaders(sets, comm.size))
+    assert ours.snapshot is snapshot
+    assert snapshot.filename == f'at {{.updater.iteration}}.{comm.rank}'
+    assert snapshot.autoload is True
+    snapshot = extensions.snapshot(filename=lambda trainer: f'as {trainer}')
+    multi_node_snapshot(comm, snapshot, sets)
+    assert snapshot.filename('asked') == f'as asked.{comm.rank}'
+
+
+def test_only_masters_ask_the_condition_and_the_writer(comm, folder, sets):
+    calls = []
+
+    class Writer(OwnWriter):
+        def __call__(self, *args):
+            calls.append('write')
+            super().__call__(*args)
+
+        def finalize(self):
+            calls.append('finalize')
+
+    def condition():
+        calls.append('ask')
+        return calls.count('ask') == 2
+
+    snapshot = extensions.snapshot(writer=Writer(), condition=condition)
+    trainer = make_trainer(comm, folder, 0)
+    ours = multi_node_snapshot(comm, snapshot, sets)
+    trainer.extend(ours, trigger=(2, 'iteration'))
+    trainer.run()
+    comm.barrier()
+    assert calls == (['ask', 'ask', 'write', 'ask', 'finalize'] if ours.is_master else [])
+    assert names(folder) == sorted(
+        f'snapshot_iter_4.{rank}' for rank in leaders(sets, comm.size))
+    calls.clear()
+
+
+def test_only_masters_initialize_and_finalize_the_snapshot(comm, folder, sets):
+    calls = []
+    snapshot = extensions.snapshot(autoload=True)
+    initialize, finalize = snapshot.initialize, snapshot.finalize
+
+    def initialize_here(trainer):
+        calls.append('initialize')
+        initialize(trainer)
+
+    def finalize_here():
+        calls.append('finalize')
+        finalize()
+
+    snapshot.initialize, snapshot.finalize = initialize_here, finalize_here
+    trainer = make_trainer(comm, folder, 0)
+    ours = multi_node_snapshot(comm, snapshot, sets)
+    trainer.extend(ours, trigger=(2, 'iteration'))
+    trainer.run()
+    assert calls == (['initialize', 'finalize'] if ours.is_master else [])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_sets_with_a_writer_of_their_own_do_not_wait_for_each_other(comm, folder):
+    """Each has its trigger, as with ChainerMN 7."""
+    trainer = make_trainer(comm, folder, 0)
+    snapshot = multi_node_snapshot(comm, extensions.snapshot(writer=OwnWriter()), range(comm.size))
+    trainer.extend(snapshot, trigger=(2 if comm.rank == 0 else 3, 'iteration'))
+    trainer.run()
+    comm.barrier()
+    assert names(folder) == sorted(
+        ['snapshot_iter_2.0', 'snapshot_iter_4.0', 'snapshot_iter_6.0']
+        + [f'snapshot_iter_{i}.{rank}' for rank in range(1, comm.size) for i in (3, 6)])
 
 
 def commits(folder):

@@ -107,22 +107,96 @@ def test_copy_starts_apart(comm, root):
     assert next(iterator) == next(other) == [0, 1, 2]
 
 
-def test_resume_in_the_middle(comm, root):
-    np.random.seed(comm.rank)
-    iterator = make(comm, root, list(range(N)))
-    for _ in range(2):
-        iterator.next()
+def saved(iterator):
+    """What it saves, as it is in a file."""
     file = io.BytesIO()
     saver = chainer.serializers.DictionarySerializer()
     iterator.serialize(saver)
     np.savez(file, **saver.target)
     file.seek(0)
+    return np.load(file, allow_pickle=True)  # for None
 
+
+def load(iterator, arrays):
+    iterator.serialize(chainer.serializers.NpzDeserializer(arrays))
+
+
+def test_resume_in_the_middle(comm, root):
+    np.random.seed(comm.rank)
+    iterator = make(comm, root, list(range(N)))
+    for _ in range(2):
+        iterator.next()
     resumed = make(comm, root, list(range(N)))
-    resumed.serialize(chainer.serializers.NpzDeserializer(np.load(file)))
+    load(resumed, saved(iterator))
     for attribute in PROGRESS:
         assert getattr(resumed, attribute) == getattr(iterator, attribute), attribute
     assert resumed.next() == iterator.next()
+
+
+@pytest.mark.parametrize('n_batches', [0, 2, 4, 7], ids='after {} batches'.format)
+@pytest.mark.parametrize('kind, options', [
+    *itertools.product([serial, multithread, multiprocess], [{}, {'repeat': False}]),
+    *itertools.product([serial, multithread], [{'shuffle': False}]),  # Chainer saves no other
+], ids=lambda value: getattr(value, '__name__', str(value)))
+def test_every_rank_saves_what_one_process_can_load(comm, root, kind, options, n_batches):
+    np.random.seed(comm.rank)
+    dataset = list(range(N))
+    iterator = create_multi_node_iterator(
+        kind(dataset if comm.rank == root else chainermn.datasets.create_empty_dataset(dataset),
+             **options), comm, root)
+    for _ in itertools.islice(iterator, n_batches):
+        pass
+    arrays = saved(iterator)
+    everyone = comm.allgather_obj({name: arrays[name] for name in arrays})
+    for other in everyone:
+        same(other, everyone[root])
+    plain = kind(dataset, **options)
+    load(plain, arrays)
+    for attribute in PROGRESS:
+        assert getattr(plain, attribute) == getattr(iterator, attribute), attribute
+    # The rest of the epoch, without the first examples of the next one, whose order is drawn.
+    n_left = 0 if plain.epoch and 'repeat' in options else N - plain.current_position
+    ours, plains = ([x for batch in itertools.islice(each, -(-n_left // 3)) for x in batch]
+                    for each in (iterator, plain))
+    assert len(ours) >= n_left
+    assert ours[:n_left] == plains[:n_left]
+    plain.finalize()
+    iterator.finalize()
+
+
+def test_loading_follows_the_master(comm, root):
+    """Whatever the snapshots of the other ranks hold, and if it is that of one process."""
+    np.random.seed(comm.rank)
+    dataset = list(range(N))
+    plain = serial(dataset)
+    for _ in range(5 if comm.rank == root else comm.rank):
+        plain.next()
+    iterator = make(comm, root, dataset)
+    load(iterator, saved(plain))
+    progress = [getattr(iterator, attribute) for attribute in PROGRESS]
+    assert progress[:2] == [1, False]
+    assert comm.allgather_obj(progress) == [progress] * comm.size
+    arrays = saved(iterator)
+    order = comm.bcast_obj(plain._state.order, root=root)
+    np.testing.assert_array_equal(arrays['order'], order)
+    assert iterator.next() == order[5:8].tolist()
+
+
+def test_an_iterator_without_an_order(comm, root):
+    """Only what it has is saved."""
+    class Endless(chainer.dataset.Iterator):
+        epoch, is_new_epoch = 2, True
+
+        def __next__(self):
+            return [0]
+
+        def serialize(self, serializer):
+            self.epoch = serializer('epoch', self.epoch)
+
+    iterator = create_multi_node_iterator(Endless(), comm, root)
+    assert iterator.next() == [0]
+    assert sorted(saved(iterator)) == (
+        ['epoch'] if comm.rank == root else ['epoch', 'is_new_epoch'])
 
 
 def test_large_numbers_are_exact(comm, root):

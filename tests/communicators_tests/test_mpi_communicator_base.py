@@ -1,0 +1,182 @@
+"""A communicator of a user's own, which only defines how gradients are averaged."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.training import extensions
+from mpi4py import MPI
+
+import chainermn
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+
+
+def average(comm, model):
+    for _, param in sorted(model.namedparams()):
+        if param.grad is not None:
+            comm.mpi_comm.Allreduce(MPI.IN_PLACE, param.grad)
+            param.grad /= comm.size
+
+
+class Own(MpiCommunicatorBase):
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        if zero_fill:
+            for param in model.params(include_uninit=False):
+                if param.grad is None:
+                    param.grad = np.zeros_like(param.array)
+        average(self, model)
+
+
+class WithoutZeroFill(MpiCommunicatorBase):
+    def multi_node_mean_grad(self, model):
+        average(self, model)
+
+
+class WithState(Own):
+    def __init__(self, mpi_comm):
+        self.before = mpi_comm.rank
+        super().__init__(mpi_comm)
+        self.count = 0
+
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        self.count += 1
+        super().multi_node_mean_grad(model, zero_fill)
+
+
+@pytest.fixture(params=[Own, WithoutZeroFill, WithState])
+def own(request):
+    comm = request.param(MPI.COMM_WORLD)
+    yield comm
+    comm.finalize()
+
+
+class Model(chainer.Chain):
+    """One of its layers is used on rank 0 only, one nowhere."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+        with self.init_scope():
+            self.first = L.Linear(None, 4)
+            self.sometimes = L.Linear(4, 4)
+            self.never = L.Linear(4, 4)
+            self.last = L.Linear(4, 2)
+
+    def forward(self, x):
+        h = F.tanh(self.first(x))
+        return self.last(self.sometimes(h) if self.rank == 0 else h)
+
+
+def shard(rank, n=8):
+    rng = np.random.RandomState(rank)
+    return chainer.datasets.TupleDataset(
+        rng.normal(0, 1, (n, 3)).astype(np.float32), rng.randint(0, 2, n).astype(np.int32))
+
+
+def train(comm, folder, stop=6, load=False):
+    """Returns the trainer, after a run with the usual extensions."""
+    np.random.seed(comm.rank)
+    model = L.Classifier(Model(comm.rank))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(0.1), comm).setup(model)
+    iterator = chainer.iterators.SerialIterator(shard(comm.rank), 2, shuffle=False)
+    trainer = chainer.training.Trainer(
+        chainer.training.StandardUpdater(iterator, optimizer), (stop, 'iteration'), out=folder)
+    test = chainer.iterators.SerialIterator(shard(comm.rank + 9), 2, repeat=False, shuffle=False)
+    trainer.extend(chainermn.create_multi_node_evaluator(
+        extensions.Evaluator(test, model), comm), trigger=(2, 'iteration'))
+    trainer.extend(chainermn.extensions.multi_node_snapshot(
+        comm, extensions.snapshot(filename='snapshot_{.updater.iteration}'), []),
+        trigger=(3, 'iteration'))
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+    checkpointer.finalize = lambda: None  # the files stay
+    if load:
+        checkpointer.maybe_load(trainer, optimizer)
+    trainer.extend(checkpointer, trigger=(2, 'iteration'))
+    trainer.run()
+    return trainer
+
+
+def weights(trainer):
+    model = trainer.updater.get_optimizer('main').target
+    return {path: param.array for path, param in sorted(model.namedparams())}
+
+
+def shared_folder(comm, tmp_path):
+    return comm.bcast_obj(str(tmp_path))
+
+
+@pytest.mark.filterwarnings('ignore:The checkpointer is deprecated:DeprecationWarning')
+def test_it_trains_as_the_naive_one_does(own, tmp_path):
+    naive = chainermn.create_communicator('naive')
+    trained, expected = (train(comm, shared_folder(comm, tmp_path / name))
+                         for comm, name in [(own, 'own'), (naive, 'naive')])
+    for path, array in weights(expected).items():
+        np.testing.assert_allclose(weights(trained)[path], array, rtol=1e-5, err_msg=path)
+    assert trained.updater.get_optimizer('main').t == 5
+    assert trained.observation.keys() == expected.observation.keys()
+    for key in ('validation/main/loss', 'validation/main/accuracy'):
+        assert trained.observation[key] == pytest.approx(expected.observation[key], rel=1e-5)
+    own.barrier()
+    resumed = train(own, shared_folder(own, tmp_path / 'own'), load=True)  # and does nothing
+    for path, array in weights(trained).items():
+        np.testing.assert_array_equal(weights(resumed)[path], array)
+    if isinstance(own, WithState):
+        assert (own.before, own.count) == (own.rank, 5)
+    naive.finalize()
+
+
+def test_all_other_operations(own, check_usable):
+    rank, size = own.rank, own.size
+    x = np.arange(3, dtype=np.float32) + rank
+    np.testing.assert_array_equal(own.allreduce(x), sum(x - rank + r for r in range(size)))
+    np.testing.assert_array_equal(own.bcast(x, root=size - 1), x - rank + size - 1)
+    assert [int(y[0]) for y in own.allgather(x)] == list(range(size))
+    gathered = own.gather(x)
+    assert (gathered is None) == (rank != 0)
+    assert own.scatter(tuple(np.full(2, r) for r in range(size)) if rank == 0 else None)[0] == rank
+    assert [int(y[0]) for y in own.alltoall([x + 10 * r for r in range(size)])] == [
+        r + 10 * rank for r in range(size)]
+    request = own.isend((x, x[:1]), (rank + 1) % size, 3)
+    assert [len(y) for y in own.irecv((rank - 1) % size, 3).wait()] == [3, 1]
+    request.wait()
+    assert own.bcast_obj({'a': rank}) == {'a': 0}
+    assert own.gather_obj(rank) == (list(range(size)) if rank == 0 else None)
+    assert own.allreduce_obj(1) == size
+    part = chainermn.scatter_dataset(list(range(2 * size)) if rank == 0 else None, own)
+    assert list(part) == [2 * rank, 2 * rank + 1]
+    assert own.get_config('batched_copy') is False
+    check_usable(own)
+
+
+def test_parts_are_of_its_class(own, check_usable):
+    own.set_config('batched_copy', True)
+    group = own.new_group([own.size - 1])
+    assert (group is not None) == (own.rank == own.size - 1)
+    part = own.split(own.rank % 2, own.rank)
+    assert type(part) is type(own) and part.get_config('batched_copy') is True
+    check_usable(part)
+    model = L.Linear(2, 2)
+    part.bcast_data(model)
+    for param in model.params():
+        param.grad = np.full_like(param.array, own.rank)
+    part.multi_node_mean_grad(model)
+    mean = np.mean([r for r in range(own.size) if r % 2 == own.rank % 2])
+    np.testing.assert_allclose(model.W.grad, mean)
+    part.finalize()
+    if group is not None:
+        group.finalize()
+
+
+def test_links_and_functions(own):
+    """Batch normalization over all ranks is that of one process over all examples."""
+    x = np.random.RandomState(0).normal(0, 1, (4 * own.size, 3)).astype(np.float32)
+    mine = chainer.Variable(x[4 * own.rank:][:4])
+    y = chainermn.links.MultiNodeBatchNormalization(3, own)(mine)
+    expected = L.BatchNormalization(3)(x).array
+    np.testing.assert_allclose(y.array, expected[4 * own.rank:][:4], atol=1e-5)
+    ys = chainermn.functions.allgather(own, y)
+    np.testing.assert_allclose(F.concat(ys, axis=0).array, expected, atol=1e-5)
+    F.sum(ys[0] * ys[0]).backward()
+    assert mine.grad is not None
