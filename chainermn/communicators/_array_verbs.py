@@ -7,6 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn.communicators import _header, _requests, _wire
+from chainermn.communicators._activations import Activation
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
@@ -40,6 +41,18 @@ class ArrayVerbs(CommunicatorBase):
 
     def irecv(self, source: int, tag: int = 0) -> Request:
         return self._messages.irecv(source, tag)
+
+    def send_activation(self, data: Any, dest: int, tag: int, needs_gradient: bool) -> Activation:
+        return self._messages.activations.send(data, dest, tag, needs_gradient)
+
+    def recv_activation(self, source: int, tag: int) -> tuple[Any, Activation]:
+        return self._messages.activations.recv(source, tag)
+
+    def send_gradient(self, gradients: Any, activation: Activation) -> None:
+        self._messages.activations.send_gradient(gradients, activation)
+
+    def recv_gradient(self, activation: Activation) -> Any:
+        return self._messages.activations.recv_gradient(activation)
 
     def waitall(self, requests: Sequence[Request]) -> list[Any]:
         return _requests.waitall(requests)

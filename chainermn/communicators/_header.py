@@ -36,6 +36,8 @@ EQUAL = {
     'finalize': CALL, END: CALL,
     # Point to point: these travel ahead of the payload and are compared by the receiver.
     'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,
+    # Ahead of such a header, on messages of chainermn.functions.
+    'activation': CALL, 'gradient': CALL,
 }
 VERBS = tuple(EQUAL)
 _NUMBER = {verb: number for number, verb in enumerate(VERBS)}

@@ -22,7 +22,9 @@ import numpy as np
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from chainermn.communicators import _header, _wire
+from chainermn.communicators import _activations, _header, _where, _wire
+from chainermn.communicators._activations import Activations, Mark
+from chainermn.communicators._deadlock import Deadlocks, Wait
 from chainermn.communicators._disagreement import Refusal
 from chainermn.communicators._header import Header
 from chainermn.communicators._pickled import Pickled, load
@@ -38,7 +40,8 @@ from chainermn.communicators._requests import (
 
 #: A payload of at most this many bytes travels with its header.
 INLINE = 8192
-_MAX_MESSAGE = _header.SIZE + 64 * 8 + INLINE  # NumPy has up to 64 dimensions
+_MAX_MESSAGE = (  # NumPy has up to 64 dimensions
+    _activations.MAX_SIZE + _header.SIZE + 64 * 8 + INLINE)
 
 
 class Messages:
@@ -53,9 +56,11 @@ class Messages:
         self._mpi_comm = mpi_comm
         self.calls = MessageCalls(mpi_comm)
         self._payloads = payloads
-        self._rank, self._size = mpi_comm.rank, mpi_comm.size
+        self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag = largest_tag()
         self._count = itertools.count()
+        self.activations = Activations(self)
+        self._deadlocks = Deadlocks(payloads, self._max_tag, self.calls, self.receiving)
         # MPI reads and writes what these hold, whether or not the caller keeps them.
         self._sends: list[MPI.Request] = []
         self._receives: list[Request] = []
@@ -110,7 +115,7 @@ class Messages:
         array = _array_with(head)
         if array is None:
             body = memoryview(message)[_header.SIZE:]
-            return blocking(self._finish(_header.unpack(head), body, source, tag, 'send'),
+            return blocking(self._finish_plain(_header.unpack(head), body, source, tag, 'send'),
                             self._wait)
         x = np.ndarray(*array, message, _header.SIZE).copy()
         calls.received[source, tag] += 1
@@ -141,7 +146,7 @@ class Messages:
         number = -1 if inline else self._new_number()
         first = _header.pack('send_obj', root=number) + (pickled.stream if inline else b'')
         self.calls.sent[dest, tag] += 1
-        if dest == self._rank:  # a blocking send would wait for this rank to receive
+        if dest == self.rank:  # a blocking send would wait for this rank to receive
             self._keep([self._mpi_comm.Isend(first, dest, tag)])
             if not inline:
                 self._keep(self._payloads.isend(pickled, dest, number))
@@ -155,6 +160,49 @@ class Messages:
         self._check(source, tag, 'source', wildcards=True)
         self._began('recv_obj', source, tag)
         return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
+
+    def send_marked(self, verb: str, mark: Mark, data: Any, dest: int, tag: int) -> None:
+        """Sends an array or a sequence of arrays after a mark, as :meth:`send` does."""
+        self._check_other(dest, tag, 'dest', wildcards=False)
+        self._began(verb, dest, tag)
+        first, number, rest = self._parts(verb, data, dest, tag)
+        self.calls.sent[dest, tag] += 1
+        self._deadlocks.n_marked_sent[dest] += 1
+        request = self._mpi_comm.Issend(mark.packed() + first, dest, tag)
+        try:
+            self._deadlocks.wait(request, dest, Wait(True, tag, mark.text))
+        except BaseException:
+            self._keep([request])
+            raise
+        for part in rest:
+            self._wait(self._payloads.Isend(part, dest, number))
+
+    def recv_marked(self, verb: str, source: int, tag: int, call: str
+                    ) -> tuple[Mark | None, Any, int, int]:
+        """Receives an array or a tuple of arrays, with a mark or without.
+
+        Returns:
+            The mark or ``None``, the data, the sender and the tag.
+        """
+        self._check_other(source, tag, 'source', wildcards=True)
+        self._began(verb, source, tag)
+        status = MPI.Status()
+        message = bytearray(_MAX_MESSAGE)
+        request = self._mpi_comm.Irecv(message, source, tag)
+        if source < 0:
+            self._wait(request, status)
+        else:
+            try:
+                self._deadlocks.wait(request, source, Wait(False, tag, call), status)
+            except BaseException:
+                request.Cancel()
+                request.Wait()
+                raise
+        source, tag = status.Get_source(), status.Get_tag()
+        body = memoryview(message)[_header.SIZE:status.Get_count()]
+        mark, data = blocking(
+            self._finish(_header.unpack(message), body, source, tag, 'send'), self._wait)
+        return mark, data, source, tag
 
     def receiving(self) -> list[Request]:
         """The requests for which nothing has come yet, or not all of it; lets them go on."""
@@ -205,11 +253,11 @@ class Messages:
 
     def _check_other(self, peer: Any, tag: Any, name: str, wildcards: bool) -> None:
         """Refuses this rank itself as well."""
-        if type(peer) is int and peer != self._rank and type(tag) is int and (
+        if type(peer) is int and peer != self.rank and type(tag) is int and (
                 0 <= peer < self._size and 0 <= tag <= self._max_tag):
             return
         self._check(peer, tag, name, wildcards)
-        if peer == self._rank:
+        if peer == self.rank:
             raise ValueError(f'{name} is this rank itself, {peer}, which would wait for itself '
                              'forever')
         if self._size == 1:
@@ -219,11 +267,11 @@ class Messages:
         refusal = Refusal.of(verb, error)._replace(text=str(error)[:INLINE // 8])
         message = _header.pack('send', refused=True) + pickle.dumps(refusal)
         self.calls.sent[dest, tag] += 1
-        if dest == self._rank:  # a blocking send would wait for this rank to receive
+        if dest == self.rank:  # a blocking send would wait for this rank to receive
             self._keep([self._mpi_comm.Isend(message, dest, tag)])
         else:
             self._mpi_comm.Send(message, dest, tag)
-        raise self._error(refusal, self._rank, dest, tag) from error
+        raise self._error(refusal, self.rank, dest, tag) from error
 
     def _error(self, refusal: Refusal, source: int, dest: int, tag: int) -> Exception:
         return refusal.error(f'{refusal.verb} from rank {source} to rank {dest} with tag {tag} '
@@ -253,11 +301,21 @@ class Messages:
         """Receives the next message whole; raises if it is a refusal or of another kind."""
         status = MPI.Status() if status is None else status
         header, body = yield from _receive_header(self._mpi_comm, source, tag, status)
-        return (yield from self._finish(header, body, status.Get_source(), status.Get_tag(), verb))
+        return (yield from self._finish_plain(
+            header, body, status.Get_source(), status.Get_tag(), verb))
+
+    def _finish_plain(self, header: Header, body: memoryview, source: int, tag: int, verb: str
+                      ) -> Receives:
+        """Receives what follows a header, for a verb that takes data with a mark as well."""
+        mark, received = yield from self._finish(header, body, source, tag, verb)
+        if mark is not None and mark.kind == 'gradient':
+            raise self.activations.unexpected(
+                mark, source, f'recv from rank {source} with tag {tag}, called at {_where.site()}')
+        return received
 
     def _finish(self, header: Header, body: memoryview, source: int, tag: int, verb: str
                 ) -> Receives:
-        """Receives what follows a header and what came with it, and counts the message."""
+        """Receives what follows a header and what came with it; gives the mark, if any, too."""
         try:
             return (yield from self._rest(header, body, source, tag, verb))
         finally:
@@ -265,8 +323,13 @@ class Messages:
 
     def _rest(self, header: Header, body: memoryview, source: int, tag: int, verb: str
               ) -> Receives:
+        mark = None
+        if header.verb in ('activation', 'gradient'):
+            self._deadlocks.n_marked_received[source] += 1
+            mark, body = Mark.unpack(header.verb, body)
+            header, body = _header.unpack(body), body[_header.SIZE:]
         if header.refused:
-            raise self._error(pickle.loads(body), source, self._rank, tag)
+            raise self._error(pickle.loads(body), source, self.rank, tag)
         kind, number = header.verb, header.root
         received: Any
         if kind == 'send_obj':
@@ -284,7 +347,7 @@ class Messages:
             raise TypeError(f'rank {source} sent its message with tag {tag} by send'
                             f'{"_obj" if kind == "send_obj" else ""}(); receive it with '
                             f'recv{"_obj" if kind == "send_obj" else ""}()')
-        return received
+        return mark, received
 
     def _receive_array(self, header: Header, body: memoryview, source: int, number: int
                        ) -> Receives:

@@ -17,7 +17,9 @@ from chainermn.communicators._recent import Calls, Key, MessageCalls, ServiceCal
 
 #: Operations that block for one message; the last call that is kept says which.
 _BLOCKING = {'send': 'send', 'send_obj': 'send_obj', 'recv': 'recv', 'recv_obj': 'recv_obj',
-             'wait': 'wait', 'waitall': 'wait'}
+             'wait': 'wait', 'waitall': 'wait',
+             **{each: each for each in (
+                 'send_activation', 'recv_activation', 'send_gradient', 'recv_gradient')}}
 
 #: The communicator in whose last exchange this rank is, at the end of the program.
 ending: Calls | None = None

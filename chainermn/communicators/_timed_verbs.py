@@ -26,7 +26,9 @@ _MODELS = 'bcast_data', 'multi_node_mean_grad', 'multi_node_mean_grad_async'
 _OTHERS = (
     'barrier', 'check_replicas', 'split', 'new_group', 'serve', 'agree_to_join', 'mean_queue',
     'finalize')
-_MESSAGES = 'send', 'recv', 'isend', 'irecv', 'send_obj', 'recv_obj', 'waitall'
+_MESSAGES = (
+    'send', 'recv', 'isend', 'irecv', 'send_obj', 'recv_obj', 'waitall',
+    'send_activation', 'recv_activation', 'send_gradient', 'recv_gradient')
 
 #: Verbs whose result has something to wait for.
 _GIVE_MORE = {'isend', 'irecv', 'serve', 'mean_queue'}
@@ -193,6 +195,8 @@ class _Recorder:
             message = calls.newest_kept
             parts = [f'"peer":{message[1]},"tag":{message[2]}'
                      ] if isinstance(message, tuple) else []
+            if verb == 'recv_activation':
+                result = result[0]
             if text := _of_call(args, kwargs, result):
                 parts.append(text)
             return ','.join(parts)

@@ -25,3 +25,11 @@ def called() -> str:
             through = f', in {frame.f_code.co_name}() of {os.path.basename(path)}'
         frame = frame.f_back
     return f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
+
+
+def site() -> str:
+    """Returns file and line of the program, such as ``train.py:8``; passes over Chainer's code."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_OURS, _CHAINER)):
+        frame = frame.f_back
+    return f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'

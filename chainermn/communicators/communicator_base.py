@@ -333,6 +333,65 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
+    def send_activation(self, data: Any, dest: int, tag: int, needs_gradient: bool) -> Any:
+        """Sends what :func:`chainermn.functions.send` sends.
+
+        :meth:`send` that is marked, so that a gradient is never taken for data.  :meth:`recv`
+        receives it, too.
+
+        Args:
+            data: Array, or a tuple or list of arrays.
+            dest: Rank of the receiver; not this rank.
+            tag: Number that the receiver asks for.
+            needs_gradient: Whether :meth:`recv_gradient` will be called.
+
+        Returns:
+            An object for :meth:`recv_gradient`.  Its attribute ``needs_gradient`` is the argument.
+
+        Raises:
+            ValueError: If the two ranks wait for each other; the error on both ranks names both
+                calls.
+        """
+
+    @abc.abstractmethod
+    def recv_activation(self, source: int, tag: int) -> tuple[Any, Any]:
+        """Receives what :meth:`send_activation`, or :meth:`send`, sent.
+
+        Returns:
+            The array, or a tuple of arrays; and an object for :meth:`send_gradient`, whose
+            attribute ``needs_gradient`` says whether the sender calls :meth:`recv_gradient`.
+
+        Raises:
+            ValueError: If a gradient came, or if the two ranks wait for each other.
+        """
+
+    @abc.abstractmethod
+    def send_gradient(self, gradients: Any, activation: Any) -> None:
+        """Sends the gradient of what :meth:`recv_activation` received, if its sender needs it.
+
+        Args:
+            gradients: Array, or a tuple of arrays.
+            activation: From :meth:`recv_activation`.
+
+        Raises:
+            ValueError: If the two ranks wait for each other.
+        """
+
+    @abc.abstractmethod
+    def recv_gradient(self, activation: Any) -> Any:
+        """Receives the gradient of what :meth:`send_activation` sent.
+
+        Args:
+            activation: From :meth:`send_activation`, with ``needs_gradient`` true.
+
+        Returns:
+            The array, or a tuple of arrays.
+
+        Raises:
+            ValueError: If data came, or if the two ranks wait for each other.
+        """
+
+    @abc.abstractmethod
     def bcast(self, x: Any, root: int = 0, max_buf_len: int | None = None) -> Any:
         """Broadcasts an array from the root to all ranks (MPI_Bcast).
 

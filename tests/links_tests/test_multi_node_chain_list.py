@@ -163,6 +163,44 @@ def test_the_output_may_come_before_the_last_part(comm):
     compare(model, parts, mine)
 
 
+class Double(chainer.Link):
+    """Has no parameters, so its output needs no gradient."""
+
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize('way', ['there', 'there and back', 'there, and a part of its own'])
+def test_a_first_part_that_needs_no_gradient(comm, way):
+    """Backward runs on all ranks all the same."""
+    if comm.rank > 1:
+        return
+    for _ in range(3):
+        parts = one_process(range(2))
+        h = parts[1](2 * X)
+        if way == 'there and back':
+            h = parts[0](h)
+        loss = F.sum(h * h)
+        if way == 'there, and a part of its own':
+            own = parts[0](X)
+            loss += F.sum(own * own)
+        loss.backward()
+
+        model = MultiNodeChainList(comm)
+        if comm.rank == 0:
+            model.add_link(Double(), rank_out=1)
+            if way == 'there and back':
+                model.add_link(Part(0), rank_in=1)
+            elif way == 'there, and a part of its own':
+                model.add_link(Part(0))
+        else:
+            model.add_link(Part(1), rank_in=0, rank_out=0 if way == 'there and back' else None)
+        model.cleargrads()
+        finish(model(X) if comm.rank == 0 else model())
+        if comm.rank == 1 or way != 'there':
+            compare([link for link in model if isinstance(link, Part)], parts, [comm.rank])
+
+
 def test_two_outputs_are_refused(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_in=0)

@@ -1,0 +1,112 @@
+"""Programs of the kind that users write: a training loop over two ranks, by send and recv."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+#: Rank 1 asks rank 0 in each step, and trains with the answer.
+TRAIN = '''
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import chainermn
+from chainermn.functions import recv, send
+
+comm = chainermn.create_communicator('naive')
+numbers = open(f'{comm.rank}.txt', 'w', buffering=1)
+STEPS = 4
+if comm.rank == 0:
+    for step in range(STEPS):
+        z = recv(comm, 1)  # question
+        numbers.write(f'{z.array.item()}\\n')
+        ANSWER
+else:
+    lin = L.Linear(1, 1, nobias=True, initialW=1)
+    optimizer = chainer.optimizers.SGD(lr=1e-6).setup(lin)
+    for step in range(STEPS):
+        x = np.full((1, 1), 100 + step, 'f')
+        QUESTION
+        t = recv(comm, 0, DELEGATE)
+        lin.cleargrads()
+        LOSS.backward()  # of the loss
+        numbers.write(f'{lin.W.grad.item()}\\n')
+        optimizer.update()
+'''
+
+
+def run(tmp_path, answer, question, loss, delegate='a'):
+    """Runs the program; returns its exit status, what it printed, and the numbers of each rank."""
+    path = tmp_path / 'train.py'
+    path.write_text(TRAIN.replace('ANSWER', answer).replace('QUESTION', question)
+                    .replace('LOSS', loss).replace('DELEGATE', delegate))
+    done = subprocess.run(
+        ['mpiexec', '-n', '2', sys.executable, str(path)], text=True, timeout=50, cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, 'CHAINERMN_TIMEOUT': '40'})
+    got, gradients = ([*map(float, (tmp_path / f'{rank}.txt').read_text().split())]
+                      for rank in range(2))
+    return done.returncode, done.stdout, got, gradients
+
+
+def by_hand(gradient):
+    """The weight before each step, and its gradients, as a function of weight and input."""
+    weights, gradients = [np.float32(1)], []
+    for x in np.arange(100, 104, dtype=np.float32):
+        gradients.append(gradient(weights[-1], x))
+        weights.append(weights[-1] - np.float32(1e-6) * gradients[-1])
+    return weights[:-1], gradients
+
+
+X = [100, 101, 102, 103]
+
+#: What rank 0 answers; how rank 1 asks; its loss; what rank 0 gets and the gradient, for a weight
+#: and an input.
+PROGRAMS = {
+    'rank 0 is a teacher that is not trained': (
+        'send(z.array * 10, comm, 1)', 'a = send(x, comm, 0)', 'F.sum((lin(x) - t) ** 2 / 2)',
+        lambda w, x: x, lambda w, x: (w * x - 10 * x) * x),
+    'it runs backward all the same': (
+        'send(z.array * 10, comm, 1).backward()', 'a = send(x, comm, 0)',
+        'F.sum((lin(x) - t) ** 2 / 2)', lambda w, x: x, lambda w, x: (w * x - 10 * x) * x),
+    'it gets what rank 1 computed, as an array': (
+        'send(z.array * 10, comm, 1)', 'a = send(lin(x).array, comm, 0)', 'F.sum(lin(x) * t * .5)',
+        lambda w, x: w * x, lambda w, x: 5 * w * x * x),
+    'rank 0 is a part of the model': (
+        'send(z * 10, comm, 1).backward()', 'a = send(lin(x), comm, 0)', 'F.sum(t * .5)',
+        lambda w, x: w * x, lambda w, x: 5 * x),
+}
+
+
+@pytest.mark.parametrize('delegate', ['a', 'None'])
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_a_training_loop(tmp_path, name, delegate):
+    answer, question, loss, get, gradient = PROGRAMS[name]
+    if delegate == 'None' and 'is a part' in name:
+        pytest.skip('needs the delegate variable')
+    status, output, got, gradients = run(tmp_path, answer, question, loss, delegate)
+    assert status == 0, output
+    weights, expected = by_hand(gradient)
+    np.testing.assert_allclose(got, [get(w, x) for w, x in zip(weights, X, strict=True)], 1e-5)
+    np.testing.assert_allclose(gradients, expected, 1e-5)
+
+
+def test_rank_0_cuts_the_graph_but_rank_1_asks_for_a_gradient(tmp_path):
+    """Nothing is taken for something else: the job ends, and the error names both calls."""
+    status, output, got, gradients = run(
+        tmp_path, 'send(z.array * 10, comm, 1)', 'a = send(lin(x), comm, 0)', 'F.sum(t * .5)')
+    assert status != 0
+    assert got == [100] and gradients == []
+    lines = TRAIN.splitlines()
+    question, loss = (next(n for n, line in enumerate(lines, 1) if line.endswith(f'# {text}'))
+                      for text in ('question', 'of the loss'))
+    sent = next(n for n, line in enumerate(lines, 1) if 'QUESTION' in line)
+    assert (f'  rank 0: recv from rank 1 with tag 0, called at train.py:{question}\n'
+            f'  rank 1: backward, called at train.py:{loss}, waits for the gradient of send to '
+            f'rank 0 with tag 0, called at train.py:{sent}\n') in output
