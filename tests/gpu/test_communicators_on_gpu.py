@@ -81,6 +81,21 @@ def test_allreduce_grad_dtype(wire, batched):
     comm.finalize()
 
 
+@pytest.mark.parametrize('compression', [None, 'fp16'])
+def test_a_sum_that_is_too_large_for_float16(compression):
+    """The mean is not."""
+    import cupy
+
+    comm = chainermn.create_communicator('pure_nccl', allreduce_grad_dtype='float16')
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(cupy.zeros(1000, 'f2'))
+    model.w.grad = cupy.full(1000, 40000, 'f2')
+    comm.multi_node_mean_grad(model, compression=compression)
+    np.testing.assert_allclose(model.w.grad.get(), 40000, rtol=2e-3)
+    comm.finalize()
+
+
 @pytest.mark.parametrize('dtype,wire', [
     (np.float32, 'float32'), (np.float16, 'float16'), (chainer.mixed16, 'float16'),
     (np.float64, 'float64')])

@@ -22,7 +22,7 @@ def test_an_exchange_that_the_device_does_not_finish(group, gpu):
     assert group.waits() == (0, '')
     group.all_reduce(gpu.cupy.asarray(np.ones(3, 'f')))
     assert group.waits() == (0, 'all-reduce of 3 float32 by NCCL on GPU 0')
-    group._newest[0].done = False
+    group._newest[0].status = 600
     time.sleep(.01)
     assert group.waits()[0] > 0
     watch = _watch.Watch()  # whose thread does not run
@@ -30,7 +30,6 @@ def test_an_exchange_that_the_device_does_not_finish(group, gpu):
     watch._default = .001
     assert 's in all-reduce of 3 float32 by NCCL on GPU 0, and the time limit is' in (
         watch._of_nccl())
-    group._newest[0].done = True
 
 
 def test_an_error_of_nccl(group):

@@ -57,6 +57,22 @@ def test_both_ways_to_copy_give_the_same_bits(gpu, make_model):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize('kind', [None, 'fp16'])
+@pytest.mark.parametrize('n', [1, 2])
+def test_a_sum_that_is_too_large_for_float16(comm, gpu, n, kind):
+    """The mean is not."""
+    comm.set_config('allreduce_grad_dtype', np.float16)
+    model = chainer.Link()
+    with model.init_scope():
+        for i in range(n):
+            param = chainer.Parameter(gpu.cupy.asarray(np.zeros(5, 'f4')))
+            param.grad = gpu.cupy.asarray(np.full(5, 40000 + i, 'f4'))
+            setattr(model, f'p{i}', param)
+    comm.multi_node_mean_grad(model, compression=kind)
+    for i in range(n):
+        np.testing.assert_allclose(getattr(model, f'p{i}').grad, 40000 + i, rtol=2e-3)
+
+
 @pytest.mark.parametrize('kind, verb, tolerance', [
     ('fp16', 'allReduce', 4e-3), ('bf16', 'allReduce', 3e-2), ('2bit', 'allGather', 1e-3)])
 def test_compressed(comm, gpu, make_model, kind, verb, tolerance):
