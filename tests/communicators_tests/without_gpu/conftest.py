@@ -258,7 +258,7 @@ class Event:
 
     @property
     def done(self):
-        return self.query() == 0
+        return self.query() == 0  # as CuPy says it
 
     def synchronize(self):
         self.stream.run(self.end)
@@ -394,9 +394,23 @@ class NcclCommunicator:
         self.gpu.did(what)
         self.gpu.do(work)
 
+    def check_async_error(self):
+        self.check_device()
+        if self.mpi_comm == MPI.COMM_NULL:
+            raise nccl.NcclError('NCCL_ERROR_INVALID_ARGUMENT')
+
+    def abort(self):
+        self.check_device()
+        self.gpu.did('abort')
+
     def destroy(self):
         self.gpu.did('destroy')
         self.mpi_comm.Free()
+
+    def check_device(self):
+        if Device().id != self.device_id:
+            self.gpu.wrong.append(
+                f'a thread uses GPU {Device().id} for a communicator of GPU {self.device_id}')
 
 
 def at(pointer, count, dtype):
