@@ -243,12 +243,23 @@ def test_nccl_does_not_connect(comm, gpu, make_model, same_error):
     comm.multi_node_mean_grad(make_model(RANK))
 
 
-def test_debug(comm, make_model):
+def test_debug(comm, make_model, same_error):
     model = make_model(RANK)
     if RANK == 0:
-        model.b.grad[0] = np.nan
-    with chainer.using_config('debug', True), pytest.raises(ValueError, match='/b is not finite'):
-        comm.multi_node_mean_grad(model)
+        model.b.grad[3] = np.nan
+    with chainer.using_config('debug', True):
+        error = same_error(comm.multi_node_mean_grad, model, refused=0)
+    assert 'the gradient of /b is not finite: nan at [3], 1 of' in str(error)
+
+
+def test_debug_of_a_mean(comm, make_model, same_error):
+    """All gradients are finite, but not in the dtype in which they travel."""
+    comm.set_config('allreduce_grad_dtype', np.float16)
+    model = make_model(RANK)
+    model.b.grad[3] = 1e6
+    with chainer.using_config('debug', True), np.errstate(over='ignore'):
+        error = same_error(comm.multi_node_mean_grad, model, table=False)
+    assert 'the mean gradient of /b is not finite' in str(error)
 
 
 def test_after_finalize(gpu, make_model):
