@@ -1,7 +1,7 @@
 """Runs the tests at 1, 2, 3 and 4 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
 
 The options are pytest's. Stops after the first run that fails, so that what pytest printed last is
-what went wrong.
+what went wrong; with ``--keep-going`` it goes on, and says at the end which runs have failed.
 """
 
 import argparse
@@ -64,12 +64,18 @@ def _mpiexec() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument('--ranks', default='1,2,3,4', help='default: %(default)s')
+    parser.add_argument('--keep-going', action='store_true', help='go on after a run that fails')
     args, options = parser.parse_known_args()
+    failed = {}
     for ranks in args.ranks.split(','):
         status = run(int(ranks), options)
         if status != 0:
-            return status if 0 < status < 128 else 1
-    return 0
+            failed[ranks] = status if 0 < status < 128 else 1
+            if not args.keep_going:
+                break
+    if args.keep_going and failed:
+        print(f'\nFailed at these numbers of ranks: {", ".join(failed)}')
+    return next(iter(failed.values()), 0)
 
 
 if __name__ == '__main__':

@@ -38,12 +38,13 @@ if last:
 
 @pytest.fixture
 def run(tmp_path):
-    def run(special='pass', collecting='pass'):
+    def run(special='pass', collecting='pass', options=()):
         shutil.copy(HERE / 'conftest.py', tmp_path)
         text = TESTS.format(special=special, collecting=collecting)
         tmp_path.joinpath('test_it.py').write_text(text)
         config = [f'--rootdir={tmp_path}', '-c', str(HERE.parent / 'pyproject.toml')]
-        command = [sys.executable, HERE / 'run_ranks.py', '--ranks', '2,3', *config, tmp_path]
+        command = [sys.executable, HERE / 'run_ranks.py', '--ranks', '2,3', *options, *config,
+                   tmp_path]
         env = {k: v for k, v in os.environ.items() if k != 'CHAINERMN_TEST_STACKS'}
         result = subprocess.run(
             command, env=env, text=True, check=False, stdout=subprocess.PIPE,
@@ -67,6 +68,13 @@ def test_one_rank_differs(run, special, says):
     status, closing, output = run(special)
     assert (status, closing) == (1, ['1 failed, 2 passed'])
     assert re.search(says, output, re.DOTALL)
+
+
+def test_keep_going(run):
+    special = 'MPI.COMM_WORLD.barrier(); raise KeyError("special")'
+    status, closing, output = run(special, options=['--keep-going'])
+    assert (status, closing) == (1, ['1 failed, 2 passed'] * 2)
+    assert output.endswith('\nFailed at these numbers of ranks: 2, 3\n')
 
 
 def test_one_rank_hangs(run):

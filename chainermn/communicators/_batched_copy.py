@@ -41,9 +41,10 @@ __device__ inline void put(float& to, double x) { to = (float)x; }
 __device__ inline void put(double& to, double x) { to = x; }
 
 template <typename T>
-__device__ inline void copy_in(const T* array, Element* buffer, int size) {
+__device__ inline void copy_in(const T* array, Element* buffer, int size, double scale) {
+    typedef decltype(wide(*array) * Wide()) Wider;
     for (int i = threadIdx.x; i < size; i += blockDim.x)
-        put(buffer[i], wide(array[i]));
+        put(buffer[i], wide(array[i]) * (Wider)scale);
 }
 
 template <typename T>
@@ -52,13 +53,13 @@ __device__ inline void copy_out(const Element* buffer, T* array, int size, Wide 
         put(array[i], wide(buffer[i]) * scale);
 }
 
-extern "C" __global__ void pack(const Piece* pieces, Element* buffer) {
+extern "C" __global__ void pack(const Piece* pieces, Element* buffer, double scale) {
     const Piece piece = pieces[blockIdx.x];
     buffer += piece.start;
     switch (piece.itemsize) {
-        case 2: copy_in((const __half*)piece.array, buffer, piece.size); break;
-        case 4: copy_in((const float*)piece.array, buffer, piece.size); break;
-        case 8: copy_in((const double*)piece.array, buffer, piece.size); break;
+        case 2: copy_in((const __half*)piece.array, buffer, piece.size, scale); break;
+        case 4: copy_in((const float*)piece.array, buffer, piece.size, scale); break;
+        case 8: copy_in((const double*)piece.array, buffer, piece.size, scale); break;
     }
 }
 
@@ -74,23 +75,24 @@ extern "C" __global__ void unpack(const Piece* pieces, const Element* buffer, do
 '''
 
 
-def pack(buffer: Any, placed: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Copies arrays into a flat buffer, cast to its dtype, on the current stream.
+def pack(buffer: Any, placed: Sequence[tuple[int, Any]], scale: float) -> list[tuple[int, Any]]:
+    """Copies arrays into a flat buffer, on the current stream.
 
     Args:
         buffer: Device array of float16, float32 or float64.
         placed: The arrays, each with its start in the buffer.
+        scale: Multiplies the elements, which are then rounded to the dtype of the buffer.
 
     Returns:
         Those arrays that the kernel does not take and that are not copied: those that are not
         C-contiguous or not on the device of the buffer.
     """
-    return _launch('pack', buffer, placed)
+    return _launch('pack', buffer, placed, scale)
 
 
 def unpack(buffer: Any, placed: Sequence[tuple[int, Any]], scale: float) -> list[tuple[int, Any]]:
     """Copies a flat buffer into arrays, multiplied by ``scale`` and cast to theirs; see `pack`."""
-    return _launch('unpack', buffer, placed, np.float64(scale))
+    return _launch('unpack', buffer, placed, scale)
 
 
 def source(itemsize: int) -> str:
@@ -116,7 +118,7 @@ def pieces(arrays: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
 
 
 def _launch(name: str, buffer: Any, placed: Sequence[tuple[int, Any]],
-            *args: Any) -> list[tuple[int, Any]]:
+            scale: float) -> list[tuple[int, Any]]:
     import cupy
 
     device = buffer.data.device_id
@@ -129,7 +131,7 @@ def _launch(name: str, buffer: Any, placed: Sequence[tuple[int, Any]],
             left.append((start, array))
     count, table = _table(device, cupy.cuda.get_current_stream().ptr, tuple(taken))
     if count:
-        _kernel(name, buffer.itemsize)((count,), (THREADS,), (table, buffer, *args))
+        _kernel(name, buffer.itemsize)((count,), (THREADS,), (table, buffer, np.float64(scale)))
     return left
 
 

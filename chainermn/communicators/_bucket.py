@@ -152,28 +152,35 @@ def by_dtype(arrays: Sequence[Any]) -> list[list[Any]]:
     return list(groups.values())
 
 
-def pack(arrays: Sequence[Any], dtype: Any = None, batched: bool = False) -> Any:
+def pack(arrays: Sequence[Any], dtype: Any = None, batched: bool = False,
+         scale: float | None = None) -> Any:
     """Returns the elements of all arrays, each in C order, as one flat array.
 
-    A single contiguous array of the right dtype is not copied.
+    A single contiguous array of the right dtype is not copied, unless it is scaled.
 
     Args:
         arrays: At least one array.
         dtype: Of the result, by default that of the first array.
         batched: Whether a device copies all at once.  Then dtypes have to be floating-point.
+        scale: Multiplies the elements, before they are rounded to that dtype.
     """
     dtype = arrays[0].dtype if dtype is None else dtype
-    if len(arrays) == 1 and arrays[0].flags.c_contiguous:
-        return arrays[0].reshape(-1).astype(dtype, copy=False)
-    if not _wire.on_device(arrays[0]):
-        return np.concatenate(arrays, None, dtype=dtype, casting='unsafe')
     xp = chainer.backend.get_array_module(arrays[0])
+    if scale is None:
+        if len(arrays) == 1 and arrays[0].flags.c_contiguous:
+            return arrays[0].reshape(-1).astype(dtype, copy=False)
+        if xp is np:
+            return np.concatenate(arrays, None, dtype=dtype, casting='unsafe')
     buffer = xp.empty(sum(array.size for array in arrays), dtype)
     placed = _placed(arrays)
     if batched:
-        placed = _batched_copy.pack(buffer, placed)
+        placed = _batched_copy.pack(buffer, placed, 1 if scale is None else scale)
     for start, array in placed:
-        buffer[start:start + array.size].reshape(array.shape)[...] = array
+        piece = buffer[start:start + array.size].reshape(array.shape)
+        if scale is None:
+            piece[...] = array
+        else:
+            _scale(array, scale, piece, np.promote_types(array.dtype, dtype))
     return buffer
 
 
@@ -190,10 +197,30 @@ def unpack(buffer: Any, arrays: Sequence[Any], scale: float | None = None,
     for start, array in placed:
         piece = buffer[start:start + array.size].reshape(array.shape)
         if scale is not None:
-            wide = np.promote_types(piece.dtype, np.float32)
-            xp.multiply(piece, wide.type(scale), out=array, dtype=wide, casting='same_kind')
+            _scale(piece, scale, array, piece.dtype)
         elif not (array.size and xp.may_share_memory(piece, array)):
             array[...] = piece
+
+
+def unpacked(buffer: Any, arrays: Sequence[Any], batched: bool = False) -> list[Any]:
+    """Returns a flat array as arrays like the given ones.
+
+    They are views of it if all are of its dtype.
+    """
+    if all(array.dtype == buffer.dtype for array in arrays):
+        return [buffer[start:start + array.size].reshape(array.shape)
+                for start, array in _placed(arrays)]
+    xp = chainer.backend.get_array_module(buffer)
+    results = [xp.empty(array.shape, array.dtype) for array in arrays]
+    unpack(buffer, results, 1, batched)
+    return results
+
+
+def _scale(x: Any, scale: float, out: Any, dtype: np.dtype) -> None:
+    """Multiplies in a dtype, but not in float16, and rounds once."""
+    wide = np.promote_types(dtype, np.float32)
+    chainer.backend.get_array_module(x).multiply(
+        x, wide.type(scale), out=out, dtype=wide, casting='same_kind')
 
 
 def _placed(arrays: Sequence[Any]) -> list[tuple[int, Any]]:

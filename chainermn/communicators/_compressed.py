@@ -60,7 +60,8 @@ def mean(mpi_comm: Any, compressor: Any, wire: Any, size: int, dtype: Any) -> An
 def mean_by_nccl(nccl: NcclGroup, compressor: Any, wire: Any, size: int, dtype: Any) -> Any:
     """Returns the mean of what the ranks compressed, by NCCL, as a flat array.
 
-    NCCL adds float16 and bfloat16 itself; each sum on the way is rounded.
+    NCCL adds float16 and bfloat16 itself; each sum on the way is rounded.  What it adds has to be
+    divided by the number of ranks already.
     """
     if is_gathered(compressor):
         xp = chainer.backend.get_array_module(wire)
@@ -68,7 +69,7 @@ def mean_by_nccl(nccl: NcclGroup, compressor: Any, wire: Any, size: int, dtype: 
         nccl.all_gather(wire, received)
         return _mean(compressor, received, size, dtype)
     nccl.all_reduce(wire, dtype=compressor.wire_dtype)
-    return compressor.decompress(wire, size, dtype) * dtype.type(1 / nccl.size)
+    return compressor.decompress(wire, size, dtype)
 
 
 def is_gathered(compressor: Any) -> bool:

@@ -132,11 +132,9 @@ class ModelVerbs(CommunicatorBase):
 
     def _sum_in_place(self, buffer: Any) -> Any:
         """Returns the sum of the flat buffers of all ranks; may overwrite the buffer."""
-        if _wire.on_device(buffer) and not _wire.cuda_aware():
-            staged = self._sum_in_place(_wire.to_buffer(buffer))
-            return _wire.from_buffer(staged, staged.shape, device=True)
-        self._arrays.Allreduce(MPI.IN_PLACE, buffer)
-        return buffer
+        staged = _wire.to_buffer(buffer)
+        self._arrays.Allreduce(MPI.IN_PLACE, staged)
+        return _wire.from_buffer(staged, staged.shape, _wire.on_device(buffer))
 
     def _bcast_in_place(self, group: list[Any]) -> None:
         device = _wire.on_device(group[0])

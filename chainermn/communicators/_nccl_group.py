@@ -1,6 +1,7 @@
 """NCCL among the ranks of an MPI communicator, connected when it is first needed."""
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from chainermn.communicators import _disagreement
 _TYPES = ('int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32', 'float64')
 
 
-#: Those that are connected.
+#: What ``cudaEventQuery`` returns.
+_SUCCESS, _NOT_READY = 0, 600
+
+#: Those that are connected.  Never changed but replaced, as the watchdog may be looking through it.
 connected: weakref.WeakSet[NcclGroup] = weakref.WeakSet()
 
 
@@ -34,6 +38,7 @@ class NcclGroup:
         self._witnesses = mpi_comm if witnesses is None else witnesses
         self.nccl_comm: Any = None
         self._newest: tuple[Any, float, str] | None = None
+        self._lock = threading.Lock()  # so that nobody asks or aborts what is being destroyed
         #: Number of the device it runs on; ``None`` before it is connected.
         self.device_id: int | None = None
 
@@ -47,7 +52,7 @@ class NcclGroup:
         self.nccl_comm = together(self._witnesses, 'connecting by NCCL',
                                   lambda: self._connected(unique_id))
         self.device_id = _device().id
-        connected.add(self)
+        _replace_connected({*connected, self})
 
     def _connected(self, unique_id: Any) -> Any:
         try:
@@ -105,15 +110,17 @@ class NcclGroup:
 
     def destroy(self) -> None:
         """Frees what NCCL holds, once the work on the device is done."""
-        if self.nccl_comm is not None:
-            import cupy
+        if self.nccl_comm is None:
+            return
+        import cupy
 
-            with cupy.cuda.Device(self.device_id) as device:
-                device.synchronize()
-                self.nccl_comm.destroy()
-            connected.discard(self)
-            self._newest = None
-            self.nccl_comm = self.device_id = None
+        with cupy.cuda.Device(self.device_id) as device:
+            device.synchronize()  # until then the watchdog may find that this hangs
+            _replace_connected({*connected} - {self})
+            with self._lock:
+                nccl_comm, self.nccl_comm = self.nccl_comm, None
+                nccl_comm.destroy()
+        self._newest = self.device_id = None
 
     # --- for the thread that watches over this rank --------------------------------------------
 
@@ -130,10 +137,42 @@ class NcclGroup:
         if newest is None:
             return 0., ''
         done, since, text = newest
-        return (0. if done.done else time.monotonic() - since), text
+        is_under_way = self._ask(lambda: _status(done) == _NOT_READY, False)
+        return (time.monotonic() - since if is_under_way else 0.), text
 
     def error(self) -> str:
         """What has gone wrong on the device or on the way to another one."""
+        return self._ask(self._error, '')
+
+    def abort(self) -> None:
+        """Lets the device give up what it waits for."""
+        import cupy
+
+        with self._lock:
+            if self.nccl_comm is not None:
+                with cupy.cuda.Device(self.device_id):
+                    self.nccl_comm.abort()
+
+    def _ask(self, question: Callable[[], Any], otherwise: Any) -> Any:
+        """Asks the device, which is not that of the calling thread, unless it is being left."""
+        import cupy
+
+        if not self._lock.acquire(blocking=False):
+            return otherwise
+        try:
+            if self.nccl_comm is None:
+                return otherwise
+            with cupy.cuda.Device(self.device_id):
+                return question()
+        finally:
+            self._lock.release()
+
+    def _error(self) -> str:
+        import cupy
+
+        status = _SUCCESS if self._newest is None else _status(self._newest[0])
+        if status not in (_SUCCESS, _NOT_READY):
+            return f'GPU {self.device_id}: {cupy.cuda.runtime.CUDARuntimeError(status)}'
         try:
             if hasattr(self.nccl_comm, 'check_async_error'):
                 self.nccl_comm.check_async_error()
@@ -141,9 +180,17 @@ class NcclGroup:
             return str(error)
         return ''
 
-    def abort(self) -> None:
-        """Lets the device give up what it waits for."""
-        self.nccl_comm.abort()
+
+def _replace_connected(groups: set[NcclGroup]) -> None:
+    global connected
+    connected = weakref.WeakSet(groups)
+
+
+def _status(event: Any) -> int:
+    """What CUDA says of an event.  ``Event.done`` takes any error for one that is not done."""
+    import cupy
+
+    return cupy.cuda.runtime.eventQuery(event.ptr)
 
 
 def together(mpi_comm: Any, what: str, call: Callable[[], Any]) -> Any:

@@ -20,9 +20,10 @@ class NcclMeanQueue:
         agree: Gives the gradients of a model by path, once all ranks are known to have the like.
         check: Checks the mean gradients of a model.
         start: Queues the exchange of arrays by path, with a compressor or ``None``, on a stream;
-            returns the results, an event after them, and the array that travels.
+            returns the results, an event after them, and the array that travels.  The arrays
+            themselves must stay as they are: backward may still read them.
         send_zeros: Queues an exchange like one of another rank, of which it gets the dtype and
-            size of what travels, and whether each rank receives all of it.
+            size of what travels, and whether each rank receives all of it; returns an event.
     """
 
     can_hide = True
@@ -30,12 +31,12 @@ class NcclMeanQueue:
     def __init__(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]],
                  check: Callable[[Any], None],
                  start: Callable[[dict[str, Any], Any], tuple[list[Any], Any, Any]],
-                 send_zeros: Callable[[np.dtype, int, bool], None]) -> None:
+                 send_zeros: Callable[[np.dtype, int, bool], Any]) -> None:
         self._control = mpi_comm
         self._start = start
         self._send_zeros = send_zeros
         self._done: Any = None
-        self._held: list[Any] = []  # NCCL reads and writes it, whatever becomes of the gradients
+        self._held: list[Any] = []  # what the stream reads, whatever becomes of the gradients
         self._sent: list[tuple[np.dtype, int, bool]] = []  # since the last wait
         self.agree = agree
         self.check = check
@@ -43,7 +44,7 @@ class NcclMeanQueue:
     def put(self, arrays: dict[str, Any], compressor: Any = None) -> list[Any]:
         """Queues the exchange of arrays by path; returns an array for the mean of each."""
         results, self._done, wire = self._start(arrays, compressor)
-        self._held += [arrays, wire]
+        self._held.append(list(arrays.values()))
         self._sent.append((wire.dtype, wire.size, _compressed.is_gathered(compressor)))
         return results
 
@@ -66,7 +67,7 @@ class NcclMeanQueue:
         """Forgets what was put, as after an error.  Collective: every rank calls it."""
         longest = max(self._control.allgather(self._sent), key=len)
         for sent in longest[len(self._sent):]:
-            self._send_zeros(*sent)
+            self._done = self._send_zeros(*sent)
         self.wait()
 
     def free(self) -> None:

@@ -92,14 +92,17 @@ def copied(buffer: Any) -> Any:
 def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Any:
     """Returns an empty flat array to receive into, for an array of that shape.
 
-    It is where MPI can write and the way to the device is short, if ``device`` is true.
+    It is where MPI can write at once and the way to the device is short, if ``device`` is true.
     """
     size = math.prod(shape)
     if not device or not has_device() or not size:
         return np.empty(size, dtype)
     if cuda_aware():
         import cupy
-        return cupy.empty(size, dtype)
+        buffer = cupy.empty(size, dtype)
+        # The memory may be that of an array which the device has still to read or to write.
+        cupy.cuda.get_current_stream().synchronize()
+        return buffer
     return _pinned(size, dtype)
 
 

@@ -76,35 +76,40 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         if not arrays:
             return _Exchange(model, arrays, None)
         with self._on_stream():
-            self._queue_means(by_path, compressor, arrays, self._agreed_wires)
+            mean, _ = self._exchanged(by_path, compressor, self._agreed_wires)
+            _bucket.unpack(mean, arrays, 1, self.batched_copy)
             return _Exchange(model, arrays, _event())
 
-    def _queue_means(self, by_path: dict[str, Any], compressor: Any, results: list[Any],
-                     wires: Callable[..., list[Any]]) -> Any:
-        """Gives the current stream the exchange of arrays; returns what travels."""
+    def _exchanged(self, by_path: dict[str, Any], compressor: Any,
+                   wires: Callable[..., list[Any]]) -> tuple[Any, Any]:
+        """Gives the current stream the exchange of arrays, which stay as they are.
+
+        Returns:
+            Their means as one flat array, and what travels.
+        """
         arrays = list(by_path.values())
+        scale = 1 / self._size  # before they are added: float16 may hold the mean, but not the sum
         if compressor is None:
-            buffer = _bucket.pack(arrays, self._transfer_dtype(), self.batched_copy)
-            self._nccl.all_reduce(buffer)
-            _bucket.unpack(buffer, results, 1 / self._size, self.batched_copy)
-            return buffer
+            mean = _bucket.pack(arrays, self._transfer_dtype(), self.batched_copy, scale)
+            self._nccl.all_reduce(mean)
+            return mean, mean
         dtype = np.result_type(np.float32, *(array.dtype for array in arrays))
-        buffer = _bucket.pack(arrays, dtype, self.batched_copy)
+        buffer = _bucket.pack(arrays, dtype, self.batched_copy,
+                              None if _compressed.is_gathered(compressor) else scale)
         wire, = wires(compressor, [buffer], by_path)
-        mean = _compressed.mean_by_nccl(self._nccl, compressor, wire, buffer.size, dtype)
-        _bucket.unpack(mean, results, 1, self.batched_copy)
-        return wire
+        return _compressed.mean_by_nccl(
+            self._nccl, compressor, wire, buffer.size, dtype), wire
 
     def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
         self._nccl.connect()  # now, as all ranks are here
 
         def start(by_path: dict[str, Any], compressor: Any) -> tuple[list[Any], Any, Any]:
             with self._on_stream():
-                results = [array.copy() for array in by_path.values()]  # dense, in C order
-                wire = self._queue_means(by_path, compressor, results, _own_wires)
+                mean, wire = self._exchanged(by_path, compressor, _own_wires)
+                results = _bucket.unpacked(mean, list(by_path.values()), self.batched_copy)
                 return results, _event(), wire
 
-        def send_zeros(dtype: np.dtype, size: int, gathered: bool) -> None:
+        def send_zeros(dtype: np.dtype, size: int, gathered: bool) -> Any:
             import cupy
 
             with self._on_stream():
@@ -114,6 +119,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
                 else:  # bfloat16 is held as integers
                     self._nccl.all_reduce(
                         zeros, dtype='bfloat16' if dtype == np.uint16 else dtype)
+                return _event()
 
         return NcclMeanQueue(mpi_comm, agree, self._check, start, send_zeros)
 

@@ -7,20 +7,33 @@ from mpi4py import MPI
 
 import chainermn
 
-RANK = MPI.COMM_WORLD.rank
 
-# NCCL wants each rank of a host to have a GPU of its own; so each rank is a host of its own.  NCCL
-# reads this when it first connects.
-os.environ['NCCL_HOSTID'] = f'rank {RANK}'
-os.environ['NCCL_SOCKET_IFNAME'] = 'lo'
+@pytest.fixture(scope='session')
+def device_id():
+    """The number of this rank's GPU, from 0 of those that it sees.
+
+    NCCL wants each rank of a host to have a GPU of its own.  Where some share one, each rank is a
+    host of its own; then nothing goes through NVLink or shared memory.  NCCL reads this when it
+    first connects.
+    """
+    import cupy
+
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    device_id = node.rank % cupy.cuda.runtime.getDeviceCount()
+    buses = node.allgather(cupy.cuda.Device(device_id).pci_bus_id)
+    node.Free()
+    if any(MPI.COMM_WORLD.allgather(len(set(buses)) < len(buses))):
+        os.environ['NCCL_HOSTID'] = f'rank {MPI.COMM_WORLD.rank}'
+        os.environ['NCCL_SOCKET_IFNAME'] = 'lo'
+    return device_id
 
 
 @pytest.fixture(autouse=True)
-def device():
+def device(device_id):
     """Makes a device the current one; tests are skipped before this where there is none."""
     import cupy
 
-    device = cupy.cuda.Device(RANK % cupy.cuda.runtime.getDeviceCount())
+    device = cupy.cuda.Device(device_id)
     device.use()
     return device
 

@@ -81,6 +81,21 @@ def test_allreduce_grad_dtype(wire, batched):
     comm.finalize()
 
 
+@pytest.mark.parametrize('compression', [None, 'fp16'])
+def test_a_sum_that_is_too_large_for_float16(compression):
+    """The mean is not."""
+    import cupy
+
+    comm = chainermn.create_communicator('pure_nccl', allreduce_grad_dtype='float16')
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(cupy.zeros(1000, 'f2'))
+    model.w.grad = cupy.full(1000, 40000, 'f2')
+    comm.multi_node_mean_grad(model, compression=compression)
+    np.testing.assert_allclose(model.w.grad.get(), 40000, rtol=2e-3)
+    comm.finalize()
+
+
 @pytest.mark.parametrize('dtype,wire', [
     (np.float32, 'float32'), (np.float16, 'float16'), (chainer.mixed16, 'float16'),
     (np.float64, 'float64')])
@@ -233,24 +248,36 @@ def test_a_model_on_the_host(comm, same_error):
         assert 'takes models on a GPU' in str(error)
 
 
-def test_parameters_that_differ(comm, same_error):
+def test_parameters_that_differ(comm, name, same_error):
     if SIZE == 1:
         pytest.skip('needs two ranks')
     model = make_model(['float32'], RANK)
     if RANK == 1:
         model.p3_float32.grad = None
     error = same_error(comm.multi_node_mean_grad, model)
-    assert '/p3_float32: float32 (3, 5) on rank' in str(error)
+    described = 'float32 (3, 5) on device' if name == 'flat' else 'float32 (3, 5)'
+    assert f'/p3_float32: {described} on rank' in str(error)
     assert 'nothing on rank 1' in str(error)
 
 
 def test_debug(comm, same_error):
     model = make_model(['float32'], RANK)
     if RANK == 0:
-        model.p3_float32.grad[0, 0] = np.nan
+        model.p3_float32.grad[1, 2] = np.nan
+    with chainer.using_config('debug', True):
+        error = same_error(comm.multi_node_mean_grad, model)
+    assert 'the gradient of /p3_float32 is not finite: nan at [1, 2], 1 of 15' in str(error)
+
+
+def test_debug_of_a_mean(same_error):
+    """All gradients are finite, but not in the dtype in which they travel."""
+    comm = chainermn.create_communicator('pure_nccl', allreduce_grad_dtype='float16')
+    model = make_model(['float32'], RANK)
+    model.p3_float32.grad[...] = 1e6
     with chainer.using_config('debug', True):
         error = same_error(comm.multi_node_mean_grad, model)
     assert 'the mean gradient of /p3_float32 is not finite' in str(error)
+    comm.finalize()
 
 
 def test_connects_again_after_finalize():

@@ -49,6 +49,56 @@ def test_as_without(comm, device, options):
         assert optimizer.n_early == len(optimizer.buckets) > 1
 
 
+class SumOfWeights(chainer.Chain):
+    """Both weights have one array as their gradient: Chainer's ``add`` hands it to both."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(6, 40)
+            self.a = chainer.Parameter(np.random.standard_normal((4, 40)).astype('f'))
+            self.b = chainer.Parameter(np.random.standard_normal((4, 40)).astype('f'))
+
+    def forward(self, x):
+        return F.linear(F.tanh(self.first(x)), self.a + self.b)
+
+
+class BiasOfFullShape(chainer.Chain):
+    """The gradient of the parameter is the one that backward goes on with."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(6, 40)
+            self.p = chainer.Parameter(np.random.standard_normal((8, 40)).astype('f'))
+            self.last = L.Linear(40, 4)
+
+    def forward(self, x):
+        return self.last(F.tanh(self.first(x) + self.p))
+
+
+@pytest.mark.parametrize('make', [SumOfWeights, BiasOfFullShape, network])
+def test_each_parameter_in_a_bucket_of_its_own(comm, device, make):
+    """What is exchanged may not change what backward still reads."""
+    _, expected = trained(comm, device, make)
+    optimizer, found = trained(comm, device, make, overlap='always', bucket_mb=1e-6)
+    for path, array in expected.items():
+        np.testing.assert_allclose(found[path], array, rtol=1e-4, atol=1e-6, err_msg=path)
+    assert all(len(bucket) == 1 for bucket in getattr(optimizer, 'buckets', ()))
+
+
+def test_one_array_put_twice(comm):
+    import cupy
+
+    queue = comm.mean_queue()
+    x = cupy.arange(1, 5, dtype='f') * (comm.rank + 1)
+    means = queue.put({'a': x}) + queue.put({'b': x}) + queue.put({'c': x, 'd': x})
+    queue.wait()
+    for mean in means:
+        np.testing.assert_allclose(mean.get(), np.arange(1, 5) * (comm.size + 1) / 2, rtol=1e-6)
+    np.testing.assert_array_equal(x.get(), np.arange(1, 5) * (comm.rank + 1))
+
+
 def test_multi_node_batch_normalization(comm, device):
     def make():
         return create_mnbn_model(network(), comm)

@@ -1,5 +1,7 @@
 """A GPU that waits for another one is noticed, though no verb blocks."""
 
+import ctypes
+import threading
 import time
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
+from chainermn.communicators import _watch
 
 pytestmark = pytest.mark.gpu
 
@@ -41,4 +44,43 @@ def test_a_communicator_that_is_aborted():
     cupy.cuda.get_current_stream().synchronize()
     comm._nccl.abort()
     comm._nccl.nccl_comm = None  # nothing is left to destroy
+    comm.finalize()
+
+
+def test_finalize_while_the_watchdog_looks():
+    import cupy
+
+    answers, is_over = set(), threading.Event()
+
+    def look():
+        watch = _watch.Watch()  # one more, which looks all the time
+        while not is_over.is_set():
+            answers.add(watch._of_nccl())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(20):
+        comm = chainermn.create_communicator('pure_nccl')
+        comm.allreduce(cupy.ones(1000, np.float32))
+        comm.finalize()
+    is_over.set()
+    thread.join()
+    assert answers == {''}
+
+
+def test_the_watchdog_uses_the_device_of_the_exchange(device):
+    """A context on another one would take half a gigabyte there."""
+    import cupy
+
+    if device.id == 0:
+        pytest.skip('threads begin on this one')
+    comm = chainermn.create_communicator('pure_nccl')
+    comm.allreduce(cupy.ones(1000, np.float32))
+    thread = threading.Thread(target=lambda: (comm._nccl.waits(), comm._nccl.error()))
+    thread.start()
+    thread.join()
+    flags, is_active = ctypes.c_uint(), ctypes.c_int()
+    ctypes.CDLL('libcuda.so.1').cuDevicePrimaryCtxGetState(
+        0, ctypes.byref(flags), ctypes.byref(is_active))
+    assert not is_active.value
     comm.finalize()

@@ -1,15 +1,21 @@
 """A stand-in for a GPU: CuPy on NumPy, NCCL on MPI, and the kernels compiled for the host.
 
-It runs everything at once and in order, so it shows what is called, on which stream, and with
-which result; not what a real device makes of it.
+The caller's stream runs everything at once.  So do other streams, or, with ``gpu.late``, they run
+nothing until somebody waits for them: the earliest and the latest that a device may take.  The
+stand-in shows what is called, on which stream, and with which result.  It fails a test in which
+another stream reads memory that nobody holds any more, in which MPI is given device memory while
+the device is still at work, and in which a thread uses a device that is not its current one.
 """
 
 import ctypes
+import functools
 import platform
 import shutil
 import subprocess
 import sys
+import threading
 import types
+from collections import deque
 
 import chainer
 import numpy as np
@@ -37,7 +43,7 @@ extern "C" void run(int name, int blocks, int threads, const Piece* pieces, Elem
     blockDim.x = threads;
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
         for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
-            if (name) unpack(pieces, buffer, scale); else pack(pieces, buffer);
+            if (name) unpack(pieces, buffer, scale); else pack(pieces, buffer, scale);
 }
 '''
 
@@ -66,14 +72,65 @@ def compile_kernels(tmp_path_factory):
 
 
 class Array(np.ndarray):
-    """Stands in for ``cupy.ndarray``."""
+    """Stands in for ``cupy.ndarray``: what is done with it is work for the current stream."""
+
+    gpu = None
 
     @property
     def data(self):
+        self.gpu.streams[-1].touch(self)
         return types.SimpleNamespace(ptr=self.ctypes.data, device_id=0)
 
+    @property
+    def device(self):
+        return Device(0)
+
+    def get(self):
+        self.gpu.streams[-1].synchronize()
+        return np.array(self)
+
     def set(self, x):
-        self[...] = x
+        self[...] = np.array(x)
+
+    def copy(self, order='C'):
+        return self.gpu.made(lambda: plain(self).copy(order))
+
+    def astype(self, dtype, order='K', casting='unsafe', subok=True, copy=True):
+        if not copy and self.dtype == dtype:
+            return self
+        return self.gpu.made(lambda: plain(self).astype(dtype))
+
+    def take(self, indices, axis=None):
+        return self.gpu.made(lambda: plain(self).take(plain(indices), axis))
+
+    def __setitem__(self, key, value):
+        self.gpu.do(lambda: plain(self).__setitem__(plain(key), plain(value)))
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **options):
+        def call():
+            return getattr(ufunc, method)(*plain(inputs), **plain(options), **(
+                {'out': plain(out)} if out else {}))
+
+        if not out:
+            return self.gpu.made(call)
+        self.gpu.do(call)
+        return out[0] if len(out) == 1 else out
+
+
+def plain(x):
+    """The same memory as NumPy's arrays."""
+    if isinstance(x, (tuple, list)):
+        return type(x)(map(plain, x))
+    if isinstance(x, dict):
+        return {key: plain(value) for key, value in x.items()}
+    return x.view(np.ndarray) if isinstance(x, Array) else x
+
+
+def owner(array):
+    """The array whose memory another one views."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 class Gpu:
@@ -81,39 +138,79 @@ class Gpu:
 
     def __init__(self, compile_kernels):
         self.log = []
-        self.streams = [Stream(self, 'caller')]
+        self.late = False
+        self.all_streams = []
+        self.streams = [Stream(self, 'caller')]  # the last one is current
+        self.wrong = []  # what no program may do
         self.nccl_error = None
+        self.nccl_communicators = []
         cuda = types.SimpleNamespace(
-            Device=Device,
-            Event=lambda disable_timing: types.SimpleNamespace(done=True),
-            Stream=lambda non_blocking: Stream(self, 'own'),
+            Device=Device, Event=Event, Stream=lambda non_blocking: Stream(self, 'own'),
             get_current_stream=lambda: self.streams[-1],
             runtime=types.SimpleNamespace(
-                getDeviceCount=lambda: 1, CUDARuntimeError=type('Error', (RuntimeError,), {})))
+                getDeviceCount=lambda: 1, eventQuery=Event.query, CUDARuntimeError=CudaError))
         self.cupy = types.ModuleType('cupy')
         self.cupy.__dict__.update(
-            cuda=cuda, ndarray=Array, multiply=np.multiply, zeros_like=np.zeros_like,
-            may_share_memory=np.may_share_memory, isfinite=np.isfinite, copyto=np.copyto,
-            zeros=lambda shape, dtype: np.zeros(shape, dtype).view(Array),
-            where=lambda *args: np.where(*args).view(Array),
-            pad=lambda *args: np.pad(*args).view(Array),
-            ascontiguousarray=lambda x, dtype=None: np.require(x, dtype, 'C').view(Array),
-            empty=lambda shape, dtype: np.full(shape, 77, dtype).view(Array),
-            asarray=lambda x: np.array(x).view(Array), asnumpy=self.asnumpy,
+            __getattr__=self.function, cuda=cuda, ndarray=Array,
+            may_share_memory=np.may_share_memory,
+            copyto=lambda *args, **options: self.do(
+                lambda: np.copyto(*plain(args), **plain(options))),
+            ascontiguousarray=self.ascontiguousarray, empty=self.empty,
+            asarray=self.asarray, asnumpy=self.asnumpy,
             get_array_module=lambda *xs: (
                 self.cupy if any(isinstance(x, Array) for x in xs) else np),
             RawModule=lambda code: types.SimpleNamespace(
                 get_function=lambda name: self.kernel(compile_kernels(code), name)))
         self.cupyx = types.SimpleNamespace(empty_pinned=np.empty)
 
+    def function(self, name):
+        """NumPy's function of that name, as work for the current stream."""
+        found = getattr(np, name)
+        if isinstance(found, (type, np.ufunc)) or not callable(found):
+            return found
+        return lambda *args, **options: self.made(lambda: found(*plain(args), **plain(options)))
+
+    def ascontiguousarray(self, x, dtype=None):
+        if x.flags.c_contiguous and x.dtype == (dtype or x.dtype):
+            return x
+        return self.made(lambda: np.ascontiguousarray(plain(x), dtype))
+
+    def empty(self, shape, dtype):
+        """Memory of the pool, which work that nobody has waited for may still be using."""
+        return self.made(lambda: np.full(shape, 77, dtype))
+
+    def asarray(self, x):
+        if isinstance(x, Array):
+            return x
+        x = np.array(x)
+        return self.made(x.copy)
+
     def asnumpy(self, x, out):
-        out[...] = x
+        self.streams[-1].synchronize()
+        out[...] = plain(x)
         return out
+
+    def made(self, call):
+        """Returns a new array, which is computed when the current stream comes to it."""
+        stream, result = self.streams[-1], call()
+        if not isinstance(result, np.ndarray):
+            return result
+        stream.pending = True
+        if not stream.is_late:
+            return result.view(Array)
+        memory = np.full_like(result, 77)
+        stream.own.append(memory)
+        stream.work.append(lambda: np.copyto(memory, call()))
+        return memory.view(Array)
+
+    def do(self, call):
+        """Runs what changes arrays when the current stream comes to it."""
+        self.streams[-1].do(call)
 
     def kernel(self, run, name):
         def launch(grid, block, args):
             self.did(name)
-            run(name, *grid, 5, *args)  # five threads are as good as many
+            self.do(lambda: run(name, *grid, 5, *args))  # five threads are as good as many
         return launch
 
     def did(self, what):
@@ -122,28 +219,72 @@ class Gpu:
     def nccl_communicator(self, size, leader, rank):
         if self.nccl_error:
             raise nccl.NcclError(self.nccl_error)
-        return NcclCommunicator(self, size, leader, rank)
+        made = NcclCommunicator(self, size, leader, rank)
+        self.nccl_communicators.append(made)
+        return made
 
 
 class Device:
+    gpu = None
     pci_bus_id = '0000:01:00.0'
+    of_thread = threading.local()
 
-    def __init__(self, id=0):
-        self.id = id
+    def __init__(self, id=None):
+        self.id = getattr(self.of_thread, 'id', 0) if id is None else id
+        self.before = []
 
     def __enter__(self):
+        self.before.append(getattr(self.of_thread, 'id', 0))
+        self.of_thread.id = self.id
         return self
 
     def __exit__(self, *args):
-        pass
+        self.of_thread.id = self.before.pop()
 
     def synchronize(self):
-        pass
+        for stream in self.gpu.all_streams:
+            stream.synchronize()
+
+
+class CudaError(RuntimeError):
+    """Stands in for ``CUDARuntimeError``, which is made of a status."""
+
+
+class Event:
+    status = None  # an error, in place of whether it is done
+
+    def __init__(self, disable_timing):
+        self.ptr = self
+
+    @property
+    def done(self):
+        return self.query() == 0  # as CuPy says it
+
+    def synchronize(self):
+        self.stream.run(self.end)
+
+    def query(self):
+        if Device().id != self.device_id:
+            self.stream.gpu.wrong.append(
+                f'a thread made a context on GPU {Device().id}, to ask GPU {self.device_id}')
+        if self.status is not None:
+            return self.status
+        return 0 if self.stream.n_done >= self.end else 600  # cudaErrorNotReady
 
 
 class Stream:
     def __init__(self, gpu, name):
         self.gpu, self.name, self.ptr = gpu, name, id(self)
+        gpu.all_streams.append(self)
+        self.pending = False  # whether something was begun that nobody has waited for
+        self.work = deque()
+        self.n_done = 0
+        self.own = []  # memory of its own, which it gets back only after its work
+        self.read = {}  # memory of others, by id
+
+    @property
+    def is_late(self):
+        return self.gpu.late and self.name != 'caller'
 
     def __enter__(self):
         self.gpu.streams.append(self)
@@ -152,14 +293,41 @@ class Stream:
         self.gpu.streams.pop()
 
     def record(self, event):
-        event.stream = self.name
+        event.stream, event.device_id = self, Device().id
+        event.end = self.n_done + len(self.work)
         return event
 
     def wait_event(self, event):
-        self.gpu.log.append(f'{self.name} waits for {event.stream}')
+        self.gpu.log.append(f'{self.name} waits for {event.stream.name}')
+        self.do(event.synchronize)
+
+    def do(self, call):
+        self.pending = True
+        if self.is_late:
+            self.work.append(call)
+        else:
+            call()
 
     def synchronize(self):
-        pass
+        self.run(self.n_done + len(self.work))
+        self.pending = False
+
+    def touch(self, array):
+        """Notes that the device gets the address of an array."""
+        memory = owner(array)
+        if self.is_late and not any(memory is own for own in self.own):
+            self.read[id(memory)] = memory
+
+    def run(self, end):
+        while self.n_done < end:
+            self.n_done += 1
+            self.work.popleft()()
+        if not self.work:
+            for memory in self.read.values():
+                if sys.getrefcount(memory) <= 3:  # here, in the table and in the argument
+                    self.gpu.wrong.append(f'{self.name} reads memory that was free: {memory}')
+            self.read.clear()
+            self.own.clear()
 
 
 class NcclCommunicator:
@@ -178,52 +346,71 @@ class NcclCommunicator:
         self.mpi_comm = world.Create_group(world.group.Incl(ranks), leader)
         assert (self.mpi_comm.size, self.mpi_comm.rank) == (size, rank)
         self.gpu = gpu
+        self.device_id = Device().id
+        self.streams = set()
 
     def allReduce(self, source, target, count, dtype, op, stream):  # noqa: N802
-        self.did('allReduce', stream)
-        if dtype == 9:  # bfloat16, with zeros after it a float32
-            wide = at(source, count, 'u2').astype('u4') << 16
-            total = self.combined(wide.view('f4'), op)
-            at(target, count, 'u2')[...] = Bf16().compress(total)
-            return
-        x = at(source, count, dtype)
-        at(target, count, dtype)[...] = self.combined(x, op).astype(x.dtype)
+        def work():
+            if dtype == 9:  # bfloat16, with zeros after it a float32
+                wide = at(source, count, 'u2').astype('u4') << 16
+                total = self.combined(wide.view('f4'), op)
+                at(target, count, 'u2')[...] = Bf16().compress(total)
+            else:
+                at(target, count, dtype)[...] = self.combined(at(source, count, dtype), op)
+        self.do('allReduce', stream, work)
 
     def reduceScatter(self, source, target, count, dtype, op, stream):  # noqa: N802
-        self.did('reduceScatter', stream)
-        x = at(source, count * self.mpi_comm.size, dtype)
-        mine = self.combined(x, op).reshape(-1, count)[self.mpi_comm.rank]
-        at(target, count, dtype)[...] = mine.astype(x.dtype)
+        def work():
+            x = at(source, count * self.mpi_comm.size, dtype)
+            at(target, count, dtype)[...] = self.combined(x, op).reshape(-1, count)[
+                self.mpi_comm.rank]
+        self.do('reduceScatter', stream, work)
 
     def allGather(self, source, target, count, dtype, stream):  # noqa: N802
-        self.did('allGather', stream)
-        self.mpi_comm.Allgather(at(source, count, dtype),
-                                at(target, count * self.mpi_comm.size, dtype))
+        self.do('allGather', stream, lambda: self.mpi_comm.Allgather(
+            at(source, count, dtype), at(target, count * self.mpi_comm.size, dtype)))
 
     def reduce(self, source, target, count, dtype, op, root, stream):
-        self.did('reduce', stream)
-        x = at(source, count, dtype)
-        combined = self.combined(x, op)
-        if self.mpi_comm.rank == root:
-            at(target, count, dtype)[...] = combined.astype(x.dtype)
+        def work():
+            combined = self.combined(at(source, count, dtype), op)
+            if self.mpi_comm.rank == root:
+                at(target, count, dtype)[...] = combined
+        self.do('reduce', stream, work)
 
     def combined(self, x, op):
-        wide = x.astype('f4') if x.dtype == 'f2' else np.array(x)
-        result = np.empty_like(wide)
-        self.mpi_comm.Allreduce(wide, result, op)
-        return result
+        """One rank after the other, so that an element has the same bits wherever it lies."""
+        rows = np.empty((self.mpi_comm.size, x.size), x.dtype)
+        self.mpi_comm.Allgather(np.array(x), rows)
+        with np.errstate(over='ignore'):
+            return functools.reduce(
+                op, rows.astype('f4') if x.dtype == 'f2' else rows).astype(x.dtype)
 
     def bcast(self, pointer, count, dtype, root, stream):
-        self.did('bcast', stream)
-        self.mpi_comm.Bcast(at(pointer, count, dtype), root)
+        self.do('bcast', stream, lambda: self.mpi_comm.Bcast(at(pointer, count, dtype), root))
 
-    def did(self, what, stream):
+    def do(self, what, stream, work):
         assert stream == self.gpu.streams[-1].ptr
+        self.streams.add(self.gpu.streams[-1])
         self.gpu.did(what)
+        self.gpu.do(work)
+
+    def check_async_error(self):
+        self.check_device()
+        if self.mpi_comm == MPI.COMM_NULL:
+            raise nccl.NcclError('NCCL_ERROR_INVALID_ARGUMENT')
+
+    def abort(self):
+        self.check_device()
+        self.gpu.did('abort')
 
     def destroy(self):
         self.gpu.did('destroy')
         self.mpi_comm.Free()
+
+    def check_device(self):
+        if Device().id != self.device_id:
+            self.gpu.wrong.append(
+                f'a thread uses GPU {Device().id} for a communicator of GPU {self.device_id}')
 
 
 def at(pointer, count, dtype):
@@ -235,14 +422,16 @@ def at(pointer, count, dtype):
 def gpu(monkeypatch, compile_kernels):
     """Puts the stand-in in the place of CuPy and NCCL."""
     gpu = Gpu(compile_kernels)
+    for kind in (Array, Device):
+        monkeypatch.setattr(kind, 'gpu', gpu)
     monkeypatch.setitem(sys.modules, 'cupy', gpu.cupy)
     monkeypatch.setitem(sys.modules, 'cupyx', gpu.cupyx)
     for name, value in {'available': True, 'cupy': gpu.cupy}.items():
         monkeypatch.setattr(chainer.backends.cuda, name, value)
     for name, value in {
         '_available': True, 'NCCL_BFLOAT16': 9,
-        'NCCL_SUM': MPI.SUM, 'NCCL_PROD': MPI.PROD, 'NCCL_MAX': MPI.MAX,
-        'NCCL_MIN': MPI.MIN, **{f'NCCL_{name.upper()}': name for name in (
+        'NCCL_SUM': np.add, 'NCCL_PROD': np.multiply, 'NCCL_MAX': np.maximum,
+        'NCCL_MIN': np.minimum, **{f'NCCL_{name.upper()}': name for name in (
             'int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32',
             'float64')}, 'NcclError': type('E', (RuntimeError,), {}),
         'NcclCommunicator': gpu.nccl_communicator, 'get_version': lambda: 22703,
@@ -253,6 +442,7 @@ def gpu(monkeypatch, compile_kernels):
     for cache in caches:
         cache.cache_clear()
     yield gpu
+    assert gpu.wrong == []
     for cache in caches:
         cache.cache_clear()
 

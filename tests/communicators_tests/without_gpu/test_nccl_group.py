@@ -1,5 +1,6 @@
 """What the thread that watches over a rank learns of the exchanges on the device."""
 
+import threading
 import time
 
 import numpy as np
@@ -11,38 +12,67 @@ from chainermn.communicators import _nccl_group, _watch
 
 
 @pytest.fixture
-def group(gpu):
+def comm(gpu):
     comm = chainermn.create_communicator('pure_nccl')
-    comm._nccl.connect()
-    yield comm._nccl
+    yield comm
     comm.finalize()
 
 
+@pytest.fixture
+def group(gpu, comm):
+    """NCCL on a GPU that is not the one on which threads begin."""
+    with gpu.cupy.cuda.Device(1):
+        comm._nccl.connect()
+        yield comm._nccl
+
+
+def in_a_thread(call):
+    """What it returns in a thread of its own, as that of the watchdog."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert results, 'it blocks, or failed'
+    return results[0]
+
+
 def test_an_exchange_that_the_device_does_not_finish(group, gpu):
-    assert group.waits() == (0, '')
+    assert in_a_thread(group.waits) == (0, '')
     group.all_reduce(gpu.cupy.asarray(np.ones(3, 'f')))
-    assert group.waits() == (0, 'all-reduce of 3 float32 by NCCL on GPU 0')
-    group._newest[0].done = False
+    assert in_a_thread(group.waits) == (0, 'all-reduce of 3 float32 by NCCL on GPU 1')
+    group._newest[0].status = 600
     time.sleep(.01)
-    assert group.waits()[0] > 0
+    assert in_a_thread(group.waits)[0] > 0
     watch = _watch.Watch()  # whose thread does not run
-    assert watch._of_nccl() == ''
+    assert in_a_thread(watch._of_nccl) == ''
     watch._default = .001
-    assert 's in all-reduce of 3 float32 by NCCL on GPU 0, and the time limit is' in (
-        watch._of_nccl())
-    group._newest[0].done = True
+    assert 's in all-reduce of 3 float32 by NCCL on GPU 1, and the time limit is' in (
+        in_a_thread(watch._of_nccl))
 
 
 def test_an_error_of_nccl(group):
-    assert group.error() == ''
+    assert in_a_thread(group.error) == ''
 
     def check():
         raise nccl.NcclError('remote error')
 
     group.nccl_comm.check_async_error = check
-    assert group.error() == 'remote error'
-    assert _watch.Watch()._of_nccl() == 'NCCL failed: remote error'
-    del group.nccl_comm.check_async_error
+    assert in_a_thread(group.error) == 'remote error'
+    assert in_a_thread(_watch.Watch()._of_nccl) == 'NCCL failed: remote error'
+
+
+def test_an_error_of_the_device(group, gpu):
+    """It is not taken for an exchange that is under way until the time limit."""
+    group.all_reduce(gpu.cupy.asarray(np.ones(3, 'f')))
+    group._newest[0].status = 700
+    assert in_a_thread(group.error) == 'GPU 1: 700'  # CuPy says what that means
+    assert in_a_thread(group.waits)[0] == 0
+    assert in_a_thread(_watch.Watch()._of_nccl) == 'NCCL failed: GPU 1: 700'
+
+
+def test_abort(group, gpu):
+    in_a_thread(lambda: [group.abort()])
+    assert gpu.log[-1] == 'abort on caller'
 
 
 def test_only_those_that_are_connected(group):
@@ -50,3 +80,51 @@ def test_only_those_that_are_connected(group):
     group.destroy()
     assert group not in _nccl_group.connected
     assert group.waits() == (0, '')
+    assert group.error() == ''
+    group.abort()
+
+
+def test_a_look_while_it_is_destroyed(group):
+    """The communicator is none any more, which is no error."""
+    said = []
+    destroy = group.nccl_comm.destroy
+
+    def slowly():
+        destroy()
+        said.append(in_a_thread(_watch.Watch()._of_nccl))
+        said.append(in_a_thread(group.error))  # of a watchdog that has begun to look before
+        said.append(in_a_thread(group.waits)[0])
+
+    group.nccl_comm.destroy = slowly
+    group.destroy()
+    assert said == ['', '', 0]
+
+
+def test_it_is_not_destroyed_during_a_look(group):
+    entered, go = threading.Event(), threading.Event()
+    said, destroyed = [], []
+    check, destroy = group.nccl_comm.check_async_error, group.nccl_comm.destroy
+
+    def slowly():
+        entered.set()
+        go.wait(30)
+        said.append(list(destroyed))
+        check()
+
+    group.nccl_comm.check_async_error = slowly
+    group.nccl_comm.destroy = lambda: (destroyed.append(True), destroy())
+    look = threading.Thread(target=group.error)
+    look.start()
+    assert entered.wait(30)
+    threading.Timer(.1, go.set).start()
+    group.destroy()
+    look.join(30)
+    assert (said, destroyed) == ([[]], [True])
+
+
+def test_the_list_changes_during_a_look(group):
+    """The watchdog looks through what there was when it began."""
+    looking = iter(_nccl_group.connected)
+    assert next(looking) is group
+    group.destroy()
+    assert list(looking) == []

@@ -57,6 +57,22 @@ def test_both_ways_to_copy_give_the_same_bits(gpu, make_model):
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize('kind', [None, 'fp16'])
+@pytest.mark.parametrize('n', [1, 2])
+def test_a_sum_that_is_too_large_for_float16(comm, gpu, n, kind):
+    """The mean is not."""
+    comm.set_config('allreduce_grad_dtype', np.float16)
+    model = chainer.Link()
+    with model.init_scope():
+        for i in range(n):
+            param = chainer.Parameter(gpu.cupy.asarray(np.zeros(5, 'f4')))
+            param.grad = gpu.cupy.asarray(np.full(5, 40000 + i, 'f4'))
+            setattr(model, f'p{i}', param)
+    comm.multi_node_mean_grad(model, compression=kind)
+    for i in range(n):
+        np.testing.assert_allclose(getattr(model, f'p{i}').grad, 40000 + i, rtol=2e-3)
+
+
 @pytest.mark.parametrize('kind, verb, tolerance', [
     ('fp16', 'allReduce', 4e-3), ('bf16', 'allReduce', 3e-2), ('2bit', 'allGather', 1e-3)])
 def test_compressed(comm, gpu, make_model, kind, verb, tolerance):
@@ -227,12 +243,23 @@ def test_nccl_does_not_connect(comm, gpu, make_model, same_error):
     comm.multi_node_mean_grad(make_model(RANK))
 
 
-def test_debug(comm, make_model):
+def test_debug(comm, make_model, same_error):
     model = make_model(RANK)
     if RANK == 0:
-        model.b.grad[0] = np.nan
-    with chainer.using_config('debug', True), pytest.raises(ValueError, match='/b is not finite'):
-        comm.multi_node_mean_grad(model)
+        model.b.grad[3] = np.nan
+    with chainer.using_config('debug', True):
+        error = same_error(comm.multi_node_mean_grad, model, refused=0)
+    assert 'the gradient of /b is not finite: nan at [3], 1 of' in str(error)
+
+
+def test_debug_of_a_mean(comm, make_model, same_error):
+    """All gradients are finite, but not in the dtype in which they travel."""
+    comm.set_config('allreduce_grad_dtype', np.float16)
+    model = make_model(RANK)
+    model.b.grad[3] = 1e6
+    with chainer.using_config('debug', True), np.errstate(over='ignore'):
+        error = same_error(comm.multi_node_mean_grad, model, table=False)
+    assert 'the mean gradient of /b is not finite' in str(error)
 
 
 def test_after_finalize(gpu, make_model):

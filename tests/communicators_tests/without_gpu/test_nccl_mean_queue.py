@@ -1,0 +1,243 @@
+"""Means in the background by NCCL, on a stream that runs at once and on one that runs late."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn.communicators import compression
+
+SIZE = MPI.COMM_WORLD.size
+RANK = MPI.COMM_WORLD.rank
+
+
+@pytest.fixture(params=[False, True], ids=['at once', 'late'])
+def comm(request, gpu):
+    comm = chainermn.create_communicator('pure_nccl')
+    gpu.late = request.param
+    yield comm
+    gpu.late = False
+    comm.finalize()
+
+
+def arrays_of(gpu, rank, number, dtypes=('f4',) * 3):
+    return {f'{number}/{i}': gpu.cupy.asarray((np.arange(size) % 7 + rank + number).astype(dtype))
+            for i, (size, dtype) in enumerate(zip((3, 9000, 1), dtypes, strict=True))}
+
+
+def means_of(gpu, number, dtypes=('f4',) * 3):
+    ranks = [arrays_of(gpu, rank, number, dtypes) for rank in range(SIZE)]
+    return [sum(arrays[path].get().astype('d') for arrays in ranks) / SIZE for path in ranks[0]]
+
+
+def check(means, expected, tolerance=1e-6):
+    for mean, value in zip(means, expected, strict=True):
+        np.testing.assert_allclose(mean.get(), value, tolerance)
+
+
+@pytest.mark.parametrize('batched', [True, False])
+@pytest.mark.parametrize('wire', ['float16', 'float32', 'float64'])
+@pytest.mark.parametrize('dtypes', [['f2'] * 3, ['f4'] * 3, ['f8'] * 3, ['f2', 'f4', 'f8']],
+                         ids='-'.join)
+def test_means(comm, gpu, dtypes, wire, batched):
+    comm.set_config('allreduce_grad_dtype', wire)
+    comm.set_config('batched_copy', batched)
+    queue = comm.mean_queue()
+    for name in ('allreduce_grad_dtype', 'batched_copy'):
+        queue_comm = comm._twin
+        queue_comm.set_config(name, comm.get_config(name))
+    sent = [arrays_of(gpu, RANK, n, dtypes) for n in range(4)]
+    results = [queue.put(arrays) for arrays in sent]
+    queue.wait()
+    for n, (arrays, means) in enumerate(zip(sent, results, strict=True)):
+        check(means, means_of(gpu, n, dtypes), 2e-3)
+        assert [mean.dtype for mean in means] == [x.dtype for x in arrays.values()]
+        for path, x in arrays_of(gpu, RANK, n, dtypes).items():
+            np.testing.assert_array_equal(arrays[path].get(), x.get())
+
+
+@pytest.mark.parametrize('kind', [None, 'fp16', 'bf16', '2bit'])
+def test_what_is_put_stays_as_it_is(comm, gpu, kind):
+    """One array alone needs no packing, and may be read by backward, or be put once more."""
+    queue = comm.mean_queue()
+    x = gpu.cupy.asarray(np.arange(1, 5, dtype='f4') * (RANK + 1))
+    compressor = compression.get(kind)
+    first, = queue.put({'a': x}, compressor)
+    second, = queue.put({'b': x}, compressor)
+    both = queue.put({'c': x, 'd': x}, compressor)
+    queue.wait()
+    np.testing.assert_array_equal(x.get(), np.arange(1, 5) * (RANK + 1))
+    if kind != '2bit':
+        expected = np.arange(1, 5) * (SIZE + 1) / 2
+        check([first, second, *both], [expected] * 4, 1e-6 if kind is None else 1e-2)
+    results = [first, second, *both]
+    for n, y in enumerate(results):  # to write to one changes no other
+        assert not any(np.may_share_memory(y, other) for other in [x, *results[n + 1:]])
+
+
+def test_of_several_dtypes_and_shapes(comm, gpu):
+    queue = comm.mean_queue()
+    x = gpu.cupy.asarray(np.full((2, 3), RANK, 'f4'))
+    means = queue.put({
+        'a': x, 'b': x.T, 'c': gpu.cupy.asarray(np.float64([RANK])),
+        'd': gpu.cupy.asarray(np.empty((0, 2), 'f2')), 'e': gpu.cupy.asarray(np.float32(RANK))})
+    queue.wait()
+    for mean, shape in zip(means, [(2, 3), (3, 2), (1,), (0, 2), ()], strict=True):
+        assert mean.shape == shape
+        assert (mean.get() == (SIZE - 1) / 2).all()
+
+
+def test_arrays_that_the_caller_forgets(comm, gpu):
+    """The stand-in notices if they were free before the device has read them."""
+    queue = comm.mean_queue()
+    results = []
+    for n in range(3):
+        arrays = arrays_of(gpu, RANK, n)
+        results.append(queue.put(dict(arrays)))
+        results.append(queue.put({'x': arrays.pop(f'{n}/1')}))
+        del arrays
+    queue.wait()
+    for n in range(3):
+        check(results[2 * n], means_of(gpu, n))
+        check(results[2 * n + 1], means_of(gpu, n)[1:2])
+
+
+def test_results_stay(comm, gpu):
+    queue = comm.mean_queue()
+    kept = []
+    for n in range(4):
+        kept.append(queue.put(arrays_of(gpu, RANK, n)))
+        queue.wait()
+    for n, means in enumerate(kept):
+        check(means, means_of(gpu, n))
+
+
+def test_nothing_is_copied_twice(gpu):
+    """There is one more set of arrays, in which the sums travel and which is the result."""
+    comm = chainermn.create_communicator('pure_nccl')
+    queue = comm.mean_queue()
+    gpu.late = True
+    arrays = arrays_of(gpu, RANK, 0)
+    means = queue.put(arrays)
+    size = sum(x.nbytes for x in arrays.values())
+    stream = comm._twin._stream
+    assert size <= sum(memory.nbytes for memory in stream.own) < 1.5 * size
+    assert [line for line in gpu.log if 'pack' in line] == ['pack on own']
+    queue.wait()
+    check(means, means_of(gpu, 0))
+    gpu.late = False
+    comm.finalize()
+
+
+def test_order_on_the_streams(comm, gpu):
+    queue = comm.mean_queue()
+    gpu.log.clear()
+    assert not queue.pending
+    queue.put(arrays_of(gpu, RANK, 0))
+    assert queue.pending
+    queue.put(arrays_of(gpu, RANK, 1))
+    put = ['own waits for caller', 'pack on own', 'allReduce on own']
+    assert gpu.log == 2 * put
+    queue.wait()
+    assert not queue.pending
+    queue.wait()
+    assert gpu.log == [*put, *put, 'caller waits for own']
+
+
+@pytest.mark.parametrize('kind', [None, 'fp16', 'bf16', '2bit'])
+@pytest.mark.parametrize('put', [lambda rank: rank, lambda rank: 3 - min(rank, 3),
+                                 lambda rank: 2, lambda rank: 0, lambda rank: 4 * (rank == 0)])
+def test_cancel(comm, gpu, put, kind):
+    gpu.late = True  # "at once" the stand-in would wait for the other ranks
+    queue = comm.mean_queue()
+    compressor = compression.get(kind)
+    for _ in range(2):
+        for n in range(put(RANK)):
+            queue.put(arrays_of(gpu, RANK, n), compressor)
+        queue.cancel()
+        assert not queue.pending
+        means = queue.put(arrays_of(gpu, RANK, 9))
+        queue.wait()
+        check(means, means_of(gpu, 9))
+
+
+def test_finalize_with_something_on_its_way(comm, gpu):
+    gpu.late = True
+    queue = comm.mean_queue()
+    for n in range(RANK):
+        queue.put(arrays_of(gpu, RANK, n))
+    comm.finalize()  # and once more by the fixture
+
+
+# --- what overlap makes of it --------------------------------------------------------------------
+
+
+class Called(chainer.Chain):
+    """Calls its links and parameters by a function given to it."""
+
+    def __init__(self, call, **children):
+        super().__init__()
+        with self.init_scope():
+            for name, child in children.items():
+                setattr(self, name, child)
+        self.call = call
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
+def parameter(*shape):
+    return chainer.Parameter(np.random.standard_normal(shape).astype('f4'))
+
+
+def sum_of_weights():
+    """Both weights have one array as their gradient: Chainer's ``add`` hands it to both."""
+    return Called(lambda m, x: F.linear(F.tanh(m.first(x)), m.a + m.b),
+                  first=L.Linear(6, 8), a=parameter(4, 8), b=parameter(4, 8))
+
+
+def bias_of_full_shape():
+    """The gradient of the parameter is the one that backward goes on with."""
+    return Called(lambda m, x: m.last(F.tanh(m.first(x) + m.p)),
+                  first=L.Linear(6, 8), p=parameter(5, 8), last=L.Linear(8, 4))
+
+
+def several_times():
+    return Called(lambda m, x: m.last(F.tanh(m.again(F.tanh(m.again(m.first(x)))))),
+                  first=L.Linear(6, 8), again=L.Linear(8, 8), last=L.Linear(8, 4))
+
+
+def perceptron():
+    return chainer.Sequential(L.Linear(6, 8), F.tanh, L.Linear(8, 7), F.tanh, L.Linear(7, 4))
+
+
+def trained(gpu, comm, make, steps=5, **options):
+    np.random.seed(3)
+    model = make()
+    for param in model.params():
+        param.array = gpu.cupy.asarray(param.array)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(.1), comm, **options).setup(model)
+    for n in range(steps):
+        random = np.random.RandomState(100 * n + RANK)
+        x, t = (gpu.cupy.asarray(random.standard_normal((5, n)).astype('f4')) for n in (6, 4))
+        optimizer.update(lambda x=x, t=t: F.mean_squared_error(model(x), t))
+    return optimizer, {path: param.array.get() for path, param in model.namedparams()}
+
+
+@pytest.mark.parametrize('bucket_mb', [1e-6, 200 / 2**20], ids=['one by one', 'several'])
+@pytest.mark.parametrize('options', [
+    {}, {'compression': 'fp16'}, {'compression': 'bf16'}, {'n_accumulations': 2}], ids=str)
+@pytest.mark.parametrize('make', [
+    sum_of_weights, bias_of_full_shape, several_times, perceptron], ids=lambda make: make.__name__)
+def test_the_same_bits_as_without_overlap(comm, gpu, make, options, bucket_mb):
+    _, expected = trained(gpu, comm, make, **options)
+    optimizer, found = trained(gpu, comm, make, overlap=True, bucket_mb=bucket_mb, **options)
+    for path, array in expected.items():
+        np.testing.assert_array_equal(found[path], array, err_msg=path)
+    if SIZE > 1:  # one rank alone exchanges nothing
+        assert optimizer.n_early > 0
+        assert bucket_mb > 1e-5 or all(len(bucket) == 1 for bucket in optimizer.buckets)
