@@ -79,7 +79,7 @@ class Activations:
         if mark is None:
             return data, Activation(source, tag, -1, True, call)
         if mark.kind == 'gradient':
-            raise self.unexpected(mark, source, call)
+            raise unexpected(self._messages.rank, mark, source, call)
         return data, Activation(source, tag, mark.number, mark.needs_gradient, call)
 
     def send_gradient(self, gradients: Any, activation: Activation) -> None:
@@ -101,15 +101,14 @@ class Activations:
             if mark is None:
                 return gradients
             if mark.kind == 'activation':
-                raise self.unexpected(mark, peer, call)
+                raise unexpected(self._messages.rank, mark, peer, call)
             self._early[peer, mark.number] = gradients
         return self._early.pop((peer, number))
 
-    def unexpected(self, mark: Mark, source: int, call: str) -> ValueError:
-        """Returns the error for a message that is not of the kind that a rank expects."""
-        got, expected = ('a gradient', 'data') if mark.kind == 'gradient' else (
-            'data', 'a gradient')
-        rank = self._messages.rank
-        return mismatch(
-            f'chainermn.functions: rank {rank} got {got} from rank {source} where it expected '
-            f'{expected}', {rank: call, source: mark.text})
+
+def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
+    """Returns the error for a message that is not of the kind that a rank expects."""
+    got, expected = ('a gradient', 'data') if mark.kind == 'gradient' else ('data', 'a gradient')
+    return mismatch(
+        f'chainermn.functions: rank {rank} got {got} from rank {source} where it expected '
+        f'{expected}', {rank: call, source: mark.text})

@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn.communicators import _header, _requests, _wire
-from chainermn.communicators._activations import Activation
+from chainermn.communicators._activations import Activation, Activations
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
@@ -26,6 +26,7 @@ class ArrayVerbs(CommunicatorBase):
 
     _agreement: Agreement
     _messages: Messages
+    _activations: Activations
     _mpi_transport: MpiTransport
     _arrays: Any
     _objects: Any
@@ -43,16 +44,16 @@ class ArrayVerbs(CommunicatorBase):
         return self._messages.irecv(source, tag)
 
     def send_activation(self, data: Any, dest: int, tag: int, needs_gradient: bool) -> Activation:
-        return self._messages.activations.send(data, dest, tag, needs_gradient)
+        return self._activations.send(data, dest, tag, needs_gradient)
 
     def recv_activation(self, source: int, tag: int) -> tuple[Any, Activation]:
-        return self._messages.activations.recv(source, tag)
+        return self._activations.recv(source, tag)
 
     def send_gradient(self, gradients: Any, activation: Activation) -> None:
-        self._messages.activations.send_gradient(gradients, activation)
+        self._activations.send_gradient(gradients, activation)
 
     def recv_gradient(self, activation: Activation) -> Any:
-        return self._messages.activations.recv_gradient(activation)
+        return self._activations.recv_gradient(activation)
 
     def waitall(self, requests: Sequence[Request]) -> list[Any]:
         return _requests.waitall(requests)

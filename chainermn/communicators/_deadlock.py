@@ -44,14 +44,11 @@ class Deadlocks:
         mpi_comm: Communicator.
         tag: With which notices travel; no other message on the communicator has it.
         calls: Counts the messages of this rank.
-        is_receiving: Lets requests of ``irecv`` make progress; returns whether one is pending.
     """
 
-    def __init__(self, mpi_comm: Any, tag: int, calls: MessageCalls,
-                 is_receiving: Callable[[], object]) -> None:
+    def __init__(self, mpi_comm: Any, tag: int, calls: MessageCalls) -> None:
         self._mpi_comm = mpi_comm
         self._tag = tag
-        self._is_receiving = is_receiving
         self._rank = mpi_comm.rank
         size = mpi_comm.size
         self._calls = calls
@@ -60,9 +57,16 @@ class Deadlocks:
         self._notices: dict[int, _Notice] = {}  # the last one, by rank
         self._sends: list[MPI.Request] = []
 
-    def wait(self, request: MPI.Request, peer: int, wait: Wait, status: MPI.Status | None = None
-             ) -> None:
+    def wait(self, request: MPI.Request, peer: int, wait: Wait,
+             is_receiving: Callable[[], object], status: MPI.Status | None = None) -> None:
         """Returns once a request is complete.
+
+        Args:
+            request: The request.
+            peer: The rank that it waits for.
+            wait: What is waited for.
+            is_receiving: Lets requests of ``irecv`` make progress; returns whether one is pending.
+            status: Filled when the request is complete.
 
         Raises:
             ValueError: If this rank and ``peer`` wait for each other.
@@ -72,7 +76,7 @@ class Deadlocks:
         is_told = False
         start = time.monotonic()
         while not request.Test(status):
-            if self._is_receiving() or time.monotonic() < start + _GRACE:
+            if is_receiving() or time.monotonic() < start + _GRACE:
                 os.sched_yield()
                 continue
             if not is_told:

@@ -23,7 +23,7 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from chainermn.communicators import _activations, _header, _where, _wire
-from chainermn.communicators._activations import Activations, Mark
+from chainermn.communicators._activations import Mark
 from chainermn.communicators._deadlock import Deadlocks, Wait
 from chainermn.communicators._disagreement import Refusal
 from chainermn.communicators._header import Header
@@ -59,8 +59,7 @@ class Messages:
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag = largest_tag()
         self._count = itertools.count()
-        self.activations = Activations(self)
-        self._deadlocks = Deadlocks(payloads, self._max_tag, self.calls, self.receiving)
+        self._deadlocks = Deadlocks(payloads, self._max_tag, self.calls)
         # MPI reads and writes what these hold, whether or not the caller keeps them.
         self._sends: list[MPI.Request] = []
         self._receives: list[Request] = []
@@ -170,7 +169,7 @@ class Messages:
         self._deadlocks.n_marked_sent[dest] += 1
         request = self._mpi_comm.Issend(mark.packed() + first, dest, tag)
         try:
-            self._deadlocks.wait(request, dest, Wait(True, tag, mark.text))
+            self._deadlocks.wait(request, dest, Wait(True, tag, mark.text), self.receiving)
         except BaseException:
             self._keep([request])
             raise
@@ -193,7 +192,8 @@ class Messages:
             self._wait(request, status)
         else:
             try:
-                self._deadlocks.wait(request, source, Wait(False, tag, call), status)
+                self._deadlocks.wait(
+                    request, source, Wait(False, tag, call), self.receiving, status)
             except BaseException:
                 request.Cancel()
                 request.Wait()
@@ -309,8 +309,9 @@ class Messages:
         """Receives what follows a header, for a verb that takes data with a mark as well."""
         mark, received = yield from self._finish(header, body, source, tag, verb)
         if mark is not None and mark.kind == 'gradient':
-            raise self.activations.unexpected(
-                mark, source, f'recv from rank {source} with tag {tag}, called at {_where.site()}')
+            raise _activations.unexpected(
+                self.rank, mark, source,
+                f'recv from rank {source} with tag {tag}, called at {_where.site()}')
         return received
 
     def _finish(self, header: Header, body: memoryview, source: int, tag: int, verb: str

@@ -19,6 +19,7 @@ from chainermn.communicators import (
     _topology,
     _watch,
 )
+from chainermn.communicators._activations import Activations
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
@@ -57,6 +58,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         self._arrays = mpi_comm.Dup()
         self._objects = pkl5.Intracomm(mpi_comm.Dup())
         self._messages = Messages(self._arrays, self._objects)
+        self._activations = Activations(self._messages)
         _recent.number(self.recent_calls())
         self._mpi_transport = MpiTransport(self._arrays)
         _end.covered()
@@ -213,7 +215,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         self._arrays.Free()
         if self._is_part:
             self._mpi_comm.Free()
-        for name in ('_agreement', '_arrays', '_objects', '_messages', '_mpi_transport'):
+        for name in ('_agreement', '_arrays', '_objects', '_messages', '_activations',
+                     '_mpi_transport'):
             setattr(self, name, _Finalized())
 
 

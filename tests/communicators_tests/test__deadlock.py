@@ -246,7 +246,7 @@ SEND, RECV = True, False
 ])
 def test_what_is_a_deadlock(mine, theirs, in_flight, is_deadlock):
     calls = MessageCalls(MPI.COMM_SELF)
-    deadlocks = _deadlock.Deadlocks(MPI.COMM_SELF, 0, calls, lambda: False)
+    deadlocks = _deadlock.Deadlocks(MPI.COMM_SELF, 0, calls)
     calls.sent[0, 1], calls.received[0, 1], deadlocks.n_marked_received[0] = 10, 20, 15
     to_peer, to_me, marked = in_flight
     deadlocks._notices[0] = _deadlock._Notice(
