@@ -68,17 +68,21 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
 
     _doing.know([create_communicator])
     _watch.get().start()
-    mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
-    if not isinstance(mpi_comm, MPI.Intracomm):
-        raise TypeError(f'mpi_comm has to be an mpi4py.MPI.Intracomm, not {mpi_comm!r}')
+    refusal = None
+    if mpi_comm is None:
+        mpi_comm = MPI.COMM_WORLD
+    elif not isinstance(mpi_comm, MPI.Intracomm):
+        refusal = _disagreement.Refusal.of('create_communicator', TypeError(
+            f'mpi_comm has to be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
+        mpi_comm = MPI.COMM_WORLD  # the likeliest one that the other ranks pass
     _recent.creations[_recent.world_ranks(mpi_comm)] += 1
     _end.cover(mpi_comm)  # starts a process, which takes a while: the imports below run beside it
-    communicator_class, config, refusal = None, kwargs, None
+    communicator_class, config = None, kwargs
     try:
         communicator_class = _find_class(communicator_name)
         config = _checked_config(communicator_class, kwargs)
     except Exception as error:
-        refusal = _disagreement.Refusal.of('create_communicator', error)
+        refusal = refusal or _disagreement.Refusal.of('create_communicator', error)
     call = f'create_communicator({communicator_name!r}' + ''.join(
         f', {name}={value!r}' for name, value in sorted(config.items())) + ')'
     said = mpi_comm.allgather((call, refusal))

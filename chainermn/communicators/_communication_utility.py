@@ -56,5 +56,10 @@ def chunked_bcast_obj(obj: Any, mpi_comm: Any, max_buf_len: int = 256 * 1024 * 1
     """Broadcasts an object of any size; ``max_buf_len`` has no effect.
 
     Collective: every rank calls it.
+
+    Raises:
+        AssertionError: If not ``0 < max_buf_len < INT_MAX``.
     """
+    assert 0 < max_buf_len < INT_MAX, (
+        f'max_buf_len has to be from 1 to {INT_MAX - 1}, not {max_buf_len}')
     return pkl5.Intracomm(mpi_comm).bcast(obj, root)

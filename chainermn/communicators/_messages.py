@@ -61,7 +61,7 @@ class Messages:
         self._count = itertools.count()
         self._deadlocks = Deadlocks(payloads, self._max_tag, self.calls)
         # MPI reads and writes what these hold, whether or not the caller keeps them.
-        self._sends: list[MPI.Request] = []
+        self.sends: list[MPI.Request] = []
         self._receives: list[Request] = []
         self._messages: list[bytearray] = []  # to receive into
 
@@ -236,8 +236,8 @@ class Messages:
         request.Wait(status)
 
     def _keep(self, requests: Iterable[MPI.Request]) -> None:
-        self._sends = [request for request in self._sends if not request.Test()]
-        self._sends += requests
+        self.sends[:] = [request for request in self.sends if not request.Test()]
+        self.sends += requests
 
     def _new_number(self) -> int:
         return next(self._count) % (self._max_tag + 1)

@@ -65,10 +65,8 @@ class FlatCommunicator(MpiCommunicatorBase):
             memory.bcast(group)
 
     def finalize(self) -> None:
-        memory, self._memory = self._memory, None
         super().finalize()
-        if memory is not None:
-            memory.free()
+        self._memory = None
 
     def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
         return _bucket.describe(arrays, places=True)  # each takes its own way
@@ -78,4 +76,6 @@ class FlatCommunicator(MpiCommunicatorBase):
         if not self._has_tried_memory:
             self._has_tried_memory = True
             self._memory = _shared_memory.create(self._arrays, self._topology)
+            if self._memory is not None:
+                self._to_free.append(self._memory.free)
         return self._memory

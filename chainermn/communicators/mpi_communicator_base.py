@@ -1,6 +1,7 @@
 """A communicator on MPI: who and where the ranks are, groups of them, and all verbs together."""
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ from chainermn.communicators import (
     _doing,
     _end,
     _header,
+    _lifetime,
     _recent,
     _timed_verbs,
     _timeline,
@@ -48,18 +50,23 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
     def __init__(self, mpi_comm: Any) -> None:
         super().__init__()
         self._mpi_comm = mpi_comm
-        self._is_part = False  # made by split or new_group, together with mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
         _doing.know_class(type(self))
         _end.cover(mpi_comm)
-        self._agreement = Agreement(mpi_comm.Dup())
+        _lifetime.free_unreferenced(mpi_comm, _recent.world_ranks(mpi_comm))
+        headers, self._arrays = _lifetime.duplicates(mpi_comm)
+        self._agreement = Agreement(headers)
         _end.watch(self._agreement)
-        self._arrays = mpi_comm.Dup()
-        self._objects = pkl5.Intracomm(mpi_comm.Dup())
-        self._messages = Messages(self._arrays, self._objects)
+        # Collectives and messages of one MPI communicator cannot be mistaken for each other.
+        self._objects = pkl5.Intracomm(self._arrays)
+        self._messages = Messages(self._arrays, pkl5.Intracomm(headers))
         self._activations = Activations(self._messages)
         _recent.number(self.recent_calls())
+        self._to_free: list[Callable[[], Any]] = [
+            functools.partial(_end.forget, self._agreement), headers.Free, self._arrays.Free]
+        _lifetime.hold(self._messages, self._agreement.calls.key, self._to_free,
+                       self._messages.sends)
         self._mpi_transport = MpiTransport(self._arrays)
         _end.covered()
         self._topology = _topology.discover(self._arrays)
@@ -138,7 +145,9 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         except Exception as error:
             self.refuse('split', error)
         self._agreement.same(pack('split'))
-        return self._like_this(self._arrays.Split(color, key))
+        with _lifetime.explained(self._arrays):
+            mpi_comm = self._arrays.Split(color, key)
+        return self._like_this(mpi_comm)
 
     def new_group(self, ranks: Sequence[int]) -> Any:
         try:
@@ -156,15 +165,16 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             self.refuse('new_group', error)
         self._agreement.same(pack('new_group', number=_header.digest(members)),
                              {'ranks': str(members)})
-        if self._rank not in members:
-            self._arrays.Split(MPI.UNDEFINED)
-            return None
-        return self._like_this(self._arrays.Split(0, members.index(self._rank)))
+        is_member = self._rank in members
+        with _lifetime.explained(self._arrays):
+            mpi_comm = self._arrays.Split(0 if is_member else MPI.UNDEFINED,
+                                          members.index(self._rank) if is_member else 0)
+        return self._like_this(mpi_comm) if is_member else None
 
     def _like_this(self, mpi_comm: Any) -> Any:
         """A communicator of the same class and configuration, of some of the ranks."""
         part = type(self)(mpi_comm)
-        part._is_part = True
+        part._to_free.append(mpi_comm.Free)
         with part.config_scope():
             for name, value in self._configs.items():
                 setattr(part, name, value)
@@ -209,12 +219,9 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             self._mean_queue.free()
             self._twin.finalize()
             self._mean_queue = self._twin = None
-        _end.forget(self._agreement)
-        self._agreement.mpi_comm.Free()
-        self._objects.Free()
-        self._arrays.Free()
-        if self._is_part:
-            self._mpi_comm.Free()
+        _lifetime.release(self._agreement.calls.key)
+        for free in self._to_free:
+            free()
         for name in ('_agreement', '_arrays', '_objects', '_messages', '_activations',
                      '_mpi_transport'):
             setattr(self, name, _Finalized())

@@ -22,15 +22,10 @@ class NonCudaAwareCommunicator(NcclCommunicatorBase):
         super().__init__(mpi_comm)
         self._intra = self._arrays.Split(self.inter_rank, self.intra_rank)
         self._inter = self._arrays.Split(self.intra_rank, self.inter_rank)
+        self._to_free += [self._intra.Free, self._inter.Free]
         # The first ranks of all nodes wait for each other, so a node that cannot connect has to
         # stop the others.
         self._nccl = NcclGroup(self._intra, witnesses=self._arrays)
-
-    def finalize(self) -> None:
-        super().finalize()
-        for mpi_comm in (self._intra, self._inter):
-            if mpi_comm != MPI.COMM_NULL:
-                mpi_comm.Free()
 
     def _sum_in_place(self, buffer: Any) -> Any:
         self._nccl.connect()

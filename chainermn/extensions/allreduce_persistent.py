@@ -28,7 +28,14 @@ class AllreducePersistent(chainer.training.Extension):
         self.comm = comm
 
     def __call__(self, trainer: Any = None) -> None:
-        """Averages.  The trainer is not used."""
+        """Averages.  The trainer is not used.
+
+        Raises:
+            TypeError: On all ranks, if the model of a rank is no ``chainer.Link``.
+        """
+        if not isinstance(self.model, chainer.Link):
+            self.comm.refuse('AllreducePersistent', TypeError(
+                f'expected a model (chainer.Link) but got {type(self.model)}'))
         groups: dict[Any, list[Any]] = {}
         for array in self._arrays():
             # MPI sums float16 in float32 anyway.

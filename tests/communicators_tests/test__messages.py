@@ -74,4 +74,4 @@ def test_what_is_sent_to_oneself_is_let_go(messages):
     for _ in range(5):
         messages.send_obj(np.zeros(100000), WORLD.rank, 1)
         assert messages.recv_obj(WORLD.rank, 1, None).shape == (100000,)
-    assert len(messages._sends) <= 4
+    assert len(messages.sends) <= 4

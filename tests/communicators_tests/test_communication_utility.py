@@ -53,7 +53,7 @@ def test_intra_and_inter_mpi_comm(monkeypatch):
     inter.Free()
 
 
-@pytest.mark.parametrize('max_buf_len', [1, None])
+@pytest.mark.parametrize('max_buf_len', [1, 2**28])
 def test_chunked_bcast_obj(max_buf_len):
     root = WORLD.size - 1
     obj = {'x': np.arange(100000), 'y': [None, 'z']} if WORLD.rank == root else None
@@ -94,3 +94,9 @@ def test_nccl_type_id(monkeypatch):
 
 def test_int_max():
     assert _communication_utility.INT_MAX == 2147483647
+
+
+@pytest.mark.parametrize('max_buf_len', [0, -1, _communication_utility.INT_MAX])
+def test_the_length_of_a_chunk_is_checked(max_buf_len):
+    with pytest.raises(AssertionError, match='max_buf_len has to be from 1 to 2147483646'):
+        _communication_utility.chunked_bcast_obj(1, WORLD, max_buf_len=max_buf_len)

@@ -162,3 +162,11 @@ def create_default():
         return create_communicator()
     except RuntimeError as error:
         return error
+
+
+def test_what_is_no_mpi_communicator_on_one_rank(same_error):
+    """The others pass the default."""
+    mpi_comm = 3 if WORLD.rank == WORLD.size - 1 else None
+    error = same_error(lambda: create_communicator('naive', mpi_comm))
+    assert type(error) is TypeError
+    assert 'mpi_comm has to be an mpi4py.MPI.Intracomm, not 3' in str(error)

@@ -66,3 +66,10 @@ def test_other_shapes_on_one_rank_are_refused_on_all(comm):
 def test_it_runs_before_writers():
     assert AllreducePersistent.trigger == (1, 'epoch')
     assert AllreducePersistent.priority == chainer.training.PRIORITY_WRITER + 1
+
+
+def test_no_model_on_one_rank(comm):
+    model = Model(comm.rank) if comm.rank < comm.size - 1 else None
+    with pytest.raises(TypeError, match=r'expected a model .* but got .*NoneType'):
+        AllreducePersistent(model, comm)()
+    comm.barrier()
