@@ -154,6 +154,11 @@ class Names:
         # Absolute, for the thread: the process may go to another folder.
         return os.path.abspath(os.path.join(self.folder, self.make(iteration, rank)))
 
+    def lock(self, rank: int) -> str:
+        """Path of the file that a rank locks as long as it may write its files."""
+        folder, name = os.path.split(self.path('N', rank))
+        return os.path.join(folder, f'tmp-{name}.lock')
+
     @property
     def temporary(self) -> Names:
         """Names of the files that these are written to first."""
