@@ -1,11 +1,13 @@
 """The arrays of an npz file that need not be trusted: reading them runs no code of the file."""
 from __future__ import annotations
 
+import io
 import json
+import math
+import os
 import pickle
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -14,9 +16,9 @@ import numpy as np
 
 from chainermn.extensions._snapshot_files import TAG, Tag
 
-#: What reading a damaged file may raise.
-DAMAGE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError,
-          NotImplementedError)
+_HEADER = (1 << 16) + 16  # bytes that the header of an array may take
+_MAX_TAG = 1 << 26  # bytes; the tag of a million ranks has 8 MB
+_MAX_RATIO = 1032  # deflate cannot compress better
 
 
 class Arrays(Mapping[str, Any]):
@@ -77,13 +79,19 @@ class Arrays(Mapping[str, Any]):
 
 
 def _has_object(file: Any) -> bool:
-    """Reads the header of an array; what it does not know, numpy refuses later."""
+    return _header(file)[1].hasobject
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], Any]:
+    """Reads the header of an array: its shape and dtype."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)[2].hasobject
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)[2].hasobject
-    return False
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version in ((2, 0), (3, 0)):  # which differ in the encoding of field names
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f'the format of an array is {version}')
+    return shape, dtype
 
 
 def _stripped(data: bytes) -> bytes:
@@ -104,31 +112,81 @@ def tag_of(path: str) -> Tag | None:
     """Reads what a file says of itself; ``None`` for a file of an older version.
 
     Raises:
-        OSError, zipfile.BadZipFile, ...: One of ``DAMAGE``, if it cannot be read.
+        Exception: Of nearly any class, if it cannot be read or is damaged.
     """
     with zipfile.ZipFile(path) as archive:
+        _check_directory(archive)
         if f'{TAG}.npy' not in archive.namelist():
             return None
-        with archive.open(f'{TAG}.npy') as file:
+        member = archive.getinfo(f'{TAG}.npy')
+        _check_array(archive, member)
+        if member.file_size > _MAX_TAG:
+            raise ValueError(f'the tag has {member.file_size:,} bytes')
+        with archive.open(member) as file:
             text = np.lib.format.read_array(file, allow_pickle=False).tobytes()
     fields = json.loads(text)
     if not isinstance(fields, dict) or set(fields) != set(Tag._fields):
         raise ValueError(f'the tag is not known: {text[:80]!r}')
     tag = Tag(**fields)
-    numbers = [tag.iteration, tag.size, tag.rank, *tag.writers]
-    if not tag.writers or not all(isinstance(number, int) for number in numbers):
+    numbers, texts = [tag.iteration, tag.size, tag.rank], [tag.save, tag.state, tag.buffers]
+    if (not isinstance(tag.writers, list) or not tag.writers
+            or not all(type(number) is int for number in numbers + tag.writers)
+            or tag.writers != sorted(set(tag.writers))
+            or not all(isinstance(one, str) for one in texts)):
         raise ValueError(f'the tag is not known: {text[:80]!r}')  # names of files are made of it
     return tag
 
 
-def problem_of(path: str) -> str | None:
-    """Reads a file through and says what is wrong with it, or ``None``.
+def problem_of(path: str, is_known: bool = False) -> str | None:
+    """Says what is wrong with a file, or ``None``.
 
-    Every member of an npz file has a checksum (CRC-32).
+    Nothing is allocated because the file claims to hold it.
+
+    Args:
+        path: Of the file.
+        is_known: Whether its content was compared with a checksum.  Otherwise it is read through,
+            as every member of an npz file has a checksum (CRC-32).
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-    except DAMAGE as error:
+            _check_directory(archive)
+            broken = None if is_known else archive.testzip()
+            if broken is not None:
+                return f'the checksum of {broken} is wrong'
+            for member in archive.infolist():
+                _check_array(archive, member)
+    except Exception as error:  # zipfile, zlib, struct, numpy and json raise nearly everything
         return f'{type(error).__name__}: {error}'
-    return None if broken is None else f'the checksum of {broken} is wrong'
+    return None
+
+
+def _check_directory(archive: zipfile.ZipFile) -> None:
+    """Compares what an archive claims to hold with the size of its file, and with its end."""
+    assert archive.fp is not None
+    members = archive.infolist()
+    rest = archive.fp.seek(0, os.SEEK_END)
+    for member in members:
+        rest -= member.compress_size
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        most = member.compress_size * (1 if is_stored else _MAX_RATIO)
+        if rest < 0 or member.file_size > most:
+            raise ValueError(f'{member.filename} claims {member.file_size:,} bytes, more than the '
+                             'file can hold')
+    # A damaged length makes zipfile take members for a comment on the one before.
+    archive.fp.seek(-22 - len(archive.comment), os.SEEK_END)
+    count = int.from_bytes(archive.fp.read(12)[10:], 'little')
+    if count not in (len(members), 0xffff):  # which stands for any large number
+        raise ValueError(f'{count} arrays were written and {len(members)} are there')
+
+
+def _check_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Compares what an array claims to hold with the size of its member."""
+    with archive.open(member) as file:
+        head = io.BytesIO(file.read(_HEADER))
+    shape, dtype = _header(head)
+    if dtype.hasobject:
+        return  # a pickle, which is not read here
+    claimed = math.prod(shape) * max(dtype.itemsize, 1)  # numpy makes 1 of 0
+    if min(shape, default=0) < 0 or claimed != member.file_size - head.tell():
+        raise ValueError(f'{member.filename} claims an array of shape {shape} and dtype {dtype}, '
+                         f'and has {member.file_size - head.tell():,} bytes for it')

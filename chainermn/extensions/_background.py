@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 _pending: set[Background] = set()  # those with a job that nobody has joined
+_one_at_a_time = threading.Lock()  # two may have a job for the same file
 
 
 class Background:
@@ -32,7 +33,8 @@ class Background:
         """
         def run() -> None:
             try:
-                job()
+                with _one_at_a_time:
+                    job()
             except BaseException as error:
                 self._failure = f'{path}: {type(error).__name__}: {error}'
 
@@ -86,4 +88,10 @@ def _report() -> None:
         sys.excepthook(OSError, OSError('not written:\n  ' + '\n  '.join(failures)), None)
 
 
-os.register_at_fork(after_in_child=_pending.clear)  # a child has no such thread
+def _forget() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+    _pending.clear()
+
+
+os.register_at_fork(after_in_child=_forget)  # a child has no such thread

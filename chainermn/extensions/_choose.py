@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from chainermn.extensions._arrays import DAMAGE, problem_of, tag_of
+from chainermn.extensions._arrays import problem_of, tag_of
 from chainermn.extensions._commit import Commit, File, Names, digest
 from chainermn.extensions._saver import on_all_ranks
 from chainermn.extensions._snapshot_files import Tag, Written
@@ -104,8 +104,8 @@ def _list(names: Names) -> list[_Listed]:
                     commit, problem = None, f'{path}: is of another save'
             else:
                 tag = tag_of(path)
-        except DAMAGE as error:
-            problem = f'rank 0: {path}: {error}'
+        except Exception as error:
+            problem = f'rank 0: {path}: {str(error) or type(error).__name__}'
         listed.append(_Listed(iteration, commit, tag, problem))
     return listed
 
@@ -145,7 +145,7 @@ def _inspect(path: str, rank: int) -> _Said:
     try:
         tag = None if problem else tag_of(path)
         size, sha256 = digest(path)
-    except DAMAGE as error:
+    except Exception as error:
         problem = f'{type(error).__name__}: {error}'
     if tag is None:
         problem = problem or 'is of an older version'
@@ -226,8 +226,8 @@ def _of_older_version(comm: Any, names: Names, writers: Sequence[int], others: s
             try:
                 if problem is None and tag_of(path) is not None:
                     problem = 'is not of the same save as that of rank 0'
-            except DAMAGE as error:
-                problem = str(error)
+            except Exception as error:
+                problem = str(error) or type(error).__name__
             if iteration in has_more:
                 problem = f'there is a file of rank {comm.size}, too: start as many ranks as then'
         problems = [f'rank {rank}: {names.path(iteration, rank)}: {text}'

@@ -5,13 +5,15 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from chainermn.extensions import _durable
+from chainermn.extensions._arrays import problem_of
 from chainermn.extensions._snapshot_files import Written
 
 _FORMAT = 1
+_MAX_SIZE = 1 << 28  # bytes of a commit file; a million ranks take less
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,19 @@ class File:
         """Reads the file through and says what is wrong with it, or ``None``."""
         path = os.path.join(folder, self.name)
         try:
-            found = digest(path)
+            with open(path, 'rb') as file:
+                size = os.fstat(file.fileno()).st_size
+            found = digest(path)[1] if size == self.bytes else ''
         except FileNotFoundError:
             return f'{path}: is missing'
-        except OSError as error:
-            return f'{path}: {type(error).__name__}: {error}'
-        if found[0] != self.bytes:
-            return f'{path}: has {found[0]:,} bytes, not the {self.bytes:,} that were committed'
-        return None if found[1] == self.sha256 else f'{path}: the SHA-256 is wrong'
+        except (OSError, ValueError) as error:  # ValueError: it cannot be the name of a file
+            return f'{path!a}: {type(error).__name__}: {error}'
+        if size != self.bytes:
+            return f'{path}: has {size:,} bytes, not the {self.bytes:,} that were committed'
+        if found != self.sha256:
+            return f'{path}: the SHA-256 is wrong'
+        problem = problem_of(path, is_known=True)
+        return None if problem is None else f'{path}: {problem}'
 
 
 def digest(path: str) -> tuple[int, str]:
@@ -92,21 +99,23 @@ class Commit:
             OSError: If it cannot be read.
         """
         with open(path, 'rb') as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MAX_SIZE:
+                raise ValueError(f'is no commit file: it has {size:,} bytes')
             content = file.read()
         try:
-            fields = json.loads(content)
-            if fields['format'] != _FORMAT:
-                raise ValueError(f'its format is {fields["format"]}, and {_FORMAT} is known')
-            files = [File(**one) for one in fields['files']]
+            said = json.loads(content)
+            if said['format'] != _FORMAT:
+                raise ValueError(f'its format is {said["format"]}, and {_FORMAT} is known')
+            files = [File(**one) for one in said['files']]
+            commit = Commit(said['iteration'], said['ranks'], files)
+            _check_types(commit)
             if not files or any(os.path.basename(file.name) != file.name for file in files):
                 raise ValueError('it names no files, or some of another folder')
-            commit = Commit(fields['iteration'], fields['ranks'], files)
-            numbers = [commit.iteration, commit.size, *(file.rank for file in files)]
-            if not all(isinstance(number, int) for number in numbers):
-                raise ValueError('iteration and ranks have to be whole numbers')
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f'is no commit file: {error}') from None
-        if commit._text().encode() != content:
+            is_same = commit._text().encode() == content
+        except Exception as error:  # such as RecursionError: it may hold anything
+            raise ValueError(f'is no commit file: {type(error).__name__}: {error}') from None
+        if not is_same:
             raise ValueError('was changed: its own SHA-256 is wrong')
         return commit
 
@@ -117,6 +126,15 @@ class Commit:
             'files': [asdict(file) for file in self.files]}
         body['sha256'] = hashlib.sha256(json.dumps(body).encode()).hexdigest()
         return json.dumps(body, indent=1) + '\n'
+
+
+def _check_types(commit: Commit) -> None:
+    ones: list[Any] = [commit, *commit.files]
+    for one in ones:
+        for field in fields(one):
+            value = getattr(one, field.name)
+            if type(value).__name__ != field.type.partition('[')[0]:
+                raise ValueError(f'{field.name} is {str(value)[:80]!r}, not {field.type}')
 
 
 @dataclass(frozen=True)
@@ -135,6 +153,17 @@ class Names:
     def path(self, iteration: Any, rank: int | None) -> str:
         # Absolute, for the thread: the process may go to another folder.
         return os.path.abspath(os.path.join(self.folder, self.make(iteration, rank)))
+
+    def lock(self, rank: int) -> str:
+        """Path of the file that a rank locks as long as it may write its files."""
+        folder, name = os.path.split(self.path('N', rank))
+        return os.path.join(folder, f'tmp-{name}.lock')
+
+    @property
+    def temporary(self) -> Names:
+        """Names of the files that these are written to first."""
+        return Names(self.folder, lambda iteration, rank: _durable.temporary(
+            self.make(iteration, rank)))
 
     def find(self, rank: int | None) -> dict[int, str]:
         """Paths of the files of a rank, or of the commit files, by iteration."""

@@ -6,7 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
-from chainermn.extensions._arrays import DAMAGE, tag_of
+from chainermn.extensions._arrays import tag_of
 from chainermn.extensions._commit import Commit
 
 
@@ -64,7 +64,7 @@ def _uncommitted(folder: str, name: str) -> Row | None:
         return Row(name, None, None, ['left by a process that ended while it wrote'])
     try:
         tag = tag_of(os.path.join(folder, name))
-    except DAMAGE:
+    except Exception:
         return None  # something else
     if tag is None:
         return None

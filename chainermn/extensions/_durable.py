@@ -20,23 +20,28 @@ def replacing(path: str) -> Iterator[BinaryIO]:
         OSError: If the file cannot be written.  What was there is untouched then.
     """
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f'tmp-{name}.part')  # no file name of a snapshot ends so
+    part = os.path.join(folder, temporary(name))
     with contextlib.suppress(FileNotFoundError):
-        os.remove(temporary)  # rather than to follow a link that somebody put there
+        os.remove(part)  # rather than to follow a link that somebody put there
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, 'wb') as file:
             yield file
             file.flush()
             with contextlib.suppress(OSError):  # a file system without permissions
                 os.fchmod(descriptor, 0o666 & ~_umask())
             os.fsync(descriptor)
-        os.replace(temporary, path)
+        os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.remove(temporary)
+            os.remove(part)
         raise
     _sync_folder(folder)
+
+
+def temporary(name: str) -> str:
+    """Name of the file that is written first; that of no snapshot begins or ends so."""
+    return f'tmp-{name}.part'
 
 
 def remove(path: str) -> None:

@@ -33,7 +33,9 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Iterable[int | I
     of the training.  An error of writing is an OSError there: it is raised on every rank, on those
     that do not write in their next collective verb of ``comm``.  A snapshot with a ``writer`` or a
     ``savefun`` other than Chainer's default (``SimpleWriter``, ``save_npz``) is written by that,
-    while training waits, and has no commit file.
+    while training waits, and has no commit file.  From the beginning to the end of the training
+    the others are locked: another job that writes snapshots of the same name to the same folder
+    gets an error that says which job has them.
 
     With several sets and the default writer all ranks compare the iteration at every snapshot, so
     it has to be triggered in the same iterations on all; and the files that ``n_retains`` gives up
@@ -97,8 +99,9 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._allow_pickle = allow_pickle
         self._filename = snapshot.filename
         snapshot.filename = _with_rank(snapshot.filename, comm.rank)
-        self._folder = ''
-        self._saver = Saver(comm, 'a snapshot', self._writers, self._find_stale, self._paths_of,
+        self._out: str | None = None
+        self._folder = ''  # where that was when it was seen first
+        self._saver = Saver(comm, 'a snapshot', self._writers, self._find_stale, self._path_of,
                             self._is_alone)
         self._writer: _Writer | None = None
         if _Writer.can_replace(snapshot.writer):
@@ -107,13 +110,21 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._is_settled = self._writer is not None and not self._is_alone
 
     def initialize(self, trainer: Any) -> None:
-        """Resumes, if the snapshot has ``autoload``.  Collective: every rank calls it."""
-        self._folder = trainer.out
+        """Locks the files; resumes with ``autoload``.  Collective: every rank calls it.
+
+        Raises:
+            RuntimeError: On every rank, if another job uses this file name in this folder.
+        """
+        self._out = None
+        self._look_up_folder(trainer)
         autoload = self.snapshot.autoload
         if self._is_settled or autoload:
             _check_equal(self.comm.allgather_obj(self._sets))
         if self._is_settled:
             self._saver.settle(None)  # the ranks meet
+        is_ours = self._writer is not None and not callable(self._filename)
+        if is_ours and (self.is_master or not self._is_alone):
+            self._saver.lock.acquire(self._names)
         if autoload:
             self._load(trainer)
         if self.is_master:
@@ -129,7 +140,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             ValueError: With several sets, on every rank, if they are not in the same iteration.
             Exception: What the state of a rank raised when it was serialized.
         """
-        self._folder = trainer.out
+        self._look_up_folder(trainer)
         self._saver.wait()
         with on_all_ranks(self.comm, 'taking a snapshot'):
             save = self._taken(trainer, self.snapshot) if self.is_master else None
@@ -141,7 +152,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
         """Takes a snapshot if it has ``snapshot_on_error``, on each rank by itself."""
-        self._folder = trainer.out
+        self._look_up_folder(trainer)
         self._warn_of_failure()
         if self.is_master:
             save = self._taken(trainer, lambda t: self.snapshot.on_error(t, exc, tb))
@@ -149,13 +160,25 @@ class _MultiNodeSnapshot(chainer.training.Extension):
                 self._saver.start(save)
 
     def finalize(self) -> None:
-        """Waits for the last snapshot.  Collective if there are several sets."""
+        """Waits for the last snapshot, and unlocks.  Collective if there are several sets."""
         if self.is_master:
             self.snapshot.finalize()
         if sys.exc_info()[0] is None:
             self._settle(None)
         else:  # Trainer.run calls this in a "finally" clause
             self._warn_of_failure()
+        self._saver.lock.release()
+
+    def _look_up_folder(self, trainer: Any) -> None:
+        if trainer.out != self._out:  # once, as the program may go to another folder
+            self._out, self._folder = trainer.out, os.path.abspath(trainer.out)
+
+    @property
+    def _names(self) -> Names:
+        prefix, suffix = self._filename.split('{')[0], self._filename.split('}')[-1]
+        return Names(self._folder, lambda number, rank: (
+            f'commit-{prefix}{number}{suffix}' if rank is None
+            else f'{prefix}{number}{suffix}.{rank}'))
 
     def _settle(self, iteration: int | None) -> None:
         """Waits until the last snapshot is on the disk, or raises on all ranks."""
@@ -179,7 +202,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         snapshot(trainer)
         if self._writer is None or self._writer.taken is None:
             return None
-        (path, arrays), self._writer.taken = self._writer.taken, None
+        (name, arrays), self._writer.taken = self._writer.taken, None
+        path = os.path.join(self._folder, name)
         target = trainer if self.snapshot._target is None else self.snapshot._target
         return Save(
             trainer.updater.iteration, _commit_path(path.removesuffix(f'.{self.master}')), path,
@@ -194,17 +218,13 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         return [found.removesuffix(f'.{self.master}') for found in
                 chainer_snapshot._find_stale_snapshots(name, self._folder, self.snapshot.n_retains)]
 
-    def _paths_of(self, name: str) -> tuple[str, str | None]:
-        path = os.path.abspath(os.path.join(self._folder, name))
-        return _commit_path(path), f'{path}.{self.master}' if self.is_master else None
+    def _path_of(self, name: str, rank: int | None) -> str:
+        path = os.path.join(self._folder, name)
+        return _commit_path(path) if rank is None else f'{path}.{rank}'
 
     def _load(self, trainer: Any) -> None:
         _background.wait_for_all()  # an earlier trainer of this process may have saved it
-        prefix, suffix = self._filename.split('{')[0], self._filename.split('}')[-1]
-        names = Names(trainer.out, lambda number, rank: (
-            f'commit-{prefix}{number}{suffix}' if rank is None
-            else f'{prefix}{number}{suffix}.{rank}'))
-        choice = choose(self.comm, names, self._writers)
+        choice = choose(self.comm, self._names, self._writers)
         if choice is None:
             return
         target = trainer if self.snapshot._target is None else self.snapshot._target
@@ -240,8 +260,8 @@ class _Writer(snapshot_writers.Writer):
     def __call__(self, filename: str, outdir: str, target: Mapping[str, Any]) -> None:
         if not self._allow_pickle:
             _snapshot_files.check_objects(target)
-        self.taken = (os.path.abspath(os.path.join(outdir, filename)),
-                      {key: _snapshot_files.copy_array(array) for key, array in target.items()})
+        self.taken = (filename, {key: _snapshot_files.copy_array(array)
+                                 for key, array in target.items()})
 
     def _add_cleanup_hook(self, hook_fun: Any) -> None:
         """Not Chainer's way to do what ``n_retains`` says: commit files go first."""

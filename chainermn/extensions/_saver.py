@@ -7,8 +7,10 @@ commits make superfluous is removed afterwards: the commit file first, then the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple
 from chainermn.extensions import _durable, _snapshot_files
 from chainermn.extensions._background import Background, not_saved
 from chainermn.extensions._commit import Commit, File
+from chainermn.extensions._job_lock import JobLock
 
 
 @dataclass
@@ -30,6 +33,11 @@ class Save:
     compress: bool = False
     then: Callable[[], None] | None = None  # called by the thread when it is written
     file: File | None = None  # what was written
+
+
+#: By commit file, the save of this process that wrote its files last.  Of two extensions that save
+#: the same iteration under the same name, the later one commits.
+_newest: weakref.WeakValueDictionary[str, Save] = weakref.WeakValueDictionary()
 
 
 class _Said(NamedTuple):
@@ -62,21 +70,23 @@ class Saver:
         what: What is saved, for messages.
         writers: The ranks that write a file each; rank 0 is the first.
         find_stale: Called by the thread of rank 0 after a commit: what may be removed then.
-        paths_of: Returns the commit file of such a thing, and this rank's file, if it writes one.
+        path_of: Returns the file of such a thing that a rank writes, or of rank ``None``, its
+            commit file.
         is_alone: Whether rank 0 decides by itself, as nobody else writes; it commits at once, and
             settles nothing.
     """
 
     def __init__(self, comm: Any, what: str, writers: Sequence[int],
                  find_stale: Callable[[Save], list[Any]],
-                 paths_of: Callable[[Any], tuple[str, str | None]], is_alone: bool = False) -> None:
+                 path_of: Callable[[Any, int | None], str], is_alone: bool = False) -> None:
         self.background = Background()
+        self.lock = JobLock(comm, what, writers, is_alone)  # ends with the thread at the earliest
         self._comm = comm
         self._rank, self._size = comm.rank, comm.size  # the thread is to make no MPI call
         self._what = what
         self._writers = list(writers)
         self._find_stale = find_stale
-        self._paths_of = paths_of
+        self._path_of = path_of
         self._is_alone = is_alone
         self._in_flight: Save | None = None
         self._failure: str | None = None  # of that
@@ -183,6 +193,7 @@ class Saver:
     def _write(self, save: Save, tag: _snapshot_files.Tag) -> None:
         assert save.arrays is not None
         os.makedirs(os.path.dirname(save.path), exist_ok=True)
+        _newest[save.commit_path] = save
         if self._rank == 0:
             _durable.remove(save.commit_path)  # of an earlier file of this name
         written = _snapshot_files.write(save.path, save.arrays, save.compress, tag, save.buffers)
@@ -200,6 +211,8 @@ class Saver:
         save = self._whole
         if self._rank or save is None or save is self._committed:
             return
+        if _newest.get(save.commit_path) is not save:
+            return
         try:
             Commit(save.iteration, self._size, self._files).write(save.commit_path)
         except OSError as error:
@@ -207,32 +220,38 @@ class Saver:
         self._committed = save
         stale = self._find_stale(save)
         for one in stale:
-            path, _ = self._paths_of(one)
+            path = self._path_of(one, None)
             if self._in_flight is not None and path == self._in_flight.commit_path:
                 continue  # it is being written anew
-            remove_commit(path, self._writers)
+            remove_commit(path, self._writers, functools.partial(self._path_of, one))
             self._stale.append(one)
 
     def _discard(self, stale: list[Any]) -> None:
         self._stale = []
-        paths = [self._paths_of(one)[1] for one in stale]
-        self._superfluous += [path for path in paths if path is not None]
+        if self._rank in self._writers:
+            self._superfluous += [self._path_of(one, self._rank) for one in stale]
 
     def _remove(self) -> None:
         while self._superfluous:
             _durable.remove(self._superfluous.pop(0))
 
 
-def remove_commit(path: str, writers: Sequence[int]) -> None:
-    """Removes a commit file, and files of ranks that this job has not, as it had more then."""
+def remove_commit(path: str, writers: Sequence[int], path_of: Callable[[int], str]) -> None:
+    """Removes a commit file, and files of ranks that this job has not, as it had more then.
+
+    Args:
+        path: The commit file.
+        writers: The ranks that remove their files themselves.
+        path_of: Returns the file of a rank; others are left alone.
+    """
     try:
         files = Commit.read(path).files
     except (OSError, ValueError):
         files = []
     _durable.remove(path)
     for file in files:
-        if file.rank not in writers:
-            _durable.remove(os.path.join(os.path.dirname(path), file.name))
+        if file.rank not in writers and file.name == os.path.basename(path_of(file.rank)):
+            _durable.remove(path_of(file.rank))
 
 
 def _name(iteration: int | None) -> str:

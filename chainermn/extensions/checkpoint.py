@@ -1,9 +1,13 @@
 """The checkpointer: every rank saves itself, and all resume at the newest common iteration."""
 from __future__ import annotations
 
+import functools
+import os
 import sys
 import time
 import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -42,12 +46,16 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     Collective: all ranks trigger the extension in the same iterations.
 
+    From loading, or the first saving, to the end the files are locked: another job with the same
+    name and folder gets an error that says which job has them.
+
     Args:
-        name: Name of the run.
+        name: Name of the run, the same on all ranks.
         comm: ChainerMN communicator.
         cp_interval: Number of newest checkpoints that are always kept.
         gc_interval: After every so many checkpoints the others are removed.
-        path: Folder of the files; the trainer's ``out`` by default.
+        path: Folder of the files; the trainer's ``out`` by default.  A relative one is looked up
+            once, here or when a trainer is seen first.
         allow_pickle: Whether arrays of Python objects are saved and loaded. Loading them runs
             whatever code the files hold.
 
@@ -65,6 +73,11 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
             f'name has to be without a slash, and both intervals 1 or more; got {name!r}, '
             f'cp_interval={cp_interval}, gc_interval={gc_interval}'))
     return _MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle)
+
+
+#: By lock file, the checkpointer of this process that saved last.
+_last_to_save: weakref.WeakValueDictionary[str, _MultiNodeCheckpointer] = (
+    weakref.WeakValueDictionary())
 
 
 class _CheckpointStats:
@@ -90,13 +103,25 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self.gc_interval = gc_interval
         self.comm = comm
         self._rank = comm.rank
-        self.path = path
+        self.path: str | None = None
+        self._set_path(path, None)
         self.allow_pickle = allow_pickle
         self.stats = _CheckpointStats()
         self._saver = Saver(comm, f'checkpoint {name!r}', range(comm.size), self._find_stale,
-                            self._paths_of)
+                            lambda iteration, rank: self._names.path(iteration, rank))
         self._saved = 0
+        self._target: Callable[[], Any] = lambda: None  # what was saved last, if it still exists
         self._failed = False
+
+    def initialize(self, trainer: Any) -> None:
+        """Locks the files, before time is spent on training.  Collective: every rank calls it.
+
+        Raises:
+            RuntimeError: On every rank, if another job uses this name in this folder.
+            ValueError: On every rank, if their names differ.
+        """
+        self._set_path(None, trainer)
+        self._lock()
 
     def __call__(self, trainer: Any) -> None:
         """Saves the trainer."""
@@ -115,15 +140,19 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         Raises:
             OSError: On every rank, if any rank could not write this checkpoint, or the one before
                 it that was saved with ``wait=False``.  The next call saves again.
-            ValueError: On every rank, if their iterations differ.
+            RuntimeError: On every rank, if another job uses this name in this folder.
+            ValueError: On every rank, if their iterations or names differ.
             TypeError: On every rank, if the state of any holds Python objects.
             Exception: On every rank, what the target raised on any of them.
         """
         self._set_path(None, target)
-        commit_path, path = self._paths_of(iteration)
+        if not self._saver.lock.is_held:
+            self._lock()
+        names = self._names
         self._saver.wait()
         start = time.perf_counter()
         with on_all_ranks(self.comm, 'saving a checkpoint'):
+            self._check_target(target)
             arrays = _snapshot_files.copy_state(target)
             if not self.allow_pickle:
                 _snapshot_files.check_objects(arrays)
@@ -131,7 +160,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         arrays.update(_random_state.capture())
         self._saver.settle(iteration)
         self._saver.start(Save(
-            iteration, commit_path, path, arrays, buffers,
+            iteration, names.path(iteration, None), names.path(iteration, self._rank), arrays,
+            buffers,
             then=lambda: self.stats.durations.append(time.perf_counter() - start)))
         if wait:
             self._saver.conclude()
@@ -152,6 +182,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             path: Folder of the files, from now on.
 
         Raises:
+            RuntimeError: On every rank, if another job uses this name in this folder.
+            ValueError: On every rank, if their names differ.
             ValueError: On every rank, if the newest was saved by another number of ranks, and their
                 models or optimizers differed; or if a file holds Python objects.
             Exception: On every rank, what the trainer raised on any of them.
@@ -163,6 +195,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._saver.conclude()
         wait_for_all()  # another checkpointer of this process may have saved it
         self._set_path(path, trainer)
+        self._lock()
         choice = choose(self.comm, self._names, range(self.comm.size))
         if choice is None:
             return
@@ -190,18 +223,23 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             if failure := self._saver.failure():
                 warnings.warn(f'the last checkpoint was not saved: {failure}', RuntimeWarning,
                               stacklevel=2)
+            self._saver.lock.release()
             return
         if self.path is None:
             return
+        if not self._saver.lock.is_held:
+            self._lock()
         self._saver.settle(None)
         names = self._names
         with on_all_ranks(self.comm, 'removing checkpoints'):
-            for path in names.find(None).values() if self._rank == 0 else ():
-                remove_commit(path, range(self.comm.size))
+            for iteration, path in names.find(None).items() if self._rank == 0 else ():
+                remove_commit(path, range(self.comm.size),
+                              functools.partial(names.path, iteration))
         self.comm.barrier()
         with on_all_ranks(self.comm, 'removing checkpoints'):
             for path in names.find(self._rank).values():
                 _durable.remove(path)
+        self._saver.lock.release()
 
     def _find_stale(self, save: Save) -> list[int]:
         self._saved += 1
@@ -212,15 +250,40 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
                       if iteration <= save.iteration)
         return past[:-self.cp_interval]
 
-    def _paths_of(self, iteration: int) -> tuple[str, str]:
-        names = self._names
-        return names.path(iteration, None), names.path(iteration, self._rank)
+    def _check_target(self, target: Any) -> None:
+        """Notices two checkpointers that take turns at replacing each other's files."""
+        path = self._names.lock(self._rank)
+        theirs = _last_to_save.get(path, self)._target()
+        is_replaced = theirs is not None and theirs is not self._target()
+        if is_replaced and self._target() is not None and theirs is not target:
+            raise ValueError(
+                f'two checkpointers named {self.name!r} save different objects to {self.path} and '
+                'replace the files of one another; give them different names or folders')
+        _last_to_save[path] = self
+        try:
+            self._target = weakref.ref(target)
+        except TypeError:  # such as a dictionary
+            self._target = lambda: None
 
     def _set_path(self, path: str | None, target: Any) -> None:
+        if path is None and self.path is None:
+            path = getattr(target, 'out', None)
         if path is not None:
-            self.path = path
-        elif self.path is None:
-            self.path = getattr(target, 'out', None)
+            self.path = os.path.abspath(path)  # the program may go to another folder
+
+    def _lock(self) -> None:
+        """Keeps other jobs from these files.  Collective: every rank calls it."""
+        with on_all_ranks(self.comm, 'locking checkpoints'):
+            names = self._names
+        ranks: dict[str, list[int]] = {}
+        for rank, name in enumerate(self.comm.allgather_obj(self.name)):
+            ranks.setdefault(name, []).append(rank)
+        if len(ranks) > 1:
+            raise ValueError(
+                'the ranks have different names for the checkpointer\n  '
+                + '\n  '.join(f'ranks {those}: {name!r}' for name, those in ranks.items())
+                + '\nPass the same name on all ranks; folders may differ.')
+        self._saver.lock.acquire(names)
 
     @property
     def _names(self) -> Names:

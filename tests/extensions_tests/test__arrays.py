@@ -1,6 +1,9 @@
 """Reading a file runs nothing that is in it, and damage is found."""
+import io
+import json
 import os
 import pickle
+import tracemalloc
 import zipfile
 
 import chainer
@@ -8,7 +11,7 @@ import numpy as np
 import pytest
 
 from chainermn.extensions import _snapshot_files
-from chainermn.extensions._arrays import DAMAGE, Arrays, problem_of, tag_of
+from chainermn.extensions._arrays import Arrays, problem_of, tag_of
 
 ARRAYS = {'x': np.arange(1000.0), 'y/z': np.asarray(None), 'text': np.asarray('text')}
 
@@ -51,7 +54,7 @@ def test_nothing_in_a_file_is_run(tmp_path, name):
                                          'objects.*allow_pickle=True'):
         Arrays(path, path)
     if name != 'W':
-        with pytest.raises(DAMAGE):
+        with pytest.raises(ValueError):
             tag_of(path)
     assert problem_of(path) is None
     assert not (tmp_path / 'touched').exists()
@@ -107,3 +110,149 @@ def test_damage_is_found(tmp_path, damage):
     if damage == 'delete':
         os.remove(path)
     assert problem_of(path)
+
+
+# --- crafted files ----------------------------------------------------------------------------
+
+def npy(descr, shape, content=b''):
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {'descr': descr, 'fortran_order': False, 'shape': shape})
+    return file.getvalue() + content
+
+
+def archive_of(tmp_path, name, content, method=zipfile.ZIP_STORED):
+    path = str(tmp_path / 'file')
+    with zipfile.ZipFile(path, 'w', method) as archive:
+        archive.writestr(f'{name}.npy', content)
+    return path
+
+
+def raised(verb, *args):
+    """What it raised, and the bytes that it had allocated at most."""
+    tracemalloc.start()
+    try:
+        verb(*args)
+    except Exception as error:
+        return error, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    raise AssertionError('nothing was raised')
+
+
+HUGE = 300_000_000
+
+
+@pytest.mark.parametrize('method', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize('descr, shape', [
+    ('|u1', (HUGE,)), ('|u1', (HUGE, HUGE, HUGE)), ('|u1', (2 ** 32, 2 ** 32)), ('|u1', (-1,)),
+    (f'|V{HUGE}', (1,)), ('|V0', (HUGE,)), ('|S0', (HUGE,)), ('<f8', (0,) * 100), ('<f8', (1,))])
+def test_what_an_array_only_claims_is_not_allocated(tmp_path, descr, shape, method):
+    for name in ('x', 'chainermn/save'):
+        path = archive_of(tmp_path, name, npy(descr, shape, b'1234'), method)
+        tracemalloc.start()
+        assert problem_of(path)
+        assert tracemalloc.get_traced_memory()[1] < HUGE / 30
+        tracemalloc.stop()
+    error, peak = raised(tag_of, path)
+    assert isinstance(error, ValueError) and peak < HUGE / 30
+
+
+def test_what_an_archive_only_claims_is_not_read(tmp_path):
+    """Its directory says how large the members are."""
+    path = archive_of(tmp_path, 'chainermn/save', npy('|u1', (HUGE,)))
+    with open(path, 'rb') as file:
+        content = file.read()
+    size = (os.path.getsize(path) - 22 - 46 - len('chainermn/save.npy')
+            - 30 - len('chainermn/save.npy')).to_bytes(4, 'little')
+    large = (HUGE + 128).to_bytes(4, 'little')
+    assert content.count(size + size) == 2
+    for claimed in (large + large, size + large):
+        with open(path, 'wb') as file:
+            file.write(content.replace(size + size, claimed))
+        assert 'more than the file can hold' in problem_of(path)
+        error, peak = raised(tag_of, path)
+        assert isinstance(error, ValueError) and peak < HUGE / 30
+
+
+def test_a_header_that_takes_much_memory_is_not_read(tmp_path):
+    size = 30_000_000
+    content = b'\x93NUMPY\x02\x00' + size.to_bytes(4, 'little') + b' ' * size
+    path = archive_of(tmp_path, 'x', content, zipfile.ZIP_DEFLATED)
+    assert os.path.getsize(path) < size / 500
+    del content
+    tracemalloc.start()
+    assert problem_of(path)
+    assert tracemalloc.get_traced_memory()[1] < size / 3
+    tracemalloc.stop()
+
+
+TAG = _snapshot_files.Tag('a-1', 1, 1, [0], 0, 'same', 'own')
+
+
+def tagged(tmp_path, text):
+    content = npy('|u1', (len(text),), text)
+    return archive_of(tmp_path, 'chainermn/save', content)
+
+
+def test_a_tag_of_any_json_is_known_or_an_error(tmp_path):
+    def tag_in(fields):
+        return tag_of(tagged(tmp_path, json.dumps(fields).encode()))
+
+    assert tag_in(TAG._asdict()) == TAG
+    for key in TAG._fields:
+        for value in (None, True, 1.5, [], {}, {'a': 1}, [[0]], ['0'], [0, 0], [1, 0], 'x', -1):
+            if type(value) is not type(getattr(TAG, key)) or isinstance(value, list):
+                with pytest.raises(ValueError, match='not known'):
+                    tag_in({**TAG._asdict(), key: value})
+
+
+@pytest.mark.parametrize('text', [
+    b'[' * 100_000, b'{"save":' * 100_000, b'null', b'1', b'[]', b'"', b'\xff', b'1' * 5000, b''])
+def test_a_tag_that_is_none(tmp_path, text):
+    path = tagged(tmp_path, text)
+    with pytest.raises(Exception) as caught:
+        tag_of(path)
+    assert isinstance(caught.value, (ValueError, RecursionError))
+
+
+def small(tmp_path):
+    path = str(tmp_path / 'file')
+    _snapshot_files.write(path, {'x': np.arange(3, dtype=np.int16)}, tag=TAG)
+    with open(path, 'rb') as file:
+        return path, file.read()
+
+
+def is_whole(path):
+    """Whether it is taken for whole; then it has to be what was written, but for dates."""
+    if problem_of(path) is not None:
+        return False
+    assert tag_of(path)._replace(state='', buffers='') == TAG._replace(state='', buffers='')
+    with Arrays(path, path) as arrays:
+        assert set(arrays) == {'x', 'chainermn/save'}
+        assert arrays['x'].tolist() == [0, 1, 2] and arrays['x'].dtype == np.int16
+    return True
+
+
+def test_truncated_at_every_length(tmp_path):
+    path, content = small(tmp_path)
+    assert is_whole(path)
+    for size in range(len(content)):
+        with open(path, 'wb') as file:
+            file.write(content[:size])
+        assert not is_whole(path)
+        with pytest.raises(Exception):  # noqa: B017
+            tag_of(path)
+
+
+@pytest.mark.limit(300)
+def test_every_single_bit_is_flipped(tmp_path):
+    """What is neither found nor harmless would be loaded."""
+    path, content = small(tmp_path)
+    damaged = bytearray(content)
+    for bit in range(8 * len(content)):
+        damaged[bit // 8] ^= 1 << bit % 8
+        with open(path, 'wb') as file:
+            file.write(damaged)
+        is_whole(path)
+        damaged[bit // 8] ^= 1 << bit % 8

@@ -1,9 +1,13 @@
 """The ranks choose together; what is damaged is named, and passed over by all of them."""
 import contextlib
+import hashlib
+import io
+import json
 import os
 import random
 import shutil
 import tempfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from chainermn.communicators import create_communicator
 from chainermn.extensions import _snapshot_files
 from chainermn.extensions._arrays import Arrays
 from chainermn.extensions._choose import choose
-from chainermn.extensions._commit import Commit, File, Names
+from chainermn.extensions._commit import Commit, File, Names, digest
 
 
 @pytest.fixture(scope='module')
@@ -247,3 +251,69 @@ def test_ten_corruptions_each_are_all_found(comm, tmp_path, kind):
         assert chosen(comm, names, 'iteration 2 is passed over') == 1
         on(comm, 0, lambda: shutil.copytree(whole, names.folder, dirs_exist_ok=True))
     assert chosen(comm, names) == 2
+
+
+# --- crafted files ----------------------------------------------------------------------------
+
+def write_claim(path, name, count, content=b''):
+    """An npz file of one array, which claims to have so many bytes."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {'descr': '|u1', 'fortran_order': False, 'shape': (count,)})
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr(f'{name}.npy', header.getvalue() + content)
+
+
+def sign(path, **fields):
+    """Changes a commit file so that its own SHA-256 is right."""
+    with open(path) as file:
+        body = {**json.load(file), **fields}
+    del body['sha256']
+    body['sha256'] = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+    with open(path, 'w') as file:
+        file.write(json.dumps(body, indent=1) + '\n')
+
+
+def craft(kind, names, last):
+    """Makes of iteration 2 what no save has left."""
+    commit, mine, theirs = names.path(2, None), names.path(2, 0), names.path(2, last)
+    if kind == 'deep commit':
+        with open(commit, 'w') as file:
+            file.write('[' * 100_000)
+    elif kind == 'odd commit':
+        sign(commit, files=[{'rank': 0, 'name': 'run.0.2', 'bytes': '1', 'sha256': [], 'state': {},
+                             'buffers': 1.5}])
+    elif kind == 'commit that claims memory':
+        write_claim(theirs, 'x', 10 ** 13)
+        with open(commit) as file:
+            files = json.load(file)['files']
+        size, sha256 = digest(theirs)
+        files[last].update(bytes=size, sha256=sha256)
+        sign(commit, files=files)
+    else:
+        os.remove(commit)
+        if kind == 'tag that claims memory':
+            write_claim(mine, 'chainermn/save', 10 ** 13)
+        elif kind == 'deep tag':
+            write_claim(mine, 'chainermn/save', 100_000, b'[' * 100_000)
+        elif kind == 'odd tag':
+            text = json.dumps({**dict.fromkeys(_snapshot_files.Tag._fields, 1), 'writers': 7})
+            write_claim(mine, 'chainermn/save', len(text), text.encode())
+        else:  # one bit says that it is encrypted
+            with open(theirs, 'r+b') as file:
+                file.seek(file.read().index(b'PK\1\2') + 8)
+                file.write(b'\1')
+
+
+CRAFTED = ['deep commit', 'odd commit', 'commit that claims memory', 'tag that claims memory',
+           'deep tag', 'odd tag', 'encrypted']
+
+
+@pytest.mark.parametrize('kind', CRAFTED)
+def test_crafted_files_are_passed_over_by_all_ranks(comm, tmp_path, kind):
+    names = names_in(comm.bcast_obj(str(tmp_path)))
+    save(comm, names, 1)
+    save(comm, names, 2)
+    on(comm, 0, craft, kind, names, comm.size - 1)
+    iteration = chosen(comm, names, 'iteration 2 is passed over|run.0.2')
+    assert comm.allgather_obj(iteration) == [1] * comm.size

@@ -1,11 +1,16 @@
 """A commit file is read as it was written, or not at all."""
 import hashlib
+import io
+import json
 import os
+import zipfile
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 
+from chainermn.extensions import _snapshot_files
 from chainermn.extensions._commit import Commit, File, Names, digest
 
 FILES = [File(rank, f'run.{rank}.5', 10 + rank, 'ab' * 32, 'same', f'own {rank}')
@@ -53,9 +58,9 @@ def test_files_of_another_folder_are_refused(tmp_path, name):
 
 
 def test_a_file_is_compared_with_the_commit(tmp_path):
-    content = os.urandom(3_000_000)
     path = tmp_path / 'run.0.5'
-    path.write_bytes(content)
+    _snapshot_files.write(str(path), {'x': np.frombuffer(os.urandom(3_000_000), np.uint8)})
+    content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     assert digest(str(path)) == (len(content), sha256)
     file = File(0, 'run.0.5', len(content), sha256, '', '')
@@ -64,11 +69,86 @@ def test_a_file_is_compared_with_the_commit(tmp_path):
     assert file.problem(str(tmp_path)) == f'{path}: the SHA-256 is wrong'
     path.write_bytes(content[:-1])
     assert file.problem(str(tmp_path)).endswith(
-        'has 2,999,999 bytes, not the 3,000,000 that were committed')
+        f'has {len(content) - 1:,} bytes, not the {len(content):,} that were committed')
     os.remove(path)
     assert file.problem(str(tmp_path)) == f'{path}: is missing'
     os.mkdir(path)
     assert 'IsADirectoryError' in file.problem(str(tmp_path))
+
+
+# --- crafted files ----------------------------------------------------------------------------
+
+ODD = [None, True, 1.5, -1, 10 ** 30, 'x', '', '..', '\0', '\ud800', [], [[]], {}, {'a': 1}]
+
+
+def signed(body):
+    """A commit file whose own SHA-256 is right."""
+    body = {key: value for key, value in body.items() if key != 'sha256'}
+    body['sha256'] = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+    return json.dumps(body, indent=1) + '\n'
+
+
+def judged(folder):
+    """Reads what is there, and what it names; nothing is raised but a ValueError."""
+    try:
+        commit = Commit.read(str(folder / 'commit-run.5'))
+    except ValueError as error:
+        assert 'no commit file' in str(error) or 'was changed' in str(error)
+        return False
+    for file in commit.files:
+        assert isinstance(file.problem(str(folder)), str)  # there are no files
+    return True
+
+
+def test_any_json_is_a_commit_or_a_value_error(tmp_path):
+    path = tmp_path / 'commit-run.5'
+    COMMIT.write(str(path))
+    body = json.loads(path.read_text())
+    assert judged(tmp_path) and path.read_text() == signed(body)
+    kinds = {'format': int, 'iteration': int, 'ranks': int, 'files': list}
+    for key, kind in kinds.items():
+        for odd in ODD:
+            path.write_text(signed({**body, key: odd}))
+            assert not judged(tmp_path) or (type(odd) is kind and key != 'files')
+        path.write_text(signed({one: value for one, value in body.items() if one != key}))
+        assert not judged(tmp_path)
+    for key, value in body['files'][0].items():
+        for odd in ODD:
+            path.write_text(signed({**body, 'files': [{**body['files'][0], key: odd}]}))
+            assert not judged(tmp_path) or type(odd) is type(value)
+    for odd in ODD:
+        path.write_text(json.dumps(odd))
+        assert not judged(tmp_path)
+
+
+@pytest.mark.parametrize('text', ['[' * 100_000, '{"format":' * 100_000, '1' * 5000, '"', ''])
+def test_json_that_is_none(tmp_path, text):
+    (tmp_path / 'commit-run.5').write_text(text)
+    assert not judged(tmp_path)
+
+
+def test_a_commit_file_that_is_much_too_large_is_not_read(tmp_path):
+    with open(tmp_path / 'commit-run.5', 'w') as file:
+        file.truncate(1 << 40)  # it has holes
+    assert not judged(tmp_path)
+
+
+def test_a_file_of_another_size_is_not_read(tmp_path):
+    with open(tmp_path / 'run.0.5', 'w') as file:
+        file.truncate(1 << 40)
+    assert 'bytes, not the 10 that were' in FILES[0].problem(str(tmp_path))
+
+
+def test_a_file_that_claims_more_than_it_has_is_a_problem(tmp_path):
+    """It is the one that was committed; loading it would take the memory that it claims."""
+    path = str(tmp_path / 'run.0.5')
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {'descr': '|u1', 'fortran_order': False, 'shape': (3_000_000_000,)})
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('x.npy', header.getvalue())
+    file = File(0, 'run.0.5', *digest(path), '', '')
+    assert 'x.npy claims an array of shape (3000000000,)' in file.problem(str(tmp_path))
 
 
 def test_names_are_found_again(tmp_path):
@@ -80,3 +160,4 @@ def test_names_are_found_again(tmp_path):
     assert names.find(0) == {i: str(tmp_path / f'a.b.0.{i}') for i in (5, 12)}
     assert names.find(None) == {5: str(tmp_path / 'commit-a.b.5')}
     assert Names(str(tmp_path / 'none'), names.make).find(0) == {}
+    assert names.temporary.find(0) == {6: str(tmp_path / 'tmp-a.b.0.6.part')}

@@ -1,5 +1,7 @@
 """One snapshot for each set of replicas, and resuming where all sets can."""
 import os
+import subprocess
+import sys
 import warnings
 import zipfile
 
@@ -9,8 +11,9 @@ import pytest
 from chainer.training import extensions
 
 import chainermn
-from chainermn.extensions import multi_node_snapshot
+from chainermn.extensions import _job_lock, _lock, multi_node_snapshot
 from chainermn.extensions._commit import Commit
+from chainermn.extensions._describe import describe
 from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
 
 
@@ -39,8 +42,9 @@ def weights(trainer):
 
 
 def names(folder):
-    """All but the commit files."""
-    return sorted(name for name in os.listdir(folder) if not name.startswith('commit-'))
+    """All but the commit files and the locks."""
+    return sorted(name for name in os.listdir(folder)
+                  if not name.startswith('commit-') and not name.endswith('.lock'))
 
 
 def leaders(sets, size):
@@ -576,3 +580,107 @@ def test_python_objects_are_refused(comm, folder):
     with pytest.raises(TypeError, match='odd is an array of Python objects'):
         trainer.run(show_loop_exception_msg=False)
         comm.barrier()
+
+
+# --- one job at a time, and another working folder --------------------------------------------
+
+def lock_of(folder, rank, name='snapshot_iter_N'):
+    return f'{folder}/tmp-{name}.{rank}.lock'
+
+
+@pytest.mark.parametrize('autoload', [True, False])
+def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, autoload,
+                                                          monkeypatch):
+    """And another name is not."""
+    code = ('import runpy, sys\n'
+            'lock = runpy.run_path(sys.argv[1])["acquire"](sys.argv[2], 50)\n'
+            'print(flush=True)\n'
+            'sys.stdin.read()\n')
+    monkeypatch.setattr(_job_lock, 'PATIENCE', 0.2)
+    process = None
+    if comm.rank == 0:
+        process = subprocess.Popen(
+            [sys.executable, '-I', '-S', '-c', code, _lock.__file__, lock_of(folder, 0)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process.stdout.readline()
+    comm.barrier()
+    trainer = make_trainer(comm, folder, 0)
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(autoload=autoload), sets))
+    with pytest.raises(RuntimeError, match='in use by another job') as caught:
+        trainer.run()
+        comm.barrier()  # with one set, where the ranks that do not write learn of it
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    run_with_snapshots(comm, folder, sets, 0, filename='other_{.updater.iteration}')
+    assert f'other_6.{comm.rank}' in names(folder) or comm.rank not in leaders(sets, comm.size)
+    comm.barrier()
+    if process is not None:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize('filename', ['snapshot_iter_{.updater.iteration}', 'latest',
+                                      '{.updater.iteration}', lambda trainer: 'latest'])
+def test_files_are_locked_while_training_and_free_afterwards(comm, folder, sets, filename):
+    seen = []
+    trainer = make_trainer(comm, folder, 0)
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(filename=filename, n_retains=1),
+                                       sets), trigger=(2, 'iteration'))
+
+    def look():
+        comm.barrier()
+        seen.extend(sorted(name for name in os.listdir(folder) if name.endswith('.lock')))
+
+    extend(trainer, look, 5)
+    trainer.run()
+    comm.barrier()
+    writers = [] if callable(filename) else leaders(sets, comm.size)
+    assert len(seen) == len(writers)
+    assert all(f'.{rank}.lock' in name for rank, name in zip(writers, seen, strict=True))
+    assert not [name for name in os.listdir(folder) if name.endswith('.lock')]
+    assert len(names(folder)) == len(leaders(sets, comm.size))
+
+
+def test_several_snapshots_in_one_folder(comm, folder, sets):
+    """Two of another name, and two of the same name, which take the same iteration now and then."""
+    trainer = make_trainer(comm, folder, 0)
+    for filename, interval in [('a_{.updater.iteration}', 2), ('b_{.updater.iteration}', 2),
+                               ('b_{.updater.iteration}', 3)]:
+        trainer.extend(multi_node_snapshot(comm, extensions.snapshot(filename=filename), sets),
+                       trigger=(interval, 'iteration'))
+    trainer.run()
+    comm.barrier()
+    expected = {'a_2', 'a_4', 'a_6', 'b_2', 'b_3', 'b_4', 'b_6'}
+    assert {name.rpartition('.')[0] for name in names(folder)} == expected
+    assert {name.removeprefix('commit-') for name in commits(folder)} == expected
+    rows = describe(folder)
+    assert len(rows) == 7 and not [row for row in rows if row.problems]
+
+
+def test_files_that_a_killed_run_left_half_written_are_removed(comm, folder, sets):
+    mine = [f'tmp-snapshot_iter_3.{rank}.part' for rank in leaders(sets, comm.size)]
+    others = ['tmp-other_3.0.part', 'tmp-snapshot_iter_x.0.part']
+    if comm.rank == 0:
+        for part in [*mine, *others, 'tmp-commit-snapshot_iter_3.part']:
+            open(f'{folder}/{part}', 'w').close()
+    comm.barrier()
+    run_with_snapshots(comm, folder, sets, 0)
+    assert [name for name in names(folder) if name.endswith('.part')] == others
+
+
+def test_a_program_that_goes_to_another_folder(comm, folder, sets, monkeypatch):
+    """A relative folder is that of the beginning, for all snapshots."""
+    monkeypatch.chdir(folder)
+    trainer = make_trainer(comm, 'out', 0)
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot(n_retains=1), sets),
+                   trigger=(2, 'iteration'))
+    if comm.rank == 0:
+        os.mkdir('elsewhere')
+    comm.barrier()
+    extend(trainer, lambda: os.chdir(f'{folder}/elsewhere'), 3)
+    trainer.run()
+    comm.barrier()
+    assert os.listdir(f'{folder}/elsewhere') == []
+    assert names(f'{folder}/out') == sorted(
+        f'snapshot_iter_6.{rank}' for rank in leaders(sets, comm.size))
+    os.chdir(folder)
+    assert resume(comm, 'out', sets).updater.iteration == 6

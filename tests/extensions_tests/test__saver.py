@@ -26,8 +26,7 @@ def make_saver(comm, names, keep=1, is_alone=False):
     def find_stale(save):
         return sorted(i for i in names.find(0) if i <= save.iteration)[:-keep]
 
-    return Saver(comm, 'the state', writers, find_stale,
-                 lambda i: (names.path(i, None), names.path(i, comm.rank)), is_alone)
+    return Saver(comm, 'the state', writers, find_stale, names.path, is_alone)
 
 
 def save_of(comm, names, iteration, then=None):
@@ -109,9 +108,15 @@ def test_a_commit_goes_with_files_of_ranks_that_are_not_there(comm, names):
     save(comm, names, saver, 1)
     saver.conclude()
     if comm.rank == 0:
-        remove_commit(names.path(1, None), [0])
+        with open(names.path(1, None)) as file:
+            content = file.read()
+        remove_commit(names.path(1, None), [0], lambda rank: f'{names.folder}/other.{rank}.1')
+        assert sorted(os.listdir(names.folder)) == [f'run.{rank}.1' for rank in range(comm.size)]
+        with open(names.path(1, None), 'w') as file:
+            file.write(content)
+        remove_commit(names.path(1, None), [0], lambda rank: names.path(1, rank))
         assert os.listdir(names.folder) == ['run.0.1']
-        remove_commit(names.path(1, None), [0])  # nothing to do
+        remove_commit(names.path(1, None), [0], lambda rank: '')  # nothing to do
     comm.barrier()
 
 

@@ -3,6 +3,7 @@ import contextlib
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 
@@ -99,8 +100,9 @@ def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
 
 
 def names(folder):
-    """All but the commit files."""
-    return sorted(name for name in os.listdir(folder) if not name.startswith('commit-'))
+    """All but the commit files and the locks."""
+    return sorted(name for name in os.listdir(folder)
+                  if not name.startswith('commit-') and not name.endswith('.lock'))
 
 
 def committed(folder, name='run'):
@@ -416,7 +418,7 @@ trainer, optimizer = tests.make_trainer(comm, folder)
 checkpointer = chainermn.create_multi_node_checkpointer('run', comm, allow_pickle=True)
 trainer.extend(checkpointer, trigger=(1, 'iteration'))
 checkpointer.maybe_load(trainer, optimizer)
-print('starts at', trainer.updater.iteration)
+os.write(1, f'starts at {trainer.updater.iteration}\\n'.encode())  # in one piece
 
 class Kill:
     def __deepcopy__(self, memo):
@@ -441,7 +443,7 @@ class Die(chainer.training.Extension):
 
 trainer.extend(Die(), priority={'before': 1000}.get(moment, -1000))
 trainer.run()
-print('ends with', hash(b''.join(tests.bits(trainer))))
+os.write(1, f"ends with {hash(b''.join(tests.bits(trainer)))}\\n".encode())
 '''
 
 
@@ -674,7 +676,7 @@ def test_a_commit_that_cannot_be_written_is_one_error_and_touches_nothing(comm, 
     comm.barrier()
     checkpointer.save(trainer, 3)
     assert committed(folder) == [1, 2, 3]  # the files of the second were there
-    assert not [name for name in os.listdir(folder) if name.startswith('tmp-')]
+    assert not [name for name in names(folder) if name.startswith('tmp-')]
 
 
 def test_a_failed_checkpoint_leaves_the_training_as_it_was(comm, folder):
@@ -702,7 +704,8 @@ def test_a_commit_is_removed_before_its_files(comm, folder, monkeypatch):
 
     def remove(path, real=os.remove):
         real(path)
-        removed.append(os.path.basename(path))
+        if not path.endswith('.lock'):  # of a checkpointer that is collected now
+            removed.append(os.path.basename(path))
 
     checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
     monkeypatch.setattr(os, 'remove', remove)
@@ -745,3 +748,199 @@ def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
         assert committed(tmp_path) == [1, 3]
     finally:
         subprocess.run(['umount', '-l', str(tmp_path)], check=True)
+
+
+# --- one job at a time ------------------------------------------------------------------------
+
+JOB = '''
+import os, sys, warnings
+warnings.simplefilter('ignore', DeprecationWarning)
+import chainer, chainermn
+comm = chainermn.create_communicator('naive')
+role, folder = sys.argv[1:]
+out = os.path.join(folder, 'out')
+model = chainer.links.Linear(2, 2, initialW=1)
+checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=out)
+try:
+    checkpointer.maybe_load(model)
+except RuntimeError as error:
+    assert len(set(comm.allgather_obj(str(error)))) == 1
+    os.write(1, f'rank {comm.rank}: {error}\\n'.encode())
+    checkpointer.path = None  # as if it had not been made
+    sys.exit(3)
+checkpointer.save(model, int(model.W.array[0, 0]))
+os.write(1, f'saved {model.W.array[0, 0]:.0f}, process {os.getpid()}\\n'.encode())
+if role == 'waits':
+    comm.bcast_obj(sys.stdin.read() if comm.rank == 0 else None)
+    model.W.array += 1
+    checkpointer.save(model, 2)
+'''
+
+
+def start_job(tmp_path, role):
+    script = tmp_path / 'job.py'
+    script.write_text(JOB)
+    return subprocess.Popen(['mpiexec', '-n', '2', sys.executable, str(script), role,
+                             str(tmp_path)], text=True, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.limit(300)
+@pytest.mark.skipif(WORLD.size > 1, reason='starts mpiexec itself')
+def test_a_second_job_with_the_same_name_and_folder_is_refused(tmp_path):
+    """The first one does not notice; when it has ended, in whatever way, the next one resumes."""
+    first = start_job(tmp_path, 'waits')
+    said = first.stdout.readline() + first.stdout.readline()
+    assert said.count('saved 1') == 2, said
+    out, err = start_job(tmp_path, 'second').communicate()
+    refused = re.findall(r"rank ([01]): checkpoint 'run' is in use by another job\n  rank 0: "
+                         r'.*tmp-run.0.N.lock is locked by process (\d+) on \S+ since', out)
+    assert sorted(rank for rank, _ in refused) == ['0', '1'], out + err
+    assert {pid for _, pid in refused} <= set(re.findall(r'process (\d+)', said))
+    out, err = first.communicate('go on')
+    assert first.returncode == 0, out + err
+    assert committed(tmp_path / 'out') == [1, 2]
+    third = start_job(tmp_path, 'waits')
+    said = third.stdout.readline() + third.stdout.readline()
+    assert said.count('saved 2') == 2, said
+    for pid in re.findall(r'process (\d+)', said):
+        os.kill(int(pid), signal.SIGKILL)
+    out, err = start_job(tmp_path, 'last').communicate()
+    assert out.count('saved 2') == 2, out + err
+    third.communicate()
+    assert not [name for name in os.listdir(tmp_path / 'out') if name.endswith('.lock')]
+
+
+def test_two_names_in_one_folder(comm, folder):
+    models = {name: chainer.links.Linear(2, 2) for name in ('a', 'b')}
+    checkpointers = {name: checkpointer_of(comm, name=name, path=folder) for name in models}
+    for iteration in (1, 2):
+        for name, checkpointer in checkpointers.items():
+            checkpointer.save(models[name], iteration)
+    for name, checkpointer in checkpointers.items():
+        loaded = chainer.links.Linear(2, 2)
+        checkpointer.maybe_load(loaded)
+        np.testing.assert_array_equal(loaded.W.array, models[name].W.array)
+
+
+def test_two_checkpointers_of_one_object_share_a_name(comm, folder):
+    """They save the same iteration now and then."""
+    model = chainer.links.Linear(2, 2)
+    checkpointers = [checkpointer_of(comm, path=folder) for _ in range(2)]
+    for iteration in range(1, 7):
+        model.W.array[...] = iteration
+        for interval, checkpointer in zip((2, 3), checkpointers, strict=True):
+            if iteration % interval == 0:
+                checkpointer.save(model, iteration, wait=False)
+    checkpointers[1]._saver.conclude()
+    checkpointers[0]._saver.conclude()
+    comm.barrier()
+    assert committed(folder) == [2, 3, 4, 6]
+    loaded = chainer.links.Linear(2, 2)
+    checkpointer_of(comm, path=folder).maybe_load(loaded)
+    assert (loaded.W.array == 6).all()
+
+
+def test_two_checkpointers_of_one_trainer_get_different_names(comm, folder):
+    """The trainer gives the second one another name, and so its files."""
+    trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
+    checkpointers = [checkpointer_of(comm) for _ in range(2)]
+    for checkpointer in checkpointers:
+        checkpointer.maybe_load(trainer)  # the name is still the same
+        trainer.extend(checkpointer, trigger=(1, 'iteration'))
+        checkpointer.finalize = lambda: None
+    trainer.run()
+    for checkpointer in checkpointers:
+        checkpointer._saver.conclude()
+    comm.barrier()
+    assert committed(folder) == committed(folder, 'run_1') == [1, 2]
+
+
+def test_two_checkpointers_that_replace_each_others_files_are_refused(comm, folder):
+    models = [chainer.links.Linear(2, 2), chainer.links.Linear(3, 3)]
+    checkpointers = [checkpointer_of(comm, path=folder) for _ in models]
+    for model, checkpointer in zip(models, checkpointers, strict=True):
+        checkpointer.save(model, 1)
+    last = comm.rank == comm.size - 1
+    with pytest.raises(ValueError, match=r'two checkpointers named .run. save different') as caught:
+        checkpointers[0].save(models[0] if last else models[1], 2)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    checkpointers[1].save(models[1], 2)
+
+
+def test_one_checkpointer_after_another(comm, folder):
+    """As in a notebook: nobody has to finalize the first one."""
+    checkpointers = []
+    for iteration in (1, 2, 3):
+        model = chainer.links.Linear(2, 2)
+        checkpointers.append(checkpointer_of(comm, path=folder))
+        checkpointers[-1].maybe_load(chainer.links.Linear(2, 2))
+        checkpointers[-1].save(model, iteration)
+        checkpointers[-1].save(model, iteration + 1)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('verb', ['save', 'maybe_load', 'run'])
+def test_names_that_differ_are_refused_on_all_ranks(comm, folder, verb):
+    checkpointer = checkpointer_of(comm, name='a' if comm.rank else 'b')
+    trainer, _ = make_trainer(comm, folder, (1, 'iteration'))
+    trainer.extend(checkpointer)
+    with pytest.raises(ValueError, match='different names') as caught:
+        {'save': lambda: checkpointer.save(trainer, 1), 'run': trainer.run,
+         'maybe_load': lambda: checkpointer.maybe_load(trainer)}[verb]()
+    assert "ranks [0]: 'b'" in str(caught.value)
+    assert f"ranks {list(range(1, comm.size))}: 'a'" in str(caught.value)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    assert names(folder) == []
+
+
+def test_folders_may_differ(comm, tmp_path):
+    folder = str(tmp_path / str(comm.rank))
+    model = chainer.links.Linear(2, 2)
+    checkpointer_of(comm, path=folder).save(model, 1)
+    loaded = chainer.links.Linear(2, 2)
+    checkpointer_of(comm).maybe_load(loaded, path=folder)
+    np.testing.assert_array_equal(loaded.W.array, model.W.array)
+
+
+def test_a_failed_job_lets_go_of_its_files(comm, folder):
+    """Though its process goes on, as that of a notebook does."""
+    def fail(trainer):
+        assert os.path.exists(f'{folder}/tmp-run.{comm.rank}.N.lock')
+        raise RuntimeError('on purpose')
+
+    trainer, _ = make_trainer(comm, folder)
+    trainer.extend(checkpointer_of(comm), trigger=(1, 'iteration'))
+    trainer.extend(fail, trigger=(2, 'iteration'), name='fail')
+    with pytest.raises(RuntimeError, match='on purpose'):
+        trainer.run(show_loop_exception_msg=False)
+    assert not os.path.exists(f'{folder}/tmp-run.{comm.rank}.N.lock')
+
+
+# --- another working folder -------------------------------------------------------------------
+
+@pytest.mark.parametrize('given', ['path', 'out', 'later'])
+def test_the_program_may_go_to_another_folder(comm, folder, monkeypatch, given):
+    """Relative folders are those of the beginning, for all that comes."""
+    monkeypatch.chdir(folder)
+    trainer, optimizer = make_trainer(comm, 'out', (4, 'iteration'))
+    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1,
+                                   **({'path': 'out'} if given == 'path' else {}))
+    if given == 'later':
+        checkpointer.maybe_load(trainer, optimizer, path='out')
+    checkpointer.finalize = lambda: None
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    comm.barrier()
+    if comm.rank == 0:
+        os.makedirs('elsewhere')
+    comm.barrier()
+    trainer.extend(lambda trainer: os.chdir(f'{folder}/elsewhere'), trigger=(2, 'iteration'),
+                   name='chdir')
+    trainer.run()
+    checkpointer._saver.conclude()
+    comm.barrier()
+    assert names(f'{folder}/out') == sorted(f'run.{rank}.4' for rank in range(comm.size))
+    assert not os.path.exists(f'{folder}/elsewhere/out')
+    again, optimizer = make_trainer(comm, 'out')
+    checkpointer.maybe_load(again, optimizer)
+    assert again.updater.iteration == 4
