@@ -144,6 +144,17 @@ def test_every_name_can_be_imported(module):
         assert getattr(importlib.import_module(module), name) is not None
 
 
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts a process of its own')
+def test_modules_of_communicators_need_no_import(tmp_path):
+    """For isinstance(comm, chainermn.communicators.pure_nccl_communicator.PureNcclCommunicator)."""
+    modules = [path.rpartition('.')[2] for path in PATHS if path.endswith('_communicator')]
+    assert len(modules) == 5
+    program = ('import chainermn\n'
+               f'for name in {modules}: getattr(chainermn.communicators, name)\n'
+               'assert not hasattr(chainermn.communicators, "other_communicator")')
+    subprocess.run([sys.executable, '-c', program], cwd=tmp_path, timeout=50, check=True)
+
+
 def test_names_of_nccl():
     nccl = importlib.import_module('chainermn.nccl')
     assert isinstance(nccl._available, bool)

@@ -25,6 +25,13 @@ _RENAMED = {
 }
 
 
+def __getattr__(name: str) -> Any:
+    """A module with a communicator: with ChainerMN 7 they are there without an import."""
+    if name in [module for module, _ in _CLASSES.values()]:
+        return importlib.import_module(f'chainermn.communicators.{name}')
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}', name=name)
+
+
 def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
                         **kwargs: Any) -> Any:
     """Makes a communicator.  Collective: every rank of ``mpi_comm`` calls it.

@@ -35,13 +35,13 @@ class ObservationAggregator(chainer.training.Extension):
         self.aggregated_key = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = chainer.training.get_trigger(comm_trigger)
         self.aggregator = _mean if aggregator is None else aggregator
-        self._values: list[Any] = []
+        self.observation_history: list[Any] = []  # since the last time
 
     def __call__(self, trainer: Any) -> None:
         """Keeps this iteration's value; aggregates if the time has come."""
         value = trainer.observation.get(self.original_key)
         if value is not None:
-            self._values.append(_to_host(value))
+            self.observation_history.append(_to_host(value))
         if self.comm_trigger(trainer):
             result = self.compute_summary(trainer)
             if result is not None:
@@ -53,7 +53,7 @@ class ObservationAggregator(chainer.training.Extension):
         Returns:
             On every rank the result; ``None`` if no rank observed a value.
         """
-        values, self._values = self._values, []
+        values, self.observation_history = self.observation_history, []
         if self.aggregator is _mean:
             return _mean(self.comm.allgather_obj(values))
         gathered = self.comm.gather_obj(values)

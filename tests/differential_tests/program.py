@@ -23,6 +23,7 @@ import chainermn
 import chainermn.functions
 import chainermn.iterators
 import chainermn.links
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 SAME = {}
 MENDED = {}
@@ -297,6 +298,70 @@ def evaluate(comm, lengths):
     evaluator = chainermn.create_multi_node_evaluator(
         extensions.Evaluator(iterator, Value()), comm)
     return {key: float(value) for key, value in evaluator().items()}
+
+
+@same
+def generic_evaluator_without_a_subclass(comm):
+    data = [(np.float32(100 * comm.rank + i), np.int32(i)) for i in range(2 * comm.rank + 3)]
+    iterator = chainer.iterators.SerialIterator(data, 2, repeat=False, shuffle=False)
+    return chainermn.extensions.GenericMultiNodeEvaluator(
+        comm, iterator, lambda x, t: [x.tolist(), t.tolist()])(None)
+
+
+@same
+def forms_of_replica_sets(comm):
+    found = {}
+    for sets in ([], [0], [0, 1], range(2), {1}, ((0, 1),), [[0], 1], [[0, 0]], [[]],
+                 [[0], [0]], [-1], [[comm.size]], 1, [0.5]):
+        snapshot = extensions.snapshot()
+
+        def describe(sets=sets, snapshot=snapshot):
+            ours = chainermn.extensions.multi_node_snapshot(comm, snapshot, sets)
+            assert ours.snapshot is snapshot
+            return [ours.is_master, ours.master, sorted(ours.replica_set), snapshot.filename]
+
+        found[str(sets)] = outcome(describe)
+    for name, sets in {'one': [0], 'pair': ((0, 1),)}.items():
+        folder = shared_folder(comm)
+        trainer, _ = small_trainer(comm, folder)
+        trainer.extend(chainermn.extensions.multi_node_snapshot(
+            comm, extensions.snapshot(filename=lambda t: f'at {t.updater.iteration}'), sets),
+            trigger=(3, 'iteration'))
+        trainer.run()
+        comm.allreduce_obj(0)
+        found[name] = sorted(file for file in os.listdir(folder) if not file.startswith('commit-'))
+        found[f'{name} is named'] = list(trainer._extensions)
+    return found
+
+
+@same
+def a_communicator_of_ones_own(comm):
+    class Own(MpiCommunicatorBase):
+        def multi_node_mean_grad(self, model, zero_fill=False):
+            for _, param in sorted(model.namedparams()):
+                if param.grad is None and zero_fill and param.array is not None:
+                    param.grad = np.zeros_like(param.array)
+                if param.grad is not None:
+                    param.grad[...] = self.allreduce(param.grad) / self.size
+
+    own = Own(comm.mpi_comm)
+    part = own.split(own.rank % 2, own.rank)
+    return {**loss_curve(own, MLP, chainer.optimizers.MomentumSGD(0.1), (3, 4)),
+            'part': [type(part).__name__, part.size, part.allreduce_obj(own.rank)]}
+
+
+@same
+def gradients_that_diverge_in_debug_mode(comm):
+    model = L.Linear(2, 2)
+    comm.bcast_data(model)
+    model.cleargrads()
+    for param in model.params():
+        param.grad = np.full_like(param.array, np.nan if comm.rank == 1 else 1)
+    with chainer.using_config('debug', True):
+        try:
+            comm.multi_node_mean_grad(model)
+        except ValueError as error:
+            return 'diverged' in str(error)
 
 
 # --- mended on purpose ---------------------------------------------------------------------------

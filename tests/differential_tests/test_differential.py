@@ -61,13 +61,13 @@ def assert_close(old, new, where):
         assert old == new, where
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(240)
 @pytest.mark.parametrize('ranks', [2, 3])
 def test_results_agree(ranks, tmp_path):
     names = scenarios('same')
     assert len(names) >= 12
-    old = run(ranks, tmp_path / 'old', names, overlay='0')
-    new = run(ranks, tmp_path / 'new', names, overlay='1')
+    old = run(ranks, tmp_path / 'old', names, overlay='0', limit=110)
+    new = run(ranks, tmp_path / 'new', names, overlay='1', limit=110)
     assert isinstance(old, list), old
     assert isinstance(new, list), new
     for rank in range(ranks):

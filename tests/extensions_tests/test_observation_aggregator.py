@@ -42,6 +42,14 @@ def test_mean_over_iterations_and_ranks(comm):
         None, None, 20 + mean, None, None, 50 + mean]
 
 
+def test_what_was_observed_since_the_last_time_is_there_to_read(comm):
+    extension = ObservationAggregator(comm, 'loss', comm_trigger=(3, 'iteration'))
+    run(extension, [{'loss': 1.0}, {'loss': 2.0}])
+    assert extension.observation_history == [1.0, 2.0]
+    assert extension.compute_summary() == 1.5
+    assert extension.observation_history == []
+
+
 def test_values_are_counted_one_by_one(comm):
     """A rank that observed more values weighs more."""
     observations = [{'loss': 1.0}, {'loss': 1.0} if comm.rank == 0 else {}]
