@@ -1,79 +1,87 @@
-"""MXNet's KVStore: arrays by key, to which workers push and from which they pull."""
+"""MXNet's KVStore: arrays by key, which workers push to and pull from."""
 from __future__ import annotations
 
 from chainermn.communicators import create_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.kvstore._dist_async_kvstore import DistAsyncKVStore
-from chainermn.kvstore._dist_kvstore import agree
-from chainermn.kvstore._dist_sync_kvstore import DistSyncKVStore
-from chainermn.kvstore._kvstore import KVStore
+from chainermn.kvstore._backends import (
+    Backend,
+    DistAsyncBackend,
+    DistSyncBackend,
+    LocalBackend,
+    check_same,
+)
+from chainermn.kvstore._kvstore import KVStore, StoreType
 from chainermn.kvstore._kvstore_optimizer import create_kvstore_optimizer
-from chainermn.kvstore._local_kvstore import LocalKVStore
-from chainermn.kvstore._settings import BIGARRAY_BOUND
 from chainermn.kvstore.row_sparse import RowSparse
 
 __all__ = ['BIGARRAY_BOUND', 'KVStore', 'RowSparse', 'create', 'create_kvstore_optimizer']
+
+#: An array with this many elements or more is split into shards, one for each server.
+BIGARRAY_BOUND = 1_000_000
 
 _LOCAL = ('local', 'device', 'nccl')
 _DIST = ('dist_sync', 'dist_device_sync', 'dist_async')
 
 
-def create(name: str = 'local', communicator: CommunicatorBase | None = None, *,
+def create(name: StoreType = 'local', communicator: CommunicatorBase | None = None, *,
            bigarray_bound: float = BIGARRAY_BOUND) -> KVStore:
     """Makes a store.  Collective for the ``dist`` types: every rank calls it.
 
     ====================  =========  ===============================================================
-    Type                  Shared by  What is pushed
+    Type                  Shared by  A push
     ====================  =========  ===============================================================
-    ``local``             nobody     is summed over the devices of the process on the host, merged
-    ``device``, ``nccl``  nobody     the same, but summed and stored on the device of the first
-    ``dist_sync``         all ranks  is summed over the ranks too, and merged once: every rank
-                                     pushes and pulls the same keys at the same time
-    ``dist_device_sync``  all ranks  the same, but stored on the devices
-    ``dist_async``        all ranks  is merged when it arrives: no rank waits for another
+    ``local``             nobody     sums values over the devices of the process, in host memory,
+                                     and calls the updater with the sum
+    ``device``, ``nccl``  nobody     the same, but on the device of the first value; the stored
+                                     arrays stay on their devices
+    ``dist_sync``         all ranks  sums values over all ranks as well; every rank pushes and pulls
+                                     the same keys at the same time
+    ``dist_device_sync``  all ranks  the same, but stored arrays stay on their devices
+    ``dist_async``        all ranks  calls the updater with this rank's value when it arrives; no
+                                     rank waits for another
     ====================  =========  ===============================================================
 
-    In the ``dist`` types each rank is a server as well: the keys go to the ranks in turn, and an
-    array of ``bigarray_bound`` elements or more is cut into parts, one for each rank.
+    In the ``dist`` types each rank is a worker and a server.  Keys are assigned to the servers in
+    turn; an array of ``bigarray_bound`` elements or more is split into shards, one for each server.
 
-    A ``dist_async`` server is a thread, which answers while its rank computes, sleeps or waits,
-    and goes on until every rank has closed the store or ended.  So a rank whose training ended by
-    an exception that was caught goes on serving the others; one whose process dies ends the job,
-    as with MPI in general.
+    A ``dist_async`` server is a thread.  It replies while its rank computes, sleeps or waits, and
+    runs until every rank has closed the store or ended.  So a rank whose training loop ended with
+    a caught exception goes on serving the others.  If a process dies, the job aborts, as MPI jobs
+    do in general.
 
     Args:
         name: The type; the same on all ranks.
-        communicator: For the ``dist`` types; by default one of all processes, by MPI on the host.
-        bigarray_bound: Number of elements; the same on all ranks.
+        communicator: Only for the ``dist`` types; the same on all ranks.  By default, one of all
+            processes that sends through MPI, in host memory.
+        bigarray_bound: Number of elements, positive; the same on all ranks.
 
     Returns:
         The store.
 
     Raises:
-        ValueError: If there is no such type, or, on every rank, the ranks differ.
-        RuntimeError: If the MPI library is not made for threads (``dist_async``).
+        TypeError: If ``communicator`` is not a ChainerMN communicator.
+        ValueError: If ``name`` is unknown or ``bigarray_bound`` is not a positive number, or if the
+            ranks differ; in a ``dist`` type, or with a communicator, on every rank.
+        RuntimeError: If the MPI library cannot be called from several threads (``dist_async``).
     """
-    error: Exception | None = None
     if communicator is not None and not isinstance(communicator, CommunicatorBase):
-        raise TypeError(f'communicator has to be a ChainerMN communicator, not {communicator!r}')
-    if name not in (*_LOCAL, *_DIST):
-        error = ValueError(f'there is no KVStore of type {name!r}; there are '
-                           + ', '.join((*_LOCAL, *_DIST)))
-    elif isinstance(bigarray_bound, bool) or not isinstance(bigarray_bound, (int, float)) \
-            or not bigarray_bound > 0:
-        error = ValueError(f'bigarray_bound has to be a positive number, not {bigarray_bound!r}')
-    if communicator is None and (error is not None or name in _LOCAL):
-        if error is not None:
-            raise error
-        return LocalKVStore(name, on_device=name != 'local')
-    if communicator is None:
+        raise TypeError(f'communicator must be a ChainerMN communicator, not {communicator!r}')
+    if communicator is None and name in _DIST:
         communicator = create_communicator('naive')
-    if error is not None:
+    try:
+        if name not in (*_LOCAL, *_DIST):
+            raise ValueError(f'unknown KVStore type {name!r}; choose one of '
+                             + ', '.join((*_LOCAL, *_DIST)))
+        if isinstance(bigarray_bound, bool) or not isinstance(bigarray_bound, (int, float)) \
+                or not bigarray_bound > 0:
+            raise ValueError(f'bigarray_bound must be a positive number, not {bigarray_bound!r}')
+    except ValueError as error:
+        if communicator is None:
+            raise
         communicator.refuse('kvstore.create', error)
-    if name in _LOCAL:
-        return LocalKVStore(name, on_device=name != 'local')
-    agree(communicator, 'kvstore.create', f'{name!r}, bigarray_bound={bigarray_bound}')
-    if name == 'dist_async':
-        return DistAsyncKVStore(name, communicator, bigarray_bound)
-    return DistSyncKVStore(name, communicator, bigarray_bound, name == 'dist_device_sync')
-
+    if communicator is None or name in _LOCAL:
+        return KVStore(name, LocalBackend(on_device=name != 'local'), float('inf'))
+    check_same(communicator, 'kvstore.create', f'{name!r}, bigarray_bound={bigarray_bound}')
+    backend: Backend = DistAsyncBackend(communicator) if name == 'dist_async' else \
+        DistSyncBackend(communicator, on_device=name == 'dist_device_sync')
+    return KVStore(name, backend, bigarray_bound)

@@ -1,68 +1,78 @@
-"""What callers of a store may pass: one key or a list, one array for each key or a list."""
+"""Arguments of a store: keys, values, outputs and row indices, checked and put into lists."""
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsIndex, TypeAlias
 
 import chainer
 import numpy as np
 
-from chainermn.kvstore._layout import Key, Layout
-from chainermn.kvstore.row_sparse import RowSparse, as_row_ids
+from chainermn.kvstore._sharding import Key, Layout
+from chainermn.kvstore.row_sparse import Array, RowSparse, check_row_ids
+
+#: One key: a str, an int or a NumPy integer.
+KeyLike: TypeAlias = str | SupportsIndex
+#: A list or tuple of keys.
+KeysLike: TypeAlias = Sequence[KeyLike]
+Value: TypeAlias = Array | RowSparse
+#: For one key a value or a list of values, one for each device; for several keys a list of these.
+Values: TypeAlias = Value | Sequence[Value | Sequence[Value]]
+#: Indices of rows, or a list of them for each key, or for each output of each key.
+RowIdsLike: TypeAlias = (
+    Array | Sequence[int] | Sequence[Array | Sequence[int] | Sequence[Array | Sequence[int]]])
 
 
-def keys_of(key: Any) -> list[Key]:
-    """Returns the keys as a list."""
-    keys = list(key) if isinstance(key, (tuple, list)) else [key]
-    for i, one in enumerate(keys):
+def check_keys(key: KeyLike | KeysLike) -> list[Key]:
+    """Returns one or several keys as a list of int and str."""
+    keys: list[Key] = []
+    for one in key if isinstance(key, (tuple, list)) else [key]:
         if isinstance(one, bool) or not (isinstance(one, str) or hasattr(one, '__index__')):
-            raise TypeError(f'a key has to be an int or a str, not {one!r}')
-        if not isinstance(one, str):
-            keys[i] = operator.index(one)
+            raise TypeError(f'a key must be an int or a str, not {one!r}')
+        keys.append(one if isinstance(one, str) else operator.index(one))
     return keys
 
 
-def values_of(key: Any, values: Any) -> list[list[Any]]:
-    """Returns for each key the list of values that were passed for its devices, checked."""
-    return [[checked(x) for x in one] for one in lists_of(key, values, 'value')]
+def check_values(key: KeyLike | KeysLike, values: Values) -> list[list[Value]]:
+    """Returns for each key the list of values for its devices."""
+    return [[check_value(x) for x in of_key] for of_key in check_lists(key, values, 'value')]
 
 
-def lists_of(key: Any, values: Any, name: str) -> list[list[Any]]:
-    """Returns for each key the list of what was passed for its devices."""
+def check_lists(key: KeyLike | KeysLike, values: Values, name: str) -> list[list[Value]]:
+    """Returns for each key the list of values or outputs for its devices, unchecked."""
     if not isinstance(key, (tuple, list)):
-        lists = [values]
-    elif not isinstance(values, (tuple, list)) or len(values) != len(key):
-        n = f'{len(values)}' if isinstance(values, (tuple, list)) else type(values).__name__
-        raise ValueError(f'{name} has to be a list with one element for each of the {len(key)} '
-                         f'keys, not {n}')
+        of_keys: Sequence[Value | Sequence[Value]] = [values]
+    elif isinstance(values, (tuple, list)) and len(values) == len(key):
+        of_keys = values
     else:
-        lists = list(values)
-    lists = [list(one) if isinstance(one, (tuple, list)) else [one] for one in lists]
+        n = f'{len(values)}' if isinstance(values, (tuple, list)) else type(values).__name__
+        raise ValueError(f'{name} must be a list with one element for each of the {len(key)} '
+                         f'keys, not {n}')
+    lists = [list(of_key) if isinstance(of_key, (tuple, list)) else [of_key] for of_key in of_keys]
     if not all(lists):
         raise ValueError(f'{name} has an empty list for a key')
     return lists
 
 
-def checked(x: Any) -> Any:
-    """Returns a value that can be in a store, or raises TypeError."""
+def check_value(x: Value) -> Value:
+    """Returns a value that can be stored."""
     if isinstance(x, RowSparse):
-        checked(x.rows)
+        check_value(x.rows)
         return x
     if isinstance(x, np.generic):
         x = np.asarray(x)
     if isinstance(x, chainer.Variable):
-        raise TypeError('a value has to be an array, not a chainer.Variable; pass its .array or '
+        raise TypeError('a value must be an array, not a chainer.Variable; pass its .array or '
                         '.grad')
     if not isinstance(x, chainer.get_array_types()) or isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f'a value has to be a numpy or cupy array or a RowSparse, not {type(x)}')
+        raise TypeError(f'a value must be a NumPy or CuPy array or a RowSparse, not {type(x)}')
     if x.dtype.kind not in 'biufc' or not x.dtype.isnative:
-        raise TypeError(f'arrays of dtype {x.dtype} cannot be in a store')
+        raise TypeError(f'a store cannot hold arrays of dtype {x.dtype}')
     return x
 
 
-def check_fits(x: Any, layout: Layout) -> None:
-    """Raises if ``x`` has not the dtype and shape of a key."""
+def check_fits(x: Value, layout: Layout) -> None:
+    """Raises if a value has not the dtype and shape of a key."""
     if x.dtype != layout.dtype:
         raise TypeError(f'key {layout.key!r} has the dtype {layout.dtype}, not {x.dtype}; cast '
                         f'before the call, e.g. x.astype(numpy.{layout.dtype})')
@@ -70,42 +80,41 @@ def check_fits(x: Any, layout: Layout) -> None:
         raise ValueError(f'key {layout.key!r} has the shape {layout.shape}, not {tuple(x.shape)}')
 
 
-def check_out(out: Any, layout: Layout) -> None:
-    """Raises if a value cannot be written into ``out``."""
+def check_output(out: Value, layout: Layout) -> None:
+    """Raises if the value of a key cannot be written into ``out``."""
     if isinstance(out, np.generic) or not getattr(getattr(out, 'flags', None), 'writeable', True):
         raise ValueError('out is read-only')
-    checked(out)
+    check_value(out)
     check_fits(out, layout)
 
 
-def row_ids_of(row_ids: Any, key: Any, outs: Sequence[Sequence[Any]],
-               layouts: Sequence[Layout]) -> list[list[np.ndarray]]:
-    """Returns the row numbers for each output of each key, each number once, in order."""
-    def is_one(x: Any) -> bool:
+def check_row_lists(row_ids: RowIdsLike | None, key: KeyLike | KeysLike,
+                    n_outs: Sequence[int], layouts: Sequence[Layout]) -> list[list[np.ndarray]]:
+    """Returns for each key the unique row indices, ascending: once, or for each of its outputs."""
+    def is_one(x: object) -> bool:
         return isinstance(x, chainer.get_array_types()) or (
             isinstance(x, (tuple, list)) and all(isinstance(i, (int, np.integer)) for i in x))
 
     if row_ids is None:
-        raise TypeError('row_sparse_pull needs row_ids, the numbers of the rows to pull')
+        raise TypeError('row_sparse_pull needs row_ids, the indices of the rows to pull')
     if is_one(row_ids):
-        row_ids = [row_ids] * len(outs)
+        row_ids = [row_ids] * len(layouts)
     elif not isinstance(key, (tuple, list)):
         row_ids = [row_ids]
-    if not isinstance(row_ids, (tuple, list)) or len(row_ids) != len(outs):
-        raise ValueError(f'row_ids has to be one array, or a list for {len(outs)} keys')
-    found = []
-    for ids, out, layout in zip(row_ids, outs, layouts, strict=True):
+    if not isinstance(row_ids, (tuple, list)) or len(row_ids) != len(layouts):
+        raise ValueError(f'row_ids must be one array, or a list for {len(layouts)} keys')
+    lists = []
+    for ids, n_out, layout in zip(row_ids, n_outs, layouts, strict=True):
         if is_one(ids):
             ids = [ids]
-        if len(ids) not in (1, len(out)):
-            raise ValueError(f'key {layout.key!r} has {len(out)} outputs but {len(ids)} row_ids')
-        ids = [np.unique(as_row_ids(one, layout.shape[0])) for one in ids]
-        found.append(ids * len(out) if len(ids) == 1 else ids)
-    return found
+        if len(ids) not in (1, n_out):
+            raise ValueError(f'key {layout.key!r} has {n_out} outputs but {len(ids)} row_ids')
+        lists.append([np.unique(check_row_ids(one, layout.shape[0])) for one in ids])
+    return lists
 
 
-def write(out: Any, x: Any) -> None:
-    """Writes an array into another one, wherever both are."""
+def write(out: Array, x: Array) -> None:
+    """Copies an array into another one, on any devices."""
     if isinstance(out, chainer.backends.cuda.ndarray):
         with chainer.using_device(chainer.backend.get_device_from_array(out)):
             out[...] = chainer.backend.get_device_from_array(out).send(x)
@@ -113,8 +122,8 @@ def write(out: Any, x: Any) -> None:
         out[...] = chainer.cuda.to_cpu(x)
 
 
-def write_rows(out: Any, ids: np.ndarray, rows: Any) -> None:
-    """Writes some rows; all other rows become 0, or are left out of a :class:`RowSparse`."""
+def write_rows(out: Value, ids: np.ndarray, rows: Array) -> None:
+    """Copies rows into an array, whose other rows become 0, or into a :class:`RowSparse`."""
     if isinstance(out, RowSparse):
         out.row_ids = ids
         out.rows = chainer.backend.get_device_from_array(out.rows).send(rows)

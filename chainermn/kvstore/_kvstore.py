@@ -1,257 +1,470 @@
-"""The store as its users see it: keys, arrays, and what is checked before anything is done."""
+"""KVStore: arrays by key, which workers push to and pull from."""
 from __future__ import annotations
 
-import abc
+import os
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias, overload
 
 import chainer
 import numpy as np
 
-from chainermn.kvstore import _arguments
-from chainermn.kvstore._layout import Layout
-from chainermn.kvstore._server import total
-from chainermn.kvstore._settings import Settings
-from chainermn.kvstore.row_sparse import RowSparse
+from chainermn.communicators import compression
+from chainermn.kvstore import _arguments, _optimizer_updater
+from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Values
+from chainermn.kvstore._backends import Backend
+from chainermn.kvstore._optimizer_updater import OptimizerUpdater
+from chainermn.kvstore._server import Updater
+from chainermn.kvstore._sharding import Key, Layout
+from chainermn.kvstore.row_sparse import Array, RowSparse
+
+#: Types of stores; see :func:`chainermn.kvstore.create`.
+StoreType: TypeAlias = Literal[
+    'local', 'device', 'nccl', 'dist_sync', 'dist_device_sync', 'dist_async']
 
 
-class KVStore(Settings):
-    """Arrays by key, to which workers push and from which they pull.
+class KVStore:
+    """Arrays by key, which workers push to and pull from.
 
-    Make one with :func:`chainermn.kvstore.create`, which says how the types differ.
+    Make one with :func:`chainermn.kvstore.create`, which describes the types.
 
-    A key is an int or a str.  Wherever one key and its value can be given, a list of keys and a
-    list of values can be too.  A value is a NumPy or CuPy array or a :class:`RowSparse`, or a list
-    of them, one for each device of this process.
+    A key is an int or a str.  A value is a NumPy or CuPy array or a :class:`RowSparse`, or a list
+    of these, one for each device of this process.  Arrays have a dtype of booleans, integers,
+    floating-point or complex numbers in native byte order, and any shape.  Every method that takes
+    a key and a value also takes a list of keys and a list of their values.
 
-    ``priority``, a number or a list with one for each key, is accepted and has no effect: a call
-    has done its work when it returns.
+    ``priority`` is accepted and has no effect: a call has finished its work when it returns.
     """
 
-    #: Whether values stay on the devices they are on.
-    _on_device = False
-
-    # --- who ---------------------------------------------------------------------------------
+    def __init__(self, type: StoreType, backend: Backend, bigarray_bound: float) -> None:
+        self._type = type
+        self._backend = backend
+        self._bigarray_bound = bigarray_bound
+        self._layouts: dict[Key, Layout] = {}
 
     @property
-    def type(self) -> str:
-        """The name of the type that was given to :func:`create`."""
+    def type(self) -> StoreType:
+        """Name of the type, as passed to :func:`create`."""
         return self._type
 
     @property
     def rank(self) -> int:
-        """Number of this worker, from 0.  A store without other workers has worker 0."""
-        return self._rank
+        """Rank of this worker: 0 in a store of one process."""
+        return self._backend.rank
 
     @property
     def num_workers(self) -> int:
-        """Number of workers that share the store."""
-        return self._num_workers
+        """Number of workers that share the store: 1 in a store of one process."""
+        return self._backend.size
 
-    # --- values ------------------------------------------------------------------------------
+    # --- values ----------------------------------------------------------------------------------
 
-    def init(self, key: Any, value: Any) -> None:
-        """Adds keys, with their first values; each key once, before it is pushed or pulled.
+    def init(self, key: KeyLike | KeysLike, value: Values) -> None:
+        """Adds keys with their initial values.  Each key is initialized once, before any push.
 
-        In the ``dist`` types every rank calls it with the same keys, dtypes and shapes, and the
+        ``dist`` types: collective, every rank calls it with the same keys, dtypes and shapes.  The
         values of rank 0 are used.
 
         Args:
             key: Key, or list of keys.
-            value: For each key an array or a :class:`RowSparse`.  With the latter the key becomes
-                a row-sparse one, of which rows can be pulled.
+            value: For each key an array or a :class:`RowSparse`, which is copied.  A
+                :class:`RowSparse` makes a row-sparse key, of which single rows can be pulled.
 
         Raises:
-            ValueError: If a key is there already, or, on every rank, the ranks differ.
-            TypeError: If a key or a value is of a wrong type.
+            ValueError: If a key is already initialized, or the ranks differ.
+            TypeError: If a key or a value has a wrong type.
         """
         try:
-            keys = _arguments.keys_of(key)
-            layouts: list[Layout] = []
-            values = []
-            for one, (x, *more) in zip(keys, _arguments.values_of(key, value), strict=True):
-                if more:
-                    raise ValueError('init takes one value for each key')
-                if one in self._layouts or one in keys[:len(layouts)]:
-                    raise ValueError(f'key {one!r} was initialized before; push to it')
-                number = len(self._layouts) + len(layouts)
-                layouts.append(Layout.of(
-                    one, number, tuple(x.shape), x.dtype, isinstance(x, RowSparse),
-                    self._num_workers, self._bound if self._may_cut() else float('inf')))
-                values.append(self._placed(x.todense() if isinstance(x, RowSparse) else x))
+            layouts, values = self._new_layouts(key, value)
         except Exception as error:
-            self._refuse('init', error)
-        self._agree('init', ', '.join(map(str, layouts)))
-        self._init(layouts, values)
+            self._backend.raise_on_all('init', error)
+        self._backend.check_same('init', ', '.join(map(str, layouts)))
+        self._backend.init(layouts, values)
         self._layouts.update({layout.key: layout for layout in layouts})
 
-    def push(self, key: Any, value: Any, priority: Any = 0) -> None:
-        """Pushes values: the updater merges them into the store.
+    def push(self, key: KeyLike | KeysLike, value: Values,
+             priority: float | Sequence[float] = 0) -> None:
+        """Pushes values; the updater merges them into the stored arrays.
 
-        Several values for one key are summed first.  ``dist_sync``: every rank calls it with the
-        same keys; the values of all ranks are summed, by rank, and the updater is called once.
-        ``dist_async``: the updater is called for what this rank pushed, when it arrives.
+        Several values for one key are summed first.
+
+        ``dist_sync``: collective, every rank calls it with the same keys.  The values of all ranks
+        are summed, in the order of the ranks, and the updater is called once.
+
+        ``dist_async``: not collective.  The updater is called with this rank's value.
 
         Args:
             key: Key, or list of keys.
-            value: For each key an array or a :class:`RowSparse`, or a list of them.
-            priority: Has no effect.
+            value: For each key an array or a :class:`RowSparse`, or a list of these, of the key's
+                dtype and shape.  They are not changed.
+            priority: Number, or list with a number for each key.  Has no effect.
 
         Raises:
-            ValueError: If a key was not initialized, or a shape is not that of the key.
-            TypeError: If a dtype is not that of the key, or an argument is of a wrong type.
-            Exception: What the updater raises.
+            ValueError: If a key is not initialized, or a value has not the key's shape.
+            TypeError: If a value has not the key's dtype, or an argument has a wrong type.
+            Exception: Any error of the updater.
         """
         try:
-            layouts = [self._layout(one) for one in _arguments.keys_of(key)]
-            merged = [self._merged(layout, values) for layout, values in zip(
-                layouts, _arguments.values_of(key, value), strict=True)]
+            layouts = self._find_layouts(key)
+            of_keys = _arguments.check_values(key, value)
+            for layout, values in zip(layouts, of_keys, strict=True):
+                for x in values:
+                    _arguments.check_fits(x, layout)
+            summed = [self._backend.sum_devices(layout, values)
+                      for layout, values in zip(layouts, of_keys, strict=True)]
         except Exception as error:
-            self._refuse('push', error)
-        self._push(layouts, merged)
+            self._backend.raise_on_all('push', error)
+        self._backend.push(layouts, summed)
 
-    def pull(self, key: Any, out: Any = None, priority: Any = 0) -> Any:
-        """Gets the values of keys.  ``dist_sync``: every rank calls it with the same keys.
+    @overload  # a str is one key, although it is a sequence of str, too
+    def pull(self, key: KeyLike, out: None = None,  # type: ignore[overload-overlap]
+             priority: float | Sequence[float] = 0) -> Array: ...
+    @overload
+    def pull(self, key: KeysLike, out: None = None,
+             priority: float | Sequence[float] = 0) -> list[Array]: ...
+    @overload
+    def pull(self, key: KeyLike | KeysLike, out: Values,
+             priority: float | Sequence[float] = 0) -> None: ...
+    def pull(self, key: KeyLike | KeysLike, out: Values | None = None,
+             priority: float | Sequence[float] = 0) -> Array | list[Array] | None:
+        """Reads the values of keys.
 
-        Row-sparse keys are passed over with a warning; see :meth:`row_sparse_pull`.
+        ``dist_sync``: collective, every rank calls it with the same keys.  ``dist_async``: not
+        collective.
+
+        Row-sparse keys are skipped with a warning; use :meth:`row_sparse_pull`.
 
         Args:
             key: Key, or list of keys.
-            out: For each key an array, or a list of them, into which the value is written; of the
-                dtype and shape of the key.
-            priority: Has no effect.
+            out: For each key an array, or a list of arrays, of the key's dtype and shape, which
+                the value is written to.
+            priority: Number, or list with a number for each key.  Has no effect.
 
         Returns:
-            Without ``out`` a new array, or a list of new arrays for a list of keys (``None`` for a
-            row-sparse key).  They are on the host, but where values stay on their devices.
+            ``None`` if ``out`` is given.  Otherwise a new array of the key's dtype and shape; for a
+            list of keys, a list of arrays; ``None`` in place of a row-sparse key's array.  Arrays
+            are in host memory, except in ``device`` and ``nccl`` stores, where they are on the
+            device of the initial value.
 
         Raises:
-            ValueError: If a key was not initialized, or a shape is not that of the key.
-            TypeError: If a dtype is not that of the key, or an argument is of a wrong type.
+            ValueError: If a key is not initialized, or an output has not the key's shape.
+            TypeError: If an output has not the key's dtype, or an argument has a wrong type.
         """
         try:
-            layouts = [self._layout(one) for one in _arguments.keys_of(key)]
-            outs = [[]] * len(layouts) if out is None else _arguments.lists_of(key, out, 'out')
-            for layout, one in zip(layouts, outs, strict=True):
-                for x in one if not layout.is_row_sparse else ():
-                    _arguments.check_out(x, layout)
+            layouts = self._find_layouts(key)
+            outs = [[] for _ in layouts] if out is None else \
+                _arguments.check_lists(key, out, 'out')
+            for layout, of_key in zip(layouts, outs, strict=True):
+                for x in of_key if not layout.is_row_sparse else ():
+                    _arguments.check_output(x, layout)
         except Exception as error:
-            self._refuse('pull', error)
+            self._backend.raise_on_all('pull', error)
         dense = [layout for layout in layouts if not layout.is_row_sparse]
         if len(dense) < len(layouts):
-            warnings.warn('pull passes over row-sparse keys; use row_sparse_pull', UserWarning,
+            warnings.warn('pull skips row-sparse keys; use row_sparse_pull', UserWarning,
                           stacklevel=2)
-        pulled = {layout.number: x for layout, (x,) in zip(dense, self._pull(
+        pulled = {layout.key_id: x for layout, (x,) in zip(dense, self._backend.pull(
             dense, [[None]] * len(dense)), strict=True)} if dense else {}
-        for layout, one in zip(layouts, outs, strict=True):
-            for x in one if not layout.is_row_sparse else ():
-                _arguments.write(x, pulled[layout.number])
+        for layout, of_key in zip(layouts, outs, strict=True):
+            for x in of_key if not layout.is_row_sparse else ():
+                _arguments.write(x, pulled[layout.key_id])
         if out is not None:
             return None
-        found = [pulled.get(layout.number) for layout in layouts]
+        found = [pulled.get(layout.key_id) for layout in layouts]
         return found if isinstance(key, (tuple, list)) else found[0]
 
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: Any = 0,
-                        row_ids: Any = None) -> Any:
-        """Gets some rows of row-sparse keys.
+    @overload
+    def row_sparse_pull(self, key: KeyLike, out: None = None,  # type: ignore[overload-overlap]
+                        priority: float | Sequence[float] = 0,
+                        row_ids: RowIdsLike | None = None) -> RowSparse: ...
+    @overload
+    def row_sparse_pull(self, key: KeysLike, out: None = None,
+                        priority: float | Sequence[float] = 0,
+                        row_ids: RowIdsLike | None = None) -> list[RowSparse]: ...
+    @overload
+    def row_sparse_pull(self, key: KeyLike | KeysLike, out: Values,
+                        priority: float | Sequence[float] = 0,
+                        row_ids: RowIdsLike | None = None) -> None: ...
+    def row_sparse_pull(self, key: KeyLike | KeysLike, out: Values | None = None,
+                        priority: float | Sequence[float] = 0,
+                        row_ids: RowIdsLike | None = None) -> RowSparse | list[RowSparse] | None:
+        """Reads some rows of row-sparse keys.
 
-        ``dist_sync``: every rank calls it with the same keys; the rows may differ.
+        ``dist_sync``: collective, every rank calls it with the same keys; the rows may differ.
+        ``dist_async``: not collective.
 
         Args:
             key: Key, or list of keys.
-            out: For each key an array or a :class:`RowSparse`, or a list of them, of the dtype and
-                shape of the key.  It gets the rows that are asked for; all others become 0.
-            priority: Has no effect.
-            row_ids: One-dimensional array of integers, in any order and with repetitions; or a
-                list with one for each key, or a list of them for the outputs of each key.
+            out: For each key an array or a :class:`RowSparse`, or a list of these, of the key's
+                dtype and shape, which the rows are written to.  All other rows become 0.
+            priority: Number, or list with a number for each key.  Has no effect.
+            row_ids: Required.  Indices of the rows: a one-dimensional array or list of integers, in
+                any order, with or without repetitions.  Or a list of these for the keys, or for
+                each key a list of these for its outputs.
 
         Returns:
-            Without ``out`` a new :class:`RowSparse`, or a list of them for a list of keys.
+            ``None`` if ``out`` is given.  Otherwise a new :class:`RowSparse` with the rows, in
+            ascending order and each once; for a list of keys, a list of these.
 
         Raises:
-            ValueError: If a key was not initialized or is not row-sparse, or a row is not there.
-            TypeError: If an argument is of a wrong type.
+            ValueError: If a key is not initialized or not row-sparse, or a row is out of range.
+            TypeError: If an argument has a wrong type.
         """
         try:
-            layouts = [self._layout(one) for one in _arguments.keys_of(key)]
-            outs = [[None]] * len(layouts) if out is None else \
-                _arguments.lists_of(key, out, 'out')
-            for layout, one in zip(layouts, outs, strict=True):
+            layouts = self._find_layouts(key)
+            outs = None if out is None else _arguments.check_lists(key, out, 'out')
+            for n, layout in enumerate(layouts):
                 if not layout.is_row_sparse:
                     raise ValueError(f'key {layout.key!r} was not initialized with a RowSparse; '
                                      'use pull')
-                for x in one if out is not None else ():
-                    _arguments.check_out(x, layout)
-            ids = _arguments.row_ids_of(row_ids, key, outs, layouts)
+                for x in outs[n] if outs is not None else ():
+                    _arguments.check_output(x, layout)
+            n_outs = [1] * len(layouts) if outs is None else [len(of_key) for of_key in outs]
+            ids = _arguments.check_row_lists(row_ids, key, n_outs, layouts)
         except Exception as error:
-            self._refuse('row_sparse_pull', error)
-        # Where all outputs of a key get the same rows, these are asked for once.
-        asked = [its[:1] if all(one is its[0] for one in its) else its for its in ids]
-        found = []
-        for layout, one, its_ids, its_rows in zip(
-                layouts, outs, asked, self._pull(layouts, asked), strict=True):
-            for n, x in enumerate(one):
-                some_ids, rows = its_ids[n % len(its_ids)], its_rows[n % len(its_rows)]
-                if x is None:
-                    found.append(RowSparse(some_ids, rows, layout.shape))
-                else:
-                    _arguments.write_rows(x, some_ids, rows)
-        if out is not None:
+            self._backend.raise_on_all('row_sparse_pull', error)
+        rows = self._backend.pull(layouts, ids)
+        if outs is not None:
+            for of_key, its_ids, its_rows in zip(outs, ids, rows, strict=True):
+                for n, x in enumerate(of_key):  # one read may be for all outputs
+                    _arguments.write_rows(x, its_ids[n % len(its_ids)], its_rows[n % len(its_rows)])
             return None
+        found = [RowSparse(one_ids, one_rows, layout.shape) for layout, (one_ids,), (one_rows,)
+                 in zip(layouts, ids, rows, strict=True)]
         return found if isinstance(key, (tuple, list)) else found[0]
 
-    # --- the end -----------------------------------------------------------------------------
+    # --- updates ---------------------------------------------------------------------------------
+
+    def set_updater(self, updater: Updater) -> None:
+        """Sets the function that merges pushed values; the default replaces the stored value.
+
+        ``dist`` types: collective, every rank calls it with the same function.  It is called on the
+        rank that stores the key; for a large array, on each rank with its shard.
+
+        Args:
+            updater: Called as ``updater(key, input, stored)``: the key (int or str), the sum of the
+                pushed values, and the stored array of the same dtype and shape, which it changes in
+                place.  It may overwrite ``input``.  It must not use the store.
+
+        Raises:
+            TypeError: If ``updater`` is not callable.
+            ValueError: If the ranks made different calls.
+        """
+        if not callable(updater):
+            self._backend.raise_on_all('set_updater', TypeError(
+                f'updater must be callable, not {updater!r}'))
+        self._backend.check_same('set_updater', '')
+        self._backend.server.set_updater(updater)
+        self._backend.barrier()
+
+    _set_updater = set_updater  # name in MXNet
+
+    def set_optimizer(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.
+                      ) -> None:
+        """Makes the store step an optimizer: pushed values are the gradients of the stored arrays.
+
+        ``dist`` types: collective, every rank calls it with an optimizer of the same class and
+        hyperparameters.  Each server reads the hyperparameters of its rank's optimizer at each
+        step, so change them on every rank.  The states of an earlier optimizer are discarded.
+
+        Args:
+            optimizer: Any ``chainer.optimizer.GradientMethod``.  It may be set up with a model,
+                which is not changed.  Its hooks must be called for each parameter, as
+                ``WeightDecay`` is.
+            rescale_grad: Factor of the gradients.  Pass ``1 / kvstore.num_workers`` to average them
+                in ``dist_sync``, which sums them.
+
+        Raises:
+            TypeError: If ``optimizer`` has a wrong type.
+            ValueError: If a hook needs all parameters at once, if the optimizer cannot update
+                shards and there are some already, or if the ranks differ.
+        """
+        try:
+            updater = OptimizerUpdater(optimizer, rescale_grad)
+            split = [layout for layout in self._layouts.values() if layout.is_split]
+            if split and not updater.is_elementwise:
+                raise ValueError(
+                    'this optimizer, or one of its hooks, cannot update shards of an array, but '
+                    f'these are split over the servers: {", ".join(map(str, split))}. Call '
+                    'set_optimizer before init, or create the store with a larger bigarray_bound')
+            description = _optimizer_updater.describe(optimizer)
+        except Exception as error:
+            self._backend.raise_on_all('set_optimizer', error)
+        self._backend.check_same('set_optimizer', repr((description, rescale_grad)))
+        self._backend.server.set_updater(updater)
+        self._backend.barrier()
+
+    def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
+        """Compresses the values that are pushed from now on, to 2 bits each.
+
+        Each value is sent as ``threshold``, ``-threshold`` or 0, so 16 values take the bytes of one
+        float32.  The sender keeps the difference (error feedback) and adds it to its next push of
+        the key.  ``dist`` types compress what workers send to servers; the other types, what is
+        summed over the devices of a process, if a key is pushed with several values.  Only
+        floating-point arrays are compressed, not :class:`RowSparse` values; pulls never are.
+
+        ``dist`` types: collective, every rank calls it with the same parameters.
+
+        Args:
+            compression_params: ``{'type': '2bit', 'threshold': 0.5}``; the threshold is a positive
+                number, by default 0.5.
+
+        Raises:
+            TypeError: If ``compression_params`` is not a dict, or the threshold not a number.
+            ValueError: If the type or a parameter is unknown or out of range, or the ranks differ.
+        """
+        try:
+            if not isinstance(compression_params, dict):
+                raise TypeError('compression_params must be a dict such as '
+                                f"{{'type': '2bit', 'threshold': 0.5}}, not {compression_params!r}")
+            if compression_params.get('type') != '2bit':
+                raise ValueError("the compression of a store must be of type '2bit', not "
+                                 f'{compression_params.get("type")!r}')
+            compressor = compression.get(compression_params)
+        except Exception as error:
+            self._backend.raise_on_all('set_gradient_compression', error)
+        self._backend.check_same('set_gradient_compression', repr(compressor))
+        self._backend.server.compressor = compressor
+        self._backend.barrier()
+
+    # --- optimizer states ------------------------------------------------------------------------
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str],
+                              dump_optimizer: bool = False) -> None:
+        """Writes the optimizer's states, such as momenta, to an npz file.
+
+        The file does not hold the values of the keys: pull and save these.  It is replaced
+        atomically.
+
+        ``dist`` types: collective, every rank calls it.  Rank 0 writes the states of all ranks to
+        one file, which any number of ranks can load.
+
+        Args:
+            fname: Path of the file.
+            dump_optimizer: Whether to write the optimizer's class and hyperparameters as well.
+
+        Raises:
+            RuntimeError: If no optimizer is set.
+            OSError: If rank 0 cannot write the file.
+        """
+        try:
+            optimizer = self._optimizer('save')
+        except Exception as error:
+            self._backend.raise_on_all('save_optimizer_states', error)
+        by_server = self._backend.gather(self._backend.server.optimizer_states())
+        if by_server is not None:
+            try:
+                states = {}
+                for layout in self._layouts.values():
+                    shards = {server: found[layout.key_id] for server, found in enumerate(by_server)
+                              if layout.key_id in found}
+                    if shards:
+                        states[layout.key] = _optimizer_updater.join_states(layout, shards)
+                _optimizer_updater.write_states(
+                    fname, states,
+                    _optimizer_updater.describe(optimizer) if dump_optimizer else None)
+            except Exception as error:
+                self._backend.raise_on_all('save_optimizer_states', error)
+        self._backend.barrier()
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Reads a file of :meth:`save_optimizer_states`.  No code from the file is run.
+
+        Keys that are not initialized yet get their states when they are.  If the file holds
+        hyperparameters, they are set in the optimizer.
+
+        ``dist`` types: collective, every rank calls it.  Rank 0 reads the file.
+
+        Args:
+            fname: Path of the file.
+
+        Raises:
+            RuntimeError: If no optimizer is set.
+            ValueError: If the file is corrupt, of another kind, or does not fit the optimizer.
+            OSError: If rank 0 cannot read the file.
+        """
+        found = None
+        try:
+            optimizer = self._optimizer('load')
+            if self.rank == 0:
+                found = _optimizer_updater.read_states(fname)
+        except Exception as error:
+            self._backend.raise_on_all('load_optimizer_states', error)
+        found = self._backend.bcast(found)
+        assert found is not None
+        states, saved = found
+        if saved is not None:
+            current = _optimizer_updater.describe(optimizer)['optimizer']
+            if saved['optimizer'] != current:
+                raise ValueError(f'{os.fspath(fname)} has the states of {saved["optimizer"]}, but '
+                                 f'the optimizer is {current}')
+            for name, value in saved['hyperparameters'].items():
+                setattr(optimizer.hyperparam, name, value)
+        self._backend.server.load_optimizer_states(states)
+        self._backend.barrier()
+
+    # --- synchronization -------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Waits until all workers have called it.  ``dist`` types: collective, every rank calls it.
+
+        All pushes that any worker made before are merged when it returns.
+        """
+        self._backend.barrier()
+
+    def _barrier(self) -> None:  # name in MXNet
+        self.barrier()
 
     def close(self) -> None:
-        """Says that this worker is done with the store, which it must not use any more.
+        """Closes the store on this worker, which must not use it afterwards.
 
-        In a ``dist_async`` store this rank goes on serving the others until all of them are done
-        too.  Stores that are not closed are closed at the end of the program.
+        Not collective.  In a ``dist_async`` store this rank goes on serving the other workers until
+        all of them have closed it.  Open stores are closed at the end of the program.
         """
+        self._backend.close()
 
     def __enter__(self) -> KVStore:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- how the types differ ----------------------------------------------------------------
+    # --- private ---------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def _init(self, layouts: Sequence[Layout], values: Sequence[Any]) -> None:
-        """Gives the servers their parts of new keys."""
+    def _new_layouts(self, key: KeyLike | KeysLike, value: Values
+                     ) -> tuple[list[Layout], list[Array]]:
+        """Returns for each new key its layout, and a copy of its value where the store keeps it."""
+        updater = self._backend.server.updater
+        may_split = not isinstance(updater, OptimizerUpdater) or updater.is_elementwise
+        bound = self._bigarray_bound if may_split else float('inf')
+        keys = _arguments.check_keys(key)
+        layouts: list[Layout] = []
+        arrays = []
+        for one, (x, *more) in zip(keys, _arguments.check_values(key, value), strict=True):
+            if more:
+                raise ValueError('init needs one value for each key')
+            if one in self._layouts or one in keys[:len(layouts)]:
+                raise ValueError(f'key {one!r} is already initialized; push to it')
+            layouts.append(Layout.of(
+                one, len(self._layouts) + len(layouts), tuple(x.shape), x.dtype,
+                isinstance(x, RowSparse), self.num_workers, bound))
+            array = x.todense() if isinstance(x, RowSparse) else x
+            arrays.append(array.copy() if self._backend.on_device
+                          else np.array(chainer.cuda.to_cpu(array)))
+        return layouts, arrays
 
-    @abc.abstractmethod
-    def _push(self, layouts: Sequence[Layout], values: Sequence[Any]) -> None:
-        """Gets values, arrays or of type RowSparse, to the servers' updaters."""
+    def _find_layouts(self, key: KeyLike | KeysLike) -> list[Layout]:
+        keys = _arguments.check_keys(key)
+        for one in keys:
+            if one not in self._layouts:
+                known = ', '.join(map(repr, list(self._layouts)[:10])) or 'none'
+                raise ValueError(f'key {one!r} is not initialized; call init({one!r}, value) '
+                                 f'first (initialized keys: {known})')
+        return [self._layouts[one] for one in keys]
 
-    @abc.abstractmethod
-    def _pull(self, layouts: Sequence[Layout], row_ids: Sequence[Sequence[Any]]
-              ) -> list[list[Any]]:
-        """Returns new arrays, by key: for each of its ``row_ids`` these rows; for None all."""
-
-    def _layout(self, key: Any) -> Layout:
-        if key not in self._layouts:
-            there = ', '.join(map(repr, list(self._layouts)[:10])) or 'none'
-            raise ValueError(f'key {key!r} was not initialized; call init({key!r}, value) first '
-                             f'(of the keys that were: {there})')
-        return self._layouts[key]
-
-    def _placed(self, x: Any) -> Any:
-        """A copy of an array where the store keeps its arrays."""
-        return x.copy() if self._on_device else np.array(chainer.cuda.to_cpu(x))
-
-    def _merged(self, layout: Layout, values: Sequence[Any]) -> Any:
-        """The sum of what was passed for the devices of this process."""
-        for x in values:
-            _arguments.check_fits(x, layout)
-        if layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values):
-            values = [x.unique() for x in values]
-            return RowSparse(np.concatenate([x.row_ids for x in values]),
-                             np.concatenate([x.rows for x in values]), layout.shape).unique()
-        arrays = [x.todense() if isinstance(x, RowSparse) else x for x in values]
-        if self._on_device:
-            device = chainer.backend.get_device_from_array(arrays[0])
-            return total([device.send(x) for x in arrays])
-        return total([chainer.cuda.to_cpu(x) for x in arrays])
+    def _optimizer(self, action: str) -> chainer.optimizer.GradientMethod:
+        updater = self._backend.server.updater
+        if not isinstance(updater, OptimizerUpdater):
+            raise RuntimeError(f'there are no optimizer states to {action}: call set_optimizer '
+                               'first')
+        return updater.optimizer

@@ -1,105 +1,126 @@
-"""An optimizer whose gradients go through a store, as in the Trainer of MXNet's Gluon."""
+"""create_kvstore_optimizer: an optimizer that pushes gradients to a store, as Gluon's Trainer."""
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 import chainer
 
 from chainermn._delegate import Delegate
 from chainermn.kvstore._kvstore import KVStore
 
+_Parameters: TypeAlias = dict[str, chainer.Parameter]
 
-def create_kvstore_optimizer(actual_optimizer: Any, kvstore: KVStore,
-                             update_on_kvstore: bool | None = None) -> Any:
-    """Makes an optimizer push its gradients to a store.
 
-    Returns a proxy for ``actual_optimizer``, like
-    :func:`chainermn.create_multi_node_optimizer`.  Its ``update(lossfun, *args)`` computes this
-    rank's gradients, pushes those of all parameters (by path, priority ``-i`` for the i-th), and
+def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
+                             update_on_kvstore: bool | None = None) -> _KVStoreOptimizer:
+    """Makes an optimizer that trains through a store.  Collective, except for local stores.
 
-    - pulls their mean over all ranks and lets the actual optimizer step with it, or,
+    Returns a proxy of ``actual_optimizer``, like :func:`chainermn.create_multi_node_optimizer`.
+    Its ``update(lossfun, *args)`` computes this rank's gradients and pushes them for all parameters
+    (the key is the parameter's path, the priority ``-i`` for the i-th).  Then it
+
+    - pulls their mean over all ranks, with which the actual optimizer updates the parameters, or,
     - with ``update_on_kvstore``, pulls the parameters, which the store has updated.
 
-    Both give the same parameters with ``dist_sync``.  The first leaves everything to the actual
-    optimizer: all hooks, hyperparameters of single parameters, loss scaling, and its state in
-    snapshots.  In the second each rank keeps the state of the parameters that it serves, and
-    :meth:`chainermn.kvstore.KVStore.save_optimizer_states` writes it; of the hooks only those that
-    are called for each parameter can be used.
+    Both give the same parameters in ``dist_sync``.  In the first case the actual optimizer works as
+    usual: all hooks, hyperparameters of single parameters, loss scaling, and its states in
+    snapshots.  In the second case each rank keeps the states of the parameters that it serves, and
+    :meth:`chainermn.kvstore.KVStore.save_optimizer_states` saves them; hooks must be called for
+    each parameter.
 
-    Gradients are averaged: ``dist_sync`` multiplies their sum by ``1 / kvstore.num_workers``.
-    ``dist_async`` steps with each rank's gradients by themselves, as they come, so it makes
-    ``num_workers`` times as many steps.
+    Gradients are averaged in ``dist_sync``, where the store multiplies their sum by
+    ``1 / kvstore.num_workers``.  In ``dist_async`` each push of a rank is an update of its own, so
+    there are ``num_workers`` times as many updates.
 
-    The keys are the paths of the parameters, so a store serves one such optimizer; their values
-    are the parameters with ``update_on_kvstore``, otherwise the last gradients.  The first
-    ``update`` does not step (``t`` stays 0): it initializes the keys and copies the parameters of
-    rank 0 to all ranks, and so does one that finds parameters that have just been initialized.
-    These are collective; with ``dist_async`` later ones are not, and ranks may make different
-    numbers of them.
+    A store can serve only one such optimizer, since its keys are the paths of the parameters.
+    Their values are the parameters with ``update_on_kvstore``, otherwise the last gradients.
+
+    The first ``update`` does not change ``t``: it initializes the keys and copies the parameters of
+    rank 0 to all ranks.  So does an ``update`` that finds new parameters, which were initialized
+    since.  These updates are collective; in ``dist_async`` all others are not, and ranks may make
+    different numbers of them.
 
     Args:
-        actual_optimizer: ``chainer.optimizer.GradientMethod``, set up with a model or not yet.
-        kvstore: The store, in which no optimizer and no updater has been set.
-        update_on_kvstore: Where parameters are updated; by default on the store with
-            ``dist_async``, and by the actual optimizer with all other types.
+        actual_optimizer: Any ``chainer.optimizer.GradientMethod``, set up with a model or not yet.
+        kvstore: A store without updater and optimizer.
+        update_on_kvstore: Whether the store updates the parameters.  By default the store does in
+            ``dist_async``, the actual optimizer in all other types.
 
     Returns:
         The optimizer of this rank.
 
     Raises:
-        TypeError: If an argument is of a wrong type.
-        ValueError: If ``update_on_kvstore`` is false with ``dist_async``, or true with an optimizer
+        TypeError: If an argument has a wrong type.
+        ValueError: If ``update_on_kvstore`` is false in ``dist_async``, or true with an optimizer
             whose hooks or loss scaling need all parameters at once.
     """
     if not isinstance(kvstore, KVStore):
-        raise TypeError('create_kvstore_optimizer needs a KVStore as its second argument, got '
+        raise TypeError('create_kvstore_optimizer needs a KVStore as its second argument, not '
                         f'{kvstore!r}. Make one with chainermn.kvstore.create().')
+    is_async = kvstore.type == 'dist_async'
     try:
         if not isinstance(actual_optimizer, chainer.optimizer.GradientMethod):
             raise TypeError('create_kvstore_optimizer needs a chainer.optimizer.GradientMethod as '
-                            f'its first argument, got {actual_optimizer!r}.')
-        is_async = kvstore.type == 'dist_async'
+                            f'its first argument, not {actual_optimizer!r}.')
         if is_async and update_on_kvstore is not None and not update_on_kvstore:
-            raise ValueError('with dist_async there is no mean gradient to update with: leave '
+            raise ValueError('dist_async has no mean gradient to update with: pass '
                              'update_on_kvstore=True, or use dist_sync.')
     except Exception as error:
-        kvstore._refuse('create_kvstore_optimizer', error)
+        kvstore._backend.raise_on_all('create_kvstore_optimizer', error)
     if is_async or update_on_kvstore:
         kvstore.set_optimizer(actual_optimizer, 1. if is_async else 1 / kvstore.num_workers)
-        return _UpdateOnStore(actual_optimizer, kvstore)
-    return _UpdateHere(actual_optimizer, kvstore)
+        return _StoreUpdate(actual_optimizer, kvstore)
+    return _WorkerUpdate(actual_optimizer, kvstore)
 
 
 class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
     """See :func:`create_kvstore_optimizer`."""
 
-    actual_optimizer: Any
+    actual_optimizer: chainer.optimizer.GradientMethod
     kvstore: KVStore
     _initialized: set[str]
 
-    def __init__(self, actual_optimizer: Any, kvstore: KVStore) -> None:
+    def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore
+                 ) -> None:
         super().__init__(actual_optimizer)
         self.kvstore = kvstore
         self._initialized = set()
 
-    def setup(self, link: Any) -> Any:
+    def setup(self, link: chainer.Link) -> _KVStoreOptimizer:
         """Sets the model to train; see :meth:`chainer.Optimizer.setup`.
 
+        Args:
+            link: The model.
+
         Returns:
-            This proxy.
+            This optimizer.
+
+        Raises:
+            ValueError: If the store already has the parameters of a model.
         """
         if self._initialized:
-            self.kvstore._refuse('setup', ValueError(
-                'the store has the parameters of another model already; create another store'))
+            self.kvstore._backend.raise_on_all('setup', ValueError(
+                'the store already has the parameters of another model; create another store'))
         self.actual_optimizer.setup(link)
         return self
 
-    def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
-        """Pushes this rank's gradients and steps; collective unless the store is ``dist_async``.
+    def update(self, lossfun: Callable[..., chainer.Variable] | None = None, *args: object,
+               **kwds: object) -> None:
+        """Pushes this rank's gradients and updates the parameters.
+
+        Collective, except for local stores and ``dist_async``.
 
         Args:
-            lossfun: Function of ``args`` and ``kwds`` that returns the loss, a scalar Variable.
-                If ``None``, the gradients that the parameters have now are used.
+            lossfun: Function of ``args`` and ``kwds`` that returns the loss, a scalar Variable.  If
+                ``None``, the current gradients of the parameters are used.
+            *args: Arguments of ``lossfun``.
+            **kwds: Keyword arguments of ``lossfun``.
+
+        Raises:
+            RuntimeError: If the optimizer is not set up with a model.
+            ValueError: If the store cannot update a parameter as its hyperparameters, hooks or
+                loss scaling require.
         """
         self.actual_optimizer._check_set_up()
         if lossfun is not None:
@@ -116,7 +137,8 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
             self._step({path: parameter for path, parameter in parameters.items()
                         if parameter.update_rule is not None and parameter.update_rule.enabled})
 
-    def _backward(self, lossfun: Any, *args: Any, **kwds: Any) -> None:
+    def _backward(self, lossfun: Callable[..., chainer.Variable], *args: object, **kwds: object
+                  ) -> None:
         loss = lossfun(*args, **kwds)
         if getattr(self.actual_optimizer, '_use_cleargrads', True):
             self.target.cleargrads()
@@ -124,32 +146,32 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
             self.target.zerograds()
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
-    def _push(self, parameters: dict[str, Any]) -> None:
+    def _push(self, parameters: _Parameters) -> None:
         self.kvstore.push(list(parameters), [parameter.grad for parameter in parameters.values()],
                           priority=[-i for i in range(len(parameters))])
 
-    def _pull(self, parameters: dict[str, Any]) -> None:
-        """Gets the parameters; those that this optimizer does not update, too."""
+    def _pull(self, parameters: _Parameters) -> None:
+        """Pulls the parameters, also those that this optimizer does not update."""
         self.kvstore.pull(list(parameters), [parameter.array for parameter in parameters.values()],
                           priority=[-i for i in range(len(parameters))])
 
-    def _check(self, parameters: dict[str, Any]) -> None:
-        """Refuses parameters with which this optimizer cannot step."""
+    def _check(self, parameters: _Parameters) -> None:
+        """Raises on all ranks if this optimizer cannot update the parameters."""
 
-    def _step(self, parameters: dict[str, Any]) -> None:
-        """Pushes the gradients of these parameters, and updates them."""
+    def _step(self, parameters: _Parameters) -> None:
+        """Pushes the gradients of the parameters, and updates them."""
         raise NotImplementedError
 
 
-class _UpdateHere(_KVStoreOptimizer):
-    """The store adds the gradients; each rank steps with their mean."""
+class _WorkerUpdate(_KVStoreOptimizer):
+    """The store sums the gradients; each rank updates its parameters with their mean."""
 
-    def _step(self, parameters: dict[str, Any]) -> None:
+    def _step(self, parameters: _Parameters) -> None:
         for parameter in parameters.values():
-            _fill(parameter)
+            _fill_missing_grad(parameter)
             if self.actual_optimizer._loss_scale is not None:
-                # The update rule divides by the scale that backward left in the parameter. One
-                # that this rank's loss did not use has none, but its mean is scaled all the same.
+                # The update rule divides by the scale that backward left in the parameter. If this
+                # rank's loss did not use the parameter, it has none, but its mean is scaled, too.
                 parameter._loss_scale = self.actual_optimizer._loss_scale
         self._push(parameters)
         grads = [parameter.grad for parameter in parameters.values()]
@@ -159,37 +181,40 @@ class _UpdateHere(_KVStoreOptimizer):
         self.actual_optimizer.update(None)
 
 
-class _UpdateOnStore(_KVStoreOptimizer):
-    """The store steps; each rank gets the parameters."""
+class _StoreUpdate(_KVStoreOptimizer):
+    """The store updates the parameters; each rank pulls them."""
 
-    def serialize(self, serializer: Any) -> None:
-        """Saves or loads the counts of steps and epochs; the rest is the store's."""
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Saves or loads ``t`` and the epoch; the store has the other states.
+
+        Args:
+            serializer: Serializer or deserializer of Chainer.
+        """
         optimizer = self.actual_optimizer
         optimizer.t = serializer('t', optimizer.t)
         optimizer.epoch = serializer('epoch', optimizer.epoch)
 
-    def _check(self, parameters: dict[str, Any]) -> None:
+    def _check(self, parameters: _Parameters) -> None:
         for path, parameter in parameters.items():
             rule = parameter.update_rule
             if rule is not None and (
                     set(vars(rule.hyperparam)) - {'_parent'} or rule._hookable._pre_update_hooks
                     or rule._hookable._post_update_hooks):
-                self.kvstore._refuse('update', ValueError(
-                    f'parameter {path} has hyperparameters or hooks of its own, of which the store '
-                    'knows nothing; update on the workers (update_on_kvstore=False, with '
-                    'dist_sync)'))
+                self.kvstore._backend.raise_on_all('update', ValueError(
+                    f'parameter {path} has its own hyperparameters or hooks, which the store does '
+                    'not know; update on the workers (update_on_kvstore=False, in dist_sync)'))
         if self.actual_optimizer._loss_scaling_is_dynamic:
-            self.kvstore._refuse('update', ValueError(
+            self.kvstore._backend.raise_on_all('update', ValueError(
                 'dynamic loss scaling needs all gradients at once; update on the workers '
-                '(update_on_kvstore=False, with dist_sync)'))
+                '(update_on_kvstore=False, in dist_sync)'))
 
-    def _step(self, parameters: dict[str, Any]) -> None:
-        if self.kvstore.type == 'dist_async':  # nobody waits for what this rank has not
+    def _step(self, parameters: _Parameters) -> None:
+        if self.kvstore.type == 'dist_async':  # no rank waits for gradients that this one lacks
             parameters = {path: parameter for path, parameter in parameters.items()
                           if parameter.grad is not None}
         scale = self.actual_optimizer._loss_scale
         for parameter in parameters.values():
-            _fill(parameter)
+            _fill_missing_grad(parameter)
             if scale is not None:
                 parameter.grad /= scale
         self._push(parameters)
@@ -197,8 +222,8 @@ class _UpdateOnStore(_KVStoreOptimizer):
         self._pull(parameters)
 
 
-def _fill(parameter: Any) -> None:
-    """Gives a parameter that the loss did not use a gradient of 0."""
+def _fill_missing_grad(parameter: chainer.Parameter) -> None:
+    """Sets the gradient of a parameter that the loss did not use to 0."""
     if parameter.grad is None:
         with chainer.using_device(parameter.device):
             parameter.grad = parameter.device.xp.zeros_like(parameter.array)

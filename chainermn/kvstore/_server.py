@@ -1,125 +1,157 @@
-"""The part of a store that one rank has."""
+"""Server: stores this rank's shards, and updates them with the shards that workers push."""
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import chainer
 import numpy as np
 
-from chainermn.kvstore import _messages, _updaters
-from chainermn.kvstore._layout import Key, Layout
-from chainermn.kvstore._messages import Entry
+from chainermn.communicators.compression import TwoBit
+from chainermn.kvstore import _sharding
+from chainermn.kvstore._optimizer_updater import OptimizerState, OptimizerUpdater
+from chainermn.kvstore._sharding import Buffer, Entry, Key, Layout
+from chainermn.kvstore.row_sparse import Array
 
 #: Called as ``updater(key, input, stored)``; changes ``stored`` in place.
-Updater = Callable[[Key, Any, Any], None]
+Updater: TypeAlias = Callable[[Key, Array, Array], object]
 
 
 class Server:
-    """Holds arrays, or parts of arrays, and updates them, one at a time.
+    """Stores one shard of each array that is assigned to a rank, and applies one update at a time.
 
     Args:
-        rank: Number of this server.
+        rank: Rank of this server.
     """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.updater: Updater = _updaters.assign
-        self.compressor: Any = None
+        self.updater: Updater = assign
+        self.compressor: TwoBit | None = None
         self.layouts: list[Layout] = []
-        self.stored: dict[int, Any] = {}
-        self._states: dict[Key, dict[str, Any]] = {}  # loaded, of keys that are not there yet
+        #: By number of the key.
+        self.shards: dict[int, Array] = {}
+        self._loaded: dict[Key, OptimizerState] = {}  # of keys that are not initialized yet
         self._lock = threading.RLock()
 
-    def init(self, layouts: Sequence[Layout], parts: Mapping[int, Any]) -> None:
-        """Adds keys; ``parts`` is what this server has of them, by number, and becomes its own."""
-        with self._lock:
-            self.layouts += layouts
-            self.stored.update(parts)
-            self._restore()
+    def add_keys(self, layouts: Sequence[Layout], shards: Mapping[int, Array]) -> None:
+        """Adds keys.  ``shards`` are this server's, by number of the key; the server owns them now.
 
-    def update(self, number: int, inputs: Sequence[Any]) -> None:
-        """Lets the updater merge the sum of some arrays of the shape of the part."""
+        Raises:
+            ValueError: If loaded optimizer states do not fit a key; no key is added then.
+        """
         with self._lock:
-            stored = self.stored[number]
+            loaded = self._pop_loaded(layouts)
+            self.layouts += layouts
+            self.shards.update(shards)
+            self._restore(loaded)
+
+    def update(self, key_id: int, inputs: Sequence[Array]) -> None:
+        """Calls the updater with the sum of arrays of the shape of the shard."""
+        with self._lock:
+            stored = self.shards[key_id]
             device = chainer.backend.get_device_from_array(stored)
             with chainer.using_device(device):
-                inputs = [device.send(x) for x in inputs]
-                self.updater(self.layouts[number].key, total(inputs), stored)
+                self.updater(self.layouts[key_id].key,
+                             sum_arrays([device.send(x) for x in inputs]), stored)
 
-    def received(self, layout: Layout, entry: Entry) -> Any:
-        """The array of an entry that was pushed, of the shape of the part."""
-        shape = layout.part_shape(self.rank)
-        if entry.kind == _messages.COMPRESSED:
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Updates a shard once with the sum of the values that workers pushed for it."""
+        layout = self.layouts[entries[0].key_id]
+        self.update(layout.key_id, [self.values_of(entry, layout) for entry in entries])
+
+    def values_of(self, entry: Entry, layout: Layout) -> np.ndarray:
+        """Returns the values of an entry as an array of the shape of the shard."""
+        shape = layout.shard_shape(self.rank)
+        if entry.kind == _sharding.COMPRESSED:
+            assert self.compressor is not None
             size = int(np.prod(shape, dtype=np.int64))
             return self.compressor.decompress(
                 entry.values.view(np.uint32), size, layout.dtype).reshape(shape)
         values = entry.values.view(layout.dtype)
-        if entry.kind == _messages.DENSE:
+        if entry.kind == _sharding.DENSE:
             return values.reshape(shape)
         dense = np.zeros(shape, layout.dtype)
-        rows = layout.rows(self.rank)
-        dense[entry.row_ids - rows.start] = values.reshape(len(entry.row_ids), *shape[1:])
+        first = layout.shard_rows(self.rank).start
+        dense[entry.row_ids - first] = values.reshape(len(entry.row_ids), *shape[1:])
         return dense
 
-    def pulled(self, entry: Entry) -> Any:
-        """A copy on the host of what an entry asks for."""
-        if entry.kind == _messages.ROWS:
-            first = self.layouts[entry.number].rows(self.rank).start
-            return chainer.cuda.to_cpu(self.copy(entry.number, entry.row_ids - first))
-        return chainer.cuda.to_cpu(self.copy(entry.number))
+    def reply(self, request: np.ndarray) -> list[Buffer]:
+        """Returns buffers with the shards, or rows of them, that a message asks for."""
+        return [buffer for entry in _sharding.decode(request)
+                for buffer in _sharding.pad(self._read(entry))]
 
-    def copy(self, number: int, row_ids: Any = None) -> Any:
-        """A copy of what is stored, or of some rows of it, on its device."""
+    def _read(self, entry: Entry) -> np.ndarray:
+        if entry.kind != _sharding.ROWS:
+            return chainer.cuda.to_cpu(self.copy(entry.key_id))
+        first = self.layouts[entry.key_id].shard_rows(self.rank).start
+        return chainer.cuda.to_cpu(self.copy(entry.key_id, entry.row_ids - first))
+
+    def copy(self, key_id: int, row_ids: np.ndarray | None = None) -> Array:
+        """Returns a copy of a shard, or of some of its rows, on its device."""
         with self._lock:
-            stored = self.stored[number]
+            stored = self.shards[key_id]
             device = chainer.backend.get_device_from_array(stored)
             with chainer.using_device(device):
                 return stored.copy() if row_ids is None else stored[device.send(row_ids)]
 
     def set_updater(self, updater: Updater) -> None:
-        """Replaces the updater, and with it what it remembers."""
+        """Replaces the updater, and with it the optimizer states of the keys."""
         with self._lock:
             self.updater = updater
-            self._restore()
+            self._restore(self._pop_loaded(self.layouts))
 
-    def states(self) -> dict[int, dict[str, Any]]:
-        """The states of the optimizer, by number of the key."""
+    def optimizer_states(self) -> dict[int, OptimizerState]:
+        """Returns the optimizer states of this server's shards, by number of the key."""
         with self._lock:
-            assert isinstance(self.updater, _updaters.OptimizerUpdater)
+            assert isinstance(self.updater, OptimizerUpdater)
             states = self.updater.states()
-            return {number: states[self.layouts[number].key] for number in self.stored
-                    if self.layouts[number].key in states}
+            return {key_id: states[self.layouts[key_id].key] for key_id in self.shards
+                    if self.layouts[key_id].key in states}
 
-    def restore(self, states: dict[Key, dict[str, Any]]) -> None:
-        """Sets the states of the optimizer, of keys that are yet to come as well."""
+    def load_optimizer_states(self, states: Mapping[Key, OptimizerState]) -> None:
+        """Sets the optimizer states of whole arrays, also of keys that are initialized later.
+
+        Raises:
+            ValueError: If they do not fit the optimizer or an array, on whichever server it is.
+        """
         with self._lock:
-            self._states = dict(states)
-            self._restore()
+            self._loaded = dict(states)
+            self._restore(self._pop_loaded(self.layouts))
 
-    def _restore(self) -> None:
-        """Hands the updater the states of those keys that are there now."""
-        if not isinstance(self.updater, _updaters.OptimizerUpdater):
-            return
-        found = [(layout, self._states.pop(layout.key)) for layout in self.layouts
-                 if layout.key in self._states]
-        for layout, state in found:  # of all servers, so that all of them raise
-            self.updater.check(layout, state)
-        for layout, state in found:
-            if layout.number in self.stored:
-                self.updater.restore(layout.key, self.stored[layout.number], {
-                    name: layout.part(value, self.rank) if np.shape(value) == layout.shape
-                    and value.ndim else value for name, value in state.items()})
+    def _pop_loaded(self, layouts: Sequence[Layout]) -> list[tuple[Layout, OptimizerState]]:
+        """Takes the loaded states of some keys; checks those of all servers, so all raise."""
+        if not isinstance(self.updater, OptimizerUpdater):
+            return []
+        loaded = [(layout, self._loaded.pop(layout.key)) for layout in layouts
+                  if layout.key in self._loaded]
+        for layout, state in loaded:
+            self.updater.check_state(layout, state)
+        return loaded
+
+    def _restore(self, loaded: Sequence[tuple[Layout, OptimizerState]]) -> None:
+        for layout, state in loaded:
+            if layout.key_id in self.shards:
+                assert isinstance(self.updater, OptimizerUpdater)
+                self.updater.restore(layout.key, self.shards[layout.key_id], {
+                    name: layout.shard(value, self.rank) if isinstance(value, np.ndarray)
+                    and value.ndim and value.shape == layout.shape else value
+                    for name, value in state.items()})
 
 
-def total(xs: Sequence[Any]) -> Any:
-    """The sum of arrays, in their order, as a new array; float16 is summed in float32."""
+def assign(key: Key, input: Array, stored: Array) -> None:
+    """Replaces the stored value; the updater of a store without another one."""
+    stored[...] = input
+
+
+def sum_arrays(xs: Sequence[Array]) -> Array:
+    """Returns the sum of arrays, in their order, as a new array; sums float16 in float32."""
     dtype = xs[0].dtype
     if len(xs) == 1:
         return xs[0].copy()
-    found = xs[0].astype(np.float32 if dtype == np.float16 else dtype)
+    total = xs[0].astype(np.float32 if dtype == np.float16 else dtype)
     for x in xs[1:]:
-        found += x
+        total += x
     with np.errstate(over='ignore'):
-        return found.astype(dtype, copy=False)
+        return total.astype(dtype, copy=False)

@@ -1,61 +1,82 @@
-"""Arrays of which only some rows are there."""
+"""RowSparse: an array that stores some of its rows; all other rows are zero."""
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import chainer
 import numpy as np
 
+#: An array in host memory (NumPy) or on a GPU (CuPy).
+Array: TypeAlias = np.ndarray | chainer.backends.cuda.ndarray
+
 
 class RowSparse:
-    """An array given by some of its rows; all other rows are 0.
-
-    Args:
-        row_ids: Integers, the numbers of the rows that are there: one-dimensional, in any order.
-            Rows with the same number are added.
-        rows: Array (NumPy or CuPy) of those rows: ``rows.shape == (len(row_ids), *shape[1:])``.
-        shape: Shape of the whole array.
+    """An array that stores some of its rows; all other rows are zero.
 
     >>> x = RowSparse([2, 0], np.array([[5., 6.], [1., 2.]]), (3, 2))
     >>> x.todense()
     array([[1., 2.],
            [0., 0.],
            [5., 6.]])
+
+    Args:
+        row_ids: Indices of the stored rows: a one-dimensional array or list of integers from 0 to
+            ``shape[0] - 1``, in any order.  Rows with the same index are summed.
+        rows: NumPy or CuPy array of shape ``(len(row_ids), *shape[1:])`` and any dtype.
+        shape: Shape of the whole array, with at least one dimension.
+
+    Raises:
+        TypeError: If ``rows`` is not an array, or ``row_ids`` are not integers.
+        ValueError: If a row index is out of range, or a shape is wrong.
     """
 
-    #: The numbers of the rows, int64, on the host.
+    #: Indices of the stored rows: int64, shape ``(number of stored rows,)``, in host memory.
     row_ids: np.ndarray
-    rows: Any
+    #: The stored rows: shape ``(len(row_ids), *shape[1:])``.
+    rows: Array
+    #: Shape of the whole array.
     shape: tuple[int, ...]
 
-    def __init__(self, row_ids: Any, rows: Any, shape: Sequence[int]) -> None:
+    def __init__(self, row_ids: Array | Sequence[int], rows: Array, shape: Sequence[int]) -> None:
         if not isinstance(rows, chainer.get_array_types()):
-            raise TypeError(f'rows has to be a numpy or cupy array, not {type(rows).__name__}')
+            raise TypeError(f'rows must be a NumPy or CuPy array, not {type(rows).__name__}')
         self.shape = tuple(operator.index(length) for length in shape)
         if not self.shape:
-            raise ValueError('an array without dimensions has no rows')
-        self.row_ids = as_row_ids(row_ids, self.shape[0])
+            raise ValueError('a RowSparse needs at least one dimension; its shape is ()')
+        self.row_ids = check_row_ids(row_ids, self.shape[0])
         self.rows = rows
-        if rows.shape != (len(self.row_ids), *self.shape[1:]):
-            raise ValueError(f'{len(self.row_ids)} rows of an array of shape {self.shape} have the '
-                             f'shape {(len(self.row_ids), *self.shape[1:])}, not {rows.shape}')
+        expected = (len(self.row_ids), *self.shape[1:])
+        if rows.shape != expected:
+            raise ValueError(f'{len(self.row_ids)} rows of an array of shape {self.shape} must '
+                             f'have the shape {expected}, not {rows.shape}')
 
     @classmethod
-    def from_dense(cls, x: Any) -> RowSparse:
-        """Makes a row-sparse array of those rows of an array in which something is not 0."""
+    def from_dense(cls, x: Array) -> RowSparse:
+        """Makes a row-sparse array of the rows that have a nonzero element.
+
+        Args:
+            x: NumPy or CuPy array with at least one dimension, any dtype.
+
+        Returns:
+            A row-sparse array of the same shape and dtype, on the same device.
+        """
         xp = chainer.backend.get_array_module(x)
         ids = xp.flatnonzero((x != 0).any(axis=tuple(range(1, x.ndim))))
         return cls(ids, x[ids], x.shape)
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the rows."""
+        """Dtype of the rows."""
         return self.rows.dtype
 
-    def todense(self) -> Any:
-        """Returns the whole array, where the rows are."""
+    def todense(self) -> Array:
+        """Makes the whole array.
+
+        Returns:
+            A new array of this shape and dtype, on the device of the rows.
+        """
         xp = chainer.backend.get_array_module(self.rows)
         dense = xp.zeros(self.shape, self.dtype)
         unique = self.unique()
@@ -63,29 +84,38 @@ class RowSparse:
         return dense
 
     def unique(self) -> RowSparse:
-        """Returns the same array with each row once, in order, on the host."""
+        """Sums rows with the same index, and sorts the rows by index.
+
+        Returns:
+            A new row-sparse array in host memory; each index occurs once, in ascending order.
+        """
         rows = chainer.cuda.to_cpu(self.rows)
-        ids, where = np.unique(self.row_ids, return_inverse=True)
+        ids, inverse = np.unique(self.row_ids, return_inverse=True)
         if len(ids) == len(self.row_ids):
             return RowSparse(ids, rows[np.argsort(self.row_ids)], self.shape)
-        total = np.zeros((len(ids), *self.shape[1:]), self.dtype)
-        np.add.at(total, where, rows)
-        return RowSparse(ids, total, self.shape)
+        summed = np.zeros((len(ids), *self.shape[1:]), self.dtype)
+        np.add.at(summed, inverse, rows)
+        return RowSparse(ids, summed, self.shape)
 
     def __repr__(self) -> str:
         return (f'RowSparse({len(self.row_ids)} of {self.shape[0]} rows, {self.dtype} '
                 f'{self.shape})')
 
 
-def as_row_ids(row_ids: Any, n_rows: int) -> np.ndarray:
-    """Returns numbers of rows as int64 on the host, or raises."""
+def check_row_ids(row_ids: Array | Sequence[int], n_rows: int) -> np.ndarray:
+    """Returns row indices as a one-dimensional int64 array in host memory.
+
+    Raises:
+        TypeError: If they are not a one-dimensional array of integers.
+        ValueError: If an index is not from 0 to ``n_rows - 1``.
+    """
     if isinstance(row_ids, chainer.get_array_types()):
         row_ids = chainer.cuda.to_cpu(row_ids)
     ids = np.asarray(row_ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in 'iu'):
-        raise TypeError('row_ids has to be a one-dimensional array of integers, not '
+        raise TypeError('row_ids must be a one-dimensional array of integers, not '
                         f'{ids.dtype} {ids.shape}')
     if ids.size and not (ids.min() >= 0 and ids.max() < n_rows):
-        raise ValueError(f'row_ids has to be from 0 to {n_rows - 1}, not from {ids.min()} to '
+        raise ValueError(f'row_ids must be from 0 to {n_rows - 1}, not from {ids.min()} to '
                          f'{ids.max()}')
     return ids.astype(np.int64)

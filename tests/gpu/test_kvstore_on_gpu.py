@@ -1,4 +1,4 @@
-"""KVStore with arrays on GPUs: the values of the host, on the device where the type keeps them."""
+"""KVStore with arrays on GPUs: the same values as on the host, stored where the type says."""
 
 import chainer
 import numpy as np
@@ -43,8 +43,9 @@ def test_push_and_pull(kv, compression):
     sent = 1 if compression and kv.type.startswith('dist') else 2
     np.testing.assert_array_equal(host, np.full((2, 3), sent * pushes(kv)))
     np.testing.assert_array_equal(cupy.asnumpy(out), host)
-    assert isinstance(kv._server.stored.get(0, out), cupy.ndarray) == \
-        (kv.type in ('device', 'nccl', 'dist_device_sync') or 0 not in kv._server.stored)
+    shards = kv._backend.server.shards
+    assert isinstance(shards.get(0, out), cupy.ndarray) == \
+        (kv.type in ('device', 'nccl', 'dist_device_sync') or 0 not in shards)
 
 
 def test_row_sparse(kv):

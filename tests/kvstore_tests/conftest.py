@@ -1,4 +1,4 @@
-"""Stores of every type, and errors compared between ranks."""
+"""Fixtures: stores of each type, and a check that all ranks raise the same error."""
 
 import pytest
 from mpi4py import MPI
@@ -20,7 +20,7 @@ def comm():
 
 @pytest.fixture
 def create(comm):
-    """Makes stores that are closed after the test: ``create(type, bigarray_bound=...)``."""
+    """Function that makes a store and closes it after the test."""
     stores = []
 
     def create(type, **options):
@@ -31,7 +31,7 @@ def create(comm):
     for store in stores:
         store.close()
         if store.type == 'dist_async':
-            store._service._thread.join()
+            store._backend._service._thread.join()
 
 
 @pytest.fixture(params=TYPES)
@@ -47,13 +47,13 @@ def dist(request, create):
 
 @pytest.fixture
 def same_error():
-    """Calls a function on all ranks; gives its error, which has to be the same on all."""
+    """Function that makes a call on all ranks and returns the error, the same on all of them."""
     def same_error(call, *args):
         try:
-            error, said = None, repr(call(*args))
+            error, text = None, repr(call(*args))
         except Exception as caught:
-            error, said = caught, str(caught)
-        all_said = MPI.COMM_WORLD.allgather((type(error), said))
-        assert error is not None and len(set(all_said)) == 1, all_said
+            error, text = caught, str(caught)
+        results = MPI.COMM_WORLD.allgather((type(error), text))
+        assert error is not None and len(set(results)) == 1, results
         return error
     return same_error

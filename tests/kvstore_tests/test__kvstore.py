@@ -1,4 +1,4 @@
-"""What a store takes and gives, and what it refuses, on every rank where all ranks take part."""
+"""Arguments and results of all types of stores; errors of collective calls on all ranks."""
 
 import inspect
 import re
@@ -32,11 +32,11 @@ def test_any_dtype_and_shape(kv, shape):
 
 
 def pushes(kv):
-    """How many ranks' pushes are summed."""
+    """Number of pushes that are summed when each rank pushes once."""
     return kv.num_workers if kv.type in ('dist_sync', 'dist_device_sync') else 1
 
 
-def test_rank_0_gives_the_first_value(kv):
+def test_init_uses_the_values_of_rank_0(kv):
     kv.init(['a', 'b'], [np.full(3, kv.rank + 1.), np.full((2, 2), kv.rank - 1.)])
     a, b = kv.pull(['a', 'b'])
     np.testing.assert_array_equal(a, np.ones(3))
@@ -44,7 +44,7 @@ def test_rank_0_gives_the_first_value(kv):
 
 
 def test_keys(kv):
-    """An int and a str are different keys; any integer is an int."""
+    """An int and a str are different keys; NumPy integers are keys, too."""
     kv.init([3, '3', 2**40], [X, 2 * X, 3 * X])
     np.testing.assert_array_equal(kv.pull(np.int64(3)), X)
     np.testing.assert_array_equal(kv.pull('3'), 2 * X)
@@ -53,7 +53,7 @@ def test_keys(kv):
     kv.push([], [])
 
 
-def test_what_is_pulled_is_the_callers_own(kv):
+def test_arrays_are_copied(kv):
     value = X.copy()
     kv.init(0, value)
     value[...] = -1
@@ -73,7 +73,7 @@ def test_what_is_pulled_is_the_callers_own(kv):
     np.testing.assert_array_equal(pushed, X)
 
 
-def test_out_may_have_any_layout(kv):
+def test_out_may_have_any_strides(kv):
     kv.init(0, X)
     wide = np.zeros((2, 6), np.float32)
     kv.pull(0, wide[:, ::2])
@@ -166,7 +166,7 @@ def test_ranks_may_ask_for_different_rows(kv):
         np.testing.assert_array_equal(found.rows, x[sorted({kv.rank % 4, 3})])
 
 
-def test_pull_passes_over_row_sparse_keys(kv):
+def test_pull_skips_row_sparse_keys(kv):
     kv.init(['sparse', 'dense'], [ROWS, X])
     out = [np.full((2, 3), 9, np.float32) for _ in range(2)]
     with pytest.warns(UserWarning, match='use row_sparse_pull'):
@@ -177,16 +177,16 @@ def test_pull_passes_over_row_sparse_keys(kv):
         assert kv.pull('sparse') is None
 
 
-# What is refused on all ranks when all call it, and what it says.
-REFUSED = {
-    'push before init': (lambda kv: kv.push('new', X), ValueError, "'new' was not initialized"),
+# Calls that are an error: the type and a part of the text.
+ERRORS = {
+    'push before init': (lambda kv: kv.push('new', X), ValueError, "'new' is not initialized"),
     'pull before init': (lambda kv: kv.pull('new', X.copy()), ValueError,
-                         "'new' was not initialized"),
+                         "'new' is not initialized"),
     'row_sparse_pull before init': (lambda kv: kv.row_sparse_pull('new', row_ids=[0]), ValueError,
-                                    "'new' was not initialized"),
-    'init twice': (lambda kv: kv.init('x', X), ValueError, "'x' was initialized before"),
+                                    "'new' is not initialized"),
+    'init twice': (lambda kv: kv.init('x', X), ValueError, "'x' is already initialized"),
     'init twice in a list': (lambda kv: kv.init(['y', 'y'], [X, X]), ValueError,
-                             "'y' was initialized before"),
+                             "'y' is already initialized"),
     'several values in init': (lambda kv: kv.init('y', [X, X]), ValueError, 'one value for each'),
     'shape': (lambda kv: kv.push('x', X.T), ValueError, r'has the shape \(2, 3\), not \(3, 2\)'),
     'dtype': (lambda kv: kv.push('x', X.astype(int)), TypeError, 'dtype float32, not int64'),
@@ -195,9 +195,9 @@ REFUSED = {
     'read-only out': (lambda kv: kv.pull('x', np.broadcast_to(X[0], (2, 3))), ValueError,
                       'read-only'),
     'second of a list': (lambda kv: kv.push('x', [X, X.T]), ValueError, 'has the shape'),
-    'no array': (lambda kv: kv.push('x', 3), TypeError, 'has to be a numpy or cupy array'),
+    'no array': (lambda kv: kv.push('x', 3), TypeError, 'must be a NumPy or CuPy array'),
     'variable': (lambda kv: kv.push('x', chainer.Variable(X)), TypeError, 'pass its .array'),
-    'masked': (lambda kv: kv.init('y', np.ma.masked_array(X)), TypeError, 'has to be a numpy'),
+    'masked': (lambda kv: kv.init('y', np.ma.masked_array(X)), TypeError, 'must be a NumPy'),
     'objects': (lambda kv: kv.init('y', X.astype(object)), TypeError, 'dtype object'),
     'type of key': (lambda kv: kv.push(1.5, X), TypeError, 'an int or a str, not 1.5'),
     'bool key': (lambda kv: kv.push(True, X), TypeError, 'an int or a str, not True'),
@@ -215,8 +215,8 @@ REFUSED = {
                       'array of integers'),
     'row_ids for others': (lambda kv: kv.row_sparse_pull(
         'r', out=[ROWS, ROWS], row_ids=[np.zeros(1, int)] * 3), ValueError, '3 row_ids'),
-    'updater': (lambda kv: kv.set_updater(3), TypeError, 'no function'),
-    'optimizer': (lambda kv: kv.set_optimizer('sgd'), TypeError, 'set_optimizer takes'),
+    'updater': (lambda kv: kv.set_updater(3), TypeError, 'must be callable'),
+    'optimizer': (lambda kv: kv.set_optimizer('sgd'), TypeError, 'set_optimizer needs'),
     'compression type': (lambda kv: kv.set_gradient_compression({'type': '1bit'}), ValueError,
                          "'1bit'"),
     'no compression type': (lambda kv: kv.set_gradient_compression({'threshold': 1}), ValueError,
@@ -234,13 +234,13 @@ REFUSED = {
                                'set_optimizer first'),
 }
 
-#: What a rank of a dist_async store does without the others.
-ALONE = ('push', 'pull', 'row_sparse_pull')
+#: Not collective in dist_async.
+NOT_COLLECTIVE = ('push', 'pull', 'row_sparse_pull')
 
 
-def test_refused_on_all_ranks(kv, same_error):
+def test_errors_of_all_ranks(kv, same_error):
     kv.init(['x', 'r'], [X, ROWS])
-    for name, (call, kind, text) in REFUSED.items():
+    for name, (call, kind, text) in ERRORS.items():
         check_error(name, same_error(call, kv), kind, text)
         check_usable(kv)
 
@@ -258,27 +258,27 @@ def check_usable(kv):
         kv.barrier()
 
 
-def test_refused_on_one_rank(comm, create, same_error):
-    """In a dist_sync store on all ranks, if one of them makes a mistake."""
+def test_an_error_of_one_rank_is_raised_on_all(comm, create, same_error):
     kv = create('dist_sync')
     kv.init(['x', 'r'], [X, ROWS])
     good = {'row_sparse_pull': lambda: kv.row_sparse_pull('r', row_ids=[0]),
             'pull': lambda: kv.pull('x'), 'push': lambda: kv.push('x', X),
             'init': lambda: kv.init('y', X)}
-    for name, (call, kind, text) in REFUSED.items():
-        verb = next((verb for verb in good if f'kv.{verb}(' in source(call)), 'push')
+    for name, (call, kind, text) in ERRORS.items():
+        method = next((method for method in good if f'kv.{method}(' in source(call)), 'push')
         bad = comm.size - 1
-        error = same_error(lambda: call(kv) if comm.rank == bad else good[verb]())  # noqa: B023
+        error = same_error(lambda: call(kv) if comm.rank == bad else good[method]())  # noqa: B023
         check_error(name, error, kind, text)
         check_usable(kv)
 
 
-def test_refused_on_the_calling_rank_alone(comm, create):
-    """In a dist_async store, whose servers go on."""
+def test_an_error_of_one_rank_is_its_own_in_dist_async(comm, create):
+    """The servers continue."""
     kv = create('dist_async')
     kv.init(['x', 'r'], [X, ROWS])
-    for name, (call, kind, text) in REFUSED.items():
-        if comm.rank == comm.size - 1 and any(f'kv.{verb}(' in source(call) for verb in ALONE):
+    for name, (call, kind, text) in ERRORS.items():
+        if comm.rank == comm.size - 1 and any(
+                f'kv.{method}(' in source(call) for method in NOT_COLLECTIVE):
             try:
                 error = call(kv)
             except Exception as caught:
@@ -299,7 +299,7 @@ def test_with_statement(comm):
         kv.barrier()
     with pytest.raises(ValueError, match='closed'):
         kv.pull(0)
-    kv._service._thread.join()
+    kv._backend._service._thread.join()
     with kvstore.create() as kv:
         kv.init(0, X)
     assert kv.type == 'local'

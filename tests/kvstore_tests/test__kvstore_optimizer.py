@@ -1,4 +1,4 @@
-"""Gluon's Trainer in Chainer's idiom, against the multi-node optimizer and one process."""
+"""create_kvstore_optimizer, compared with the multi-node optimizer and with one process."""
 
 import chainer
 import chainer.functions as F
@@ -14,12 +14,12 @@ from chainermn.kvstore import create_kvstore_optimizer
 
 
 def start(x):
-    """Initial values of this rank."""
+    """Initializes an array with values of this rank."""
     x[...] = np.random.RandomState(MPI.COMM_WORLD.rank).randn(*x.shape)
 
 
 class Model(chainer.Chain):
-    """Lazily initialized, with other values on each rank, and one parameter without a gradient."""
+    """Lazily initialized, with different values on each rank, and a parameter without gradient."""
 
     def __init__(self, n=3):
         super().__init__()
@@ -91,7 +91,7 @@ def test_a_store_of_one_process(create, type, update_on_kvstore):
 
 
 def test_dist_async(create, comm):
-    """Ranks that step one after another, as one process would."""
+    """Ranks that step one after another give the same as one process."""
     model = Model()
     kv = create('dist_async', bigarray_bound=4)
     optimizer = create_kvstore_optimizer(optimizers.Adam(.01).setup(model), kv)
@@ -117,7 +117,7 @@ def test_dist_async(create, comm):
 
 
 def test_different_numbers_of_steps(create, comm):
-    """With dist_async no rank waits for another."""
+    """In dist_async no rank waits for another."""
     model = Model()
     kv = create('dist_async')
     optimizer = create_kvstore_optimizer(optimizers.SGD(.01).setup(model), kv)
@@ -125,27 +125,27 @@ def test_different_numbers_of_steps(create, comm):
         optimizer.update(model, *batch(comm.rank, step))
     assert optimizer.t == 5 * (comm.rank + 1)
     kv.barrier()
-    assert kv._server.updater is not None
-    counts = comm.allgather_obj({kv._server.layouts[number].key: state['t']
-                                 for number, state in kv._server.states().items()})
+    server = kv._backend.server
+    counts = comm.allgather_obj({server.layouts[key_id].key: state['t']
+                                 for key_id, state in server.optimizer_states().items()})
     steps = {path: t for found in counts for path, t in found.items()}
     total = sum(5 * (rank + 1) for rank in range(comm.size))
     assert steps == dict.fromkeys(['/l1/W', '/l1/b', '/l2/W', '/l2/b'], total)
 
 
 def test_priorities(create):
-    """Those of Gluon: -i for the i-th parameter, in one push and one pull."""
+    """-i for the i-th parameter, in one push and one pull, as in Gluon."""
     calls = []
     kv = create('local')
 
-    def watch(verb, call):
-        def watched(keys, *args, priority=0):
-            calls.append((verb, keys, priority))
+    def record(method, call):
+        def recorded(keys, *args, priority=0):
+            calls.append((method, keys, priority))
             return call(keys, *args, priority=priority)
-        setattr(kv, verb, watched)
+        setattr(kv, method, recorded)
 
-    watch('push', kv.push)
-    watch('pull', kv.pull)
+    record('push', kv.push)
+    record('pull', kv.pull)
     model = Model()
     optimizer = create_kvstore_optimizer(optimizers.SGD().setup(model), kv)
     optimizer.update(model, *batch(0, 0))
@@ -177,7 +177,7 @@ def test_in_a_trainer(create, comm, tmp_path, update_on_kvstore):
 
 @pytest.mark.parametrize('update_on_kvstore', [False, True])
 def test_snapshots(create, comm, tmp_path, update_on_kvstore):
-    """An optimizer is resumed, with the states of the store beside it where it has them."""
+    """Training resumes, with the optimizer states of the store if it has them."""
     path = comm.bcast_obj(str(tmp_path / 'states'))
 
     def make():
@@ -235,7 +235,7 @@ def test_parameters_that_appear_later(create, comm):
 
 
 def test_parameters_that_are_not_updated(create, comm):
-    """They are those of rank 0, and stay so."""
+    """They get the values of rank 0, and keep them."""
     for update_on_kvstore in (False, True):
         model = Model()
         optimizer = create_kvstore_optimizer(
@@ -278,7 +278,7 @@ def test_hooks_see_mean_gradients(create, comm):
 
 
 def test_with_compression(create, comm):
-    """What is not sent at once is sent later."""
+    """The loss decreases, since residuals are sent later."""
     model = Model()
     kv = create('dist_sync')
     kv.set_gradient_compression({'type': '2bit', 'threshold': .5})
@@ -290,7 +290,7 @@ def test_with_compression(create, comm):
     assert losses[-1] < losses[0] / 2
 
 
-def test_refused(create, comm, same_error):
+def test_errors(create, comm, same_error):
     model = Model()
     kv = create('dist_sync')
     asynchronous = create('dist_async')
@@ -313,7 +313,7 @@ def test_refused(create, comm, same_error):
     (lambda model, optimizer: model.l2.b.update_rule.add_hook(hooks.WeightDecay(1)), '/l2/b'),
     (lambda model, optimizer: optimizer.loss_scaling(), 'dynamic loss scaling'),
 ])
-def test_what_a_store_cannot_do(create, comm, same_error, prepare, text):
+def test_parameters_that_a_store_cannot_update(create, comm, same_error, prepare, text):
     for type in ('dist_sync', 'dist_async'):
         model = Model()
         actual = optimizers.SGD().setup(model)
@@ -323,7 +323,7 @@ def test_what_a_store_cannot_do(create, comm, same_error, prepare, text):
         assert isinstance(error, ValueError) and text in str(error)
 
 
-def test_one_model_for_each_store(create, comm):
+def test_a_store_serves_one_model(create, comm):
     model = Model()
     optimizer = create_kvstore_optimizer(optimizers.SGD().setup(model), create('dist_sync'))
     optimizer.update(model, *batch(comm.rank, 0))

@@ -1,4 +1,4 @@
-"""Making stores."""
+"""create: types, communicators, and errors."""
 
 import numpy as np
 import pytest
@@ -33,13 +33,13 @@ def test_makes_its_own_communicator(comm):
 
 
 def test_part_of_the_ranks(comm):
-    """Stores of two groups have nothing to do with each other."""
+    """Stores of two groups are independent."""
     group = comm.split(comm.rank % 2, comm.rank)
     with kvstore.create('dist_async', group) as kv:
         assert kv.num_workers == group.size
         kv.init(0, np.full(3, comm.rank % 2))
         np.testing.assert_array_equal(kv.pull(0), np.full(3, comm.rank % 2))
-    kv._service._thread.join()
+    kv._backend._service._thread.join()
     group.finalize()
 
 
@@ -47,20 +47,22 @@ def test_part_of_the_ranks(comm):
 def test_unknown_type(name, comm, same_error):
     error = same_error(kvstore.create, name)
     assert isinstance(error, ValueError)
-    assert 'there are local, device, nccl, dist_sync' in str(error)
+    assert 'choose one of local, device, nccl, dist_sync' in str(error)
     error = same_error(kvstore.create, name if comm.rank == 0 else 'dist_sync', comm)
     assert isinstance(error, ValueError)
-    assert 'there is no KVStore of type' in str(error)
+    assert 'unknown KVStore type' in str(error)
 
 
 def test_bad_arguments(comm, same_error):
     with pytest.raises(TypeError, match='ChainerMN communicator'):
         kvstore.create('dist_sync', comm.mpi_comm)
     for bound in (0, -1, '1', True):
-        error = same_error(lambda bound=bound: kvstore.create(
-            'dist_sync', comm, bigarray_bound=bound if comm.rank == comm.size - 1 else 1))
-        assert isinstance(error, ValueError)
-        assert 'bigarray_bound' in str(error)
+        bad = bound if comm.rank == comm.size - 1 else 1
+        for communicator in (comm, None):
+            error = same_error(lambda bad=bad, communicator=communicator: kvstore.create(
+                'dist_sync', communicator, bigarray_bound=bad))
+            assert isinstance(error, ValueError)
+            assert 'bigarray_bound' in str(error)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -68,8 +70,8 @@ def test_bad_arguments(comm, same_error):
     lambda rank: {'name': 'dist_async' if rank else 'dist_sync'},
     lambda rank: {'name': 'dist_sync', 'bigarray_bound': 10 + rank},
 ])
-def test_ranks_that_differ(comm, same_error, options):
+def test_different_arguments_on_the_ranks(comm, same_error, options):
     error = same_error(lambda: kvstore.create(communicator=comm, **options(comm.rank)))
     assert isinstance(error, ValueError)
-    assert 'do not call the same' in str(error) and 'rank 1:' in str(error)
+    assert 'the ranks made different calls' in str(error) and 'rank 1:' in str(error)
     comm.barrier()

@@ -1,7 +1,7 @@
-"""Every program of MXNet's page on KVStore, with the numbers it prints.
+"""Every program of MXNet's page on KVStore, with the numbers that it prints.
 
-``local`` and its kind give the page's numbers anywhere.  So does ``dist_async``, in which one rank
-pushes here; with ``dist_sync`` every rank pushes, so that what is added is as many times as large.
+Stores of one process give the numbers of the page, and so does ``dist_async``, where one rank
+pushes here.  In ``dist_sync`` every rank pushes, so sums are multiplied by the number of ranks.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ def ones():
     return np.ones(SHAPE, np.float32)
 
 
-@pytest.fixture(params=[1_000_000, 1], ids=['whole', 'cut'])
+@pytest.fixture(params=[1_000_000, 1], ids=['whole', 'split'])
 def bound(request):
     return request.param
 
@@ -26,13 +26,13 @@ def kv(request, create, bound):
 
 @pytest.fixture
 def n(kv):
-    """How many ranks' pushes are summed."""
+    """Number of pushes that are summed when each rank pushes once."""
     return kv.num_workers if kv.type in ('dist_sync', 'dist_device_sync') else 1
 
 
 @pytest.fixture
 def push(kv):
-    """Pushes, in ``dist_async`` from the last rank alone; everybody waits for it."""
+    """Function that pushes, in ``dist_async`` only on the last rank, and waits for all ranks."""
     def push(*args, **kwargs):
         if kv.type != 'dist_async' or kv.rank == kv.num_workers - 1:
             kv.push(*args, **kwargs)
@@ -67,20 +67,21 @@ def test_push_aggregation_and_updater(kv, push, check, n):
     kv.pull(3, out=a)
     check(a, 4 * n)
 
-    said = []
+    printed = []
 
     def update(key, input, stored):
-        said.append(f'update on key: {key}')
+        printed.append(f'update on key: {key}')
         stored += input * 2
 
     kv._set_updater(update)
     kv.pull(3, out=a)
     check(a, 4 * n)
     push(3, ones())
-    servers = kv._comm.gather_obj(said) if kv.type.startswith('dist') else [said]
+    printed_by_server = kv._backend.gather(printed)
     if kv.rank == 0:
-        parts = len(kv._layouts[3].parts)
-        assert [text for said in servers for text in said] == ['update on key: 3'] * parts
+        n_shards = len(kv._layouts[3].shards)
+        assert [line for lines in printed_by_server for line in lines] == \
+            ['update on key: 3'] * n_shards
     kv.pull(3, out=a)
     check(a, 4 * n + 2 * n)
 

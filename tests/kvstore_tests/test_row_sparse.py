@@ -1,4 +1,4 @@
-"""Row-sparse arrays against dense ones."""
+"""RowSparse, compared with dense arrays."""
 
 import numpy as np
 import pytest
@@ -16,13 +16,13 @@ def test_from_dense_and_back(shape):
     np.testing.assert_array_equal(found.todense(), x)
 
 
-def test_repeated_rows_are_added():
+def test_repeated_rows_are_summed():
     x = RowSparse([2, 0, 2], np.array([[1, 2], [3, 4], [5, 6]]), (3, 2))
     np.testing.assert_array_equal(x.todense(), [[3, 4], [0, 0], [6, 8]])
     unique = x.unique()
     assert unique.row_ids.tolist() == [0, 2]
     np.testing.assert_array_equal(unique.rows, [[3, 4], [6, 8]])
-    np.testing.assert_array_equal(x.rows[0], [1, 2])  # as it was
+    np.testing.assert_array_equal(x.rows[0], [1, 2])  # is unchanged
 
 
 def test_unsorted_rows():
@@ -39,9 +39,9 @@ def test_unsorted_rows():
     ([[0]], np.zeros((1, 3)), (3, 3), TypeError, 'one-dimensional'),
     ([0], np.zeros((2, 3)), (3, 3), ValueError, r'shape \(1, 3\), not \(2, 3\)'),
     ([0], np.zeros((1, 2)), (3, 3), ValueError, r'shape \(1, 3\), not \(1, 2\)'),
-    ([0], [[1, 2, 3]], (3, 3), TypeError, 'numpy or cupy array'),
-    ([], np.zeros(0), (), ValueError, 'no rows'),
+    ([0], [[1, 2, 3]], (3, 3), TypeError, 'NumPy or CuPy array'),
+    ([], np.zeros(0), (), ValueError, 'at least one dimension'),
 ])
-def test_refused(row_ids, rows, shape, kind, text):
+def test_errors(row_ids, rows, shape, kind, text):
     with pytest.raises(kind, match=text):
         RowSparse(row_ids, rows, shape)

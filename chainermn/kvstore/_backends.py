@@ -1,0 +1,294 @@
+"""Backends: how what workers push and pull gets to the servers, for each type of store."""
+from __future__ import annotations
+
+import abc
+import hashlib
+from collections.abc import Sequence
+from typing import NoReturn, TypeVar
+
+import chainer
+import numpy as np
+
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.kvstore._server import Server, sum_arrays
+from chainermn.kvstore._sharding import (
+    Buffer,
+    Entry,
+    Layout,
+    Rows,
+    decode,
+    encode,
+    join,
+    join_shards,
+    shard_reads,
+    shard_values,
+)
+from chainermn.kvstore.row_sparse import Array, RowSparse
+
+_T = TypeVar('_T')
+
+
+class Backend(abc.ABC):
+    """One worker's connection to the servers, and the server of its rank.
+
+    Args:
+        rank: Rank of this worker, and of its server.
+        size: Number of workers, and of servers.
+        on_device: Whether arrays are summed and stored on their devices, not in host memory.
+    """
+
+    def __init__(self, rank: int, size: int, on_device: bool) -> None:
+        self.rank = rank
+        self.size = size
+        self.on_device = on_device
+        self.server = Server(rank)
+
+    @abc.abstractmethod
+    def init(self, layouts: Sequence[Layout], values: Sequence[Array]) -> None:
+        """Gives the servers their shards of new keys, of rank 0's values.  Collective."""
+
+    @abc.abstractmethod
+    def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
+        """Sends one value for each key to the servers, whose updaters merge them."""
+
+    @abc.abstractmethod
+    def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
+             ) -> list[list[Array]]:
+        """Returns new arrays: for each key one for each of its ``rows``."""
+
+    def sum_devices(self, layout: Layout, values: Sequence[Array | RowSparse]
+                    ) -> Array | RowSparse:
+        """Returns the sum of the values that were pushed for the devices of this process."""
+        if layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values):
+            sparse = [x.unique() for x in values if isinstance(x, RowSparse)]
+            return RowSparse(np.concatenate([x.row_ids for x in sparse]),
+                             np.concatenate([x.rows for x in sparse]), layout.shape).unique()
+        arrays = [x.todense() if isinstance(x, RowSparse) else x for x in values]
+        if self.on_device:
+            device = chainer.backend.get_device_from_array(arrays[0])
+            return sum_arrays([device.send(x) for x in arrays])
+        return sum_arrays([chainer.cuda.to_cpu(x) for x in arrays])
+
+    @abc.abstractmethod
+    def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
+        """Raises an error on all ranks that take part in an operation of the store."""
+
+    @abc.abstractmethod
+    def check_same(self, operation: str, arguments: str) -> None:
+        """Raises ValueError on all ranks if they made different calls.  Collective."""
+
+    @abc.abstractmethod
+    def gather(self, obj: _T) -> list[_T] | None:
+        """Returns the objects of all ranks on rank 0, else ``None``.  Collective."""
+
+    @abc.abstractmethod
+    def bcast(self, obj: _T) -> _T:
+        """Returns the object of rank 0.  Collective."""
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Waits until all workers have called it.  Collective."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends this worker's pushes and pulls; its server goes on serving the other workers."""
+
+
+class LocalBackend(Backend):
+    """``local``, ``device`` and ``nccl``: the store of one process."""
+
+    def __init__(self, on_device: bool) -> None:
+        super().__init__(0, 1, on_device)
+
+    def init(self, layouts: Sequence[Layout], values: Sequence[Array]) -> None:
+        self.server.add_keys(layouts, {
+            layout.key_id: x for layout, x in zip(layouts, values, strict=True)})
+
+    def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
+        for layout, x in zip(layouts, values, strict=True):
+            self.server.update(layout.key_id, [x.todense() if isinstance(x, RowSparse) else x])
+
+    def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
+             ) -> list[list[Array]]:
+        return [[self.server.copy(layout.key_id, ids) for ids in reads]
+                for layout, reads in zip(layouts, rows, strict=True)]
+
+    def sum_devices(self, layout: Layout, values: Sequence[Array | RowSparse]
+                    ) -> Array | RowSparse:
+        compressor = self.server.compressor
+        arrays = [x for x in values if not isinstance(x, RowSparse)]
+        if compressor is None or layout.dtype.kind != 'f' or not 1 < len(arrays) == len(values):
+            return super().sum_devices(layout, values)
+        target = chainer.backend.get_device_from_array(arrays[0]) if self.on_device \
+            else chainer.get_device('@numpy')
+        received = []
+        for n, x in enumerate(arrays):
+            with chainer.using_device(chainer.backend.get_device_from_array(x)):
+                compressed = compressor.compress(x.reshape(-1), (layout.key, n))
+            with chainer.using_device(target):
+                received.append(compressor.decompress(
+                    target.send(compressed), x.size, x.dtype).reshape(x.shape))
+        return sum_arrays(received)
+
+    def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
+        raise error
+
+    def check_same(self, operation: str, arguments: str) -> None:
+        pass
+
+    def gather(self, obj: _T) -> list[_T]:
+        return [obj]
+
+    def bcast(self, obj: _T) -> _T:
+        return obj
+
+    def barrier(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _DistBackend(Backend):
+    """A store that all ranks of a communicator share; each rank is a worker and a server."""
+
+    def __init__(self, communicator: CommunicatorBase, on_device: bool) -> None:
+        super().__init__(communicator.rank, communicator.size, on_device)
+        self._comm = communicator
+
+    def init(self, layouts: Sequence[Layout], values: Sequence[Array]) -> None:
+        messages = None
+        if self.rank == 0:
+            messages = [join(encode(entries))
+                        for entries in shard_values(layouts, values, self.size).values()]
+        shards = {}
+        for entry in decode(self._comm.scatter(messages)):
+            n = entry.key_id - layouts[0].key_id
+            device = chainer.backend.get_device_from_array(values[n])
+            shards[entry.key_id] = device.send(np.array(self.server.values_of(entry, layouts[n])))
+        self.server.add_keys(layouts, shards)
+        self._comm.barrier()  # no server gets a request before it knows the keys
+
+    def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
+        self._comm.refuse(f'KVStore.{operation}', error)
+
+    def check_same(self, operation: str, arguments: str) -> None:
+        check_same(self._comm, f'KVStore.{operation}', arguments)
+
+    def gather(self, obj: _T) -> list[_T] | None:
+        return self._comm.gather_obj(obj)
+
+    def bcast(self, obj: _T) -> _T:
+        return self._comm.bcast_obj(obj)
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def close(self) -> None:
+        pass
+
+
+class DistSyncBackend(_DistBackend):
+    """``dist_sync`` and ``dist_device_sync``: all ranks push together, and pull together.
+
+    Each message begins with a digest of the call, so the ranks find different calls before a server
+    updates anything.
+    """
+
+    def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
+        entries = shard_values(layouts, values, self.size, self.server.compressor)
+        received = self._exchange('push', layouts, [encode(one) for one in entries.values()])
+        try:
+            for entries_of_key in zip(*map(decode, received), strict=True):
+                self.server.apply(entries_of_key)
+        except Exception as error:  # of the updater
+            self.raise_on_all('push', error)
+
+    def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
+             ) -> list[list[Array]]:
+        reads = shard_reads(layouts, rows, self.size)
+        if all(ids is None for reads_of_key in rows for ids in reads_of_key):
+            # All ranks read the same, so a server replies to its own request, for all.
+            digest = _digest('pull', layouts)
+            request = join(encode(reads[self.rank]))
+            replies = self._check('pull', layouts, digest, self._comm.allgather(
+                join([digest, *self.server.reply(request)])))
+        else:
+            requests = self._exchange('row_sparse_pull', layouts, [
+                encode(entries) for entries in reads.values()])
+            replies = self._exchange('row_sparse_pull', layouts, [
+                self.server.reply(request) for request in requests])
+        return join_shards(layouts, rows, dict(enumerate(replies)))
+
+    def _exchange(self, operation: str, layouts: Sequence[Layout],
+                  messages: Sequence[list[Buffer]]) -> list[np.ndarray]:
+        """Sends the n-th message to rank n; returns those of all ranks."""
+        digest = _digest(operation, layouts)
+        return self._check(operation, layouts, digest, self._comm.alltoall(
+            [join([digest, *message]) for message in messages]))
+
+    def _check(self, operation: str, layouts: Sequence[Layout], digest: bytes,
+               received: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns messages without their digests; raises if a digest differs."""
+        if any(message[:len(digest)].tobytes() != digest for message in received):
+            self.check_same(operation, ', '.join(map(str, layouts)))
+        return [message[len(digest):] for message in received]
+
+
+def _digest(operation: str, layouts: Sequence[Layout]) -> bytes:
+    indices = np.array([layout.key_id for layout in layouts], np.int64)
+    return hashlib.blake2b(operation.encode() + indices.tobytes(), digest_size=8).digest()
+
+
+class DistAsyncBackend(_DistBackend):
+    """``dist_async``: each rank pushes and pulls at any time; a thread of each rank serves.
+
+    :meth:`push` and :meth:`pull` are not collective; their errors are raised on the rank that calls
+    them.
+    """
+
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        super().__init__(communicator, on_device=False)
+        self._service = communicator.serve(self._serve)
+
+    def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
+        self._ask(_PUSH, shard_values(layouts, values, self.size, self.server.compressor))
+
+    def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
+             ) -> list[list[Array]]:
+        replies = self._ask(_PULL, shard_reads(layouts, rows, self.size))
+        return join_shards(layouts, rows, replies)
+
+    def _ask(self, operation: bytes, entries: dict[int, list[Entry]]) -> dict[int, np.ndarray]:
+        return self._service.ask({server: [operation, *encode(some)]
+                                  for server, some in entries.items() if some})
+
+    def _serve(self, source: int, request: np.ndarray) -> list[Buffer]:
+        """Runs in the thread of the service, or for this rank's own requests in the worker's."""
+        operation, message = request[:8].tobytes(), request[8:]
+        if operation == _PULL:
+            return self.server.reply(message)
+        for entry in decode(message):
+            self.server.apply([entry])
+        return []
+
+    def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
+        if operation in ('push', 'pull', 'row_sparse_pull'):
+            raise error
+        super().raise_on_all(operation, error)
+
+    def close(self) -> None:
+        self._service.close()
+
+
+_PUSH, _PULL = bytes(8), bytes([1, *bytes(7)])  # a request begins with these eight bytes
+
+
+def check_same(comm: CommunicatorBase, operation: str, arguments: str) -> None:
+    """Raises the same ValueError on all ranks if they made different calls.  Collective."""
+    calls = comm.allgather_obj(f'{operation} {arguments}'.rstrip())
+    if len(set(calls)) > 1:
+        raise ValueError('\n'.join([
+            'KVStore: the ranks made different calls',
+            *(f'  rank {rank}: {call}' for rank, call in enumerate(calls)),
+            'Make the same calls with the same arguments on all ranks.']))

@@ -1,0 +1,241 @@
+"""OptimizerUpdater: an updater that steps a Chainer optimizer, whose states can be saved."""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, TypedDict
+
+import chainer
+import numpy as np
+from chainer import optimizer_hooks
+
+from chainermn.kvstore._sharding import Key, Layout
+from chainermn.kvstore.row_sparse import Array
+
+#: The states of one parameter by name, such as momenta (arrays) and ``t``, the number of steps.
+OptimizerState: TypeAlias = Mapping[str, np.ndarray | float]
+
+_Hook: TypeAlias = Callable[[chainer.optimizer.UpdateRule, chainer.Parameter], object]
+
+# Hooks that treat each element by itself, so they can be called for a shard of a parameter.
+_ELEMENTWISE_HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
+                      optimizer_hooks.GradientHardClipping, optimizer_hooks.GradientNoise)
+
+
+class OptimizerUpdater:
+    """An updater that steps a Chainer optimizer; the pushed values are the gradients.
+
+    Hyperparameters and hooks are read from the optimizer at each step.  It may be set up with a
+    model, which is not changed.
+
+    Args:
+        optimizer: The optimizer.
+        rescale_grad: Factor of the gradients.
+
+    Raises:
+        TypeError: If ``optimizer`` has no update rules.
+        ValueError: If a hook needs all parameters at once.
+    """
+
+    def __init__(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.
+                 ) -> None:
+        if not isinstance(optimizer, chainer.optimizer.GradientMethod):
+            raise TypeError('set_optimizer needs a Chainer optimizer with update rules '
+                            f'(chainer.optimizer.GradientMethod), not {optimizer!r}')
+        self.optimizer = optimizer
+        self.rescale_grad = float(rescale_grad)
+        self._rules: dict[Key, chainer.optimizer.UpdateRule] = {}
+        self._hooks('pre'), self._hooks('post')  # may raise
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether shards of a parameter can be updated independently."""
+        hooks = [*self._hooks('pre'), *self._hooks('post')]
+        return (self.optimizer.create_update_rule().is_elementwise
+                and all(type(hook) in _ELEMENTWISE_HOOKS for hook in hooks))
+
+    def __call__(self, key: Key, input: Array, stored: Array) -> None:
+        """Updates ``stored`` in place.  ``input`` may be overwritten."""
+        rule = self._rules.get(key)
+        if rule is None:
+            rule = self._rules[key] = self._new_rule()
+        if self.rescale_grad != 1:
+            input *= input.dtype.type(self.rescale_grad)
+        parameter = chainer.Parameter(stored)
+        parameter.grad = input
+        for hook in self._hooks('pre'):
+            hook(rule, parameter)
+        rule.update(parameter)
+        for hook in self._hooks('post'):
+            hook(rule, parameter)
+        if parameter.array is not stored:
+            stored[...] = parameter.array
+
+    def states(self) -> dict[Key, OptimizerState]:
+        """Returns the states of all keys that were updated."""
+        return {key: {'t': rule.t, **{name: chainer.cuda.to_cpu(value) if hasattr(value, 'shape')
+                                      else value for name, value in (rule.state or {}).items()}}
+                for key, rule in self._rules.items()}
+
+    def check_state(self, layout: Layout, state: OptimizerState) -> None:
+        """Raises ValueError if these are not states of this optimizer for a whole array."""
+        expected = {'t': 0, **self._rule_with_states(np.zeros(layout.shape, layout.dtype)).state}
+        if set(expected) != set(state):
+            raise ValueError(f'the states of key {layout.key!r} are {sorted(state)}, but those of '
+                             f'{type(self.optimizer).__name__} are {sorted(expected)}')
+        for name, value in expected.items():
+            if np.shape(value) != np.shape(state[name]):
+                raise ValueError(f'the state {name!r} of key {layout.key!r} has the shape '
+                                 f'{np.shape(state[name])}, not {np.shape(value)}')
+
+    def restore(self, key: Key, stored: Array, state: OptimizerState) -> None:
+        """Sets the states of a shard."""
+        rule = self._rule_with_states(stored)
+        device = chainer.backend.get_device_from_array(stored)
+        for name, value in rule.state.items():
+            rule.state[name] = device.send(np.asarray(state[name]).astype(value.dtype)) \
+                if hasattr(value, 'dtype') else type(value)(state[name])
+        rule.t = int(state['t'])
+        self._rules[key] = rule
+
+    def _rule_with_states(self, stored: Array) -> chainer.optimizer.UpdateRule:
+        rule = self._new_rule()
+        if rule._use_fp32_update and stored.dtype == np.float16:
+            stored = stored.astype(np.float32)  # as the rule's own copy is
+        parameter = chainer.Parameter(stored)
+        parameter.grad = chainer.backend.get_array_module(stored).zeros_like(stored)
+        rule._init_states(parameter)
+        return rule
+
+    def _new_rule(self) -> chainer.optimizer.UpdateRule:
+        rule = self.optimizer.create_update_rule()
+        if self.optimizer._use_fp32_update:
+            rule.use_fp32_update()
+        return rule
+
+    def _hooks(self, timing: str) -> Iterable[_Hook]:
+        hookable = self.optimizer._hookable  # None if it is not set up
+        hooks = getattr(hookable, f'_{timing}_update_hooks', {})
+        for name, hook in hooks.items():
+            if not getattr(hook, 'call_for_each_param', False):
+                raise ValueError(
+                    f'the hook {name!r} of the optimizer needs all parameters at once, but each '
+                    'server has only some of them. Remove the hook, or update on the workers '
+                    '(create_kvstore_optimizer(..., update_on_kvstore=False))')
+        return hooks.values()
+
+
+class OptimizerDescription(TypedDict):
+    """The class and the hyperparameters of an optimizer, as plain data."""
+
+    optimizer: str
+    hyperparameters: dict[str, object]
+
+
+def describe(optimizer: chainer.optimizer.GradientMethod) -> OptimizerDescription:
+    """Returns the class and the hyperparameters of an optimizer."""
+    values = optimizer.hyperparam.get_dict()
+    return {'optimizer': f'{type(optimizer).__module__}.{type(optimizer).__qualname__}',
+            'hyperparameters': {name: value.item() if isinstance(value, np.generic) else value
+                                for name, value in sorted(values.items())}}
+
+
+# --- files with optimizer states -----------------------------------------------------------------
+
+_FORMAT = 1
+
+
+def join_states(layout: Layout, states: Mapping[int, OptimizerState]) -> OptimizerState:
+    """Joins the states of a key's shards to those of the whole array.
+
+    Args:
+        layout: The layout of the key.
+        states: By server, for those that have states.
+
+    Returns:
+        The states.  Those that have not the shape of the shard, such as the number of steps, are
+        those of the first server.
+    """
+    first = min(states)
+    joined = dict(states[first])
+    for name, value in joined.items():
+        if not layout.is_split or not isinstance(value, np.ndarray) \
+                or value.shape != layout.shard_shape(first):
+            continue
+        joined[name] = whole = np.zeros(layout.shape, value.dtype)
+        for server in layout.shards:
+            if server in states:
+                layout.shard(whole, server)[...] = states[server][name]
+    return joined
+
+
+def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerState],
+                 optimizer: OptimizerDescription | None) -> None:
+    """Writes optimizer states to an npz file, atomically.
+
+    Args:
+        path: Path of the file.
+        states: States by key.
+        optimizer: Written as well, if not ``None``.
+
+    Raises:
+        OSError: If the file cannot be written.
+        TypeError: If a state is not a number or an array of numbers.
+    """
+    about = {'format': _FORMAT, 'keys': list(states), 'optimizer': optimizer}
+    arrays = {'about': np.array(json.dumps(about))}
+    for i, state in enumerate(states.values()):
+        for name, value in state.items():
+            arrays[f'{i}/{name}'] = np.asarray(value)
+            if arrays[f'{i}/{name}'].dtype.hasobject:
+                raise TypeError(f'the state {name!r} of a key is {value!r}, not an array')
+    path = os.fspath(path)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f'tmp-{name}-{os.getpid()}')
+    try:
+        with open(temporary, 'xb') as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        if isinstance(error, OSError) and error.filename:
+            error.filename = path
+        raise
+
+
+def read_states(path: str | os.PathLike[str]
+                ) -> tuple[Mapping[Key, OptimizerState], OptimizerDescription | None]:
+    """Reads a file of :func:`write_states`; runs no code from the file.
+
+    Returns:
+        The states by key, and the description of the optimizer, if there is one.
+
+    Raises:
+        ValueError: If the file is corrupt or of another kind.
+        OSError: If it cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            about = json.loads(str(file['about']))
+            if about['format'] != _FORMAT:
+                raise ValueError(f'its format is {about["format"]}, not {_FORMAT}')
+            states: dict[Key, dict[str, np.ndarray | float]] = {key: {} for key in about['keys']}
+            for name in file.files:
+                index, slash, state = name.partition('/')
+                if slash:
+                    states[about['keys'][int(index)]][state] = file[name]
+            return states, about['optimizer']
+    except OSError:
+        raise
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError,
+            zipfile.BadZipFile) as error:
+        # NumPy suggests allow_pickle=True for a file that is not NPZ, which would be unsafe.
+        reason = 'it is not an NPZ file' if 'allow_pickle' in str(error) else error
+        raise ValueError(f'{os.fspath(path)} has no optimizer states of a KVStore: {reason}'
+                         ) from error

@@ -1,0 +1,235 @@
+"""Sharding: how arrays are split over the servers, and the messages that carry the shards.
+
+A message carries shards of any number of keys to or from one server.  It is a sequence of entries.
+Each entry has a head of four int64 (number of the key, kind of the entry, number of row indices,
+number of bytes of the values), then the row indices as int64, then the values; everything starts at
+a multiple of eight bytes.
+"""
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import chainer
+import numpy as np
+
+from chainermn.communicators.compression import TwoBit
+from chainermn.kvstore.row_sparse import Array, RowSparse
+
+#: A key.
+Key: TypeAlias = int | str
+
+#: What a pull reads of an array: the rows with these indices (ascending int64), or, for ``None``,
+#: the whole array.
+Rows: TypeAlias = np.ndarray | None
+
+#: C-ordered bytes of a message.
+Buffer: TypeAlias = bytes | memoryview
+
+
+class Layout(NamedTuple):
+    """Which servers store the array of one key.
+
+    A small array is on one server.  A large one is split into as many shards as there are servers:
+    a row-sparse one between its rows, any other as if it were flat.
+    """
+
+    key: Key
+    #: Number of the key, in the order of initialization.
+    key_id: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    is_row_sparse: bool
+    #: By server: ``...`` for the whole array, or a range of its rows or of its elements.
+    shards: dict[int, slice | types.EllipsisType]
+
+    @classmethod
+    def of(cls, key: Key, key_id: int, shape: tuple[int, ...], dtype: np.dtype,
+           is_row_sparse: bool, n_servers: int, bound: float) -> Layout:
+        """Distributes an array; one with ``bound`` elements or more is split."""
+        shards: dict[int, slice | types.EllipsisType] = {key_id % n_servers: ...}
+        if n_servers > 1 and shape and math.prod(shape) >= bound:
+            length = shape[0] if is_row_sparse else math.prod(shape)
+            ends = [length * server // n_servers for server in range(n_servers + 1)]
+            shards = {server: slice(ends[server], ends[server + 1]) for server in range(n_servers)}
+        return cls(key, key_id, shape, dtype, is_row_sparse, shards)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether several servers store a shard."""
+        return len(self.shards) > 1
+
+    def shard(self, x: Array, server: int) -> Array:
+        """Returns a server's shard of the whole array; a view where possible."""
+        where = self.shards[server]
+        if where is ...:
+            return x
+        return x[where] if self.is_row_sparse else x.reshape(-1)[where]
+
+    def shard_shape(self, server: int) -> tuple[int, ...]:
+        """Returns the shape of a server's shard."""
+        where = self.shards[server]
+        if isinstance(where, types.EllipsisType):
+            return self.shape
+        length = where.stop - where.start
+        return (length, *self.shape[1:]) if self.is_row_sparse else (length,)
+
+    def shard_rows(self, server: int) -> range:
+        """Returns which rows of a row-sparse array a server stores."""
+        where = self.shards[server]
+        return range(self.shape[0])[where] if isinstance(where, slice) else range(self.shape[0])
+
+    def slice_of(self, row_ids: np.ndarray, server: int) -> slice:
+        """Returns which of some row indices, in ascending order, are those of a server."""
+        rows = self.shard_rows(server)
+        return slice(*np.searchsorted(row_ids, [rows.start, rows.stop]))
+
+    def __str__(self) -> str:
+        kind = 'row-sparse ' if self.is_row_sparse else ''
+        return f'{self.key!r}: {kind}{self.dtype} {self.shape}'
+
+
+# --- arrays to messages and back -----------------------------------------------------------------
+
+# Kinds of entries.
+DENSE, COMPRESSED, ROWS = range(3)
+
+
+class Entry(NamedTuple):
+    """One key in a message."""
+
+    key_id: int
+    kind: int
+    row_ids: np.ndarray  # only for ROWS
+    values: np.ndarray  # empty in a request to read; flat uint8 after decoding
+
+
+_NO_ROWS = np.empty(0, np.int64)
+_NO_VALUES = np.empty(0, np.uint8)
+
+
+def shard_values(layouts: Sequence[Layout], values: Sequence[Array | RowSparse], n_servers: int,
+                 compressor: TwoBit | None = None) -> dict[int, list[Entry]]:
+    """Splits values into shards.
+
+    Args:
+        layouts: The layouts of the keys.
+        values: For each key an array, or a :class:`RowSparse` with unique, ascending indices in
+            host memory.
+        n_servers: Number of servers.
+        compressor: Compresses floating-point arrays, if not ``None``.
+
+    Returns:
+        The entries to send, by server, for all servers.
+    """
+    entries: dict[int, list[Entry]] = {server: [] for server in range(n_servers)}
+    for layout, x in zip(layouts, values, strict=True):
+        for server in layout.shards:
+            entries[server].append(_entry(layout, x, server, compressor))
+    return entries
+
+
+def _entry(layout: Layout, x: Array | RowSparse, server: int, compressor: TwoBit | None) -> Entry:
+    if isinstance(x, RowSparse):
+        mine = layout.slice_of(x.row_ids, server)
+        return Entry(layout.key_id, ROWS, x.row_ids[mine], x.rows[mine])
+    shard = layout.shard(x, server)
+    if compressor is None or layout.dtype.kind != 'f':
+        return Entry(layout.key_id, DENSE, _NO_ROWS, chainer.cuda.to_cpu(shard))
+    compressed = compressor.compress(shard.reshape(-1), (layout.key, server))
+    return Entry(layout.key_id, COMPRESSED, _NO_ROWS, chainer.cuda.to_cpu(compressed))
+
+
+def shard_reads(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]], n_servers: int
+                ) -> dict[int, list[Entry]]:
+    """Splits reads of arrays into reads of shards.
+
+    Args:
+        layouts: The layouts of the keys.
+        rows: For each key the rows to read; several times, if it has several elements.
+        n_servers: Number of servers.
+
+    Returns:
+        The entries to send, without values, by server, for all servers.
+    """
+    entries: dict[int, list[Entry]] = {server: [] for server in range(n_servers)}
+    for layout, reads in zip(layouts, rows, strict=True):
+        for server in layout.shards:
+            for ids in reads:
+                entries[server].append(
+                    Entry(layout.key_id, DENSE, _NO_ROWS, _NO_VALUES) if ids is None else
+                    Entry(layout.key_id, ROWS, ids[layout.slice_of(ids, server)], _NO_VALUES))
+    return entries
+
+
+def join_shards(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]],
+                replies: Mapping[int, np.ndarray]) -> list[list[np.ndarray]]:
+    """Joins the shards that the servers sent in reply to :func:`shard_reads`.
+
+    Args:
+        layouts: The layouts of the keys.
+        rows: For each key the rows that were read.
+        replies: By server: the arrays in the order of the entries, each padded (:func:`pad`), as
+            a flat uint8 array.
+
+    Returns:
+        For each key one new array for each read: the rows, or the whole array.
+    """
+    replies = dict(replies)
+
+    def take(server: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        n_bytes = math.prod(shape) * dtype.itemsize
+        array = replies[server][:n_bytes].view(dtype).reshape(shape)
+        replies[server] = replies[server][n_bytes + -n_bytes % _ALIGNMENT:]
+        return array
+
+    joined = []
+    for layout, reads in zip(layouts, rows, strict=True):
+        arrays = [np.empty(layout.shape if ids is None else (len(ids), *layout.shape[1:]),
+                           layout.dtype) for ids in reads]
+        for server in layout.shards:
+            for ids, x in zip(reads, arrays, strict=True):
+                part = layout.shard(x, server) if ids is None else x[layout.slice_of(ids, server)]
+                part[...] = take(server, part.shape, layout.dtype)
+        joined.append(arrays)
+    return joined
+
+
+# --- messages as bytes ---------------------------------------------------------------------------
+
+_ALIGNMENT = 8
+_HEAD = 4 * _ALIGNMENT
+
+
+def encode(entries: Sequence[Entry]) -> list[Buffer]:
+    """Returns buffers that form a message when they are joined."""
+    buffers: list[Buffer] = []
+    for key_id, kind, row_ids, values in entries:
+        head = np.array([key_id, kind, len(row_ids), values.nbytes], np.int64)
+        buffers += [head.data, row_ids.data, *pad(values)]
+    return buffers
+
+
+def decode(message: np.ndarray) -> Iterator[Entry]:
+    """Reads a message, a flat uint8 array; the entries share its memory."""
+    at = 0
+    while at < len(message):
+        key_id, kind, n_rows, n_bytes = message[at:at + _HEAD].view(np.int64).tolist()
+        at += _HEAD
+        row_ids = message[at:at + 8 * n_rows].view(np.int64)
+        at += 8 * n_rows
+        yield Entry(key_id, kind, row_ids, message[at:at + n_bytes])
+        at += n_bytes + -n_bytes % _ALIGNMENT
+
+
+def pad(x: np.ndarray) -> list[Buffer]:
+    """Returns buffers with the bytes of an array, up to a multiple of eight bytes."""
+    contiguous = np.ascontiguousarray(x)
+    return [contiguous.data, bytes(-contiguous.nbytes % _ALIGNMENT)]
+
+
+def join(buffers: Sequence[Buffer]) -> np.ndarray:
+    """Joins buffers into one flat, read-only uint8 array."""
+    return np.frombuffer(b''.join(buffers), np.uint8)

@@ -1,0 +1,305 @@
+"""dist_sync: the same bits and errors on all ranks; dist_async: no push is lost, no rank waits."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn.kvstore import RowSparse
+
+X = np.zeros((4, 3), np.float32)
+
+
+def random(rank, step=0, shape=X.shape):
+    return (np.random.RandomState(100 * step + rank).randn(*shape) * 10.**rank).astype(np.float32)
+
+
+@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['whole', 'split'])
+@pytest.mark.parametrize('type', ['dist_sync', 'dist_device_sync'])
+def test_same_bits_on_all_ranks(create, comm, type, bound):
+    """The bits of a sum in the order of the ranks."""
+    kv = create(type, bigarray_bound=bound)
+    kv.init(['a', 'b'], [X, X])
+    for step in range(5):
+        kv.push(['a', 'b'], [random(kv.rank, step), random(kv.rank, step + 50)])
+        expected = [random(0, step), random(0, step + 50)]
+        for rank in range(1, comm.size):
+            expected[0] += random(rank, step)
+            expected[1] += random(rank, step + 50)
+        for x, y in zip(kv.pull(['a', 'b']), expected, strict=True):
+            assert x.tobytes() == y.tobytes()
+
+
+def test_an_updater_is_called_once_with_the_sum(create, comm):
+    kv = create('dist_sync', bigarray_bound=8)
+    kv.init(['small', 'large'], [np.zeros(2), np.zeros((4, 2))])
+    calls = []
+
+    def update(key, input, stored):
+        calls.append((key, stored.shape))
+        stored += input
+
+    kv.set_updater(update)
+    kv.push(['small', 'large'], [np.ones(2), np.ones((4, 2))])
+    calls = [call for calls in comm.allgather_obj(calls) for call in calls]
+    assert calls.count(('small', (2,))) == 1
+    if comm.size == 1:
+        assert calls[1:] == [('large', (4, 2))]
+    else:
+        large = [shape for key, shape in calls if key == 'large']
+        assert len(large) == comm.size and sum(n for n, in large) == 8
+    np.testing.assert_array_equal(kv.pull('large'), np.full((4, 2), comm.size))
+
+
+def test_keys_are_assigned_to_the_ranks_in_turn(create, comm):
+    kv = create('dist_sync', bigarray_bound=100)
+    keys = list(range(2 * comm.size))
+    kv.init([*keys, 'large'], [np.zeros(2)] * len(keys) + [np.zeros(100)])
+    mine = {key_id: x.shape for key_id, x in kv._backend.server.shards.items()}
+    lengths = [100 * (rank + 1) // comm.size - 100 * rank // comm.size for rank in range(comm.size)]
+    assert mine == {comm.rank: (2,), comm.rank + comm.size: (2,),
+                    len(keys): (lengths[comm.rank],)}
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_keys_on_the_ranks(create, comm, same_error):
+    kv = create('dist_sync')
+    kv.init(['a', 'b', 'r'], [X, X, RowSparse([0], X[:1], X.shape)])
+    odd = comm.rank == 1
+    for call in (lambda: kv.push('b' if odd else 'a', X),
+                 lambda: kv.pull('b' if odd else 'a'),
+                 lambda: kv.push(['a'] if odd else ['a', 'b'], [X] if odd else [X, X]),
+                 lambda: kv.row_sparse_pull(['r', 'r'] if odd else 'r', row_ids=[0])):
+        error = same_error(call)
+        assert isinstance(error, ValueError)
+        assert 'the ranks made different calls' in str(error) and 'rank 1: KVStore.' in str(error)
+        assert np.all(kv.pull('a') == 0)  # nothing was merged
+    for call in (lambda: kv.push('a', X) if odd else kv.pull('a'),
+                 lambda: kv.push('a', X) if odd else comm.barrier()):
+        error = same_error(call)
+        assert isinstance(error, ValueError) and 'rank 1: alltoall' in str(error)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_methods_on_the_ranks(dist, same_error, comm):
+    error = same_error(lambda: dist.init('x', X) if comm.rank == 1 else dist.set_updater(max))
+    assert isinstance(error, ValueError)
+    assert "rank 0: KVStore.set_updater\n  rank 1: KVStore.init 'x': float32 (4, 3)" in str(error)
+    dist.init('x', X)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('value', [lambda rank: np.zeros(2 + rank), lambda rank: np.zeros(2, 'fd'[
+    rank > 0]), lambda rank: RowSparse([], np.zeros((0,)), (2,)) if rank else np.zeros(2)])
+def test_different_values_in_init(dist, same_error, value):
+    error = same_error(dist.init, 'x', value(dist.rank))
+    assert isinstance(error, ValueError)
+    assert "rank 1: KVStore.init 'x': " in str(error)
+    error = same_error(dist.init, f'x{dist.rank}', np.zeros(2))
+    assert "rank 0: KVStore.init 'x0': float64 (2,)" in str(error)
+    dist.init('x', np.zeros(2))
+    assert dist.pull('x').shape == (2,)
+
+
+def test_an_updater_that_raises(create, comm, same_error):
+    """Its error is raised on its rank, and at the next call on all other ranks."""
+    def update(key, input, stored):
+        if key == 'bad':
+            raise ArithmeticError('no such update')
+        stored += input
+
+    kv = create('dist_sync')
+    kv.init(['good', 'bad'], [np.zeros(2), np.zeros(2)])
+    kv.set_updater(update)
+
+    def push_and_pull():
+        kv.push(['good', 'bad'], [np.ones(2), np.ones(2)])
+        kv.pull('good')
+
+    error = same_error(push_and_pull)
+    assert isinstance(error, ArithmeticError) and 'no such update' in str(error)
+    kv.push('good', np.ones(2))
+    assert kv.pull('good').tolist() == [2 * comm.size] * 2
+
+
+# --- dist_async ---
+
+one_process = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+
+def adding(kv):
+    def update(key, input, stored):
+        before = stored.copy()
+        time.sleep(0)  # lets another thread run, whose update must not come between
+        stored[...] = before + input
+    kv.set_updater(update)
+
+
+def pushes_of(rank, shapes):
+    """Keys and integer arrays that a rank pushes, in a random order."""
+    random = np.random.RandomState(rank)
+    for _ in range(60):
+        keys = random.permutation(len(shapes))[:random.randint(1, len(shapes))].tolist()
+        yield keys, [random.randint(-9, 10, shapes[key]) for key in keys]
+
+
+@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['whole', 'split'])
+def test_nothing_is_lost(create, comm, bound):
+    """All pushes are summed, in whatever order they arrive."""
+    shapes = [(3,), (40, 5), (1,), (7, 2), (1000,)]
+    kv = create('dist_async', bigarray_bound=bound)
+    kv.init(list(range(5)), [np.zeros(shape, int) for shape in shapes])
+    adding(kv)
+    for n, (keys, values) in enumerate(pushes_of(comm.rank, shapes)):
+        kv.push(keys, values)
+        if n % 7 == comm.rank:
+            time.sleep(.002)
+        if n % 5 == 0:
+            assert [x.shape for x in kv.pull(keys)] == [shapes[key] for key in keys]
+    kv.barrier()
+    expected = [np.zeros(shape, int) for shape in shapes]
+    for rank in range(comm.size):
+        for keys, values in pushes_of(rank, shapes):
+            for key, value in zip(keys, values, strict=True):
+                expected[key] += value
+    for x, y in zip(kv.pull(list(range(5))), expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_several_threads_of_a_rank_push(create, comm):
+    kv = create('dist_async', bigarray_bound=4)
+    kv.init([0, 'split'], [np.zeros(3, int), np.zeros(10, int)])
+    adding(kv)
+
+    def push():
+        for _ in range(20):
+            kv.push([0, 'split'], [np.ones(3, int), np.ones(10, int)])
+
+    threads = [threading.Thread(target=push) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kv.barrier()
+    assert (kv.pull(0) == 60 * comm.size).all() and (kv.pull('split') == 60 * comm.size).all()
+
+
+def test_row_sparse_pushes(create, comm):
+    kv = create('dist_async', bigarray_bound=1)
+    kv.init('e', RowSparse([], np.zeros((0, 2), int), (10, 2)))
+    adding(kv)
+    for i in range(10):
+        kv.push('e', RowSparse([i, comm.rank, i], np.ones((3, 2), int), (10, 2)))
+    kv.barrier()
+    expected = np.full((10, 2), 2 * comm.size)
+    expected[:comm.size] += 10
+    found = kv.row_sparse_pull('e', row_ids=np.arange(10))
+    np.testing.assert_array_equal(found.todense(), expected)
+
+
+def test_a_rank_pulls_its_own_push(create, comm):
+    kv = create('dist_async')
+    keys = list(range(comm.size))
+    kv.init(keys, [np.zeros(2)] * comm.size)
+    for i in range(20):
+        kv.push(comm.rank, np.full(2, float(i)))  # a key that no other rank pushes
+        assert kv.pull(comm.rank).tolist() == [i, i]
+    kv.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('how', ['sleeps', 'computes', 'waits in MPI', 'caught an exception'])
+def test_serves_while_the_rank_is_busy(create, comm, how):
+    """Rank 0 makes no call until the others have trained, also with the keys that it serves."""
+    kv = create('dist_async', bigarray_bound=4)
+    kv.init([0, 'split'], [np.zeros(3, int), np.zeros(10, int)])
+    adding(kv)
+    steps = 30
+    if comm.rank > 0:
+        for _ in range(steps):
+            kv.push([0, 'split'], [np.ones(3, int), np.ones(10, int)])
+            kv.pull([0, 'split'])
+        comm.send_obj('trained', 0)
+    elif how == 'sleeps':
+        while (kv._backend.server.shards[0] < steps * (comm.size - 1)).any():
+            time.sleep(.05)
+    elif how == 'computes':
+        x = np.ones((200, 200))
+        while (kv._backend.server.shards[0] < steps * (comm.size - 1)).any():
+            x = x @ x / 200
+    elif how == 'caught an exception':
+        with pytest.raises(ZeroDivisionError):
+            raise ZeroDivisionError
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
+            assert comm.recv_obj(rank) == 'trained'
+    comm.barrier()
+    assert (kv.pull(0) == steps * (comm.size - 1)).all()
+    kv.barrier()
+
+
+def test_an_updater_that_raises_in_a_server(create, comm):
+    """Raises on the rank that pushed; the servers continue."""
+    def update(key, input, stored):
+        if (input < 0).any():
+            raise ArithmeticError(f'negative {key}')
+        stored += input
+
+    kv = create('dist_async')
+    keys = list(range(comm.size))
+    kv.init(keys, [np.zeros(2, int)] * comm.size)
+    kv.set_updater(update)
+    if comm.rank == comm.size - 1:
+        for key in keys:
+            with pytest.raises(ArithmeticError, match=f'negative {key}'):
+                kv.push(key, np.full(2, -1))
+    kv.push(keys, [np.ones(2, int)] * comm.size)
+    kv.barrier()
+    assert all((x == comm.size).all() for x in kv.pull(keys))
+    kv.barrier()
+
+
+START = '''
+import time
+import numpy as np
+import chainermn
+comm = chainermn.create_communicator('naive')
+kv = chainermn.kvstore.create('dist_async', comm, bigarray_bound=4)
+kv.init([0, 1, 'split'], [np.zeros(3), np.zeros(2), np.zeros(10)])
+def train(steps):
+    for _ in range(steps):
+        kv.push([0, 1, 'split'], [np.ones(3), np.ones(2), np.ones(10)])
+        kv.pull([0, 1, 'split'])
+        time.sleep(.01)
+'''
+
+
+@one_process
+@pytest.mark.parametrize('body, text', [
+    ('train(10 * comm.rank)', ''),
+    ('with kv: train(10 * comm.rank)', ''),
+    ('''
+try:
+    if comm.rank == 1:
+        raise RuntimeError('out of data')
+    train(20)
+except RuntimeError:
+    pass
+''', ''),
+    ('if comm.rank == 1: raise RuntimeError("out of data")\ntrain(10**9)', 'out of data'),
+])
+def test_end_of_the_program(tmp_path, body, text):
+    script = tmp_path / 'script.py'
+    script.write_text(START + body)
+    done = subprocess.run(['mpiexec', '-n', '3', sys.executable, str(script)], text=True,
+                          timeout=40, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          env=os.environ | {'OMP_NUM_THREADS': '1'})
+    if text:
+        assert done.returncode != 0 and text in done.stdout
+    else:
+        assert (done.returncode, done.stdout) == (0, '')

@@ -1,0 +1,350 @@
+"""An optimizer in the store, compared with one on the whole model; its states, saved and loaded."""
+
+import pathlib
+
+import chainer
+import numpy as np
+import pytest
+from chainer import optimizer_hooks as hooks
+from chainer import optimizers
+
+from chainermn.kvstore import _optimizer_updater
+from chainermn.kvstore._optimizer_updater import OptimizerUpdater
+
+OPTIMIZERS = {
+    'SGD': lambda: optimizers.SGD(.1),
+    'MomentumSGD': lambda: optimizers.MomentumSGD(.1, .9),
+    'CorrectedMomentumSGD': lambda: optimizers.CorrectedMomentumSGD(.1, .9),
+    'NesterovAG': lambda: optimizers.NesterovAG(.1, .9),
+    'AdaGrad': lambda: optimizers.AdaGrad(.1),
+    'AdaDelta': lambda: optimizers.AdaDelta(),
+    'Adam': lambda: optimizers.Adam(.1),
+    'AMSGrad': lambda: optimizers.Adam(.1, amsgrad=True),
+    'AdamW': lambda: optimizers.Adam(.1, weight_decay_rate=.01),
+    'RMSprop': lambda: optimizers.RMSprop(.1),
+    'RMSpropGraves': lambda: optimizers.RMSpropGraves(.1),
+    'SMORMS3': lambda: optimizers.SMORMS3(.1),
+    'MSVAG': lambda: optimizers.MSVAG(.1),
+}
+STEPS = 4
+
+
+def gradient(step, shape=(5, 3), dtype=np.float32):
+    return (np.random.RandomState(step).randn(*shape) / 2).astype(dtype)
+
+
+def one_process(optimizer, scale=1, dtype=np.float32, add=()):
+    """Returns the parameter after some steps with gradients times ``scale``."""
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(gradient(99, dtype=dtype))
+    optimizer.setup(model)
+    for hook in add:
+        optimizer.add_hook(hook)
+    for step in range(STEPS):
+        model.w.grad = gradient(step, dtype=dtype) * dtype(scale)
+        optimizer.update()
+    return model.w.array
+
+
+@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['whole', 'split'])
+@pytest.mark.parametrize('type', ['local', 'dist_sync'])
+def test_steps_as_in_one_process(create, type, bound):
+    for name, make in OPTIMIZERS.items():
+        kv = create(type, bigarray_bound=bound)
+        kv.init('/w', gradient(99))
+        kv.set_optimizer(make())
+        for step in range(STEPS):
+            kv.push('/w', gradient(step))
+        # The sum of n equal float32 numbers is exact for n up to 4, except 3.
+        np.testing.assert_allclose(kv.pull('/w'), one_process(make(), kv.num_workers), rtol=1e-4,
+                                   atol=1e-5, err_msg=name)
+
+
+def test_rescales(create):
+    kv = create('dist_sync')
+    kv.init('/w', gradient(99))
+    kv.set_optimizer(optimizers.Adam(.1), rescale_grad=1 / kv.num_workers)
+    for step in range(STEPS):
+        kv.push('/w', gradient(step))
+    np.testing.assert_allclose(kv.pull('/w'), one_process(optimizers.Adam(.1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize('add', [
+    [hooks.WeightDecay(.1)], [hooks.Lasso(.1)], [hooks.GradientHardClipping(-.1, .1)],
+    [hooks.WeightDecay(.1), hooks.GradientHardClipping(-.1, .1)], [hooks.GradientLARS()]],
+    ids=lambda add: '+'.join(type(hook).__name__ for hook in add))
+def test_hooks(create, add):
+    """Hooks of one parameter; arrays are not split for those that need all elements."""
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(np.full((5, 3), 7, np.float32))
+    optimizer = optimizers.MomentumSGD(.1).setup(model)
+    for hook in add:
+        optimizer.add_hook(hook)
+    kv = create('dist_sync', bigarray_bound=1)
+    kv.set_optimizer(optimizer)
+    kv.init('/w', gradient(99))
+    is_elementwise = not isinstance(add[0], hooks.GradientLARS)
+    assert kv._layouts['/w'].is_split == (is_elementwise and kv.num_workers > 1)
+    for step in range(STEPS):
+        kv.push('/w', gradient(step))
+    expected = one_process(optimizers.MomentumSGD(.1), kv.num_workers, add=add)
+    np.testing.assert_allclose(kv.pull('/w'), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(model.w.array, np.full((5, 3), 7))  # is unchanged
+
+
+def test_float32_update_of_float16(create):
+    def make():
+        optimizer = optimizers.MomentumSGD(.001)
+        optimizer.use_fp32_update()
+        return optimizer
+
+    kv = create('local')
+    kv.init('/w', gradient(99, dtype=np.float16))
+    kv.set_optimizer(make())
+    for step in range(STEPS):
+        kv.push('/w', gradient(step, dtype=np.float16))
+    found = kv.pull('/w')
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, one_process(make(), dtype=np.float16))
+
+
+def test_a_changed_hyperparameter_takes_effect(create):
+    optimizer = optimizers.SGD(.5)
+    kv = create('dist_sync')
+    kv.init(0, np.zeros(3))
+    kv.set_optimizer(optimizer, 1 / kv.num_workers)
+    kv.push(0, np.ones(3))
+    optimizer.lr = .25
+    kv.push(0, np.ones(3))
+    np.testing.assert_array_equal(kv.pull(0), np.full(3, -.75))
+
+
+def set_up(*add):
+    optimizer = optimizers.SGD().setup(chainer.links.Linear(2, 2))
+    for hook in add:
+        optimizer.add_hook(hook)
+    return optimizer
+
+
+def test_hooks_for_the_whole_model_are_an_error(kv, same_error):
+    error = same_error(kv.set_optimizer, set_up(hooks.GradientClipping(1)))
+    assert isinstance(error, ValueError)
+    assert 'needs all parameters at once' in str(error) and 'update_on_kvstore=False' in str(error)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_splitting_after_init_is_an_error(create, same_error):
+    kv = create('dist_sync', bigarray_bound=6)
+    kv.init(['a', 'b'], [np.zeros((3, 2)), np.zeros(3)])
+    error = same_error(kv.set_optimizer, set_up(hooks.GradientLARS()))
+    assert isinstance(error, ValueError)
+    assert "split over the servers: 'a': float64 (3, 2)" in str(error) and "'b'" not in str(error)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_optimizers_are_an_error(dist, same_error, comm):
+    for make in (lambda: optimizers.SGD(comm.rank + 1),
+                 lambda: optimizers.SGD() if comm.rank else optimizers.Adam()):
+        error = same_error(dist.set_optimizer, make())
+        assert isinstance(error, ValueError)
+        assert 'the ranks made different calls' in str(error)
+
+
+def test_is_elementwise():
+    assert OptimizerUpdater(optimizers.Adam()).is_elementwise
+    assert OptimizerUpdater(set_up(hooks.WeightDecay(1))).is_elementwise
+    assert not OptimizerUpdater(set_up(hooks.GradientLARS())).is_elementwise
+
+    class Rule(optimizers.sgd.SGDRule):
+        is_elementwise = False
+
+    class Mine(optimizers.SGD):
+        def create_update_rule(self):
+            return Rule(self.hyperparam)
+
+    assert not OptimizerUpdater(Mine()).is_elementwise
+
+
+def test_description():
+    described = _optimizer_updater.describe(optimizers.SGD(np.float32(.5)))
+    assert described == {'optimizer': 'chainer.optimizers.sgd.SGD', 'hyperparameters': {'lr': .5}}
+
+
+# --- saving and loading states ---
+
+SHAPES = {'w': (5, 3), 'b': (3,), 7: ()}
+
+
+def gradients(step, kv):
+    return [np.asarray(np.random.RandomState(step * 7 + i).randn(*shape), np.float32)
+            for i, shape in enumerate(SHAPES.values())]
+
+
+def store(create, type, bound, optimizer):
+    kv = create(type, bigarray_bound=bound)
+    kv.set_optimizer(optimizer)
+    return kv
+
+
+def init(kv, values=None):
+    kv.init(list(SHAPES), values or [np.ones(shape, np.float32) for shape in SHAPES.values()])
+
+
+def steps(kv, first, last):
+    """Makes the same steps on all ranks; in dist_async only rank 0 pushes."""
+    for step in range(first, last):
+        if kv.type != 'dist_async' or kv.rank == 0:
+            kv.push(list(SHAPES), gradients(step, kv))
+    kv.barrier()
+
+
+@pytest.fixture
+def path(tmp_path, comm):
+    return comm.bcast_obj(str(tmp_path / 'a.name with.dots'))
+
+
+@pytest.mark.parametrize('type', ['local', 'dist_sync', 'dist_async'])
+@pytest.mark.parametrize('make', [lambda: optimizers.Adam(.1), lambda: optimizers.SMORMS3(.1)],
+                         ids=['Adam', 'SMORMS3'])
+def test_training_resumes_with_the_same_results(create, type, make, path, comm):
+    """Also with other shards, and with states that are loaded before ``init``."""
+    kv = store(create, type, 1, make())
+    init(kv)
+    steps(kv, 0, 3)
+    values = kv.pull(list(SHAPES))
+    path = path if type.startswith('dist') else f'{path}-{comm.rank}'
+    kv.save_optimizer_states(path)
+    steps(kv, 3, 6)
+    expected = kv.pull(list(SHAPES))
+
+    for bound, is_loaded_first in ((1, False), (10**6, True), (10**6, False)):
+        again = store(create, type, bound, make())
+        if is_loaded_first:
+            again.load_optimizer_states(path)
+        init(again, values)
+        if not is_loaded_first:
+            again.load_optimizer_states(path)
+        steps(again, 3, 6)
+        for x, y in zip(again.pull(list(SHAPES)), expected, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize('type', ['local', 'dist_sync'])
+def test_one_file_for_any_number_of_ranks(create, comm, type, path):
+    """One rank loads the states that many ranks saved, and vice versa."""
+    kv = store(create, type, 1, optimizers.MomentumSGD(.1))
+    init(kv)
+    steps(kv, 0, 2)
+    if type == 'dist_sync' or comm.rank == 0:
+        kv.save_optimizer_states(path)
+    comm.barrier()
+    with np.load(path, allow_pickle=False) as file:
+        found = {name: file[name] for name in file.files if name != 'about'}
+    assert found['0/v'].shape == (5, 3) and found['2/v'].shape == ()
+    scale = kv.num_workers
+    expected = -.1 * (.9 * gradients(0, kv)[0] + gradients(1, kv)[0]) * scale
+    np.testing.assert_allclose(found['0/v'], expected, rtol=1e-5)
+    other = store(create, 'dist_sync' if type == 'local' else 'local', 1,
+                  optimizers.MomentumSGD(.1))
+    init(other)
+    other.load_optimizer_states(path)
+    other.push('w', np.zeros((5, 3), np.float32))
+    np.testing.assert_allclose(other.pull('w'), 1 + .9 * expected, rtol=1e-5)
+
+
+def test_hyperparameters(create, path, comm):
+    kv = store(create, 'dist_sync', 10**6, optimizers.Adam(.25, eps=np.float32(.5)))
+    init(kv)
+    steps(kv, 0, 1)
+    kv.save_optimizer_states(path, dump_optimizer=True)
+    optimizer = optimizers.Adam(1.)
+    other = store(create, 'dist_sync', 10**6, optimizer)
+    other.load_optimizer_states(path)
+    assert (optimizer.alpha, optimizer.eps) == (.25, .5)
+    kv.save_optimizer_states(path)
+    optimizer.alpha = 1.
+    other.load_optimizer_states(path)
+    assert optimizer.alpha == 1.
+
+
+def test_files_of_other_optimizers(create, path, comm, same_error):
+    kv = store(create, 'dist_sync', 10**6, optimizers.Adam(.25))
+    init(kv)
+    steps(kv, 0, 1)
+    kv.save_optimizer_states(path, dump_optimizer=True)
+    sgd = store(create, 'dist_sync', 10**6, optimizers.SGD())
+    error = same_error(sgd.load_optimizer_states, path)
+    assert isinstance(error, ValueError) and 'chainer.optimizers.adam.Adam' in str(error)
+
+    kv.save_optimizer_states(path)
+    init(sgd)
+    error = same_error(sgd.load_optimizer_states, path)
+    assert isinstance(error, ValueError) and "states of key 'w'" in str(error)
+    assert "['m', 't', 'v']" in str(error)
+
+    other = store(create, 'dist_sync', 10**6, optimizers.Adam())
+    other.load_optimizer_states(path)
+    error = same_error(other.init, 'w', np.zeros((2, 2), 'f'))
+    assert isinstance(error, ValueError) and '(5, 3), not (2, 2)' in str(error)
+    # The failed call added no key.
+    other.init(['other', 'w'], [np.zeros(3, 'f'), np.ones((2, 2), 'f')])
+    calls = []
+    other.set_updater(lambda key, input, stored: calls.append((key, stored.shape)))
+    other.push(['other', 'w'], [np.zeros(3, 'f'), np.ones((2, 2), 'f')])
+    calls = [call for calls in comm.allgather_obj(calls) for call in calls]
+    assert sorted(calls) == [('other', (3,)), ('w', (2, 2))]
+
+
+def test_corrupt_files(create, path, comm, same_error):
+    kv = store(create, 'dist_sync', 10**6, optimizers.Adam())
+    error = same_error(kv.load_optimizer_states, path + '.missing')
+    assert isinstance(error, FileNotFoundError)
+    error = same_error(kv.save_optimizer_states, path + '/no/such/folder')
+    assert isinstance(error, OSError)
+    for n, write in enumerate((
+            lambda file: file.write(b'text'),
+            lambda file: None,
+            lambda file: np.savez(file, about=np.array([print], dtype=object)),
+            lambda file: np.savez(file, other=np.zeros(3)),
+            lambda file: np.save(file, np.zeros(3)),
+            lambda file: np.savez(file, about=np.array('{}')),
+    )):
+        if comm.rank == 0:
+            with open(path, 'wb') as file:
+                write(file)
+        error = same_error(kv.load_optimizer_states, path)
+        assert isinstance(error, ValueError), n
+        assert 'has no optimizer states of a KVStore' in str(error), n
+
+
+def test_a_failed_save_keeps_the_old_file(create, comm, path, monkeypatch, same_error):
+    kv = store(create, 'dist_sync', 10**6, optimizers.Adam())
+    init(kv)
+    steps(kv, 0, 1)
+    kv.save_optimizer_states(path)
+    steps(kv, 1, 2)
+
+    def savez(file, **arrays):
+        file.write(b'half')
+        raise OSError('no space left')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, 'savez', savez)
+        error = same_error(kv.save_optimizer_states, path)
+    assert isinstance(error, OSError) and 'no space left' in str(error)
+    kv.load_optimizer_states(path)
+    if comm.rank == 0:
+        assert [file.name for file in pathlib.Path(path).parent.iterdir()] == ['a.name with.dots']
+
+
+def test_another_optimizer_starts_without_states(kv):
+    kv.init(0, np.zeros(2, 'f'))
+    for _ in range(2):
+        kv.set_optimizer(optimizers.MomentumSGD(1., 1.))
+        if kv.rank == 0 or kv.type in ('dist_sync', 'dist_device_sync'):
+            kv.push(0, np.ones(2, 'f'))
+        kv.barrier()
+    n = kv.num_workers if kv.type in ('dist_sync', 'dist_device_sync') else 1
+    np.testing.assert_array_equal(kv.pull(0), np.full(2, -2 * n))
