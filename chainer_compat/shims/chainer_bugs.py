@@ -3,7 +3,7 @@
 import multiprocessing
 from typing import Any
 
-from chainer_compat._mend import patch
+from chainer_compat._mend import edit, patch
 
 
 @patch('chainer.functions.connection.deconvolution_2d')
@@ -17,6 +17,28 @@ def deconvolution_cover_all(deconvolution_2d: Any) -> None:
         set_cover_all(self, getattr(x, 'shape', x), getattr(W, 'shape', W))
 
     function._set_cover_all = of_shapes
+
+
+@edit('chainer.utils.conv', 'chainer.utils.conv_nd_kernel')
+def large_columns() -> dict[str, str]:
+    """Serves every version: on a GPU im2col and col2im counted in int32.
+
+    From 2**31 elements on, convolutions without cuDNN read other memory than theirs.
+    """
+    one = "'(ptrdiff_t)1'"
+    return {
+        'int c0 = i / (kh * kw * out_h * out_w);': 'ptrdiff_t c0 = i / out_w / out_h / kw / kh;',
+        'int ky = i / (kw * out_h * out_w) % kh;': 'int ky = i / out_w / out_h / kw % kh;',
+        'int kx = i / (out_h * out_w) % kw;': 'int kx = i / out_w / out_h % kw;',
+        'int c0 = i / (h * w);': 'ptrdiff_t c0 = i / w / h;',
+        'int k = out_y': 'ptrdiff_t k = out_y',
+        # in any number of dimensions
+        "'int c0 = i / ({});'": "'ptrdiff_t c0 = i / ({});'",
+        "'int {} = {} + {} * {};'": "'ptrdiff_t {} = {} + {} * {};'",
+        'mulexp(ks + outs)': f'mulexp(ks + outs, {one})',
+        'mulexp(ds)': f'mulexp(ds, {one})',
+        'mulexp(tail)': f'mulexp(tail, {one})',
+    }
 
 
 @patch('chainer.iterators.multiprocess_iterator')

@@ -8,6 +8,8 @@ gradients come back at the same addresses, which is the rule once the memory poo
 from __future__ import annotations
 
 import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +22,8 @@ THREADS = 256
 PIECE = np.dtype([('array', np.int64), ('start', np.int64), ('size', np.int32),
                   ('itemsize', np.int32)])
 
-#: By the size of an element of the buffer: its type, and the type to calculate in.
-_ELEMENTS = {2: ('__half', 'float'), 4: ('float', 'float'), 8: ('double', 'double')}
+#: By the size of an element of the buffer: its type.
+_ELEMENTS = {2: '__half', 4: 'float', 8: 'double'}
 
 _KERNELS = r'''
 struct Piece {
@@ -40,26 +42,54 @@ __device__ inline void put(__half& to, double x) { to = __double2half(x); }
 __device__ inline void put(float& to, double x) { to = (float)x; }
 __device__ inline void put(double& to, double x) { to = x; }
 
-template <typename T>
-__device__ inline void copy_in(const T* array, Element* buffer, int size, double scale) {
-    typedef decltype(wide(*array) * Wide()) Wider;
-    for (int i = threadIdx.x; i < size; i += blockDim.x)
-        put(buffer[i], wide(array[i]) * (Wider)scale);
+template <typename T, int n>
+struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Elements { T x[n]; };
+
+// Each thread reads four times before it writes, so that the memory has enough to do.
+template <int n, typename From, typename To, typename Wider>
+__device__ inline void copy_by(const From* __restrict__ from, To* __restrict__ to, int count,
+                               Wider scale) {
+    const Elements<From, n>* __restrict__ source = (const Elements<From, n>*)from;
+    Elements<To, n>* __restrict__ target = (Elements<To, n>*)to;
+    for (int first = threadIdx.x; first < count; first += 4 * blockDim.x) {
+        Elements<From, n> x[4];
+        #pragma unroll
+        for (int k = 0; k < 4; ++k)
+            if (first + k * blockDim.x < count)
+                x[k] = source[first + k * blockDim.x];
+        #pragma unroll
+        for (int k = 0; k < 4; ++k)
+            if (first + k * blockDim.x < count) {
+                Elements<To, n> y;
+                #pragma unroll
+                for (int j = 0; j < n; ++j)
+                    put(y.x[j], wide(x[k].x[j]) * scale);
+                target[first + k * blockDim.x] = y;
+            }
+    }
 }
 
-template <typename T>
-__device__ inline void copy_out(const Element* buffer, T* array, int size, Wide scale) {
-    for (int i = threadIdx.x; i < size; i += blockDim.x)
-        put(array[i], wide(buffer[i]) * scale);
+// 16 bytes or more at a time where both sides begin at a multiple of that; the rest one by one.
+template <typename From, typename To>
+__device__ inline void copy(const From* from, To* to, int size, double factor) {
+    typedef decltype(wide(*from) * wide(*to)) Wider;
+    const Wider scale = (Wider)factor;
+    const int n = 16 / (sizeof(From) < sizeof(To) ? sizeof(From) : sizeof(To));
+    int done = 0;
+    if (((size_t)from | (size_t)to) % 16 == 0) {
+        copy_by<n>(from, to, size / n, scale);
+        done = size / n * n;
+    }
+    copy_by<1>(from + done, to + done, size - done, scale);
 }
 
 extern "C" __global__ void pack(const Piece* pieces, Element* buffer, double scale) {
     const Piece piece = pieces[blockIdx.x];
     buffer += piece.start;
     switch (piece.itemsize) {
-        case 2: copy_in((const __half*)piece.array, buffer, piece.size, scale); break;
-        case 4: copy_in((const float*)piece.array, buffer, piece.size, scale); break;
-        case 8: copy_in((const double*)piece.array, buffer, piece.size, scale); break;
+        case 2: copy((const __half*)piece.array, buffer, piece.size, scale); break;
+        case 4: copy((const float*)piece.array, buffer, piece.size, scale); break;
+        case 8: copy((const double*)piece.array, buffer, piece.size, scale); break;
     }
 }
 
@@ -67,9 +97,9 @@ extern "C" __global__ void unpack(const Piece* pieces, const Element* buffer, do
     const Piece piece = pieces[blockIdx.x];
     buffer += piece.start;
     switch (piece.itemsize) {
-        case 2: copy_out(buffer, (__half*)piece.array, piece.size, (Wide)scale); break;
-        case 4: copy_out(buffer, (float*)piece.array, piece.size, (Wide)scale); break;
-        case 8: copy_out(buffer, (double*)piece.array, piece.size, (Wide)scale); break;
+        case 2: copy(buffer, (__half*)piece.array, piece.size, scale); break;
+        case 4: copy(buffer, (float*)piece.array, piece.size, scale); break;
+        case 8: copy(buffer, (double*)piece.array, piece.size, scale); break;
     }
 }
 '''
@@ -97,9 +127,7 @@ def unpack(buffer: Any, placed: Sequence[tuple[int, Any]], scale: float) -> list
 
 def source(itemsize: int) -> str:
     """Returns the CUDA source for buffers whose elements have that size in bytes."""
-    element, wide = _ELEMENTS[itemsize]
-    return (f'#include <cuda_fp16.h>\ntypedef {element} Element;\ntypedef {wide} Wide;\n'
-            f'{_KERNELS}')
+    return f'#include <cuda_fp16.h>\ntypedef {_ELEMENTS[itemsize]} Element;\n{_KERNELS}'
 
 
 def pieces(arrays: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
@@ -129,22 +157,64 @@ def _launch(name: str, buffer: Any, placed: Sequence[tuple[int, Any]],
             taken.append((array.data.ptr, start, array.size, array.itemsize))
         else:
             left.append((start, array))
-    count, table = _table(device, cupy.cuda.get_current_stream().ptr, tuple(taken))
+    count, table = tables.get(device, cupy.cuda.get_current_stream().ptr, tuple(taken))
     if count:
         _kernel(name, buffer.itemsize)((count,), (THREADS,), (table, buffer, np.float64(scale)))
     return left
 
 
-@functools.lru_cache(maxsize=16)
-def _table(device: int, stream: int, arrays: tuple[tuple[int, int, int, int], ...]) -> Any:
-    """Returns the number of pieces and the table of them on the device.
+class Tables:
+    """Tables of pieces on devices.  Those that were used last are kept, as long as there is room.
 
     Uploaded on a stream, a table is there for the kernels on this stream only.
+
+    Args:
+        n_bytes: What they may take, all together.
     """
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+        self._lock = threading.Lock()
+        self.clear()
+
+    def get(self, *key: Any) -> tuple[int, Any]:
+        """Returns the number of pieces and the table of them on the device.
+
+        Args:
+            *key: Device, stream, and the arrays as for `pieces`.
+        """
+        with self._lock:
+            if key in self._tables:
+                self._tables.move_to_end(key)
+            else:
+                self._tables[key] = table = _upload(key[-1])
+                self.n_made += 1
+                self._taken += _memory(table)
+                while self._taken > self._n_bytes and len(self._tables) > 1:
+                    self._taken -= _memory(self._tables.popitem(last=False)[1])
+            return self._tables[key]
+
+    def clear(self) -> None:
+        """Frees all tables."""
+        self._tables: OrderedDict[Any, tuple[int, Any]] = OrderedDict()
+        self._taken = 0
+        self.n_made = 0
+
+
+def _upload(arrays: Sequence[tuple[int, int, int, int]]) -> tuple[int, Any]:
     import cupy
 
     table = pieces(arrays)
     return len(table), cupy.asarray(table.view(np.uint8))
+
+
+def _memory(table: tuple[int, Any]) -> int:
+    """Bytes that a table takes; CuPy's pool gives at least 512."""
+    return max(512, table[1].nbytes)
+
+
+#: Enough for 10 GB of gradients in buckets of 25 MB, each packed and unpacked.
+tables = Tables(1 << 24)
 
 
 @functools.cache

@@ -180,7 +180,7 @@ def pack(arrays: Sequence[Any], dtype: Any = None, batched: bool = False,
         if scale is None:
             piece[...] = array
         else:
-            _scale(array, scale, piece, np.promote_types(array.dtype, dtype))
+            _scale(array, scale, piece)
     return buffer
 
 
@@ -197,7 +197,7 @@ def unpack(buffer: Any, arrays: Sequence[Any], scale: float | None = None,
     for start, array in placed:
         piece = buffer[start:start + array.size].reshape(array.shape)
         if scale is not None:
-            _scale(piece, scale, array, piece.dtype)
+            _scale(piece, scale, array)
         elif not (array.size and xp.may_share_memory(piece, array)):
             array[...] = piece
 
@@ -216,9 +216,9 @@ def unpacked(buffer: Any, arrays: Sequence[Any], batched: bool = False) -> list[
     return results
 
 
-def _scale(x: Any, scale: float, out: Any, dtype: np.dtype) -> None:
-    """Multiplies in a dtype, but not in float16, and rounds once."""
-    wide = np.promote_types(dtype, np.float32)
+def _scale(x: Any, scale: float, out: Any) -> None:
+    """Multiplies in the wider dtype of both, but not in float16, and rounds once."""
+    wide = np.result_type(x.dtype, out.dtype, np.float32)
     chainer.backend.get_array_module(x).multiply(
         x, wide.type(scale), out=out, dtype=wide, casting='same_kind')
 

@@ -1,6 +1,7 @@
 """NCCL among the ranks of an MPI communicator, connected when it is first needed."""
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -46,6 +47,9 @@ class NcclGroup:
         """Connects the current devices of the ranks, unless they are."""
         if self.nccl_comm is not None:
             return
+        # What several groups have in flight starts in the order of the program, on all ranks; else
+        # two GPUs could each have room for what the other one waits for.
+        os.environ.setdefault('NCCL_LAUNCH_ORDER_IMPLICIT', '1')
         unique_id = together(self._witnesses, 'connecting by NCCL', lambda: (
             nccl.get_unique_id() if self._mpi_comm.rank == 0 else None))
         unique_id = self._mpi_comm.bcast(unique_id)

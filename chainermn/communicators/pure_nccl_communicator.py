@@ -33,8 +33,11 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     def __init__(self, mpi_comm: Any) -> None:
         super().__init__(mpi_comm)
-        self._nccl = NcclGroup(self._arrays)
-        self._nccl_transport = NcclTransport(self._arrays, self._nccl)
+        self._nccl = NcclGroup(self._arrays)  # for models
+        # NCCL runs what one group is given one after the other, but a verb for an array, such as
+        # that of batch normalization, must not wait for gradients that travel meanwhile.
+        self._nccl_of_arrays = NcclGroup(self._arrays)
+        self._nccl_transport = NcclTransport(self._arrays, self._nccl_of_arrays)
         self._stream: Any = None
         with self.config_scope():
             self.allreduce_grad_dtype: np.dtype | None = None
@@ -46,6 +49,10 @@ class PureNcclCommunicator(NcclCommunicatorBase):
             raise ValueError('allreduce_grad_dtype has to be float16, float32 or float64, not '
                              f'{dtype}')
         return dtype
+
+    def finalize(self) -> None:
+        super().finalize()
+        self._nccl_of_arrays.destroy()
 
     @property
     def can_overlap(self) -> bool:

@@ -48,7 +48,7 @@ class MultiNodeBNImplSelector:
         self.communication_backend_name = communication_backend_name
 
     def __call__(self, batch_norm_func: Any, inputs: Any) -> Any:
-        return _MultiNodeBatchNormalization(self.comm)
+        return _MultiNodeBatchNormalization(self.comm, self.communication_backend_name)
 
 
 class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
@@ -63,8 +63,15 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         \sigma^2 = \sum_r n_r \bigl(\sigma_r^2 + (\mu_r - \mu)^2\bigr) / n
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, backend: str) -> None:
         self._comm = comm
+        # NCCL would take arrays on a device; MPI takes those on the host.
+        self._is_through_host = backend == 'mpi' and comm.has_nccl
+
+    def _to_send(self, x: Any) -> Any:
+        if self._is_through_host and chainer.backend.get_array_module(x) is not np:
+            return x.get()
+        return x
 
     def get_mean_and_var(self, axis: Any, gamma: Any, x: Any, xp: Any, interm_dtype: Any) -> Any:
         dtype = np.promote_types(interm_dtype, np.float32)
@@ -75,13 +82,13 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
             shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
             mean, var = xp.zeros(shape, dtype), xp.zeros(shape, dtype)
         mine = xp.concatenate([xp.full(1, count, dtype), mean.ravel(), var.ravel()])
-        parts = self._comm.allgather(mine)
+        parts = self._comm.allgather(self._to_send(mine))
         if len({part.size for part in parts}) > 1:
             raise ValueError(
                 'multi-node batch normalization refused: the number of channels differs\n'
                 + '\n'.join(f'  rank {rank}: {part.size // 2}' for rank, part in enumerate(parts))
                 + '\nAll ranks need the same model.')
-        table = xp.stack(parts)  # (rank, 1 + 2 * channels)
+        table = xp.stack([xp.asarray(part) for part in parts])  # (rank, 1 + 2 * channels)
         weights = table[:, :1] / table[:, :1].sum()
         means, variances = table[:, 1:1 + mean.size], table[:, 1 + mean.size:]
         self._total = table[:, 0].sum()
@@ -100,7 +107,7 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         x_hat = (x - mean[expander]) * inv_std[expander]
         gbeta = gy.sum(axis=axis, dtype=dtype)
         ggamma = (gy * x_hat).sum(axis=axis, dtype=dtype)
-        sums = self._comm.allreduce(xp.stack([gbeta, ggamma]))
+        sums = xp.asarray(self._comm.allreduce(self._to_send(xp.stack([gbeta, ggamma]))))
         gbeta, ggamma = sums[0], sums[1]
         gx = (gamma * inv_std)[expander] * (
             gy - (x_hat * ggamma[expander] + gbeta[expander]) / self._total)

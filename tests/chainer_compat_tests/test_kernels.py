@@ -147,11 +147,33 @@ def gather_and_scatter():
     updater._memcpy_scatter()(pointers, kinds, info, np.zeros(4, 'f'), size=4)
 
 
+def columns():
+    from chainer.utils import conv
+
+    conv.im2col_gpu(Reduced((1, 1, 3, 3), 'f'), 1, 1, 1, 1, 0, 0)
+    conv.col2im_gpu(Reduced((1, 1, 1, 1, 3, 3), 'f'), 1, 1, 0, 0, 3, 3)
+
+
+def columns_of_volumes():
+    from chainer.utils import conv_nd
+
+    ones = 1, 1, 1
+    conv_nd.im2col_nd_gpu(Reduced((1, 1, 3, 3, 3), 'f'), ones, ones, (0, 0, 0))
+    conv_nd.col2im_nd_gpu(Reduced((1, 1, *ones, 3, 3, 3), 'f'), ones, (0, 0, 0), (3, 3, 3))
+
+
+class Reduced(np.ndarray):
+    def reduced_view(self):
+        return self
+
+
 MENDED = {
     'chainer.functions.array.resize_images': grad_of_resize_images,
     'chainer.functions.loss.negative_sampling': grad_of_negative_sampling,
     'chainer.links.loss.hierarchical_softmax': grad_of_hierarchical_softmax,
     'chainer.training.updaters.multiprocess_parallel_updater': gather_and_scatter,
+    'chainer.utils.conv': columns,
+    'chainer.utils.conv_nd_kernel': columns_of_volumes,
 }
 
 

@@ -161,6 +161,21 @@ while not said and time.monotonic() < give_up:
 assert 'ended, with exit code -9, and what it was loading is lost' in said[0]
 os._exit(0)  # the iterator waits for its thread
 ''',
+    'large_columns': KERNEL + '''
+from chainer.utils import conv, conv_nd
+class Array(numpy.ndarray):
+    def reduced_view(self):
+        return self
+x = numpy.ones((1, 1, 3, 3), 'f').view(Array)
+col = numpy.ones((1, 1, 1, 1, 3, 3), 'f').view(Array)
+conv.im2col_gpu(x, 1, 1, 1, 1, 0, 0)
+conv.col2im_gpu(col, 1, 1, 0, 0, 3, 3)
+conv_nd.im2col_nd_gpu(x, (1, 1), (1, 1), (0, 0))
+conv_nd.col2im_nd_gpu(col, (1, 1), (0, 0), (3, 3))
+assert len(kernels) == 4
+for code, _ in kernels:
+    assert 'ptrdiff_t c0 = ' in code
+''',
     'deconvolution_cover_all': '''
 import chainer, chainer.functions as F, numpy
 x = numpy.ones((1, 1, 2, 2), 'f')
@@ -187,6 +202,10 @@ TESTS = {
             'shims_tests/test_numpy_changes.py::test_fmod'],
     'float16_header': ['test_kernels.py::test_mended_kernels_compile'],
     'float_alias': ['shims_tests/test_numpy_changes.py::test_resize_images'],
+    'large_columns': ['shims_tests/test_large_columns.py::test_im2col',
+                      'shims_tests/test_large_columns.py::test_col2im',
+                      'test_kernels.py::test_mended_kernels_compile',
+                      '../gpu/test_chainer_on_gpu.py::test_large_columns'],
     'meshgrid_tuple': ['shims_tests/test_numpy_changes.py::test_categorical'],
     'nccl_available': ['test_left_out.py::test_parallel_updaters'],
     'negative_padding': ['shims_tests/test_numpy_changes.py::test_pad_sequence',

@@ -11,6 +11,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.utils import conv
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]
 
@@ -184,6 +185,28 @@ def test_pad_sequence(gpu, dtype, padding):
     xs = [np.arange(6).reshape(3, 2).astype(dtype), np.ones((1, 2), dtype)]
     y = F.pad_sequence([gpu.send(x) for x in xs], padding=padding)
     close(y.array, F.pad_sequence(xs, padding=padding).array, 0)
+
+
+@pytest.mark.limit(300)
+def test_large_columns(gpu):
+    """More than 2**31 of them; of all but the last image the gradient is zero."""
+    shape = (2, 120, 1000, 1000)
+    if gpu.device.mem_info[0] < 12e9:
+        pytest.skip('needs 12 GB')
+    columns = gpu.xp.zeros((*shape[:2], 3, 3, *shape[2:]), 'e')
+    last = np.random.RandomState(0).standard_normal(columns.shape[2:]).astype('e')
+    columns[-1, -1] = gpu.send(last)
+    image = conv.col2im_gpu(columns, 1, 1, 1, 1, *shape[2:])
+    del columns
+    expected = conv.col2im_cpu(last[None, None].astype('f'), 1, 1, 1, 1, *shape[2:])
+    np.testing.assert_allclose(image[-1, -1].get(), expected[0, 0], 2e-2, 2e-2)
+    assert not image[:-1].any() and not image[-1, :-1].any()
+    del image
+    image = gpu.xp.zeros((1, 2150, 1000, 1000), 'i1')
+    image[-1, -1, -1] = 1
+    columns = conv.im2col_gpu(image, 1, 1, 1, 1, 0, 0)
+    assert (columns[-1, -1, 0, 0, -1] == 1).all()
+    assert int(columns[-1, -1].sum()) == 1000
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])

@@ -133,6 +133,23 @@ def test_strided_gradients(comm, batched):
     check_means(models[RANK], expected)
 
 
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_gradients_at_any_address(comm, name, dtype):
+    """Whether or not the kernels can take 16 bytes at a time."""
+    import cupy
+
+    comm.set_config('batched_copy')
+    models = [make_model([dtype], rank) for rank in range(SIZE)]
+    expected = list(mean_of(models, 'float32' if name == 'pure_nccl' else None))
+    for shift, param in enumerate(models[RANK].params()):
+        memory = cupy.empty(param.size + shift % 3, dtype)
+        grad = memory[shift % 3:].reshape(param.shape)
+        grad[...] = param.grad
+        param.grad = grad
+    comm.multi_node_mean_grad(models[RANK])
+    check_means(models[RANK], expected)
+
+
 def test_many_small_gradients(comm):
     import cupy
 

@@ -99,14 +99,30 @@ def test_one_array_put_twice(comm):
     np.testing.assert_array_equal(x.get(), np.arange(1, 5) * (comm.rank + 1))
 
 
-def test_multi_node_batch_normalization(comm, device):
-    def make():
-        return create_mnbn_model(network(), comm)
+@pytest.mark.parametrize('backend', ['auto', 'mpi'], ids='by {}'.format)
+def test_multi_node_batch_normalization(comm, device, backend):
+    def make(backend='auto'):
+        return create_mnbn_model(network(), comm, backend)
 
     _, expected = trained(comm, device, make)
-    _, found = trained(comm, device, make, overlap='always', bucket_mb=BUCKET_MB)
+    _, found = trained(comm, device, lambda: make(backend), overlap='always', bucket_mb=BUCKET_MB)
     for path, array in expected.items():
         np.testing.assert_allclose(found[path], array, rtol=2e-3, atol=1e-4, err_msg=path)
+
+
+def test_double_buffering_with_multi_node_batch_normalization(device):
+    """Gradients of an update travel while the next one exchanges statistics."""
+    comm = chainermn.create_communicator('pure_nccl')
+    results = []
+    for backend in ('auto', 'mpi'):
+        optimizer, found = trained(
+            comm, device, lambda: create_mnbn_model(network(), comm, backend),  # noqa: B023
+            double_buffering=True)
+        optimizer.wait()
+        results.append(found)
+    for path, array in results[0].items():
+        np.testing.assert_allclose(results[1][path], array, rtol=2e-3, atol=1e-4, err_msg=path)
+    comm.finalize()
 
 
 def test_cancel(comm, device):

@@ -76,7 +76,8 @@ def test_the_watchdog_uses_the_device_of_the_exchange(device):
         pytest.skip('threads begin on this one')
     comm = chainermn.create_communicator('pure_nccl')
     comm.allreduce(cupy.ones(1000, np.float32))
-    thread = threading.Thread(target=lambda: (comm._nccl.waits(), comm._nccl.error()))
+    group = comm._nccl_of_arrays
+    thread = threading.Thread(target=lambda: (group.waits(), group.error()))
     thread.start()
     thread.join()
     flags, is_active = ctypes.c_uint(), ctypes.c_int()

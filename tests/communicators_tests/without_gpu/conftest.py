@@ -438,13 +438,13 @@ def gpu(monkeypatch, compile_kernels):
         'get_unique_id': lambda: MPI.COMM_WORLD.rank,
     }.items():
         monkeypatch.setattr(nccl, name, value, raising=False)
-    caches = _batched_copy._table, _batched_copy._kernel
-    for cache in caches:
-        cache.cache_clear()
+    clear = _batched_copy.tables.clear, _batched_copy._kernel.cache_clear
+    for each in clear:
+        each()
     yield gpu
     assert gpu.wrong == []
-    for cache in caches:
-        cache.cache_clear()
+    for each in clear:
+        each()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import compression
+from chainermn.communicators import _batched_copy, compression
 
 SIZE = MPI.COMM_WORLD.size
 RANK = MPI.COMM_WORLD.rank
@@ -130,6 +130,19 @@ def test_nothing_is_copied_twice(gpu):
     check(means, means_of(gpu, 0))
     gpu.late = False
     comm.finalize()
+
+
+def test_one_table_for_each_bucket(comm, gpu):
+    """However many there are, if their arrays come back at the same addresses."""
+    comm.set_config('allreduce_grad_dtype', np.float16)
+    queue = comm.mean_queue()
+    comm._twin.set_config('allreduce_grad_dtype', np.float16)
+    buckets = [arrays_of(gpu, RANK, n) for n in range(100)]
+    kept = []
+    for _ in range(3):
+        kept.append([queue.put(bucket) for bucket in buckets])  # at other addresses each time
+        queue.wait()
+    assert _batched_copy.tables.n_made == 100 + 3 * 100  # to pack, and to unpack
 
 
 def test_order_on_the_streams(comm, gpu):

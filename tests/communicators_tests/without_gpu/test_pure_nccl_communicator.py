@@ -119,6 +119,16 @@ def test_order_on_the_streams(gpu, make_model):
     assert gpu.log[-1] == 'destroy on caller'
 
 
+def test_verbs_for_arrays_do_not_wait_for_gradients(comm, gpu, make_model):
+    """NCCL would run one after the other what one of its communicators gets on two streams."""
+    comm.bcast_data(make_model(RANK))
+    exchange = comm.multi_node_mean_grad_async(make_model(RANK))
+    comm.allreduce(gpu.cupy.asarray(np.ones(3)))
+    exchange.wait()
+    assert [[stream.name for stream in each.streams] for each in gpu.nccl_communicators] == [
+        ['own'], ['caller']]
+
+
 def test_one_table_for_the_same_addresses(gpu, make_model):
     from chainermn.communicators import _batched_copy
 
@@ -126,7 +136,7 @@ def test_one_table_for_the_same_addresses(gpu, make_model):
     model = make_model(RANK)
     for _ in range(3):
         comm.multi_node_mean_grad(model)
-    assert _batched_copy._table.cache_info().misses == 1
+    assert _batched_copy.tables.n_made == 1
     comm.finalize()
 
 
