@@ -6,6 +6,7 @@ the ranks exchange what each can say about it, and all raise the same error.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from chainermn.communicators import _disagreement, _header, _timeline, _where
@@ -31,6 +32,8 @@ class Agreement:
         self.is_active = self.enabled and mpi_comm.size > 1
         #: Whether a rank has come to the end of the program.
         self.is_over = False
+        #: Called once all ranks are known to have come to the end of the program.
+        self.at_the_end: Callable[[], None] = lambda: None
         #: What errors say of each call on this rank, before where it was called.
         self.note = ''
         self._size = mpi_comm.size

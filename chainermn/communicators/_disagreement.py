@@ -51,7 +51,7 @@ class Refusal(NamedTuple):
     @classmethod
     def of(cls, verb: str, error: Exception) -> Refusal:
         kind = next(kind for kind in type(error).__mro__
-                    if kind.__module__.partition('.')[0] in ('builtins', 'chainermn'))
+                    if kind.__module__.partition('.')[0] in ('builtins', 'chainermn', '_pickle'))
         return cls(verb, kind, str(error))
 
     def error(self, message: str) -> Exception:

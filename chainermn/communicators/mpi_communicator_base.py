@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from mpi4py import MPI
-from mpi4py.util import pkl5
 
 from chainermn.communicators import (
     _doing,
@@ -53,8 +52,10 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         self._agreement = Agreement(mpi_comm.Dup())
         _end.watch(self._agreement)
         self._arrays = mpi_comm.Dup()
-        self._objects = pkl5.Intracomm(mpi_comm.Dup())
-        self._messages = Messages(self._arrays, self._objects)
+        self._payloads = mpi_comm.Dup()
+        self._messages = Messages(self._arrays, self._payloads)
+        if self._agreement.enabled:  # else others may still receive
+            self._agreement.at_the_end = self._messages.warn_of_unmatched
         _recent.number(self.recent_calls())
         self._mpi_transport = MpiTransport(self._arrays)
         _end.covered()
@@ -201,17 +202,18 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
                 f'{len(pending)} requests are not complete, such as {pending[0]}; wait() for '
                 'them first'))
         self._agreement.same(pack('finalize'))
+        self._agreement.at_the_end()
         if self._mean_queue is not None:
             self._mean_queue.free()
             self._twin.finalize()
             self._mean_queue = self._twin = None
         _end.forget(self._agreement)
         self._agreement.mpi_comm.Free()
-        self._objects.Free()
+        self._payloads.Free()
         self._arrays.Free()
         if self._is_part:
             self._mpi_comm.Free()
-        for name in ('_agreement', '_arrays', '_objects', '_messages', '_mpi_transport'):
+        for name in ('_agreement', '_arrays', '_payloads', '_messages', '_mpi_transport'):
             setattr(self, name, _Finalized())
 
 
