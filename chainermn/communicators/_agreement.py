@@ -6,6 +6,7 @@ the ranks exchange what each can say about it, and all raise the same error.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from chainermn.communicators import _disagreement, _header, _timeline, _where
@@ -31,6 +32,10 @@ class Agreement:
         self.is_active = self.enabled and mpi_comm.size > 1
         #: Whether a rank has come to the end of the program.
         self.is_over = False
+        #: Called once all ranks are known to have come to the end of the program.
+        self.at_the_end: Callable[[], None] = lambda: None
+        #: What errors say of each call on this rank, before where it was called.
+        self.note = ''
         self._size = mpi_comm.size
         self._rank = mpi_comm.rank
         self._received = bytearray(_header.SIZE * self._size)
@@ -111,6 +116,8 @@ class Agreement:
         return [_header.unpack(self._received, size * rank) for rank in range(self._size)]
 
     def _compare(self, headers: list[Header], details: dict[str, str] | None = None) -> None:
+        if not all(header.update for header in headers):  # some are not called by an optimizer
+            headers = [header._replace(update=0) for header in headers]
         equal = _header.EQUAL[headers[0].verb]
         first = headers[0].key(equal)
         for header in headers:
@@ -122,7 +129,7 @@ class Agreement:
         """Raises what all ranks raise, from what each has to say."""
         self.is_over = any(header.verb == _header.END for header in headers)
         refusal = _disagreement.Refusal.of(verb, error) if error is not None else None
-        said = self.mpi_comm.allgather((refusal, details, _where.called()))
+        said = self.mpi_comm.allgather((refusal, details, self.note + _where.called()))
         common = _disagreement.common_error(headers, *zip(*said, strict=True))
         common.__dict__['agreement'] = self, headers  # see `headers_of`
         raise common from error

@@ -29,7 +29,6 @@ class ArrayVerbs(CommunicatorBase):
     _activations: Activations
     _mpi_transport: MpiTransport
     _arrays: Any
-    _objects: Any
 
     def send(self, data: Any, dest: int, tag: int) -> None:
         self._messages.send(data, dest, tag)
@@ -114,7 +113,7 @@ class ArrayVerbs(CommunicatorBase):
         if kind == _ALIKE and len({header.shape for header in headers}) > 1:
             kind = _SHORT
         if kind == _LONG:
-            shapes = self._objects.alltoall(shapes)
+            shapes = self._arrays.alltoall(shapes)
         elif kind == _SHORT:
             theirs = bytearray(_header.SIZE * self.size)
             self._arrays.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), theirs)
@@ -139,7 +138,7 @@ class ArrayVerbs(CommunicatorBase):
             header = self._agreement.exchange(pack('scatter', root=root))[root]
             shape = header.shape
             if header.number == _LONG:
-                shape = self._objects.scatter(None, root)
+                shape = self._arrays.scatter(None, root)
             elif header.number == _SHORT:
                 mine = bytearray(_header.SIZE)
                 self._arrays.Scatter(None, mine, root)
@@ -153,7 +152,7 @@ class ArrayVerbs(CommunicatorBase):
         self._agreement.exchange(pack('scatter', shape, arrays[0].dtype, root, number=kind,
                                       device=_wire.on_device(arrays[0])))
         if kind == _LONG:
-            self._objects.scatter(shapes, root)
+            self._arrays.scatter(shapes, root)
         elif kind == _SHORT:
             self._arrays.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
                                  bytearray(_header.SIZE), root)
@@ -183,7 +182,7 @@ class ArrayVerbs(CommunicatorBase):
     def _shapes(self, headers: Sequence[_header.Header], array: Any) -> list[tuple[int, ...]]:
         """The shapes of all ranks; those with many dimensions need one more exchange."""
         if any(header.ndim > _header.MAX_INLINE_DIMS for header in headers):
-            return self._objects.allgather(getattr(array, 'shape', ()))
+            return self._arrays.allgather(getattr(array, 'shape', ()))
         return [header.shape for header in headers]
 
     def _transport(self, device: bool, alike: bool) -> MpiTransport:

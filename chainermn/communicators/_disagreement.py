@@ -22,6 +22,10 @@ _ADVICE = {
             'MultiNodeBatchNormalization, an evaluator, a checkpointer or an '
             'ObservationAggregator). Give all ranks as many inputs, or enter join with '
             'throw_on_early_termination=True, or make these calls after it.',
+    'updates': 'An update raised an error on a rank, and the program went on with the next one '
+               'there. Let the error end the program, or let that rank take part without gradients '
+               'of its own: model.cleargrads(); optimizer.update(). To go on after this error, '
+               'load a checkpoint on all ranks.',
     'roots': 'Pass the same root on all ranks.',
     'operations': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
@@ -47,7 +51,7 @@ class Refusal(NamedTuple):
     @classmethod
     def of(cls, verb: str, error: Exception) -> Refusal:
         kind = next(kind for kind in type(error).__mro__
-                    if kind.__module__.partition('.')[0] in ('builtins', 'chainermn'))
+                    if kind.__module__.partition('.')[0] in ('builtins', 'chainermn', '_pickle'))
         return cls(verb, kind, str(error))
 
     def error(self, message: str) -> Exception:
@@ -151,7 +155,8 @@ def _difference(header: Header, usual: Header) -> str:
     if header.verb != usual.verb:
         return 'verbs'
     if header.key(CALL) != usual.key(CALL):
-        return 'roots' if header.root != usual.root else 'operations'
+        return ('updates' if header.update != usual.update else
+                'roots' if header.root != usual.root else 'operations')
     if equal >= DTYPE and header.code != usual.code:
         return 'dtypes'
     if equal >= SHAPE and header.key(SHAPE) != usual.key(SHAPE):

@@ -91,6 +91,7 @@ def _agree_on_the_end() -> None:
         _progress.ending = agreement.calls
         try:
             agreement.same(_header.pack(_header.END))
+            agreement.at_the_end()
         except Exception:
             # Of any type: another rank may have been refused.  It is raised on the others as well,
             # which have not ended and say so.

@@ -43,23 +43,26 @@ VERBS = tuple(EQUAL)
 _NUMBER = {verb: number for number, verb in enumerate(VERBS)}
 
 MAX_INLINE_DIMS = 8
-# verb, operation, root, dtype, refused, device, dimensions, number, shape
-_STRUCT = struct.Struct(f'=BBxxiBBBBxxxxq{MAX_INLINE_DIMS}q')
+# verb, operation, update, root, dtype, refused, device, dimensions, number, shape
+_STRUCT = struct.Struct(f'=BBHiBBBBxxxxq{MAX_INLINE_DIMS}q')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size
+MAX_UPDATE = 2**16 - 1
 _NUMBER_BETWEEN = struct.Struct(f'=16sq{8 * MAX_INLINE_DIMS}s')
 
 
 class Header(NamedTuple):
     """What one rank says of its call.
 
-    ``number`` is whatever else has to be equal or known: a digest of shapes or parameters, a
-    length in bytes.  ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty and
-    ``number`` its digest.
+    ``update`` counts the updates that an optimizer has begun since its last exchange; it is 0 if no
+    optimizer calls.  ``number`` is whatever else has to be equal or known: a digest of shapes or
+    parameters, a length in bytes.  ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty
+    and ``number`` its digest.
     """
 
     verb: str
     op: str
+    update: int
     root: int
     code: int
     refused: bool
@@ -74,7 +77,7 @@ class Header(NamedTuple):
 
     def key(self, equal: int) -> tuple[Any, ...]:
         """The part of the call that has to be equal on all ranks."""
-        key: tuple[Any, ...] = (self.verb, self.root, self.op)
+        key: tuple[Any, ...] = (self.verb, self.root, self.op, self.update)
         if equal >= DTYPE:
             key += (self.code,)
         if equal >= SHAPE:
@@ -97,12 +100,13 @@ class Header(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def pack(verb: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = None, root: int = -1,
-         op: str = '', device: bool = False, number: int = 0, refused: bool = False) -> bytes:
+         op: str = '', device: bool = False, number: int = 0, refused: bool = False,
+         update: int = 0) -> bytes:
     """Returns the header as ``SIZE`` bytes."""
     ndim = len(shape)
     if ndim > MAX_INLINE_DIMS:
         shape, number = (), digest(shape)
-    return _STRUCT.pack(_NUMBER[verb], OPS.index(op), root,
+    return _STRUCT.pack(_NUMBER[verb], OPS.index(op), update, root,
                         NO_DTYPE if dtype is None else CODES[dtype], refused, device, ndim, number,
                         *shape, *_PADDING[len(shape)])
 
@@ -122,9 +126,9 @@ def numbers(headers: Any, like: bytes) -> list[int] | None:
 
 @functools.lru_cache(maxsize=4096)
 def _unpack(data: bytes) -> Header:
-    verb, op, root, code, refused, device, ndim, number, *shape = _STRUCT.unpack(data)
-    return Header(VERBS[verb], OPS[op], root, code, bool(refused), bool(device), ndim, number,
-                  tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
+    verb, op, update, root, code, refused, device, ndim, number, *shape = _STRUCT.unpack(data)
+    return Header(VERBS[verb], OPS[op], update, root, code, bool(refused), bool(device), ndim,
+                  number, tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
 
 
 class Described(dict[str, str]):

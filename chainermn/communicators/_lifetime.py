@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from chainermn.communicators._pending import Pending
 from chainermn.communicators._recent import Key
 
 #: Reference cycles are collected whenever there are this many more communicators.
@@ -24,23 +25,23 @@ class _Held(NamedTuple):
     """What a communicator holds."""
 
     free: list[Callable[[], Any]]  # collective
-    sends: list[MPI.Request]  # messages that may still be in flight
+    pending: Pending  # messages that may still be in flight
 
 
 _held: dict[Key, _Held] = {}
 _gone: set[Key] = set()
 
 
-def hold(owner: object, key: Key, free: list[Callable[[], Any]], sends: list[MPI.Request]) -> None:
+def hold(owner: object, key: Key, free: list[Callable[[], Any]], pending: Pending) -> None:
     """Notes what to free once nobody refers to ``owner``, a part of a communicator.
 
     Args:
         owner: It must not be reachable from the other arguments.
         key: Of the communicator.
         free: Called in this order, on all ranks; the list may still grow.
-        sends: Requests that keep the communicator until they are complete.
+        pending: Messages that keep the communicator until they are received.
     """
-    _held[key] = _Held(free, sends)
+    _held[key] = _Held(free, pending)
     weakref.finalize(owner, _gone.add, key).atexit = False
 
 
@@ -61,7 +62,7 @@ def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
     if len(_held) % _COLLECT_EVERY == _COLLECT_EVERY - 1:
         gc.collect()
     mine = {key for key in _gone & _held.keys() if set(key[1]) <= set(ranks)
-            and all(request.Test() for request in _held[key].sends)}
+            and not _held[key].pending.calls()}
     gone = dict(zip(ranks, mpi_comm.allgather(mine), strict=True))
     for key in sorted(mine):
         if all(key in gone[rank] for rank in key[1]):

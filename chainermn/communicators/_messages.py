@@ -10,23 +10,25 @@ their way at once.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import os
 import pickle
 import struct
-from collections.abc import Iterable
+import sys
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
-from mpi4py.util import pkl5
 
 from chainermn.communicators import _activations, _header, _where, _wire
 from chainermn.communicators._activations import Mark
 from chainermn.communicators._deadlock import Deadlocks, Wait
 from chainermn.communicators._disagreement import Refusal
 from chainermn.communicators._header import Header
+from chainermn.communicators._payloads import Payloads
+from chainermn.communicators._pending import Pending
 from chainermn.communicators._pickled import Pickled, load
 from chainermn.communicators._recent import Calls, MessageCalls
 from chainermn.communicators._requests import (
@@ -43,6 +45,9 @@ INLINE = 8192
 _MAX_MESSAGE = (  # NumPy has up to 64 dimensions
     _activations.MAX_SIZE + _header.SIZE + 64 * 8 + INLINE)
 
+_POLLS = 20  # for the acknowledgment of a message that was received
+_SHOWN = 20  # messages without a counterpart
+
 
 class Messages:
     """Sends and receives on two duplicates of a communicator.
@@ -52,16 +57,14 @@ class Messages:
         payloads: For what follows them, likewise.
     """
 
-    def __init__(self, mpi_comm: Any, payloads: pkl5.Intracomm) -> None:
+    def __init__(self, mpi_comm: Any, payloads: Any) -> None:
         self._mpi_comm = mpi_comm
         self.calls = MessageCalls(mpi_comm)
-        self._payloads = payloads
+        self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag = largest_tag()
-        self._count = itertools.count()
-        self._deadlocks = Deadlocks(payloads, self._max_tag, self.calls)
-        # MPI reads and writes what these hold, whether or not the caller keeps them.
-        self.sends: list[MPI.Request] = []
+        self._deadlocks = Deadlocks(payloads, self._payloads.notices, self.calls)
+        self.pending = Pending()
         self._receives: list[Request] = []
         self._messages: list[bytearray] = []  # to receive into
 
@@ -81,23 +84,22 @@ class Messages:
         first, number, rest = self._parts('send', data, dest, tag)
         calls.sent[dest, tag] += 1
         self._ssend(first, dest, tag)
-        for part in rest:
-            if self._receives:
-                self._wait(self._payloads.Isend(part, dest, number))
-            else:
-                self._payloads.Send(part, dest, number)
+        self._send_rest(rest, dest, number)
 
     def isend(self, data: Any, dest: int, tag: int) -> Request:
         """Begins to send an array or a sequence of arrays."""
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('isend', dest, tag)
+        name, site = f'isend to rank {dest} with tag {tag}', _where.site()
         first, number, rest = self._parts('isend', data, dest, tag)
         self.calls.sent[dest, tag] += 1
-        self._keep([self._mpi_comm.Isend(first, dest, tag)])
-        # Copied, since the receiver takes them only when it looks for them, in wait() or test().
-        self._keep([self._payloads.Isend(part if isinstance(part, bytes) else _wire.copied(part),
-                                         dest, number) for part in rest])
-        return Request(f'isend to rank {dest} with tag {tag}', iter(()), self._are_others,
+        # The first one is synchronous, to know at the end of the program whether it was received;
+        # the others are copied, as the receiver takes them only in wait() or test().
+        self.pending.keep(f'{name}, called at {site}', [
+            self._mpi_comm.Issend(first, dest, tag),
+            *[self._payloads.mpi_comm.Isend(part if isinstance(part, bytes) else _wire.copied(part),
+                                   dest, number) for part in rest]])
+        return Request(name, site, iter(()), self._are_others,
                        functools.partial(self._began, 'wait', dest, tag))
 
     def recv(self, source: int, tag: int) -> Any:
@@ -127,7 +129,7 @@ class Messages:
         self._began('irecv', source, tag)
         request = Request(
             f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
-            f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}',
+            f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', _where.site(),
             non_blocking(self._receive(source, tag, 'send')), self._are_others,
             functools.partial(self._began, 'wait', source, tag))
         self.receiving().append(request)
@@ -142,17 +144,18 @@ class Messages:
         except Exception as error:
             self._refuse('send_obj', error, dest, tag)
         inline = len(pickled.stream) <= INLINE and not pickled.buffers
-        number = -1 if inline else self._new_number()
+        number = -1 if inline else self._payloads.new_number()
         first = _header.pack('send_obj', root=number) + (pickled.stream if inline else b'')
         self.calls.sent[dest, tag] += 1
+        rest = () if inline else pickled.messages()
         if dest == self.rank:  # a blocking send would wait for this rank to receive
-            self._keep([self._mpi_comm.Isend(first, dest, tag)])
-            if not inline:
-                self._keep(self._payloads.isend(pickled, dest, number))
+            self.pending.keep(
+                f'send_obj to rank {dest} with tag {tag}, called at {_where.site()}',
+                [self._mpi_comm.Issend(first, dest, tag),
+                 *[self._payloads.mpi_comm.Isend(message, dest, number) for message in rest]])
             return
         self._mpi_comm.Send(first, dest, tag)
-        if not inline:
-            self._payloads.send(pickled, dest, number)
+        self._send_rest(rest, dest, number)
 
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Any:
         """Receives an object."""
@@ -171,10 +174,9 @@ class Messages:
         try:
             self._deadlocks.wait(request, dest, Wait(True, tag, mark.text), self.receiving)
         except BaseException:
-            self._keep([request])
+            self.pending.keep(mark.text, [request])
             raise
-        for part in rest:
-            self._wait(self._payloads.Isend(part, dest, number))
+        self._send_rest(rest, dest, number)
 
     def recv_marked(self, verb: str, source: int, tag: int, call: str
                     ) -> tuple[Mark | None, Any, int, int]:
@@ -203,6 +205,26 @@ class Messages:
         mark, data = blocking(
             self._finish(_header.unpack(message), body, source, tag, 'send'), self._wait)
         return mark, data, source, tag
+
+    def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Any]:
+        """Exchanges objects in a collective call; see `Payloads.exchange`."""
+        return self._payloads.exchange(pickled, sources, self._wait)
+
+    def warn_of_unmatched(self) -> None:
+        """Names messages without a counterpart on stderr, once no rank sends or receives more."""
+        n_polls = 0
+        while (calls := self._unmatched()) and n_polls < _POLLS:
+            n_polls += 1
+            time.sleep(1e-3)
+        if calls:
+            more = [f'and {len(calls) - _SHOWN} more'] if len(calls) > _SHOWN else []
+            sys.stderr.write('\n  '.join([
+                f'chainermn: {self.calls.name}, rank {self.rank}: messages without a counterpart:',
+                *calls[:_SHOWN], *more]) + '\n')
+
+    def _unmatched(self) -> list[str]:
+        return [f'{call}: never received' for call in self.pending.calls()] + [
+            f'{request.call}: nothing was sent' for request in self.receiving()]
 
     def receiving(self) -> list[Request]:
         """The requests for which nothing has come yet, or not all of it; lets them go on."""
@@ -235,12 +257,13 @@ class Messages:
             os.sched_yield()
         request.Wait(status)
 
-    def _keep(self, requests: Iterable[MPI.Request]) -> None:
-        self.sends[:] = [request for request in self.sends if not request.Test()]
-        self.sends += requests
-
-    def _new_number(self) -> int:
-        return next(self._count) % (self._max_tag + 1)
+    def _send_rest(self, messages: Iterable[Any], dest: int, number: int) -> None:
+        """Sends what follows a header, to a rank that receives it."""
+        for message in messages:
+            if self._receives:
+                self._wait(self._payloads.mpi_comm.Isend(message, dest, number))
+            else:
+                self._payloads.mpi_comm.Send(message, dest, number)
 
     def _check(self, peer: Any, tag: Any, name: str, wildcards: bool) -> None:
         """Refuses a peer or a tag that cannot be; there is nobody to tell, so it raises here."""
@@ -268,7 +291,8 @@ class Messages:
         message = _header.pack('send', refused=True) + pickle.dumps(refusal)
         self.calls.sent[dest, tag] += 1
         if dest == self.rank:  # a blocking send would wait for this rank to receive
-            self._keep([self._mpi_comm.Isend(message, dest, tag)])
+            self.pending.keep(f'{verb} to rank {dest} with tag {tag}, which was refused',
+                               [self._mpi_comm.Isend(message, dest, tag)])
         else:
             self._mpi_comm.Send(message, dest, tag)
         raise self._error(refusal, self.rank, dest, tag) from error
@@ -287,7 +311,7 @@ class Messages:
         payloads = [_wire.raw(_wire.to_buffer(x)) for x in arrays]
         if is_one and _is_inline(payloads[0]):
             return _head(arrays[0], -1) + payloads[0].tobytes(), -1, []
-        number = self._new_number()
+        number = self._payloads.new_number()
         if is_one:
             return _head(arrays[0], number), number, payloads
         rest: list[Any] = []
@@ -334,15 +358,21 @@ class Messages:
         kind, number = header.verb, header.root
         received: Any
         if kind == 'send_obj':
-            received = load(body) if number < 0 else self._payloads.recv(None, source, number)
+            received = load(body, (), source, self.rank) if number < 0 else (
+                yield from self._payloads.receive_object(source, number))
         elif kind == 'send':
             received = yield from self._receive_array(header, body, source, number)
         else:
-            arrays = []
+            arrays, failure = [], None
             for _ in range(header.number):
                 header, body = yield from _receive_header(
-                    self._payloads, source, number, MPI.Status())
-                arrays.append((yield from self._receive_array(header, body, source, number)))
+                    self._payloads.mpi_comm, source, number, MPI.Status())
+                try:
+                    arrays.append((yield from self._receive_array(header, body, source, number)))
+                except MemoryError as error:  # the sender waits until the others are received, too
+                    failure = failure or error
+            if failure is not None:
+                raise failure
             received = tuple(arrays)
         if (kind == 'send_obj') != (verb == 'send_obj'):
             raise TypeError(f'rank {source} sent its message with tag {tag} by send'
@@ -359,8 +389,8 @@ class Messages:
         if header.root < 0:
             buffer = np.frombuffer(body, header.dtype, math.prod(shape)).copy()
         else:
-            buffer = _wire.new_buffer(shape, header.dtype, header.device)
-            yield Receive(self._payloads, _wire.raw(buffer), source, number)
+            buffer = yield from self._payloads.receive_array(
+                shape, header.dtype, header.device, source, number)
         return _wire.from_buffer(buffer, shape, header.device)
 
 

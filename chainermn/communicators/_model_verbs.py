@@ -1,7 +1,8 @@
 """The verbs for models: the template by which gradients are averaged."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -33,6 +34,7 @@ class ModelVerbs(CommunicatorBase):
     _agreement: Agreement
     _arrays: Any
     _like_this: Callable[[Any], Any]
+    _update = 0  # that the optimizer that calls has begun since its last exchange
     _mean_queue: Any = None
     _twin: Any = None  # on which the queue exchanges
 
@@ -50,6 +52,16 @@ class ModelVerbs(CommunicatorBase):
         else:
             self._compressed_means(arrays, compressor, list(arrays.values()))
         self._check(model)
+
+    @contextlib.contextmanager
+    def at_update(self, number: int, since_last: int) -> Iterator[None]:
+        self._update = min(since_last, _header.MAX_UPDATE)
+        self._agreement.note = f', update {number}' + (
+            f', {since_last} since the last exchange' if since_last > 1 else '')
+        try:
+            yield
+        finally:
+            self._update, self._agreement.note = 0, ''
 
     def mean_queue(self) -> Any:
         if self._mean_queue is None:
@@ -158,7 +170,9 @@ class ModelVerbs(CommunicatorBase):
                 described = described | {'compression': compression.describe(compressor)}
         except Exception as error:
             self.refuse(verb, error)
-        self._agreement.same(pack(verb, number=_header.digest(described)), described)
+        update = self._update if verb == 'multi_node_mean_grad' else 0
+        self._agreement.same(
+            pack(verb, number=_header.digest(described), update=update), described)
         return arrays
 
     def _agreed_gradients(self, model: Any, zero_fill: bool, compressed: Any

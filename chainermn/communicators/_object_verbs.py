@@ -6,17 +6,18 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from chainermn.communicators import _wire
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
-from chainermn.communicators._pickled import Pickled, load
+from chainermn.communicators._pickled import Pickled, load, pieces
 from chainermn.communicators._reductions import check_op
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-#: Bytes of a pickle that is broadcast as it is; pkl5 sends longer ones in pieces.
+#: Bytes of a pickle that is broadcast without another exchange.
 _IN_ONE_PIECE = 2**24
 
 #: Bytes of pickles that all ranks exchange as they are, padded to the longest of them.
@@ -32,7 +33,6 @@ class ObjectVerbs(CommunicatorBase):
     _agreement: Agreement
     _messages: Messages
     _arrays: Any
-    _objects: Any
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         self._messages.send_obj(obj, dest, tag)
@@ -48,15 +48,24 @@ class ObjectVerbs(CommunicatorBase):
             self.refuse('bcast_obj', error)
         number = 0 if pickled is None else _nbytes(pickled, _IN_ONE_PIECE)
         nbytes = self._agreement.numbers(pack('bcast_obj', root=root, number=number))[root]
-        if not nbytes:
-            received = self._objects.bcast(pickled, root)
-        elif pickled is not None:
-            self._arrays.Bcast(pickled.stream, root)
-        else:
-            stream = bytearray(nbytes)
-            self._arrays.Bcast(stream, root)
-            received = load(stream)
-        return obj if self.rank == root else received
+        parts = self._room_for_parts(pickled, root) if not nbytes else [
+            np.empty(nbytes, np.uint8)] if pickled is None else pickled.parts
+        for part in parts:
+            for piece in pieces(part):
+                self._arrays.Bcast(piece, root)
+        return obj if pickled is not None else load(parts[0], parts[1:], root, self.rank)
+
+    def _room_for_parts(self, pickled: Pickled | None, root: int) -> list[Any]:
+        """The root's parts, and room for them on the other ranks; raises if one has none."""
+        lengths = self._arrays.bcast(
+            None if pickled is None else [part.nbytes for part in pickled.parts], root)
+        try:
+            parts = [np.empty(length, np.uint8) for length in lengths
+                     ] if pickled is None else pickled.parts
+        except Exception as error:
+            self.refuse('bcast_obj', error)
+        self._agreement.same(pack('bcast_obj', root=root))
+        return parts
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         try:
@@ -67,11 +76,13 @@ class ObjectVerbs(CommunicatorBase):
         lengths = self._agreement.numbers(
             pack('gather_obj', root=root, number=_nbytes(pickled, _SMALL)))
         if not all(lengths):
-            return self._objects.gather(pickled, root)
+            objs = self._messages.exchange(
+                {root: pickled}, range(self.size) if self.rank == root else ())
+            return objs if self.rank == root else None
         length = max(lengths)
         received = bytearray(length * self.size) if self.rank == root else None
         self._arrays.Gather(pickled.stream.ljust(length), received, root)
-        return None if received is None else _loaded(received, length)
+        return None if received is None else self._loaded(received, length)
 
     def allgather_obj(self, obj: Any) -> list[Any]:
         return self._allgather_obj('allgather_obj', obj)
@@ -91,11 +102,11 @@ class ObjectVerbs(CommunicatorBase):
         number = max(lengths) if lengths and all(lengths) else 0
         length = self._agreement.numbers(pack('scatter_obj', root=root, number=number))[root]
         if not length:
-            return self._objects.scatter(pickled or None, root)
+            return self._messages.exchange(dict(enumerate(pickled)), [root])[0]
         sent = b''.join([each.stream.ljust(length) for each in pickled]) if pickled else None
         received = bytearray(length)
         self._arrays.Scatter(sent, received, root)
-        return load(received)
+        return load(received, (), root, self.rank)
 
     def allreduce_obj(self, obj: Any, op: str = 'sum') -> Any:
         objs = self._allgather_obj('allreduce_obj', obj, op)
@@ -112,11 +123,18 @@ class ObjectVerbs(CommunicatorBase):
         lengths = self._agreement.numbers(
             pack(verb, op=op or '', number=_nbytes(pickled, _SMALL)))
         if not all(lengths):
-            return self._objects.allgather(pickled)
+            ranks = range(self.size)
+            return self._messages.exchange(dict.fromkeys(ranks, pickled), ranks)
         length = max(lengths)
         received = bytearray(length * self.size)
         self._arrays.Allgather(pickled.stream.ljust(length), received)
-        return _loaded(received, length)
+        return self._loaded(received, length)
+
+    def _loaded(self, received: bytearray, length: int) -> list[Any]:
+        """Unpickles an object of each rank, each from as many bytes, not all of which count."""
+        view = memoryview(received)
+        return [load(view[source * length:(source + 1) * length], (), source, self.rank)
+                for source in range(self.size)]
 
 
 def _nbytes(pickled: Pickled, most: int) -> int:
@@ -124,8 +142,3 @@ def _nbytes(pickled: Pickled, most: int) -> int:
     nbytes = len(pickled.stream)
     return nbytes if nbytes <= most and not pickled.buffers else 0
 
-
-def _loaded(received: bytearray, length: int) -> list[Any]:
-    """Unpickles objects, each from as many bytes, of which the last ones may mean nothing."""
-    view = memoryview(received)
-    return [load(view[begin:begin + length]) for begin in range(0, len(received), length)]

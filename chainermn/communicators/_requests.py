@@ -1,9 +1,10 @@
 """Requests: what a verb that does not block gives, to be waited for."""
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from mpi4py import MPI
 
@@ -21,6 +22,37 @@ class Receive(NamedTuple):
     source: int
     tag: int
     status: MPI.Status | None = None
+    is_dropped: bool = False  # it does not fit into the buffer, and nobody wants it
+
+    def begin(self) -> MPI.Request:
+        """Begins to receive it."""
+        request = self.mpi_comm.Irecv(self.buffer, self.source, self.tag)
+        return cast(MPI.Request, _Dropped(request)) if self.is_dropped else request
+
+
+class _Dropped:
+    """A request for a message that MPI cuts off at the end of the buffer."""
+
+    def __init__(self, request: MPI.Request) -> None:
+        self._request = request
+
+    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  (it is MPI's)
+        with _cut_off():
+            return self._request.Test(status)
+        return True
+
+    def Wait(self, status: MPI.Status | None = None) -> None:  # noqa: N802
+        with _cut_off():
+            self._request.Wait(status)
+
+
+@contextlib.contextmanager
+def _cut_off() -> Iterator[None]:
+    try:
+        yield
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            raise
 
 
 #: Messages one after another, then the result.
@@ -34,14 +66,17 @@ class Request:
 
     Args:
         name: What it is the request of, for errors.
+        site: Where the program called that.
         steps: What is left to be done.
         are_others: Lets what else this rank receives go on, and says whether there is something.
         waits: Called when somebody begins to wait, to keep that; returns where it is kept.
     """
 
-    def __init__(self, name: str, steps: Steps, are_others: Callable[[Request], bool],
+    def __init__(self, name: str, site: str, steps: Steps, are_others: Callable[[Request], bool],
                  waits: Callable[[], Any] | None = None) -> None:
         self._name = name
+        #: For warnings.
+        self.call = f'{name}, called at {site}'
         self._steps = steps
         self._are_others = are_others
         self._waits = waits
@@ -136,7 +171,7 @@ def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None]
     try:
         while True:
             receive = next(receives)
-            wait(receive.mpi_comm.Irecv(*receive[1:4]), receive.status)
+            wait(receive.begin(), receive.status)
     except StopIteration as end:
         return end.value
 
@@ -146,7 +181,7 @@ def non_blocking(receives: Receives) -> Steps:
     try:
         while True:
             receive = next(receives)
-            yield receive.mpi_comm.Irecv(*receive[1:4]), receive.status
+            yield receive.begin(), receive.status
     except StopIteration as end:
         return end.value
 

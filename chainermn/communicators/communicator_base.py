@@ -659,6 +659,19 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 see :mod:`chainermn.communicators.compression`.
         """
 
+    def at_update(self, number: int, since_last: int) -> AbstractContextManager[None]:
+        """Lets :meth:`multi_node_mean_grad` compare at which update of an optimizer each rank is.
+
+        Inside ``with comm.at_update(...):`` it raises a ValueError on all ranks if ``since_last``
+        is not equal on all of them.  The multi-node optimizer uses it.
+
+        Args:
+            number: The update, for the error.
+            since_last: How many updates this rank has begun since the last exchange, this one
+                included.
+        """
+        return contextlib.nullcontext()
+
     def multi_node_mean_grad_async(self, model: Any, zero_fill: bool = False,
                                    compression: Any = None) -> Any:
         """Starts :meth:`multi_node_mean_grad` and returns at once.

@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from mpi4py import MPI
-from mpi4py.util import pkl5
 
 from chainermn.communicators import (
     _doing,
@@ -59,14 +59,15 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         self._agreement = Agreement(headers)
         _end.watch(self._agreement)
         # Collectives and messages of one MPI communicator cannot be mistaken for each other.
-        self._objects = pkl5.Intracomm(self._arrays)
-        self._messages = Messages(self._arrays, pkl5.Intracomm(headers))
+        self._messages = Messages(self._arrays, headers)
         self._activations = Activations(self._messages)
+        if self._agreement.enabled:  # else others may still receive
+            self._agreement.at_the_end = _while_alive(self._messages.warn_of_unmatched)
         _recent.number(self.recent_calls())
         self._to_free: list[Callable[[], Any]] = [
             functools.partial(_end.forget, self._agreement), headers.Free, self._arrays.Free]
         _lifetime.hold(self._messages, self._agreement.calls.key, self._to_free,
-                       self._messages.sends)
+                       self._messages.pending)
         self._mpi_transport = MpiTransport(self._arrays)
         _end.covered()
         self._topology = _topology.discover(self._arrays)
@@ -215,6 +216,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
                 f'{len(pending)} requests are not complete, such as {pending[0]}; wait() for '
                 'them first'))
         self._agreement.same(pack('finalize'))
+        self._agreement.at_the_end()
         if self._mean_queue is not None:
             self._mean_queue.free()
             self._twin.finalize()
@@ -222,9 +224,19 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         _lifetime.release(self._agreement.calls.key)
         for free in self._to_free:
             free()
-        for name in ('_agreement', '_arrays', '_objects', '_messages', '_activations',
-                     '_mpi_transport'):
+        for name in ('_agreement', '_arrays', '_messages', '_activations', '_mpi_transport'):
             setattr(self, name, _Finalized())
+
+
+def _while_alive(method: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that calls a method, but does not keep its object."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := reference()) is not None:
+            alive()
+
+    return call
 
 
 class _Finalized:

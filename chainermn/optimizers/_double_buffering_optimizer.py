@@ -74,8 +74,10 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self.wait()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
-        self._exchange = self.communicator.multi_node_mean_grad_async(
-            self.communicated_target, self.zero_fill, **self._compressed())
+        with self._at_update():
+            self._exchange = self.communicator.multi_node_mean_grad_async(
+                self.communicated_target, self.zero_fill, **self._compressed())
+        self.progress.close()
         if arrived:
             with self.communicator.span('update'):
                 self.actual_optimizer.update(None, *args, **kwds)

@@ -1,7 +1,9 @@
 """The multi-node optimizer: average the gradients of all ranks, then step."""
 from __future__ import annotations
 
+import contextlib
 import inspect
+from contextlib import AbstractContextManager
 from typing import Any
 
 import chainer
@@ -10,6 +12,7 @@ import numpy as np
 from chainermn._delegate import Delegate
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._progress import Progress
 from chainermn.optimizers._replica_check import ReplicaCheck
 
 #: Parameters with their paths, sorted.
@@ -26,6 +29,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     compression: Any  # a compressor, or None
     joined: Any  # what chainermn.join lets this optimizer announce its exchanges to, or None
     accumulation: Accumulation
+    progress: Progress
     replica_check: ReplicaCheck
     _takes_zero_fill: bool
 
@@ -40,6 +44,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.compression = compression
         self.joined = None
         self.accumulation = Accumulation(n_accumulations)
+        self.progress = Progress()
         self.replica_check = ReplicaCheck()
         self._takes_zero_fill = _takes_zero_fill(communicator)
 
@@ -53,6 +58,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.actual_optimizer.setup(link)
         self.target_params = []  # another model: the next update broadcasts it
         self.accumulation.clear()
+        self.progress.clear()
         if hasattr(self.compression, 'reset'):
             self.compression.reset()
         return self
@@ -63,8 +69,13 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         Args:
             lossfun: Function of ``args`` and ``kwds`` that returns the loss, a scalar Variable.
                 If ``None``, the gradients that the parameters have now are used.
+
+        Raises:
+            ValueError: On all ranks, if they are not at the same update: one of them raised an
+                error in an earlier update, and the program went on with the next one there.
         """
         self.actual_optimizer._check_set_up()
+        self.progress.begin(lossfun is not None)
         span = self.communicator.span
         with span('forward'):
             loss = None if lossfun is None else lossfun(*args, **kwds)
@@ -83,12 +94,16 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         elif self.accumulation.add(self.target):
             self._announce('exchange')
             self._step(*args, **kwds)
+            self.progress.clear()
+        self.progress.close()
 
     def serialize(self, serializer: Any) -> None:
         """Saves or loads the state of the actual optimizer, and what compression has not sent yet.
 
         The latter belongs to the rank.  A rank that loads what another one saved begins anew.
         """
+        if isinstance(serializer, chainer.Deserializer):
+            self.progress.clear()
         self.actual_optimizer.serialize(serializer)
         if not hasattr(self.compression, 'serialize'):
             return
@@ -141,8 +156,9 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 rule._init_states(_as_updated(rule, param))
 
     def _step(self, *args: Any, **kwds: Any) -> None:
-        with self.communicator.span('exchange'):
+        with self.communicator.span('exchange'), self._at_update():
             self._exchange()
+        self.progress.close()
         if self.joined is not None and (factor := self.joined.factor()) != 1:
             params = {id(param): param for param in self.target.params(include_uninit=False)}
             for param in params.values():  # one that is shared only once
@@ -163,6 +179,14 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                     param.grad = param.xp.zeros_like(param.array)
         mean_grad(self.target, **self._compressed())
 
+    def _at_update(self) -> AbstractContextManager[None]:
+        """The ranks compare at which update they are; but in a join they may have more or fewer."""
+        if self.joined is not None:
+            return contextlib.nullcontext()
+        count = self.progress.count
+        return self.communicator.at_update(
+            self.actual_optimizer.t * self.accumulation.n + count, count)
+
     def _compressed(self) -> dict[str, Any]:
         # Communicators need not know of compression if there is none.
         return {} if self.compression is None else {'compression': self.compression}
@@ -172,6 +196,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     def enter_join(self, joined: Any) -> None:
         """Lets each exchange be announced to ``joined`` first; ``None`` ends that."""
         self.joined = joined
+        self.progress.clear()
 
     def flush(self, as_if_whole: bool) -> None:
         """Exchanges the mean of what is accumulated, or its share of a whole accumulation."""

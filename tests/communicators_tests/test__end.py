@@ -59,3 +59,61 @@ def test_a_refused_argument_is_told_by_the_rank_that_was_refused(tmp_path):
 def test_an_ordinary_end(tmp_path, body, agree):
     done = run(tmp_path, body, ranks=3, CHAINERMN_AGREE=agree)
     assert (done.returncode, done.stdout) == (0, '')
+
+
+UNMATCHED = """
+x = np.ones(3)
+large = np.ones(100_000)
+if comm.rank == 0:
+    comm.isend(x, 1, 1)  # first
+    comm.isend(large, 1, 2)  # second
+    comm.isend(x, 1, 3)
+    comm.isend(large, 1, 4)
+    comm.isend(x, 0, 5)  # to itself
+if comm.rank == 1:
+    comm.irecv(0, 6)  # nothing
+    comm.recv(0, 3)
+    comm.irecv(0, 4).wait()
+part = comm.split(0, -comm.rank)
+if comm.rank == 1:
+    part.irecv(1, 7)  # in a group
+"""
+
+
+def test_messages_without_a_counterpart_are_named(tmp_path):
+    done = run(tmp_path, UNMATCHED)
+    lines = (START + UNMATCHED).splitlines()
+    called = {text: f', called at script.py:{n}' for n, line in enumerate(lines, 1)
+              if (text := line.partition('  # ')[2])}
+    assert done.returncode == 0
+    blocks = {
+        'chainermn: communicator of ranks 0-1, rank 0: messages without a counterpart:',
+        f'  isend to rank 1 with tag 1{called["first"]}: never received',
+        f'  isend to rank 1 with tag 2{called["second"]}: never received',
+        f'  isend to rank 0 with tag 5{called["to itself"]}: never received',
+        'chainermn: communicator of ranks 0-1, rank 1: messages without a counterpart:',
+        f'  irecv from rank 0 with tag 6{called["nothing"]}: nothing was sent',
+        'chainermn: communicator of ranks 1, 0, rank 0: messages without a counterpart:',
+        f'  irecv from rank 1 with tag 7{called["in a group"]}: nothing was sent'}
+    assert set(done.stdout.splitlines()) == blocks
+
+
+MATCHED = """
+x = np.ones(3)
+left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+sent = [comm.isend(np.ones(size), right, 1) for size in (1, 100_000, 0) * 5]
+comm.send_obj('x', comm.rank)
+received = [comm.irecv(left, 1) for _ in sent]
+assert comm.recv_obj(comm.rank) == 'x'
+END
+"""
+
+
+@pytest.mark.parametrize('end, agree', [
+    ('comm.waitall(received); comm.finalize()', '1'),
+    ('import time; time.sleep(.3 * comm.rank); comm.waitall(received)', '1'),
+    ('import time; time.sleep(.3 * comm.rank); comm.waitall(received)', '0'),
+    ('import atexit; atexit.register(comm.waitall, received)', '1')])
+def test_nothing_is_said_of_messages_that_were_received(tmp_path, end, agree):
+    done = run(tmp_path, MATCHED.replace('END', end), ranks=3, CHAINERMN_AGREE=agree)
+    assert (done.returncode, done.stdout) == (0, '')

@@ -5,26 +5,47 @@ import pickle
 import numpy as np
 import pytest
 
+from chainermn.communicators import _pickled
 from chainermn.communicators._pickled import Pickled, load
 
 
 @pytest.mark.parametrize('obj', [
     None, 1, 'text', {'a': [1, (2,)]}, np.arange(6.).reshape(2, 3).T, [np.zeros(100000), 'x']],
     ids=['None', 'int', 'text', 'nested', 'array', 'large array'])
-@pytest.mark.parametrize('out_of_band', [False, True])
-def test_unpickling_gives_the_object(obj, out_of_band):
-    buffers = []
-    callback = buffers.append if out_of_band else None
-    stream = pickle.dumps(Pickled(obj), protocol=5, buffer_callback=callback)
-    result = pickle.loads(stream, buffers=buffers)
+def test_unpickling_gives_the_object(obj):
+    pickled = Pickled(obj)
+    result = load(pickled.stream, pickled.buffers, 0, 0)
     np.testing.assert_equal(result, obj)
     assert type(result) is type(obj)
 
 
-def test_load():
-    pickled = Pickled({'x': np.arange(100000.)})
-    result = load(pickled.stream, pickled.buffers)
-    np.testing.assert_array_equal(result['x'], np.arange(100000.))
+def test_messages(monkeypatch):
+    """How many parts, their lengths, and the parts, cut into pieces."""
+    monkeypatch.setattr(_pickled, 'PIECE', 300_000)
+    pickled = Pickled([np.arange(100_000.), np.arange(50_000.)])
+    count, lengths, *parts = pickled.messages()
+    assert count.tolist() == [3]
+    assert lengths.tolist() == [len(pickled.stream), 800_000, 400_000]
+    assert [part.size for part in parts] == [
+        len(pickled.stream), 300_000, 300_000, 200_000, 300_000, 100_000]
+    assert b''.join(parts[1:4]) == np.arange(100_000.).tobytes()
+
+
+@pytest.mark.parametrize('obj, error', [
+    ('1 / 0', ZeroDivisionError), ('__import__("no_such_module")', ModuleNotFoundError),
+    ('b"\\xff".decode()', ValueError), ('{}["key"]', KeyError),
+    ('__import__("pickle").loads(b"")', EOFError),
+    ('__import__("pickle").loads(b"?")', pickle.UnpicklingError)])
+def test_an_error_names_the_rank_that_sent_it(obj, error):
+    class Bad:
+        def __reduce__(self):
+            return eval, (obj,)
+
+    with pytest.raises(error) as caught:
+        load(Pickled(Bad()).stream, (), 3, 5)
+    cause = caught.value.__cause__
+    assert str(caught.value) == (f'rank 5 cannot unpickle the object of rank 3: '
+                                 f'{type(cause).__name__}: {cause}')
 
 
 def test_large_buffers_are_not_copied():

@@ -19,8 +19,8 @@ size = MPI.COMM_WORLD.size
 
 #: Public methods that exchange nothing between ranks, or only to raise an error.
 NO_VERBS = {
-    'allreduce_grad', 'broadcast_data', 'check_grad_dtype', 'check_requirements', 'config_scope',
-    'get_config', 'refuse', 'said_in_join', 'set_config', 'span'}
+    'allreduce_grad', 'at_update', 'broadcast_data', 'check_grad_dtype', 'check_requirements',
+    'config_scope', 'get_config', 'refuse', 'said_in_join', 'set_config', 'span'}
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ METHODS = {
     'allreduce_many': "xs op='sum'",
     'allreduce_obj': "obj op='sum'",
     'alltoall': 'xs',
+    'at_update': 'number since_last',
     'barrier': '',
     'bcast': 'x root=0 max_buf_len=None',
     'bcast_data': 'model',

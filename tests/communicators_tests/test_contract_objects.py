@@ -201,3 +201,45 @@ def test_receiving_an_array_as_an_object(comm, x):
         with pytest.raises(TypeError, match=r'rank 0 .* tag 4 by send\(\).* recv\(\)'):
             comm.recv_obj(0, tag=4)
         np.testing.assert_array_equal(comm.recv(0, 4), np.ones(2))
+
+
+class Broken:
+    """Can be pickled, but not unpickled; with an array of some length."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __reduce__(self):
+        return eval, ('1 / 0', {'x': np.zeros(self.length)})
+
+
+#: Verbs to which one rank gives an object; which rank that is, and which ones receive it.
+RECEIVE = {
+    'bcast_obj': (lambda comm, obj, rank: comm.bcast_obj(obj, root=rank),
+                  lambda size, rank: {*range(size)} - {rank}),
+    'gather_obj': (lambda comm, obj, rank: comm.gather_obj(obj), lambda size, rank: {0}),
+    'allgather_obj': (lambda comm, obj, rank: comm.allgather_obj(obj),
+                      lambda size, rank: {*range(size)}),
+    'allreduce_obj': (lambda comm, obj, rank: comm.allreduce_obj([obj]),
+                      lambda size, rank: {*range(size)}),
+    'scatter_obj': (lambda comm, obj, rank: comm.scatter_obj([obj] * comm.size, root=rank),
+                    lambda size, rank: {*range(size)}),
+    'send_obj': (lambda comm, obj, rank: comm.send_obj(obj, 0) if comm.rank == rank else
+                 comm.recv_obj(rank) if comm.rank == 0 else None, lambda size, rank: {0} - {rank}),
+}
+
+
+@pytest.mark.parametrize('length', [1, 5000, 3_000_000])
+@pytest.mark.parametrize('verb', RECEIVE)
+def test_what_cannot_be_unpickled(comms, verb, length, check_usable):
+    """Those who receive it raise, and name the rank it is from; the others go on."""
+    call, receivers_of = RECEIVE[verb]
+    for comm in comms[:1]:
+        for rank in {1 % comm.size, comm.size - 1}:
+            if comm.rank in receivers_of(comm.size, rank):
+                with pytest.raises(ZeroDivisionError, match=f'rank {comm.rank} cannot unpickle the '
+                                   f'object of rank {rank}: ZeroDivisionError: division by zero'):
+                    call(comm, Broken(length) if comm.rank == rank else 1, rank)
+            else:
+                call(comm, Broken(length) if comm.rank == rank else 1, rank)
+            check_usable(comm)

@@ -232,3 +232,33 @@ def test_swap_grad_exchanges_pairwise(comm):
     optimizer.swap_grad([one], [two])
     assert one.grad is None
     np.testing.assert_array_equal(two.grad, [1, 1])
+
+
+class ComparingCommunicator(OverlappingCommunicator):
+    """As pure_nccl, compares the calls of the ranks before it goes on in the background."""
+
+    def multi_node_mean_grad_async(self, model, zero_fill=False, compression=None):
+        self._agreed_gradients(model, zero_fill, compression)
+        return super().multi_node_mean_grad_async(model, zero_fill, compression)
+
+
+@pytest.mark.parametrize('failing', ['no rank', 'all ranks', 'the last rank'])
+def test_a_rank_that_goes_on_after_a_failed_update(comm, failing):
+    comparing = ComparingCommunicator(comm.mpi_comm)
+    model = Parabola([1.0, 2.0])
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comparing, double_buffering=True).setup(model)
+    for update in range(3):
+        optimizer.update(model, goal_of(comm.rank, update))
+    if failing == 'all ranks' or (failing == 'the last rank' and comm.rank == comm.size - 1):
+        with pytest.raises(ZeroDivisionError):
+            optimizer.update(lambda: 1 / 0)
+    if failing == 'the last rank' and comm.size > 1:
+        with pytest.raises(ValueError, match='updates differ between the ranks'):
+            optimizer.update(model, goal_of(comm.rank, 3))
+    else:
+        for update in range(3):
+            optimizer.update(model, goal_of(comm.rank, update))
+        assert optimizer.t == 4
+    optimizer.wait()
+    comparing.finalize()

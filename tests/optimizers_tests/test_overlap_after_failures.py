@@ -1,8 +1,11 @@
 """Overlap where backward fails on some ranks, on all, or at different layers, and they go on.
 
 What such ranks have put on its way meets what others put later, and must not be taken for it: the
-bits are those of the same without overlap.
+bits are those of the same without overlap.  If only some ranks fail, and go on with the next update
+of that optimizer, all ranks raise there.
 """
+
+import io
 
 import chainer
 import chainer.functions as F
@@ -83,6 +86,15 @@ class Run:
             optimizer.update(optimizer.target, self.batch())
         optimizer.target.fails_below = None
 
+    def raise_if_some_failed(self, optimizer, where):
+        """Raises once; after loading, all ranks are in step again."""
+        if len(set(self.comm.allgather_obj(where is None))) > 1:
+            with pytest.raises(ValueError, match='updates differ between the ranks'):
+                self.update(optimizer)
+            file = io.BytesIO()
+            chainer.serializers.save_npz(file, optimizer)
+            chainer.serializers.load_npz(io.BytesIO(file.getvalue()), optimizer)
+
     def after_failure(self, where):
         optimizer = self.optimizer()
         self.update(optimizer, 3)
@@ -117,6 +129,7 @@ def where(request, comm):
 def test_update_again(comm, where):
     def train(run):
         optimizer = run.after_failure(where)
+        run.raise_if_some_failed(optimizer, where)
         run.update(optimizer, 3)
 
     as_without(comm, train)
@@ -146,6 +159,7 @@ def test_another_optimizer(comm, where, width):
                 run.fail(first, where)
             run.n += 10 - run.n % 10
             run.update(second, 2)
+        run.raise_if_some_failed(first, where)
         run.update(first, 2)
 
     as_without(comm, train)
