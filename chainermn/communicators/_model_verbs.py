@@ -64,11 +64,22 @@ class ModelVerbs(CommunicatorBase):
             self._update, self._agreement.note = 0, ''
 
     def mean_queue(self) -> Any:
+        if not self._has_queue():
+            raise ValueError(f'{type(self).__name__} averages gradients in its own '
+                             'multi_node_mean_grad, which cannot run beside backward: use '
+                             'overlap=False')
         if self._mean_queue is None:
             self._agreement.same(pack('mean_queue'))
             self._twin = self._like_this(self._arrays.Dup())
             self._mean_queue = self._twin._new_mean_queue(self._arrays.Dup(), self._gradients)
         return self._mean_queue
+
+    @classmethod
+    def _has_queue(cls) -> bool:
+        """Whether the queue averages as multi_node_mean_grad does, which a subclass may define."""
+        own, queue = (next(base for base in cls.__mro__ if name in vars(base))
+                      for name in ('multi_node_mean_grad', '_new_mean_queue'))
+        return issubclass(queue, own)
 
     def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
         """A queue that exchanges by this communicator, which is for that alone."""

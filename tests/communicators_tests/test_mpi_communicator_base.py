@@ -169,6 +169,17 @@ def test_parts_are_of_its_class(own, check_usable):
         group.finalize()
 
 
+def test_overlap_does_not_bypass_its_average(own):
+    model = L.Linear(2, 2)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), own, overlap=True).setup(model)
+    if own.size == 1:  # nothing to exchange
+        return
+    with pytest.raises(ValueError, match='averages gradients in its own multi_node_mean_grad') as e:
+        optimizer.update(lambda x: F.sum(model(x)), np.ones((1, 2), np.float32))
+    assert own.allgather_obj(str(e.value)) == [str(e.value)] * own.size
+
+
 def test_links_and_functions(own):
     """Batch normalization over all ranks is that of one process over all examples."""
     x = np.random.RandomState(0).normal(0, 1, (4 * own.size, 3)).astype(np.float32)
