@@ -22,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from chainermn.communicators import _header, _wire
+from chainermn.communicators import _header, _unusable, _wire
 from chainermn.communicators._disagreement import Refusal
 from chainermn.communicators._header import Header
 from chainermn.communicators._pickled import Pickled, load
@@ -60,6 +60,7 @@ class Messages:
         self._sends: list[MPI.Request] = []
         self._receives: list[Request] = []
         self._messages: list[bytearray] = []  # to receive into
+        _unusable.know(self)
 
     def send(self, data: Any, dest: int, tag: int) -> None:
         """Sends an array or a sequence of arrays; returns once it is being received."""
@@ -155,6 +156,12 @@ class Messages:
         """The requests for which nothing has come yet, or not all of it; lets them go on."""
         self._receives = [request for request in self._receives if not request.test()]
         return self._receives
+
+    def give_up(self, unusable: Any) -> None:
+        """Makes every message from now on raise, and who waits for one."""
+        for request in self._receives:
+            request.give_up(unusable)
+        self._mpi_comm = self._payloads = self.calls = unusable
 
     def _are_others(self, request: Request) -> bool:
         return any(other is not request for other in self.receiving())

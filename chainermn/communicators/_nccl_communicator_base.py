@@ -34,8 +34,8 @@ class NcclCommunicatorBase(MpiCommunicatorBase):
                 'them, pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13, or "cupy-cuda12x[ctk]" '
                 'nvidia-nccl-cu12, whichever the driver supports.')
 
-    def finalize(self) -> None:
-        super().finalize()
+    def _free(self) -> None:
+        super()._free()
         self._nccl.destroy()
 
     def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:

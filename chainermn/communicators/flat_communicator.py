@@ -64,11 +64,14 @@ class FlatCommunicator(MpiCommunicatorBase):
         else:
             memory.bcast(group)
 
-    def finalize(self) -> None:
-        memory, self._memory = self._memory, None
-        super().finalize()
-        if memory is not None:
-            memory.free()
+    def _free(self) -> None:
+        super()._free()
+        if self._memory is not None:
+            self._memory.free()
+
+    def give_up(self, unusable: Any) -> None:
+        super().give_up(unusable)
+        self._memory = None
 
     def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
         return _bucket.describe(arrays, places=True)  # each takes its own way

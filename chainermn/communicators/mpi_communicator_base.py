@@ -17,6 +17,7 @@ from chainermn.communicators import (
     _timed_verbs,
     _timeline,
     _topology,
+    _unusable,
     _watch,
 )
 from chainermn.communicators._agreement import Agreement
@@ -28,6 +29,7 @@ from chainermn.communicators._recent import Calls
 from chainermn.communicators._reduction_verbs import ReductionVerbs
 from chainermn.communicators._service import Service, check_service
 from chainermn.communicators._transport import MpiTransport
+from chainermn.communicators._unusable import Unusable
 
 _INT_MAX = 2**31 - 1  # of a C int
 
@@ -64,6 +66,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             self.timeout = None
         if _timeline.is_on():
             _timed_verbs.begin(self)
+        _unusable.know(self)
 
     # --- who and where -----------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         return tuple(header.number if header.verb == 'join' else None for header in headers)
 
     def finalize(self) -> None:
-        if isinstance(self._arrays, _Finalized):
+        if isinstance(self._arrays, Unusable):
             return
         if pending := self._messages.receiving():
             self.refuse('finalize', RuntimeError(
@@ -206,18 +209,20 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             self._twin.finalize()
             self._mean_queue = self._twin = None
         _end.forget(self._agreement)
+        self._free()
+        _unusable.forget(self)
+        self.give_up(Unusable('this communicator was finalized; make a new one with '
+                              'chainermn.create_communicator'))
+
+    def _free(self) -> None:
+        """Frees what the communicator holds.  Collective: every rank calls it, once."""
         self._agreement.mpi_comm.Free()
         self._objects.Free()
         self._arrays.Free()
         if self._is_part:
             self._mpi_comm.Free()
+
+    def give_up(self, unusable: Unusable) -> None:
+        """Makes every operation from now on raise."""
         for name in ('_agreement', '_arrays', '_objects', '_messages', '_mpi_transport'):
-            setattr(self, name, _Finalized())
-
-
-class _Finalized:
-    """Stands for what a finalized communicator no longer has."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError('this communicator was finalized; make a new one with '
-                           'chainermn.create_communicator')
+            setattr(self, name, unusable)

@@ -26,8 +26,8 @@ class NonCudaAwareCommunicator(NcclCommunicatorBase):
         # stop the others.
         self._nccl = NcclGroup(self._intra, witnesses=self._arrays)
 
-    def finalize(self) -> None:
-        super().finalize()
+    def _free(self) -> None:
+        super()._free()
         for mpi_comm in (self._intra, self._inter):
             if mpi_comm != MPI.COMM_NULL:
                 mpi_comm.Free()
