@@ -1,5 +1,6 @@
 """ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
 from chainermn import (
+    _forked,
     communicators,
     datasets,
     extensions,
@@ -43,4 +44,5 @@ __all__ = [
     'scatter_index',
 ]
 
+_forked.leave_mpi_alone()
 global_except_hook._add_hook_if_enabled()

@@ -1,6 +1,7 @@
 """mpiexec: where it is, and the environment in which it starts a job."""
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shutil
@@ -20,6 +21,10 @@ _DEFAULTS = {
 }
 
 
+#: The program of MPICH that starts the processes of a job itself.
+LOCAL = 'mpiexec.gforker'
+
+
 def find() -> str:
     """Returns the path of the mpiexec beside this Python, or of the first one on ``PATH``.
 
@@ -34,6 +39,20 @@ def find() -> str:
             f'there is no mpiexec in {beside}, nor on PATH. Install MPI with '
             f'"{sys.executable} -m pip install mpich", or load the one of your cluster.')
     return found
+
+
+def find_local() -> str:
+    """Returns the path of what starts a job on this machine only.
+
+    That is ``mpiexec.gforker``, if it belongs to the ``mpiexec`` that :func:`find` finds, as with
+    MPICH.  It listens on no port; ``mpiexec`` does, on all network interfaces.
+    """
+    mpiexec = find()
+    hydra, local = (os.path.join(os.path.dirname(mpiexec), name)
+                    for name in ('mpiexec.hydra', LOCAL))
+    # Beside mpiexec can be programs of other MPI libraries.
+    is_mpich = os.access(hydra, os.R_OK) and filecmp.cmp(mpiexec, hydra, shallow=False)
+    return local if is_mpich and os.access(local, os.X_OK) else mpiexec
 
 
 def environment(n: int, defaults: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -4,12 +4,14 @@ MPI processes wait for each other, so one that ends early leaves the others wait
 waits itself in MPI_Finalize for them. ``import chainermn`` therefore sees to it that a process
 that fails prints which rank it is and why, and ends all others (MPI_Abort); ``mpiexec`` returns an
 error. A process fails by an exception that nobody catches, in any thread or in a function of
-``atexit``, by ``sys.exit`` with a status other than 0, or by ``os._exit``. What ends a process
-without a word of its own, such as a signal or ``raise SystemExit(1)``, is told by another process,
-from the first communicator on (see ``communicators/_witness.py``). What happens before this module
-is imported is told by ``mpiexec`` alone.
+``atexit``, by ``sys.exit`` or ``SystemExit`` with a status other than 0, or by ``os._exit``. It
+makes no difference which hooks the program installs; they run as well. What ends a process without
+a word of its own, such as a signal, is told by another process, from the first communicator on
+(see ``communicators/_witness.py``). What happens before this module is imported is told by
+``mpiexec`` alone.
 
-A process that is not one of several MPI processes fails as any Python program does.
+A process that is not one of several MPI processes fails as any Python program does, except that it
+never exits with status 0 when it asked for another one, such as 256.
 
 ``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1`` calls :func:`add_hook` at import; ``=0`` switches all of
 this off, for a debugger's or a notebook's own hooks. ``..._ON_EXCEPTION`` means the same.
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import operator
 import os
 import signal
 import sys
@@ -25,9 +29,12 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
+
+from chainermn import _exit_status, _streams
+from chainermn._exit_status import in_8_bits, status_of
 
 _VARIABLES = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
 
@@ -41,13 +48,16 @@ _ENDED_WITHIN = 10
 
 _os_exit = os._exit
 _forced = False  # whether to end the job even if this process is all of it
-_installed_by = 0  # our process id, once the hooks are in place; a forked child has another
-_before: dict[str, Any] = {}  # the hooks that were in place before ours
-_exit_status = 0  # what the process ends with, once it is known
+_installed_by = 0  # our process id, once all is in place; a forked child has another
+_exit_code = 0  # the exit status that was asked for, of any size, once it is known
+_ending_thread: int | None = None  # that has said why the job ends
+#: Whether all ranks have come to the end of the program, so that none waits for this one.
+is_over = False
 #: Says whether this process is the first to say why the job ends; the others follow from it.
 may_speak: Callable[[], bool] | None = None
-#: Called instead of ending the job, if somebody else sees to that, with why and a longer text.
-instead: Callable[[str, str], Any] | None = None
+#: Called instead of ending the job, if somebody else sees to that: with why, a longer text, and
+#: the exception if there is one.
+instead: Callable[[str, str, BaseException | None], Any] | None = None
 
 
 def add_hook() -> None:
@@ -72,6 +82,121 @@ def _add_hook_if_enabled() -> None:
         add_hook()
 
 
+def ends_the_job() -> bool:
+    """Whether a process that fails ends the others, and nobody else sees to that."""
+    return _is_installed() and instead is None
+
+
+def is_failing() -> bool:
+    """Whether the process is about to exit with an error."""
+    return _exit_code != 0
+
+
+def end_the_job(why: str, text: str) -> None:
+    """Says why and ends all processes of the job, whatever they are doing; does not return."""
+    if instead is not None:
+        instead(why, text, None)
+        return
+    mpi = sys.modules['mpi4py.MPI']
+    _end_job(why, text=text, end=lambda: mpi.COMM_WORLD.Abort(1))
+
+
+def _install() -> None:
+    global _installed_by
+    if _installed_by:
+        return
+    _installed_by = os.getpid()
+    outcome = _exit_status.outcome
+    outcome.uncaught, outcome.unraisable, outcome.exits = _uncaught, _unraisable, _exits
+    _exit_status.listen()
+    # A new thread gets what it calls with its exception from this function. That looks for
+    # threading.excepthook only when it is called.
+    make = threading._make_invoke_excepthook  # type: ignore[attr-defined]
+    threading._make_invoke_excepthook = (  # type: ignore[attr-defined]
+        lambda: functools.partial(_uncaught_in_thread, make()))
+    for thread in threading.enumerate():
+        thread._invoke_excepthook = functools.partial(  # type: ignore[attr-defined]
+            _uncaught_in_thread, thread._invoke_excepthook)  # type: ignore[attr-defined]
+    os._exit = _exit_at_once
+    atexit.register(_at_exit)
+
+
+def _is_installed() -> bool:
+    """Whether this process is a rank, and fails as one.  A forked child does not."""
+    return _installed_by == os.getpid()
+
+
+def _uncaught(hook: Any, exc_type: type[BaseException], value: BaseException,
+              tb: TracebackType | None) -> None:
+    """Called ahead of ``sys.excepthook``."""
+    text = ''
+    with contextlib.suppress(MemoryError, RecursionError):
+        text = ''.join(traceback.format_exception(exc_type, value, tb))
+    is_default = hook is None or hook is sys.__excepthook__
+    _end_job(f'uncaught {exc_type.__name__}', 1, text,
+             None if is_default and text else functools.partial(
+                 hook or sys.__excepthook__, exc_type, value, tb))
+
+
+def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: threading.Thread
+                        ) -> None:
+    """Called by a thread in place of ``invoke``, which calls ``threading.excepthook``."""
+    error = sys.exc_info()[1]
+    # SystemExit ends the thread only. At the very end only daemon threads are left.
+    if error is not None and not isinstance(error, SystemExit) and not is_over:
+        why = f'uncaught {type(error).__name__} in thread {thread.name}'
+        text = f'Exception in thread {thread.name}:\n{"".join(traceback.format_exception(error))}'
+        if instead is not None and _is_installed():
+            instead(why, text, error)
+        is_default = threading.excepthook is threading.__excepthook__
+        _end_job(why, 1, text, None if is_default else functools.partial(invoke, thread))
+    invoke(thread)
+
+
+def _unraisable(hook: Any, args: sys.UnraisableHookArgs) -> None:
+    """Called ahead of ``sys.unraisablehook``, with an exception that has nowhere to go."""
+    why, status = f'uncaught {args.exc_type.__name__}', 1
+    if isinstance(args.exc_value, SystemExit):
+        status = status_of(args.exc_value.code)
+        why = f'sys.exit with status {status}'
+    # Python ignores that of a __del__.
+    if status and 'atexit' in (args.err_msg or '') and not is_failing():
+        where = '' if args.object is None else f': {args.object!r}'
+        text = ''.join(traceback.format_exception(
+            args.exc_type, args.exc_value, args.exc_traceback))
+        is_default = hook is None or hook is sys.__unraisablehook__
+        _end_job(f'{why} in a function of atexit', in_8_bits(status),
+                 f'{args.err_msg}{where}\n{text}',
+                 None if is_default else functools.partial(hook, args))
+
+
+def _exits(code: Any) -> Any:
+    """Called when nobody catches a SystemExit; returns the code with which to exit."""
+    global _exit_code
+    if not _is_installed():
+        return code
+    _exit_code = status_of(code)
+    return in_8_bits(_exit_code) if isinstance(code, int) else code
+
+
+def _exit_at_once(status: int) -> NoReturn:
+    """Exit to the system with specified status, without normal exit processing."""
+    status = operator.index(status)
+    if not _is_installed() or not -2 ** 31 <= status < 2 ** 31:
+        _os_exit(status)  # raises if the status is that large
+    if instead is not None or _way_to_end(1) is None:
+        _os_exit(in_8_bits(status))
+    stack = ''.join(traceback.format_stack(sys._getframe(1)))
+    _end_job(f'os._exit with status {status}', in_8_bits(status) or 1,
+             f'Stack (most recent call last):\n{stack}')
+    raise AssertionError
+
+
+def _at_exit() -> None:
+    if _exit_code:
+        _end_job(f'sys.exit with status {_exit_code}', in_8_bits(_exit_code))
+
+
 def leave_word(text: str) -> None:
     """Tells ``python -m chainermn run``, if that started the job, why a rank of it ends."""
     folder = os.environ.get(FOLDER)
@@ -83,144 +208,34 @@ def leave_word(text: str) -> None:
             os.rename(f'{path}.part', f'{path}.txt')
 
 
-def ends_the_job() -> bool:
-    """Whether a process that fails ends the others, and nobody else sees to that."""
-    return _installed_by == os.getpid() and instead is None
+def _end_job(why: str, status: int = 1, text: str = '', show: Callable[[], Any] | None = None,
+             end: Callable[[], Any] | None = None) -> None:
+    """Names this process and ends the job; returns if there are no other processes to end.
 
-
-def is_failing() -> bool:
-    """Whether the process is about to end with an error."""
-    return _exit_status != 0
-
-
-def _install() -> None:
-    global _installed_by
-    if _installed_by:
-        return
-    _installed_by = os.getpid()
-    _before.update(sys=sys.excepthook, threading=threading.excepthook, exit=sys.exit,
-                   unraisable=sys.unraisablehook)
-    sys.excepthook = _global_except_hook
-    threading.excepthook = _thread_except_hook
-    sys.unraisablehook = _unraisable_hook
-    sys.exit = _exit
-    os._exit = _exit_at_once
-    atexit.register(_at_exit)
-
-
-def _global_except_hook(
-    exc_type: type[BaseException], value: BaseException, tb: TracebackType | None
-) -> None:
-    text = ''
-    if _before['sys'] is sys.__excepthook__:
-        # Written by us, at once, so that the tracebacks of several processes do not mix.
-        with contextlib.suppress(MemoryError, RecursionError):
-            text = ''.join(traceback.format_exception(exc_type, value, tb))
-    with _ending_the_job(f'uncaught {exc_type.__name__}', text=text) as is_written:
-        if not is_written:
-            _before['sys'](exc_type, value, tb)
-
-
-def _thread_except_hook(args: threading.ExceptHookArgs) -> None:
-    if issubclass(args.exc_type, SystemExit):  # ends the thread only
-        return _before['threading'](args)
-    name = args.thread.name if args.thread else 'unknown'
-    with _ending_the_job(f'uncaught {args.exc_type.__name__} in thread {name}') as is_written:
-        if not is_written:
-            _before['threading'](args)
-
-
-def _unraisable_hook(args: sys.UnraisableHookArgs) -> None:
-    why, status = f'uncaught {args.exc_type.__name__}', 1
-    if isinstance(args.exc_value, SystemExit):
-        status = _status_of(args.exc_value)
-        why = f'sys.exit with status {status}'
-    if status == 0 or 'atexit' not in (args.err_msg or ''):
-        return _before['unraisable'](args)  # of a __del__, which Python ignores
-    with _ending_the_job(f'{why} in a function of atexit', status) as is_written:
-        if not is_written:
-            _before['unraisable'](args)
-
-
-def _status_of(error: SystemExit) -> int:
-    code = error.args[0] if error.args else None
-    return code if isinstance(code, int) else int(code is not None)
-
-
-class _SystemExit(SystemExit):
-    """Knows when the interpreter asks for its code: then nobody caught it."""
-
-    @property
-    def code(self) -> Any:  # type: ignore[override]
-        code = self.args[0] if self.args else None
-        try:
-            sys._getframe(1)
-        except ValueError:  # no Python function asks
-            global _exit_status
-            _exit_status = _status_of(self)
-        return code
-
-
-_SystemExit.__module__, _SystemExit.__qualname__ = 'builtins', 'SystemExit'  # in tracebacks
-
-
-def _exit(status: Any = None, /) -> NoReturn:
-    """Exit the interpreter; what sys.exit does."""
-    if threading.current_thread() is threading.main_thread():
-        raise _SystemExit(status)
-    _before['exit'](status)
-    raise AssertionError
-
-
-def _exit_at_once(status: int) -> NoReturn:
-    """Exit to the system with specified status, without normal exit processing."""
-    if instead is not None or _way_to_end(1) is None:
-        _os_exit(status)
-    stack = ''.join(traceback.format_stack(sys._getframe(1)))
-    with _ending_the_job(f'os._exit with status {status}', status or 1,
-                         f'Stack (most recent call last):\n{stack}'):
-        pass
-    raise AssertionError
-
-
-def _at_exit() -> None:
-    if _exit_status:
-        with _ending_the_job(f'sys.exit with status {_exit_status}', _exit_status):
-            pass
-
-
-def end_the_job(why: str, text: str) -> None:
-    """Says why and ends all processes of the job, whatever they are doing; does not return."""
-    if instead is not None:
-        instead(why, text)
-        return
-    mpi = sys.modules['mpi4py.MPI']
-    with _ending_the_job(why, text=text, end=lambda: mpi.COMM_WORLD.Abort(1)):
-        pass
-
-
-@contextlib.contextmanager
-def _ending_the_job(why: str, status: int = 1, text: str = '',
-                    end: Callable[[], Any] | None = None) -> Iterator[bool]:
-    """Names this process, runs the body, and does not return if the job has to end.
-
-    Yields whether nothing else is to be written.
+    Args:
+        why: The reason, in a line.
+        status: That of mpiexec then.
+        text: What is to be known besides.
+        show: Shows that in another way.
+        end: How to end the job, if that is known.
     """
+    global _ending_thread
     end = _way_to_end(status) if end is None else end
     if end is None:
-        yield False
         return
     try:
         _flush()
-        if may_speak is not None and not may_speak():
-            yield True
+        if _ending_thread == threading.get_ident():
+            pass  # such as a hook that calls os._exit
+        elif _ending_thread is not None or not (may_speak is None or may_speak()):
             time.sleep(_ENDED_WITHIN)
-            return
-        said = f'{_who()} ends the job: {why}'
-        leave_word(said)
-        sys.stderr.write(f'chainermn: {said}\n{text}')
-        sys.stderr.flush()
-        yield bool(text)
+        else:
+            _ending_thread = threading.get_ident()
+            said = f'{_who()} ends the job: {why}'
+            leave_word(said)
+            _streams.write(f'chainermn: {said}\n{text if show is None else ""}')
+            if show is not None:
+                _call(show, text)
     finally:
         _flush()
         time.sleep(_FORWARDED_WITHIN)
@@ -233,6 +248,15 @@ def _ending_the_job(why: str, status: int = 1, text: str = '',
         _os_exit(status)
 
 
+def _call(hook: Callable[[], Any], text: str) -> None:
+    """Calls a hook of the program; shows the text if that fails."""
+    try:
+        hook()
+    except Exception:
+        _streams.write(f'Error in the hook of the program:\n{traceback.format_exc()}\n'
+                       f'It was called for:\n{text}')
+
+
 def shared_memory() -> set[str]:
     """The files of this process that MPICH removes at an ordinary end only."""
     with contextlib.suppress(OSError), open('/proc/self/maps', encoding='utf-8') as file:
@@ -243,7 +267,7 @@ def shared_memory() -> set[str]:
 
 def _way_to_end(status: int) -> Callable[[], Any] | None:
     """How to end all processes of the job; ``None`` if there are no others."""
-    if os.getpid() != _installed_by:
+    if not _is_installed():
         return None  # a forked child, such as a worker of MultiprocessIterator, is no rank
     # Not imported here: importing it starts MPI, which waits for the other processes.
     mpi = sys.modules.get('mpi4py.MPI')

@@ -1,6 +1,7 @@
 """One process that fails ends the job, says which one it is, and nobody hangs."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -24,7 +25,7 @@ print('went on', flush=True)
 '''
 
 
-def run(tmp_path, body, ranks=2, timeout=20, **env):
+def run(tmp_path, body, ranks=2, timeout=50, **env):
     """Runs the body on all ranks; gives exit status and what was printed."""
     script = tmp_path / 'script.py'
     script.write_text(START + textwrap.dedent(body))
@@ -46,6 +47,7 @@ FAILURES = {
         thread.join()
         ''', 'uncaught KeyError in thread loader', 'no such key'),
     'sys.exit with status': ('sys.exit(3)', 'sys.exit with status 3', ''),
+    'raise SystemExit': ('raise SystemExit(3)', 'sys.exit with status 3', ''),
     'sys.exit with message': ("sys.exit('out of paper')", 'sys.exit with status 1', 'out of paper'),
     'os._exit': ('os._exit(5)', 'os._exit with status 5', 'script.py", line '),
     'atexit': ('''
@@ -80,9 +82,196 @@ def test_the_status_of_sys_exit_is_that_of_the_job(tmp_path):
     assert status == 3
 
 
+# Of these the system keeps 8 bits, which are 0.
+ZEROS = ['sys.exit(256)', 'raise SystemExit(-512)', 'os._exit(256)', 'exit(2 ** 40)']
+
+
+@pytest.mark.parametrize('code', ZEROS)
+@pytest.mark.parametrize('ranks, condition', [
+    (0, 'True'), (1, 'True'), (2, 'RANK == 1'), (2, 'True')],
+    ids=['without mpiexec', 'one rank', 'one of two', 'both'])
+def test_a_status_other_than_0_is_not_0_for_the_system(tmp_path, code, ranks, condition):
+    status, output = run(tmp_path, f'''
+        comm = chainermn.create_communicator('naive')
+        if {condition}:
+            {code}
+        comm.barrier()
+        print('went on', flush=True)
+        ''', ranks)
+    assert status == 1
+    assert 'went on' not in output
+    said = re.findall(r'ends the job: (?:sys.exit|os._exit) with status (.*)', output)
+    assert len(said) == (ranks > 1) and set(said) <= {'256', '-512', str(2 ** 40)}
+
+
+@pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
+def test_os_exit_takes_what_it_always_took(tmp_path, started):
+    body = "chainermn.create_communicator('naive')\n" if started else ''
+    status, output = run(tmp_path, body + '''
+for wrong, kind in ((2 ** 31, OverflowError), ('3', TypeError)):
+    try:
+        os._exit(wrong)
+    except kind:
+        print('raised', flush=True)
+''' + WAIT)
+    printed = sorted(output.splitlines())
+    assert (status, printed) == (0, ['raised'] * 4 + ['went on'] * 2)
+
+
+# Installed after chainermn.  What they print is the second part.
+HOOKS = {
+    'replaced': ("sys.excepthook = lambda *args: print('mine:', args[1])", 'mine: luck'),
+    'calls the one before': ('''
+        before = sys.excepthook
+        def hook(*args):
+            print('mine:', args[1])
+            before(*args)
+        sys.excepthook = hook
+        ''', 'mine: luck\nTraceback (most recent call last):'),
+    'rich': ('''
+        import rich.traceback
+        rich.traceback.install()
+        ''', '╭'),
+    'IPython': ('''
+        from IPython.core import ultratb
+        sys.excepthook = ultratb.VerboseTB(ostream=sys.stdout)
+        ''', 'ValueError: luck'),
+    'logs': ('''
+        import logging
+        sys.excepthook = lambda *args: logging.error('mine', exc_info=args)
+        ''', 'ERROR:root:mine\nTraceback'),
+    'exits': ('''
+        def hook(*args):
+            print('mine:', args[1])
+            os._exit(1)
+        sys.excepthook = hook
+        ''', 'mine: luck'),
+    'fails': ('sys.excepthook = lambda: None', 'ValueError: luck'),
+    'removed': ('del sys.excepthook', 'ValueError: luck'),
+}
+
+
+@pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
+@pytest.mark.parametrize('install, shown', HOOKS.values(), ids=HOOKS.keys())
+def test_a_hook_that_is_installed_later_is_called_as_well(tmp_path, install, shown, started):
+    for module in ('rich', 'IPython'):
+        if module in install:
+            pytest.importorskip(module)
+    body = "chainermn.create_communicator('naive')\n" if started else ''
+    body += textwrap.dedent(install) + '''
+if RANK == 1:
+    raise ValueError('luck')
+threading.Event().wait()
+'''
+    status, output = run(tmp_path, body)
+    assert status != 0
+    assert output.count('chainermn: rank 1 of 2 (') == output.count('ends the job') == 1
+    assert 'ends the job: uncaught ValueError' in output
+    assert shown in output
+
+
+THREAD_HOOK = "threading.excepthook = lambda args: print('mine:', args.exc_value, flush=True)"
+
+
+@pytest.mark.parametrize('when', ['before it is made', 'while it runs', 'calls the one before'])
+def test_a_hook_of_threads_that_is_installed_later_is_called_as_well(tmp_path, when):
+    hook = THREAD_HOOK if when != 'calls the one before' else '''
+before = threading.excepthook
+def hook(args):
+    print('mine:', args.exc_value, flush=True)
+    before(args)
+threading.excepthook = hook
+'''
+    first, second = ('', hook) if when == 'while it runs' else (hook, '')
+    status, output = run(tmp_path, f'''
+chainermn.create_communicator('naive')
+go = threading.Event()
+def load():
+    go.wait()
+    raise ValueError('luck')
+{first}
+if RANK == 1:
+    threading.Thread(target=load, name='loader').start()
+{second}
+go.set()
+threading.Event().wait()
+''')
+    assert status != 0
+    assert output.count('chainermn: rank 1 of 2 (') == output.count('ends the job') == 1
+    assert 'ends the job: uncaught ValueError in thread loader' in output
+    assert 'mine: luck' in output
+    assert ('Exception in thread loader' in output) == (when == 'calls the one before')
+
+
+def test_a_thread_that_was_started_before_the_import_is_watched_too(tmp_path):
+    (tmp_path / 'early.py').write_text('''
+import threading
+go = threading.Event()
+def load():
+    go.wait()
+    raise ValueError('luck')
+threading.Thread(target=load, name='loader').start()
+import script
+''')
+    (tmp_path / 'script.py').write_text(START + '''
+import __main__
+chainermn.create_communicator('naive')
+if RANK == 1:
+    __main__.go.set()
+threading.Event().wait()
+''')
+    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, 'early.py'], cwd=tmp_path,
+                          timeout=50, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode != 0
+    assert 'ends the job: uncaught ValueError in thread loader' in done.stdout
+
+
+NO_STDERR = {
+    'exception': ("raise ValueError('no such luck')", 'uncaught ValueError',
+                  'ValueError: no such luck'),
+    'thread': ("threading.Thread(target=lambda: {}['no such key'], name='loader').start()",
+               'uncaught KeyError in thread loader', "KeyError: 'no such key'"),
+    'sys.exit': ('sys.exit(3)', 'sys.exit with status 3', ''),
+    'os._exit': ('os._exit(5)', 'os._exit with status 5', 'script.py", line '),
+    'atexit': ('''
+        import atexit
+        atexit.register(lambda: [][0])
+        sys.exit(0)
+        ''', 'uncaught IndexError in a function of atexit', 'IndexError: list index'),
+    'hook': ('''
+        sys.excepthook = lambda *args: sys.stderr.write('mine')
+        raise ValueError('no such luck')
+        ''', 'uncaught ValueError', 'ValueError: no such luck'),
+    'hang': ('threading.Event().wait()', 'no progress for', 'in barrier'),
+}
+
+
+@pytest.mark.parametrize('remove', ['sys.stderr = None', 'sys.stderr.close()', 'del sys.stderr'])
+@pytest.mark.parametrize('code, why, text', NO_STDERR.values(), ids=NO_STDERR.keys())
+def test_without_sys_stderr_messages_arrive_as_well(tmp_path, remove, code, why, text):
+    status, output = run(tmp_path, f'''
+comm = chainermn.create_communicator('naive')
+{remove}
+if RANK == 1:
+{textwrap.indent(textwrap.dedent(code), "    ")}
+comm.barrier()
+''', CHAINERMN_TIMEOUT='2' if why == 'no progress for' else '0')
+    assert status != 0
+    assert output.count('ends the job') == 1
+    assert re.search(rf'chainermn: rank \d of 2 \(.*\) ends the job: {re.escape(why)}', output)
+    assert text in output
+
+
 HARMLESS = '''
 import subprocess
 if RANK == 1:
+    sys.excepthook(ValueError, ValueError('was caught and is shown'), None)
+
+    assert SystemExit(256).code == 256 and SystemExit(1, 2).code == (1, 2)
+    error = SystemExit()
+    assert error.code is None
+    error.code = 256
+    assert error.code == 256
     try:
         sys.exit(3)
     except SystemExit as exit:
@@ -119,6 +308,7 @@ def test_what_is_no_failure_of_a_rank_does_not_end_the_job(tmp_path, started):
     status, output = run(tmp_path, body + HARMLESS + WAIT + 'sys.exit(0)\n')
     assert 'ends the job' not in output
     assert 'ValueError: in a worker' in output
+    assert 'ValueError: was caught and is shown' in output
     assert output.count('went on') == 2
     assert status == 0
 
@@ -126,7 +316,6 @@ def test_what_is_no_failure_of_a_rank_does_not_end_the_job(tmp_path, started):
 @pytest.mark.parametrize('ranks', [0, 1], ids=['without mpiexec', 'one rank'])
 def test_a_lone_process_fails_as_usual(tmp_path, ranks):
     status, output = run(tmp_path, '''
-        assert sys.exit.__module__ == 'chainermn.global_except_hook'
         chainermn.create_communicator('naive')
         raise ValueError('no such luck')
         ''', ranks)

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import threading
 from types import TracebackType
+
+from chainermn import _streams
 
 
 class Limit:
@@ -32,5 +33,5 @@ class Limit:
     def _say(self) -> None:
         rank = next((f'rank {os.environ[name]}' for name in ('PMI_RANK', 'OMPI_COMM_WORLD_RANK')
                      if name in os.environ), 'the process')
-        print(f'chainermn check: {rank} on {os.uname().nodename} has not got on for '
-              f'{self._seconds:g} s while {self.stage}', file=sys.stderr, flush=True)
+        _streams.write(f'chainermn check: {rank} on {os.uname().nodename} has not got on for '
+                       f'{self._seconds:g} s while {self.stage}\n')

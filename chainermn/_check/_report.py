@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from chainermn import _streams
 from chainermn._check._facts import Found
 from chainermn._check._trials import Trial
 
@@ -100,7 +101,7 @@ def print_report(report: Report, svg: str = '') -> None:
     if svg and console is not None:
         console.save_svg(svg, title='python -m chainermn check')
     elif svg:
-        print(f'{svg} is not there: that needs rich, pip install rich', file=sys.stderr)
+        _streams.write(f'{svg} is not there: that needs rich, pip install rich\n')
 
 
 def _devices(devices: Sequence[str]) -> str:

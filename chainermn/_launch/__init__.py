@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from chainermn import _mpiexec
+from chainermn import _mpiexec, _streams
 from chainermn._launch import _parcel, _rank
 from chainermn._launch._failure import failures_in
 
@@ -26,9 +26,10 @@ _EVERY = 0.05  # seconds between two looks at what the ranks have written
 _GRACE = 0.3  # seconds that other ranks have to fail as well, and that output takes to arrive
 _ENDED_WITHIN = 5  # seconds for mpiexec to end, before it is made to
 
-#: Every process is on this machine, whatever the batch system would offer.
+#: Every process is on this machine, whatever the batch system would offer, and with MPICH none can
+#: be reached from another one.
 _HERE = {
-    'HYDRA_LAUNCHER': 'fork', 'HYDRA_RMK': 'user',  # MPICH
+    'HYDRA_LAUNCHER': 'fork', 'HYDRA_RMK': 'user', 'UCX_NET_DEVICES': 'lo',  # MPICH
     'PRTE_MCA_plm': '^slurm,lsf,tm,pals', 'PRTE_MCA_ras': '^slurm,lsf,pbs,gridengine,flux',
 }
 
@@ -74,7 +75,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Any, communicator_name: st
     """
     n = _checked(fn, n, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
-    command = [_mpiexec.find(), '-n', str(n), sys.executable, _rank.__file__]
+    command = [_mpiexec.find_local(), '-n', str(n), sys.executable, _rank.__file__]
     with tempfile.TemporaryDirectory(  # readable by this user only
             prefix='chainermn-launch-', ignore_cleanup_errors=True) as folder:
         # The source of a notebook's cells is nowhere else, and tracebacks show it.
@@ -121,9 +122,12 @@ def _checked(fn: Any, n: Any, timeout: Any) -> int:
 def _started(command: list[str], env: dict[str, str], folder: str
              ) -> Iterator[subprocess.Popen[bytes]]:
     """mpiexec, which ends with the body of the with statement, as do all that it started."""
-    os.mkfifo(f'{folder}/caller')
-    caller = os.open(f'{folder}/caller', os.O_RDWR)  # its end is the end of all ranks
-    try:
+    for name in ('caller', 'ranks'):
+        os.mkfifo(f'{folder}/{name}')
+    with contextlib.ExitStack() as stack:
+        ranks = os.open(f'{folder}/ranks', os.O_RDONLY | os.O_NONBLOCK)  # its end is their end
+        stack.callback(os.close, ranks)
+        caller = stack.enter_context(open(f'{folder}/caller', 'r+b', 0))  # and that of this one...
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -131,17 +135,28 @@ def _started(command: list[str], env: dict[str, str], folder: str
         try:
             yield process
         finally:
-            os.close(caller)
-            caller = -1
+            caller.close()  # ...is the end of all ranks
+            if os.path.basename(command[0]) == _mpiexec.LOCAL and _is_closed(ranks):
+                process.kill()  # it would look for processes to kill, for 2 seconds
             for stop in (None, process.terminate, process.kill):
                 if stop is not None:
                     stop()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.communicate(timeout=_ENDED_WITHIN)  # what it says now is no news
                     break
-    finally:
-        if caller >= 0:
-            os.close(caller)
+
+
+def _is_closed(pipe: int) -> bool:
+    """Waits until nobody has the other end of a pipe; says whether that is so in time."""
+    give_up = time.monotonic() + _ENDED_WITHIN
+    while time.monotonic() < give_up:
+        try:
+            os.read(pipe, 1)
+        except BlockingIOError:
+            time.sleep(_EVERY / 5)
+        else:
+            return True
+    return False
 
 
 def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float | None,
@@ -185,9 +200,7 @@ def _show(selector: selectors.BaseSelector, seconds: float) -> list[str]:
             selector.unregister(key.fileobj)
         if text := decoder.decode(content, final=not content):
             texts.append(text)
-            stream = getattr(sys, name)  # now, as it may be redirected
-            stream.write(text)
-            stream.flush()
+            _streams.write(text, name)
     return texts
 
 

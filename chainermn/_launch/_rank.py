@@ -57,8 +57,6 @@ class _Rank:
         from chainermn.communicators import create_communicator
 
         global_except_hook.instead = self._fail_because
-        if threading.excepthook is not threading.__excepthook__:  # else global_except_hook is off
-            threading.excepthook = self._fail_in_thread
         n, communicator_name, fn, args, kwargs, cells = _parcel.load(f'{self.folder}/call')
         linecache.cache.update(cells)
         comm = create_communicator(communicator_name)
@@ -72,10 +70,6 @@ class _Rank:
         except TypeError as error:
             raise TypeError(f'the result of rank {self.rank}, of {type(result)}, {error}'
                             ) from error
-
-    def _fail_in_thread(self, args: threading.ExceptHookArgs) -> None:
-        if args.exc_value is not None and args.exc_type is not SystemExit:  # ends the thread only
-            self._fail(args.exc_value, args.exc_traceback)
 
     def _fail(self, error: BaseException, tb: TracebackType | None) -> NoReturn:
         while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
@@ -93,7 +87,9 @@ class _Rank:
         while True:
             time.sleep(3600)
 
-    def _fail_because(self, why: str, text: str) -> NoReturn:
+    def _fail_because(self, why: str, text: str, error: BaseException | None) -> NoReturn:
+        if error is not None:
+            self._fail(error, error.__traceback__)
         self.tell(why, os.getpid(), text)
         while True:
             time.sleep(3600)
@@ -117,9 +113,9 @@ def _watch_caller(folder: str, process: int) -> None:
         os.set_blocking(pipe, True)
         os.read(pipe, 1)
     with contextlib.suppress(OSError):
-        os.kill(process, signal.SIGKILL)
+        os.killpg(process, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
+    os._exit(0)  # mpiexec has nobody to end, which takes it a while
 
 
 def _die_with(parent: int) -> None:
@@ -145,7 +141,10 @@ def main(folder: str) -> Any:
         sys.exit(f'mpiexec told a process no rank; chainermn.launch knows {", ".join(_VARIABLES)}')
     rank = _Rank(folder, int(found[0]))
     here = os.getpid()
+    os.open(f'{folder}/ranks', os.O_RDWR)  # closed when this process and the rank have ended
     process = os.fork()
+    with contextlib.suppress(OSError):  # each of the two, as the other may be late
+        os.setpgid(process, process)
     if process == 0:
         _die_with(here)
         return rank.run()

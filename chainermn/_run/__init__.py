@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from chainermn import _mpiexec
+from chainermn import _mpiexec, _streams
 from chainermn._run._attempt import Attempt, attempt, noting_signals
 
 _MAX_MESSAGES = 3  # shown for an attempt; one mistake can fail on a thousand ranks
@@ -135,4 +135,4 @@ def _table(attempts: list[Attempt]) -> Iterator[str]:
 
 
 def _say(text: str) -> None:
-    print(f'chainermn run: {text}', file=sys.stderr, flush=True)
+    _streams.write(f'chainermn run: {text}\n')

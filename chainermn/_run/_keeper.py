@@ -1,13 +1,15 @@
 """mpiexec's parent: a process that lets nothing of a job outlive it, nor itself its own parent.
 
 It is started as a file, ``python _keeper.py MPIEXEC ARGS...``, and ends with the exit status of
-mpiexec, or 128 + the signal that ended that.
+mpiexec, or 128 + the signal that ended that.  Where nobody is left to read what failed ranks have
+left in ``$CHAINERMN_RUN_FOLDER``, it removes that folder.
 """
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +37,7 @@ def ending_with_parent(number: int) -> Callable[[], Any]:
 
 def main(command: list[str]) -> int:
     """Runs mpiexec to its end."""
+    parent = os.getppid()
     noted: list[int] = []  # signals of the parent, or that it has ended
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: noted.append(number))
@@ -52,6 +55,8 @@ def main(command: list[str]) -> int:
         time.sleep(_EVERY)
     if process.returncode:
         _kill_children()
+    if os.getppid() != parent:
+        shutil.rmtree(os.environ['CHAINERMN_RUN_FOLDER'], ignore_errors=True)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 

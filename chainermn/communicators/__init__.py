@@ -71,8 +71,9 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
         raise ImportError(
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
             '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
-    from chainermn.communicators import _disagreement, _doing, _end, _recent, _watch
+    from chainermn.communicators import _disagreement, _doing, _end, _recent, _unusable, _watch
 
+    _unusable.check('create_communicator')
     _doing.know([create_communicator])
     _watch.get().start()
     refusal = None

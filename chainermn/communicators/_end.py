@@ -14,7 +14,7 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn import global_except_hook
-from chainermn.communicators import _doing, _header, _progress, _watch, _witness
+from chainermn.communicators import _doing, _header, _progress, _unusable, _watch, _witness
 
 # In the order in which they were made, which is the same on all their ranks.
 _agreements: list[Any] = []
@@ -70,16 +70,20 @@ def not_before_the_end(finish: Callable[[], None]) -> None:
 
 def _end() -> None:
     global _is_over
-    if (_is_over or os.getpid() != _process or MPI.Is_finalized()
-            or global_except_hook.is_failing()):
+    if _is_over or os.getpid() != _process or MPI.Is_finalized():
         return
     _is_over = True
-    _agree_on_the_end()
-    _progress.has_agreed = True
-    for finish in list(_last):
-        finish()
-    _watch.get().wait_for_the_end()
-    _witness.say_goodbye()
+    try:
+        if not global_except_hook.is_failing():
+            _agree_on_the_end()
+            _progress.has_agreed = True
+            for finish in list(_last):
+                finish()
+            _watch.get().wait_for_the_end()
+            _witness.say_goodbye()
+            global_except_hook.is_over = True
+    finally:
+        _unusable.shut_down()
 
 
 def _agree_on_the_end() -> None:

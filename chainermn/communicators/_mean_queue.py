@@ -21,7 +21,7 @@ import chainer
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _doing, _end, _header, _timeline, _wire
+from chainermn.communicators import _doing, _end, _header, _timeline, _unusable, _wire
 from chainermn.communicators._recent import BackgroundCalls, Calls
 
 _NAP = 1e-4  # seconds between two looks at whether all ranks have got so far
@@ -79,6 +79,7 @@ class MeanQueue:
                           'for', RuntimeWarning, stacklevel=3)
         self._thread: threading.Thread | None = None
         _end.before_the_end(self._finish)
+        _unusable.know(self)
 
     def put(self, arrays: dict[str, Any], compressor: Any = None) -> list[Any]:
         """Lets the means of arrays be computed, after those that were put before.
@@ -170,6 +171,10 @@ class MeanQueue:
         MPI.Request.Waitall([turn.request for turn in turns])
         self._number, self._limit = most, sys.maxsize
         self._calls.exchanges = self._number
+
+    def give_up(self, unusable: Any) -> None:
+        """Makes whatever is called from now on raise."""
+        self._control = self._turns = self._calls = unusable
 
     def free(self) -> None:
         """Frees what this object holds.  Collective: every rank calls it, once."""

@@ -14,7 +14,6 @@ import math
 import os
 import pickle
 import struct
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
@@ -22,7 +21,8 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _activations, _header, _where, _wire
+from chainermn import _streams
+from chainermn.communicators import _activations, _header, _unusable, _where, _wire
 from chainermn.communicators._activations import Mark
 from chainermn.communicators._deadlock import Deadlocks, Wait
 from chainermn.communicators._disagreement import Refusal
@@ -67,6 +67,7 @@ class Messages:
         self.pending = Pending()
         self._receives: list[Request] = []
         self._messages: list[bytearray] = []  # to receive into
+        _unusable.know(self)
 
     def send(self, data: Any, dest: int, tag: int) -> None:
         """Sends an array or a sequence of arrays; returns once it is being received."""
@@ -218,7 +219,7 @@ class Messages:
             time.sleep(1e-3)
         if calls:
             more = [f'and {len(calls) - _SHOWN} more'] if len(calls) > _SHOWN else []
-            sys.stderr.write('\n  '.join([
+            _streams.write('\n  '.join([
                 f'chainermn: {self.calls.name}, rank {self.rank}: messages without a counterpart:',
                 *calls[:_SHOWN], *more]) + '\n')
 
@@ -230,6 +231,12 @@ class Messages:
         """The requests for which nothing has come yet, or not all of it; lets them go on."""
         self._receives = [request for request in self._receives if not request.test()]
         return self._receives
+
+    def give_up(self, unusable: Any) -> None:
+        """Makes every message from now on raise, and who waits for one."""
+        for request in self._receives:
+            request.give_up(unusable)
+        self._mpi_comm = self._payloads = self.calls = unusable
 
     def _are_others(self, request: Request) -> bool:
         return any(other is not request for other in self.receiving())

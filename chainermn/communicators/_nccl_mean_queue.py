@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from chainermn.communicators import _compressed
+from chainermn.communicators import _compressed, _unusable
 
 
 class NcclMeanQueue:
@@ -40,6 +40,7 @@ class NcclMeanQueue:
         self._sent: list[tuple[np.dtype, int, bool]] = []  # since the last wait
         self.agree = agree
         self.check = check
+        _unusable.know(self)
 
     def put(self, arrays: dict[str, Any], compressor: Any = None) -> list[Any]:
         """Queues the exchange of arrays by path; returns an array for the mean of each."""
@@ -69,6 +70,10 @@ class NcclMeanQueue:
         for sent in longest[len(self._sent):]:
             self._done = self._send_zeros(*sent)
         self.wait()
+
+    def give_up(self, unusable: Any) -> None:
+        """Makes whatever needs the other ranks raise from now on."""
+        self._control = self._start = self._send_zeros = unusable
 
     def free(self) -> None:
         """Frees what this object holds.  Collective: every rank calls it, once."""

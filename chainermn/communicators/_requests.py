@@ -129,6 +129,11 @@ class Request:
             self._advance()
         return True
 
+    def give_up(self, unusable: Any) -> None:
+        """Makes whoever asks for this request raise, unless it is complete."""
+        if self._step is not None:
+            self._step = unusable
+
     def __repr__(self) -> str:
         state = 'over' if self._is_over else 'complete' if self._step is None else 'pending'
         return f'<Request of {self._name}: {state}>'

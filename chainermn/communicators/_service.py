@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _doing, _end
+from chainermn.communicators import _doing, _end, _unusable
 from chainermn.communicators._disagreement import Refusal, ranks_text
 from chainermn.communicators._recent import Calls, ServiceCalls
 from chainermn.communicators._requests import largest_tag
@@ -59,6 +59,7 @@ class Service:
         self._answering = threading.local()
         self._thread = threading.Thread(target=self._serve, name='chainermn service', daemon=True)
         _end.before_the_end(self._finish)
+        _unusable.know(self)
         self._thread.start()
 
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, Any]:
@@ -75,11 +76,11 @@ class Service:
             RuntimeError: If it is called by ``answer``.
             Exception: What ``answer`` raised on another rank, or the first of that.
         """
-        if self._closed.is_set():
-            raise ValueError('this store was closed on this rank, and other ranks may have ended')
         if hasattr(self._answering, 'source'):
             raise RuntimeError('what answers requests, such as the updater of a KVStore, must not '
                                'make requests itself: two ranks could wait for each other')
+        if self._closed.is_set():
+            raise ValueError('this store was closed on this rank, and other ranks may have ended')
         tag = next(self._tags)
         self._calls.count += 1
         self._calls.keep(f'ask {ranks_text(sorted(requests))}')
@@ -106,6 +107,10 @@ class Service:
     def recent_calls(self) -> tuple[Calls, ...]:
         """Where it is kept whom this rank has asked."""
         return self._calls,
+
+    def give_up(self, unusable: Any) -> None:
+        """Makes :meth:`ask` raise from now on."""
+        self._answering = unusable
 
     def close(self) -> None:
         """Says that this rank asks nothing any more.  Every rank calls it, when it likes.

@@ -17,13 +17,14 @@ import functools
 import json
 import os
 import pathlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
+
+from chainermn import _streams
 
 VARIABLE = 'CHAINERMN_TIMELINE'
 
@@ -142,6 +143,7 @@ class Timeline:
         self.compared: dict[tuple[int, ...], Callable[[], None]] = {}
         self._pid = rank
         self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._in_child)
         self._threads: dict[int, int] = {}  # rows by identifier
         # What is not written yet: lines, and events, of which lines are made then.
         self._events: collections.deque[Any] = collections.deque(['[\n'])
@@ -178,6 +180,11 @@ class Timeline:
             'ts': (now() - self.origin) / 1000, 'args': details}) + ',\n')
         self.write()
 
+    def _in_child(self) -> None:
+        """The file is for the rank alone, of which another thread can have the lock."""
+        self._lock = threading.Lock()
+        self._is_closed = True
+
     def write(self) -> None:
         """Writes what was added."""
         with self._lock:
@@ -186,7 +193,7 @@ class Timeline:
                 event = self._events.popleft()
                 lines.append(event if isinstance(event, str) else self._line(*event))
             self._write_at = now() + _WRITTEN_AFTER
-            if self._is_closed or self.process != os.getpid():
+            if self._is_closed:
                 return
             data = memoryview(''.join(lines).encode())
             try:
@@ -195,8 +202,7 @@ class Timeline:
             except OSError as error:  # the disk is full; the program has other things to do
                 self._is_closed = True
                 os.close(self._file)
-                sys.stderr.write(f'chainermn: the timeline of rank {self._pid} ends here: '
-                                 f'{error}\n')
+                _streams.write(f'chainermn: the timeline of rank {self._pid} ends here: {error}\n')
 
     def close(self) -> None:
         """Writes the end of the file."""

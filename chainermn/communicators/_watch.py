@@ -21,7 +21,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from chainermn import global_except_hook
+from chainermn import _streams, global_except_hook
 from chainermn.communicators import _doing, _progress, _report, _timeline
 from chainermn.communicators._disagreement import ranks_text
 from chainermn.communicators._progress import Progress
@@ -163,9 +163,9 @@ class Watch:
             except Exception:  # what it looks at changes meanwhile
                 failures += 1
                 if failures == _FAILURES:
-                    traceback.print_exc()
-                    sys.stderr.write('chainermn: this rank is watched over no more, because of '
-                                     'this error; time limits do not hold any more\n')
+                    _streams.write(f'{traceback.format_exc()}chainermn: this rank is watched over '
+                                   'no more, because of this error; time limits do not hold any '
+                                   'more\n')
 
     def _look(self) -> None:
         _timeline.write()  # what this rank did, should it hang or be killed

@@ -64,8 +64,8 @@ class FlatCommunicator(MpiCommunicatorBase):
         else:
             memory.bcast(group)
 
-    def finalize(self) -> None:
-        super().finalize()
+    def give_up(self, unusable: Any) -> None:
+        super().give_up(unusable)
         self._memory = None
 
     def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:

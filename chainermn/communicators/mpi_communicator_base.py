@@ -19,6 +19,7 @@ from chainermn.communicators import (
     _timed_verbs,
     _timeline,
     _topology,
+    _unusable,
     _watch,
 )
 from chainermn.communicators._activations import Activations
@@ -31,6 +32,7 @@ from chainermn.communicators._recent import Calls
 from chainermn.communicators._reduction_verbs import ReductionVerbs
 from chainermn.communicators._service import Service, check_service
 from chainermn.communicators._transport import MpiTransport
+from chainermn.communicators._unusable import Unusable
 
 _INT_MAX = 2**31 - 1  # of a C int
 
@@ -76,6 +78,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             self.timeout = None
         if _timeline.is_on():
             _timed_verbs.begin(self)
+        _unusable.know(self)
 
     # --- who and where -----------------------------------------------------------------------
 
@@ -209,7 +212,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         return tuple(header.number if header.verb == 'join' else None for header in headers)
 
     def finalize(self) -> None:
-        if isinstance(self._arrays, _Finalized):
+        if isinstance(self._arrays, Unusable):
             return
         if pending := self._messages.receiving():
             self.refuse('finalize', RuntimeError(
@@ -224,8 +227,14 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         _lifetime.release(self._agreement.calls.key)
         for free in self._to_free:
             free()
+        _unusable.forget(self)
+        self.give_up(Unusable('this communicator was finalized; make a new one with '
+                              'chainermn.create_communicator'))
+
+    def give_up(self, unusable: Unusable) -> None:
+        """Makes every operation from now on raise."""
         for name in ('_agreement', '_arrays', '_messages', '_activations', '_mpi_transport'):
-            setattr(self, name, _Finalized())
+            setattr(self, name, unusable)
 
 
 def _while_alive(method: Callable[[], None]) -> Callable[[], None]:
@@ -237,11 +246,3 @@ def _while_alive(method: Callable[[], None]) -> Callable[[], None]:
             alive()
 
     return call
-
-
-class _Finalized:
-    """Stands for what a finalized communicator no longer has."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError('this communicator was finalized; make a new one with '
-                           'chainermn.create_communicator')

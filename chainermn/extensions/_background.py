@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -82,10 +81,10 @@ def wait_for_all() -> None:
 
 
 def _report() -> None:
-    """At the end of the program: says what nobody asked for, and ends the job if it has others."""
+    """At the end of the program: raises what nobody asked for, which ends the job."""
     failures = [failure for background in list(_pending) if (failure := background.join())]
     if failures:
-        sys.excepthook(OSError, OSError('not written:\n  ' + '\n  '.join(failures)), None)
+        raise OSError('not written:\n  ' + '\n  '.join(failures))
 
 
 def _forget() -> None:
