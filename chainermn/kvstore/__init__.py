@@ -46,8 +46,7 @@ def create(name: StoreType = 'local', communicator: CommunicatorBase | None = No
 
     A ``dist_async`` server is a thread.  It replies while its rank computes, sleeps or waits, and
     runs until every rank has closed the store or ended.  So a rank whose training loop ended with
-    a caught exception goes on serving the others.  If a process dies, the job aborts, as MPI jobs
-    do in general.
+    a caught exception continues to serve the others.  If a process dies, the whole job aborts.
 
     Args:
         name: The type; the same on all ranks.

@@ -91,7 +91,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends this worker's pushes and pulls; its server goes on serving the other workers."""
+        """Ends this worker's pushes and pulls; its server continues to serve the other workers."""
 
 
 class LocalBackend(Backend):
@@ -116,8 +116,10 @@ class LocalBackend(Backend):
     def sum_devices(self, layout: Layout, values: Sequence[Array | RowSparse]
                     ) -> Array | RowSparse:
         compressor = self.server.compressor
+        if compressor is None or layout.dtype.kind != 'f':
+            return super().sum_devices(layout, values)
         arrays = [x for x in values if not isinstance(x, RowSparse)]
-        if compressor is None or layout.dtype.kind != 'f' or not 1 < len(arrays) == len(values):
+        if not 1 < len(arrays) == len(values):
             return super().sum_devices(layout, values)
         target = chainer.backend.get_device_from_array(arrays[0]) if self.on_device \
             else chainer.get_device('@numpy')

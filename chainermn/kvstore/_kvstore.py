@@ -49,12 +49,12 @@ class KVStore:
 
     @property
     def rank(self) -> int:
-        """Rank of this worker: 0 in a store of one process."""
+        """Rank of this worker; 0 in a store of one process."""
         return self._backend.rank
 
     @property
     def num_workers(self) -> int:
-        """Number of workers that share the store: 1 in a store of one process."""
+        """Number of workers that share the store; 1 in a store of one process."""
         return self._backend.size
 
     # --- values ----------------------------------------------------------------------------------
@@ -418,8 +418,8 @@ class KVStore:
     def close(self) -> None:
         """Closes the store on this worker, which must not use it afterwards.
 
-        Not collective.  In a ``dist_async`` store this rank goes on serving the other workers until
-        all of them have closed it.  Open stores are closed at the end of the program.
+        Not collective.  In a ``dist_async`` store this rank continues to serve the other workers
+        until all of them have closed it.  Open stores are closed at the end of the program.
         """
         self._backend.close()
 

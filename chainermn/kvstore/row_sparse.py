@@ -32,9 +32,9 @@ class RowSparse:
         ValueError: If a row index is out of range, or a shape is wrong.
     """
 
-    #: Indices of the stored rows: int64, shape ``(number of stored rows,)``, in host memory.
+    #: Indices of the stored rows, a one-dimensional int64 array in host memory.
     row_ids: np.ndarray
-    #: The stored rows: shape ``(len(row_ids), *shape[1:])``.
+    #: The stored rows, an array of shape ``(len(row_ids), *shape[1:])``.
     rows: Array
     #: Shape of the whole array.
     shape: tuple[int, ...]

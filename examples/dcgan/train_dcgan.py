@@ -11,6 +11,7 @@ import pathlib
 import chainer
 import numpy as np
 from chainer import training
+from chainer.backends import cuda
 from chainer.training import extensions
 from net import Discriminator, Generator
 from updater import DCGANUpdater
@@ -60,16 +61,18 @@ def main():
     """Trains; every process runs this."""
     args = parse_arguments()
 
-    # (MN) One communicator for all processes, and one GPU for each.
+    # (MN) One communicator for all processes, and one GPU for each: of a node's, or the only one
+    # that Slurm shows it.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
-    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device = chainer.get_device(
+        comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
 
     # (MN) Another seed on each process: all draw from noise of their own.
     np.random.seed(args.seed + comm.rank)
     if args.gpu:
-        chainer.backends.cuda.cupy.random.seed(args.seed + comm.rank)
+        cuda.cupy.random.seed(args.seed + comm.rank)
 
     # (MN) Rank 0 reads the data; each process gets its own part.
     images = DATASETS[args.dataset]() if comm.rank == 0 else None

@@ -14,6 +14,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 from chainer import training
+from chainer.backends import cuda
 from chainer.training import extensions
 from crops import Crops
 from models import ResNet50, Tiny
@@ -69,14 +70,16 @@ def main():
     first.start()
     first.join()
 
-    # (MN) One communicator for all processes, and one GPU for each.
+    # (MN) One communicator for all processes, and one GPU for each: of a node's, or the only one
+    # that Slurm shows it.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
-    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device = chainer.get_device(
+        comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)
     if args.gpu:
-        chainer.backends.cuda.cupy.random.seed(args.seed + comm.rank)
+        cuda.cupy.random.seed(args.seed + comm.rank)
 
     # (MN) Rank 0 reads the lists; each process gets the files and labels of its part. No image is
     # opened before it is needed.

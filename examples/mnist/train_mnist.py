@@ -13,6 +13,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 from chainer import training
+from chainer.backends import cuda
 from chainer.training import extensions
 
 import chainermn
@@ -78,13 +79,14 @@ def main():
     # node's n-th GPU, before anything else touches one.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
-    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device = chainer.get_device(
+        comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
 
     # Initial weights differ between the processes; those of rank 0 are used.
     np.random.seed(args.seed + comm.rank)
     if args.gpu:
-        chainer.backends.cuda.cupy.random.seed(args.seed + comm.rank)
+        cuda.cupy.random.seed(args.seed + comm.rank)
 
     model = L.Classifier(MLP(args.unit))
     model.to_device(device)

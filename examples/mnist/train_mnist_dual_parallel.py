@@ -19,6 +19,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 from chainer import training
+from chainer.backends import cuda
 from chainer.training import extensions
 from train_mnist import DATASETS
 from train_mnist_model_parallel import FirstAndLast, Middle
@@ -52,7 +53,8 @@ def main():
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     if comm.size % 2:
         sys.exit(f'A model takes two processes, so start an even number, not {comm.size}.')
-    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device = chainer.get_device(
+        comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)
 

@@ -13,6 +13,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 from chainer import training
+from chainer.backends import cuda
 from chainer.training import extensions
 from train_mnist import DATASETS
 
@@ -61,7 +62,8 @@ def main():
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     if comm.size != 2:
         sys.exit(f'This takes two processes, not {comm.size}: start with mpiexec -n 2.')
-    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device = chainer.get_device(
+        comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)
 

@@ -14,6 +14,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 from chainer import training
+from chainer.backends import cuda
 from chainer.training import extensions
 
 import chainermn
@@ -114,7 +115,8 @@ def main():
     args = parse_arguments()
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
-    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device = chainer.get_device(
+        comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
 
     # (MN) The same seed everywhere: each process draws all filters, and keeps its own.

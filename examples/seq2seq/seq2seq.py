@@ -15,6 +15,7 @@ import data
 import net
 import numpy as np
 from chainer import training
+from chainer.backends import cuda
 from chainer.training import extensions
 
 import chainermn
@@ -67,10 +68,12 @@ def main():
     """Trains; every process runs this."""
     args = parse_arguments()
 
-    # (MN) One communicator for all processes, and one GPU for each.
+    # (MN) One communicator for all processes, and one GPU for each: of a node's, or the only one
+    # that Slurm shows it.
     comm = chainermn.create_communicator(
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
-    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device = chainer.get_device(
+        comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)
 

@@ -15,6 +15,7 @@ import data
 import net
 import numpy as np
 from chainer import training
+from chainer.backends import cuda
 from chainer.training import extensions
 
 import chainermn
@@ -89,7 +90,8 @@ def main():
         args.communicator or ('pure_nccl' if args.gpu else 'flat'))
     if comm.size != 2:
         sys.exit(f'This takes two processes, not {comm.size}: start with mpiexec -n 2.')
-    device = chainer.get_device(comm.intra_rank if args.gpu else '@numpy')
+    device = chainer.get_device(
+        comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount() if args.gpu else '@numpy')
     device.use()
     np.random.seed(args.seed + comm.rank)
 
