@@ -135,7 +135,7 @@ HOOKS = {
     'IPython': ('''
         from IPython.core import ultratb
         sys.excepthook = ultratb.VerboseTB(ostream=sys.stdout)
-        ''', 'ValueError: luck'),
+        ''', ': luck'),  # in colors
     'logs': ('''
         import logging
         sys.excepthook = lambda *args: logging.error('mine', exc_info=args)

@@ -225,8 +225,8 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             self._twin.finalize()
             self._mean_queue = self._twin = None
         _lifetime.release(self._agreement.calls.key)
-        for free in self._to_free:
-            free()
+        while self._to_free:
+            self._to_free.pop(0)()
         _unusable.forget(self)
         self.give_up(Unusable('this communicator was finalized; make a new one with '
                               'chainermn.create_communicator'))

@@ -1,14 +1,11 @@
 """What MPI gets of device memory: nothing that the device is still working on."""
 
-import types
 
 import numpy as np
 import pytest
 from mpi4py import MPI
-from mpi4py.util import pkl5
 
 import chainermn
-from chainermn.communicators import mpi_communicator_base
 from chainermn.communicators.compression import get
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -50,8 +47,6 @@ def flat(args):
 @pytest.fixture(params=['naive', 'flat', 'pure_nccl', 'non_cuda_aware'])
 def comm(request, gpu, monkeypatch):
     monkeypatch.setenv('CHAINERMN_CUDA_AWARE', '1')
-    monkeypatch.setattr(mpi_communicator_base, 'pkl5', types.SimpleNamespace(
-        Intracomm=watched(pkl5.Intracomm, gpu)))
     if request.param == 'non_cuda_aware':
         monkeypatch.setattr(MPI, 'Get_processor_name', lambda: f'node {RANK}')
     gpu.n_given = 0
