@@ -108,6 +108,7 @@ setup(
             'nbclient',
             'pytest',
             'pytest-mpi',
+            'pytest-xdist',
             'rich',
             'scikit-learn',
             'scipy',

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 from chainermn.kvstore import RowSparse
 
@@ -180,7 +181,7 @@ def test_the_end(tmp_path, body, text):
     script = tmp_path / 'script.py'
     script.write_text(START + body)
     done = subprocess.run(['mpiexec', '-n', '3', sys.executable, str(script)], text=True,
-                          timeout=40, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          timeout=seconds(40), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           env=os.environ | {'OMP_NUM_THREADS': '1'})
     if text:
         assert done.returncode != 0 and text in done.stdout

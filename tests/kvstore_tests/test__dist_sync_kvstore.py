@@ -5,6 +5,8 @@ import pytest
 
 from chainermn.kvstore import RowSparse
 
+pytestmark = pytest.mark.every_size
+
 X = np.zeros((4, 3), np.float32)
 
 

@@ -1,10 +1,13 @@
 """Messages arrive as they were written."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chainermn.kvstore import _messages
+
+pytestmark = pytest.mark.mpi_skip
 
 ARRAYS = st.tuples(st.sampled_from(['int8', 'float16', 'float32', 'complex128']),
                    st.integers(0, 20)).map(lambda said: np.arange(said[1]).astype(said[0]))
