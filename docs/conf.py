@@ -33,7 +33,7 @@ myst_heading_anchors = 3
 # The one notebook runs, and its last cell shows an error on purpose; any other fails the build.
 nb_execution_mode = 'force'
 nb_execution_raise_on_error = True
-nb_execution_timeout = 60
+nb_execution_timeout = 600
 nb_merge_streams = True
 
 autodoc_member_order = 'bysource'

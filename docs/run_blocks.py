@@ -22,6 +22,7 @@ Comments in the lines above a block say what is special about it:
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
 import io
@@ -32,7 +33,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import types
 
@@ -62,6 +62,11 @@ class Block:
 
     def __str__(self) -> str:
         return f'{self.page}:{self.line}'
+
+
+def all_pages() -> list[str]:
+    """Returns the paths of the pages, from the root of the repository."""
+    return sorted(str(path.relative_to(ROOT)) for pattern in PAGES for path in ROOT.glob(pattern))
 
 
 def find_blocks(page: str) -> list[Block]:
@@ -185,25 +190,22 @@ def main() -> None:
         return
     os.environ['PATH'] = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
     os.environ.setdefault('OMP_NUM_THREADS', '1')
-    pages = args.pages or sorted(
-        str(path.relative_to(ROOT)) for pattern in PAGES for path in ROOT.glob(pattern))
+    pages = args.pages or all_pages()
     failed = 0
+    n_run: dict[str, int] = {}  # by page
     not_run: dict[str, dict[str, list[int]]] = {}  # lines by reason and page
     for page in pages:
-        blocks = find_blocks(page)
-        for block in blocks:
+        for block in find_blocks(page):
             if block.not_run:
                 not_run.setdefault(block.not_run, {}).setdefault(page, []).append(block.line)
-        n_run = sum(not block.not_run for block in blocks)
-        if not n_run:
-            continue
-        started = time.monotonic()
-        said = run_page(page)
-        print(f'{page}: {"FAILED" if said else "ok"} ({n_run} blocks, '
-              f'{time.monotonic() - started:.1f} s)', flush=True)
-        if said:
-            failed += 1
-            print(f'{said}\n', flush=True)
+            else:
+                n_run[page] = n_run.get(page, 0) + 1
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for page, said in zip(n_run, pool.map(run_page, n_run), strict=True):
+            print(f'{page}: {"FAILED" if said else "ok"} ({n_run[page]} blocks)', flush=True)
+            if said:
+                failed += 1
+                print(f'{said}\n', flush=True)
     print('\nNot run:' if not_run else '')
     for reason, where in not_run.items():
         places = (f'{page}:{",".join(map(str, lines))}' for page, lines in where.items())

@@ -2,12 +2,14 @@
 
 Under ``mpiexec ... pytest --with-mpi`` every rank runs the same tests. After each phase of a
 test (setup, call, teardown) the ranks tell each other how it went, and what failed on one rank
-has failed on all; so no rank runs ahead, and rank 0 alone reports.
+has failed on all; so no rank runs ahead, and rank 0 alone reports.  In one process pytest-xdist
+may run the files in parallel.
 """
 
 import faulthandler
 import functools
 import os
+import pathlib
 import shutil
 import signal
 import tempfile
@@ -16,8 +18,10 @@ from typing import Any, TextIO
 
 import hypothesis
 import pytest
+from run_ranks import STACKS, outside_pytest
+from time_limits import seconds
 
-LIMIT = 60  # seconds that a test may take, unless it is marked with limit(seconds)
+LIMIT = 60  # seconds that a test may take on a quiet machine, unless it is marked with limit(...)
 GRACE = 3  # seconds for the other ranks to write their stacks too
 
 # Every rank must draw the same examples.
@@ -25,10 +29,22 @@ hypothesis.settings.register_profile('ranks', derandomize=True, database=None, d
 hypothesis.settings.load_profile('ranks')
 
 
+MARKERS = f"""
+every_size: runs at 2 and 4 ranks, too, as it depends on the number of ranks
+full: takes long, and runs with --full only
+gpu: needs CuPy and a GPU, and is skipped without
+limit(seconds): may take longer than {LIMIT} seconds on a quiet machine
+"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption('--full', action='store_true', help='runs tests that are marked full, too')
+
+
 @pytest.hookimpl(trylast=True)  # when there is a terminal reporter to take away
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line('markers', 'gpu: needs CuPy and a GPU, and is skipped without')
-    config.addinivalue_line('markers', f'limit(seconds): may take longer than {LIMIT} seconds')
+    for marker in MARKERS.strip().splitlines():
+        config.addinivalue_line('markers', marker)
 
     import chainermn
 
@@ -47,8 +63,41 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Ranks(mpi_comm))
         if mpi_comm.rank > 0:
             config.pluginmanager.unregister(name='terminalreporter')
-    if not config.getoption('usepdb'):
-        config.pluginmanager.register(TimeLimit(0 if mpi_comm is None else mpi_comm.rank))
+    if config.getoption('dist', 'no') != 'no':
+        config.pluginmanager.register(Workers())
+    elif not config.getoption('usepdb'):
+        worker = getattr(config, 'workerinput', {'workerid': '0'})['workerid']
+        name = worker if mpi_comm is None else str(mpi_comm.rank)
+        config.pluginmanager.register(TimeLimit(name, mpi_comm))
+
+
+def pytest_report_header() -> str:
+    return f'tests on a GPU: {_why_no_gpu() or "yes"}'
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that have none of the tests for 2 and 4 ranks."""
+    if config.getoption('markexpr') == 'every_size' and collection_path.suffix == '.py':
+        return 'every_size' not in collection_path.read_text(encoding='utf-8') or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    others = set()  # markers of tests that are not for this run
+    if not config.getoption('full'):
+        others.add('full')
+    if config.getoption('with_mpi'):
+        others.add('mpi_skip')
+    if 'gpu' not in config.getoption('markexpr') and _why_no_gpu():
+        others.add('gpu')
+    chosen: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        is_other = not others.isdisjoint(marker.name for marker in item.iter_markers())
+        (left_out if is_other else chosen).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = chosen
 
 
 class Ranks:
@@ -90,33 +139,94 @@ class TimeLimit:
     """Ends the process when a test takes too long, after writing the stacks of all its threads.
 
     A timer thread in C writes and the kernel kills, so a rank that waits within MPI, or
-    holds the GIL, is ended too; mpiexec then ends the others.
+    holds the GIL, is ended too; mpiexec then ends the others, and pytest-xdist goes on with a new
+    worker.
     """
 
-    def __init__(self, rank: int) -> None:
-        folder = os.environ.get('CHAINERMN_TEST_STACKS')  # run_ranks.py prints what is there
+    def __init__(self, name: str, mpi_comm: Any) -> None:
+        self.mpi_comm = mpi_comm
+        folder = os.environ.get(STACKS)  # run_ranks.py prints what is there
         self.named = folder is not None
         # pytest captures file descriptor 2 during the tests.
-        self.file: TextIO = open(f'{folder}/{rank}' if folder else os.dup(2), 'w')  # noqa: SIM115
+        self.file: TextIO = open(f'{folder}/{name}' if folder else os.dup(2), 'w')  # noqa: SIM115
         self.start('collecting', LIMIT)
 
-    def start(self, name: str, seconds: int) -> None:
+    def start(self, name: str, quiet: float) -> None:
+        self.write(name)
+        limit = seconds(quiet)
+        if self.mpi_comm is not None:
+            limit = self.mpi_comm.bcast(limit)  # so that the stacks of all are written
+        faulthandler.dump_traceback_later(limit, file=self.file)
+        signal.setitimer(signal.ITIMER_REAL, limit + GRACE)
+
+    def write(self, name: str) -> None:
+        """Writes what the process is doing."""
         if self.named:
             self.file.seek(0)
             self.file.truncate()
             self.file.write(f'{name}\n')
             self.file.flush()
-        faulthandler.dump_traceback_later(seconds, file=self.file)
-        signal.alarm(seconds + GRACE)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+    def pause(self) -> None:
+        """A worker may wait for the others; a rank has nothing to wait for."""
+        if self.mpi_comm is None:
+            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        self.pause()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         marker = item.get_closest_marker('limit')
         self.start(item.nodeid, marker.args[0] if marker else LIMIT)
+        result = yield
+        self.pause()
+        return result
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self.start(f'ending with {int(exitstatus)}', LIMIT)  # MPI_Finalize can hang as well
+
+
+class Workers:
+    """Reports what a worker of pytest-xdist was doing when it was ended."""
+
+    def __init__(self) -> None:
+        self.folder = os.environ.get(STACKS)
+
+    def write(self, name: str, text: str) -> None:
+        if self.folder:
+            pathlib.Path(self.folder, name).write_text(text)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, report: Any) -> None:
+        if self.folder:
+            worker = report.node.gateway.id
+            name, *stacks = pathlib.Path(self.folder, worker).read_text().splitlines()
+            report.longrepr += f'\n{outside_pytest(stacks)}'
+            self.write(worker, name)  # run_ranks.py need not print it again
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self.write('0', f'ending with {int(exitstatus)}\n')
+
+
+@pytest.fixture
+def default_signals() -> Generator[None]:
+    """Lets signals end the processes that a test starts, even if this one ignores them.
+
+    A new process ignores the signals that its parent ignores: SIGHUP under nohup, SIGINT in the
+    background of a shell script.
+    """
+    ignored = [number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+               if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

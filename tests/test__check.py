@@ -10,6 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn._check import _facts, _trials
@@ -100,13 +101,13 @@ def check(*args, ranks=0, code=None, timeout=50, **env):
         command = ['mpiexec', '-n', str(ranks), *command]
     clean = {name: value for name, value in os.environ.items()
              if not name.startswith(('PMI', 'MPI_'))}
-    done = subprocess.run(command, env=clean | env, timeout=timeout, text=True,
+    done = subprocess.run(command, env=clean | env, timeout=seconds(timeout), text=True,
                           capture_output=True)
     return done.returncode, done.stdout, done.stderr
 
 
 @alone
-@pytest.mark.parametrize('ranks', [0, 1, 2, 3, 4])
+@pytest.mark.parametrize('ranks', [0, 1, 2, 3, pytest.param(4, marks=pytest.mark.full)])
 def test_json_on_some_ranks(ranks):
     status, out, err = check('--json', ranks=ranks)
     assert (status, err) == (0, '')

@@ -8,6 +8,8 @@ from chainer import optimizers, training
 
 import chainermn
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture(scope='module')
 def comm():

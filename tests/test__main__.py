@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 from chainermn.__main__ import main
 
@@ -35,7 +36,7 @@ def test_each_command_explains_itself(command, capsys):
 
 
 def test_an_unknown_command_is_refused():
-    done = subprocess.run([sys.executable, '-m', 'chainermn', 'walk'], text=True, timeout=50,
-                          capture_output=True)
+    done = subprocess.run([sys.executable, '-m', 'chainermn', 'walk'], text=True,
+                          capture_output=True, timeout=seconds(50))
     assert done.returncode == 2
     assert "invalid choice: 'walk' (choose from" in done.stderr

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
 
@@ -33,8 +34,8 @@ def write(tmp_path, code):
 
 
 def run(tmp_path, env, *args, timeout=50):
-    return subprocess.run([*COMMAND, *args], cwd=tmp_path, env=env, text=True, timeout=timeout,
-                          capture_output=True)
+    return subprocess.run([*COMMAND, *args], cwd=tmp_path, env=env, text=True, capture_output=True,
+                          timeout=seconds(timeout))
 
 
 def processes(tmp_path):
@@ -59,7 +60,7 @@ def table(err):
     *_, lines = err.rpartition('chainermn run: ')
     first, head, *rest = lines.splitlines()
     assert head.split() == ['attempt', 'started', 'lasted', 'ended']
-    rest = [re.sub(r' \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  0:00:\d\d ', '', line) for line in rest]
+    rest = [re.sub(r' \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \d:\d\d:\d\d ', '', line) for line in rest]
     return first, [re.sub(r'process \d+', 'process P', line).split(maxsplit=1) for line in rest]
 
 
@@ -137,8 +138,8 @@ FAIL = '''
     (['--max-restarts', '2', '--startup', '0'], 3,
      'the job failed after 2 restarts; --max-restarts allows no more than 2'),
     (['--max-restarts', '0'], 1, 'the job failed; --max-restarts allows no more than 0'),
-    (['--startup', '50'], 2, 'the job failed twice within 50 seconds of its start; it is not '
-                             'started again'),
+    (['--startup', '500'], 2, 'the job failed twice within 500 seconds of its start; it is not '
+                              'started again'),
 ], ids=['always', 'never', 'twice'])
 def test_a_job_that_always_fails(tmp_path, env, options, attempts, why):
     write(tmp_path, FAIL)
@@ -188,6 +189,7 @@ WAIT = '''
 @pytest.mark.parametrize('sent, args', [
     (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGHUP, []), (signal.SIGKILL, []),
     (signal.SIGINT, ['ignore']), (signal.SIGKILL, ['ignore'])])
+@pytest.mark.usefixtures('default_signals')
 def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
     write(tmp_path, WAIT)
     with subprocess.Popen([*COMMAND, '-n', '2', 'script.py', *args], cwd=tmp_path, env=env,
@@ -195,7 +197,7 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
         assert process.stdout.readline() == 'all wait\n'
         assert len(processes(tmp_path)) >= 4  # this command, mpiexec, and the ranks
         process.send_signal(sent)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=seconds(30))
     assert process.returncode == -sent
     if sent != signal.SIGKILL:
         assert processes(tmp_path) == []
@@ -238,6 +240,6 @@ def test_without_mpiexec(tmp_path, env):
     code = ("import sys; sys.executable = 'elsewhere/python'\n"
             "from chainermn.__main__ import main; main(['run', '-n', '1', 'script.py'])")
     done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env | {'PATH': ''},
-                          text=True, capture_output=True, timeout=50)
+                          text=True, capture_output=True, timeout=seconds(50))
     assert done.returncode == 2
     assert 'there is no mpiexec in elsewhere, nor on PATH. Install MPI with' in done.stderr

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
 
@@ -34,8 +35,9 @@ def run(tmp_path, body, ranks=2, timeout=50, **env):
         command = ['mpiexec', '-n', str(ranks), *command]
     clean = {name: value for name, value in os.environ.items()
              if name not in VARIABLES and not name.startswith(('PMI', 'MPI_'))}
-    done = subprocess.run(command, env=clean | env, cwd=tmp_path, timeout=timeout, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(command, env=clean | env, cwd=tmp_path, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          timeout=seconds(timeout))
     return done.returncode, done.stdout
 
 
@@ -381,7 +383,7 @@ def test_the_hook_that_was_there_before_is_called(tmp_path):
     (tmp_path / 'script.py').write_text(
         START + "comm = chainermn.create_communicator('naive')\n"
         "if RANK: raise ValueError('luck')\n" + WAIT)
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, script], cwd=tmp_path, timeout=20,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, script], cwd=tmp_path, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds(20))
     assert done.returncode != 0
     assert done.stdout == 'mine: luck\n'

@@ -7,6 +7,8 @@ import pytest
 
 import chainermn
 
+pytestmark = pytest.mark.mpi_skip
+
 ROOT = pathlib.Path(chainermn.__file__).parent
 
 #: Highest first. A name is a module of the package or a folder of modules.

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 
@@ -42,6 +43,7 @@ import chainermn
 assert 'mpi4py.MPI' not in sys.modules
 assert not hasattr(chainermn, 'testing') and not hasattr(chainermn, 'nccl')
 '''
-    done = subprocess.run([sys.executable, '-W', 'error', '-c', code], timeout=30, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run([sys.executable, '-W', 'error', '-c', code], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          timeout=seconds(30))
     assert (done.returncode, done.stdout) == (0, '')

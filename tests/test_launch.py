@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn._launch import _parcel
@@ -106,7 +107,7 @@ def test_a_script_launches_what_it_defines(tmp_path):
             assert error.args == ('way', 3)
             print(error.__cause__)
         ''')
-    done = subprocess.run([sys.executable, script], cwd=tmp_path / 'elsewhere', timeout=50,
+    done = subprocess.run([sys.executable, script], cwd=tmp_path / 'elsewhere', timeout=seconds(50),
                           text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, '')
     assert f'rank 0 of 1 (host {os.uname().nodename}, process ' in done.stdout
@@ -241,6 +242,7 @@ INTERRUPTED = '''
 
 
 @pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.usefixtures('default_signals')
 def test_ranks_end_with_the_caller(tmp_path, folder, sent):
     script = write(tmp_path, INTERRUPTED)
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True,
@@ -248,7 +250,7 @@ def test_ranks_end_with_the_caller(tmp_path, folder, sent):
         assert process.stdout.readline() == 'all wait\n'
         assert len(processes(folder)) >= 5  # mpiexec, and two for each rank
         process.send_signal(sent)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=seconds(30))
     assert process.returncode == -sent
     if sent == signal.SIGINT:
         assert out == 'interrupted\n'
@@ -322,7 +324,7 @@ print(nbformat.writes(notebook))
 '''
     done = subprocess.run(
         [sys.executable, '-c', code, EXAMPLES / 'launch' / 'digits.ipynb'], cwd=tmp_path,
-        timeout=55, text=True, capture_output=True,
+        timeout=seconds(55), text=True, capture_output=True,
         env=os.environ | {'OMP_NUM_THREADS': '1', 'IPYTHONDIR': str(tmp_path),
                           'JUPYTER_CONFIG_DIR': str(tmp_path)})
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,8 @@ import pytest
 
 from chainermn import nccl
 
+pytestmark = pytest.mark.mpi_skip
+
 # Imports chainermn.nccl where importing CuPy, or CuPy's module for NCCL, goes as in `prepare`.
 SCRIPT = '''
 import sys, types

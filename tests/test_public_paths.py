@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 #: Names of classes and functions, by module.
 PATHS = {
@@ -173,8 +174,9 @@ def test_a_device_for_tests():
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts a process of its own')
 def test_parameters_are_those_of_the_old_chainermn(tmp_path):
     done = subprocess.run(
-        [sys.executable, '-c', OLD, json.dumps([PATHS, CLASSES])], cwd=tmp_path, timeout=50,
-        env={**os.environ, 'CHAINERMN_OVERLAY': '0'}, capture_output=True, text=True)
+        [sys.executable, '-c', OLD, json.dumps([PATHS, CLASSES])], cwd=tmp_path,
+        env={**os.environ, 'CHAINERMN_OVERLAY': '0'}, capture_output=True, text=True,
+        timeout=seconds(50))
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert len(said) > 150

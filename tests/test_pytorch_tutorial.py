@@ -16,6 +16,8 @@ from sklearn.datasets import load_digits
 
 import chainermn
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture(scope='module')
 def comm():

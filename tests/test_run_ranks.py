@@ -4,10 +4,12 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
+import time_limits
 
 pytestmark = pytest.mark.mpi_skip  # starts mpiexec itself
 
@@ -34,29 +36,68 @@ def test_after():
 if last:
     {collecting}
 """
+MARKED = """
+import pytest
+from mpi4py import MPI
+
+@pytest.fixture(autouse=True)
+def say(request):
+    with open({file!r}, 'a') as file:
+        file.write(f'{{MPI.COMM_WORLD.size}} {{request.node.name[5:]}}\\n')
+
+def test_plain():
+    pass
+
+@pytest.mark.every_size
+def test_every_size():
+    pass
+
+@pytest.mark.every_size
+@pytest.mark.mpi(min_size=4)
+def test_min_size():
+    pass
+
+@pytest.mark.mpi_skip
+def test_one_process():
+    pass
+
+@pytest.mark.full
+def test_full():
+    pass
+"""
 
 
 @pytest.fixture
-def run(tmp_path):
-    def run(special='pass', collecting='pass', options=()):
+def run_ranks(tmp_path):
+    """Runs a test file; gives the status, the closing lines of pytest, and what was printed."""
+    def run_ranks(text, *options):
         shutil.copy(HERE / 'conftest.py', tmp_path)
-        text = TESTS.format(special=special, collecting=collecting)
         tmp_path.joinpath('test_it.py').write_text(text)
         config = [f'--rootdir={tmp_path}', '-c', str(HERE.parent / 'pyproject.toml')]
-        command = [sys.executable, HERE / 'run_ranks.py', '--ranks', '2,3', *options, *config,
+        command = [sys.executable, HERE / 'run_ranks.py', '--maxprocesses', '1', *options, *config,
                    tmp_path]
-        env = {k: v for k, v in os.environ.items() if k != 'CHAINERMN_TEST_STACKS'}
+        env = {k: v for k, v in os.environ.items()
+               if k != 'CHAINERMN_TEST_STACKS' and not k.startswith('PYTEST_')}
         result = subprocess.run(
             command, env=env, text=True, check=False, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT)
-        closing = re.findall(r'^=+ (.*) in [\d.]+s =+$', result.stdout, re.MULTILINE)
+        closing = re.findall(r'^=+ (.*) in [\d.]+s.* =+$', result.stdout, re.MULTILINE)
         return result.returncode, closing, result.stdout
+
+    return run_ranks
+
+
+@pytest.fixture
+def run(run_ranks):
+    def run(special='pass', collecting='pass', ranks='2,3', options=()):
+        return run_ranks(TESTS.format(special=special, collecting=collecting), '--ranks', ranks,
+                         *options)
 
     return run
 
 
 def test_passing(run):
-    status, closing, _ = run()
+    status, closing, _ = run(ranks='1,3')
     assert (status, closing) == (0, ['3 passed', '3 passed'])
 
 
@@ -78,26 +119,99 @@ def test_keep_going(run):
 
 
 def test_one_rank_hangs(run):
-    status, closing, output = run('time.sleep(100)')
+    status, closing, output = run('time.sleep(1000)')
     assert status != 0
     assert closing == ['1 error']
     stacks = re.split(r'_+ rank (\d) took too long in test_it.py::test_special _+\n', output)[1:]
     assert stacks[::2] == ['0', '1']
-    lines = TESTS.format(special='time.sleep(100)', collecting='').splitlines()
-    for stack, statement in zip(stacks[1::2], ['MPI.COMM_WORLD.barrier()', 'time.sleep(100)'],
+    lines = TESTS.format(special='time.sleep(1000)', collecting='').splitlines()
+    for stack, statement in zip(stacks[1::2], ['MPI.COMM_WORLD.barrier()', 'time.sleep(1000)'],
                                 strict=True):
         number = re.search(r'test_it.py", line (\d+) in test_special', stack)[1]
         assert lines[int(number) - 1].strip() == statement
 
 
-def test_one_rank_dies(run):
-    status, closing, output = run('os._exit(3)')
+def test_one_process_hangs(run):
+    """The other tests are run by another one."""
+    status, closing, output = run('time.sleep(1000)', ranks='1')
+    assert (status, closing) == (1, ['1 failed, 2 passed'])
+    report, _, last = output.rstrip().rpartition('\n')
+    assert '1 failed' in last
+    number = re.search(r'crashed while running .*test_it.py::test_special(?:.*\n)*?'
+                       r'.*test_it.py", line (\d+) in test_special\n', report)[1]
+    lines = TESTS.format(special='time.sleep(1000)', collecting='').splitlines()
+    assert lines[int(number) - 1].strip() == 'time.sleep(1000)'
+    assert '_pytest' not in report
+
+
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_one_rank_dies(run, ranks):
+    status, closing, output = run('os._exit(3)', ranks=str(ranks))
     assert status != 0
-    assert closing == ['1 error']
-    assert 'rank 1: test_it.py::test_special' in output
+    assert closing == [['1 failed, 2 passed'], ['1 error']][ranks - 1]
+    assert ['crashed while running', 'rank 1: test_it.py::test_special'][ranks - 1] in output
 
 
 def test_one_rank_collects_otherwise(run):
     status, closing, output = run(collecting='raise KeyError("collecting")')
     assert (status, closing) == (2, ['no tests ran'])
     assert 'KeyError: ' in output
+
+
+@pytest.mark.parametrize('options, expected', [
+    ([], {1: 'plain every_size one_process', 2: 'every_size', 3: 'plain every_size',
+          4: 'every_size min_size'}),
+    (['--ranks', '1,2', '--full'], {1: 'plain every_size one_process full',
+                                    2: 'plain every_size full'}),
+], ids=['by default', 'all at these numbers'])
+def test_which_tests_run_at_which_number_of_ranks(run_ranks, tmp_path, options, expected):
+    file = tmp_path / 'ran'
+    status, _, output = run_ranks(MARKED.format(file=str(file)), *options)
+    assert status == 0, output
+    assert sorted(file.read_text().splitlines()) == sorted(
+        f'{size} {name}' for size, names in expected.items() for name in names.split()
+        for _ in range(size))
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setenv('CHAINERMN_TEST_SLOWNESS', '0.9')
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 1})
+    monkeypatch.setattr(os, 'getloadavg', lambda: (1.5, 9, 9))
+
+
+def test_limits_are_those_of_a_quiet_machine(quiet):
+    assert time_limits.seconds(20) == 20
+
+
+def test_limits_grow_with_how_slow_the_machine_was_at_the_start(quiet, monkeypatch):
+    monkeypatch.setenv('CHAINERMN_TEST_SLOWNESS', '2.5')
+    assert time_limits.seconds(20) == 50
+
+
+def test_limits_grow_with_the_load(quiet, monkeypatch):
+    monkeypatch.setattr(os, 'getloadavg', lambda: (8, 0, 0))
+    assert time_limits.seconds(20) == 80
+
+
+def test_a_run_measures_once(monkeypatch):
+    code = 'import os, time_limits; print(os.environ[time_limits.VARIABLE])'
+    env = {**os.environ, 'PYTHONPATH': str(HERE)}
+    first = subprocess.check_output([sys.executable, '-c', code], text=True, env={
+        k: v for k, v in env.items() if k != time_limits.VARIABLE})
+    assert float(first) > 0
+    assert subprocess.check_output([sys.executable, '-c', code], text=True, env=env | {
+        time_limits.VARIABLE: '7.25'}) == '7.25\n'
+
+
+def test_default_signals(request):
+    """As under nohup, and in the background of a shell script."""
+    ignored = [signal.SIGHUP, signal.SIGINT]
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        request.getfixturevalue('default_signals')
+        for number in ignored:
+            assert subprocess.run(['sh', '-c', f'kill -{int(number)} $$']).returncode == -number
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)

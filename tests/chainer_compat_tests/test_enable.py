@@ -6,6 +6,7 @@ import subprocess
 import venv
 
 import pytest
+from time_limits import seconds
 
 import chainer_compat
 
@@ -94,7 +95,7 @@ if __name__ == '__main__':
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    print(*queue.get(timeout=50))
+    print(*queue.get(timeout={seconds(50)}))
     process.join()
 ''')
     code = 'import runpy; runpy.run_path("main.py", run_name="__main__")'

@@ -10,6 +10,8 @@ import pytest
 
 from chainermn.communicators import _bucket
 
+pytestmark = pytest.mark.mpi_skip
+
 FLOATS = st.sampled_from(['float16', 'float32', 'float64'])
 ARRAYS = st.lists(
     hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, min_side=0, max_side=4),

@@ -8,6 +8,8 @@ import pytest
 from chainermn.communicators import _chunks
 from chainermn.communicators._chunks import Piece
 
+pytestmark = pytest.mark.mpi_skip
+
 SIZES = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 100)), max_size=12)
 
 

@@ -9,6 +9,8 @@ import chainermn
 from chainermn.communicators import compression
 from chainermn.communicators.compression import TwoBit
 
+pytestmark = pytest.mark.every_size
+
 SIZE = 1000
 
 

@@ -1,7 +1,6 @@
 """The error that all ranks raise: who said what, in few lines, and what to do."""
 
 import pickle
-import time
 
 import numpy as np
 import pytest
@@ -69,12 +68,10 @@ def test_what_differs_is_marked(other, what):
         == [True]
 
 
-def test_thousand_ranks_are_grouped_and_fast():
+def test_thousand_ranks_are_grouped():
     said = headers(*[pack('gather', (n % 2,), F4, 0) for n in range(1000)],
                    pack('gather', (0,), F4, 7))
-    start = time.monotonic()
     text = str(common_error(said, nothing(said), nothing(said)))
-    assert time.monotonic() - start < 5
     # Two shapes take turns, but roots are what differs.
     assert text.startswith('gather refused: roots differ')
     assert len(text.splitlines()) == 5

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
 
@@ -29,7 +30,7 @@ def run(tmp_path, body, ranks=2, **env):
     script = tmp_path / 'script.py'
     script.write_text(START + body)
     return subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, str(script)], text=True, timeout=30,
+        ['mpiexec', '-n', str(ranks), sys.executable, str(script)], text=True, timeout=seconds(30),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
 
 

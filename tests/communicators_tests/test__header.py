@@ -8,6 +8,8 @@ import pytest
 from chainermn.communicators import _header
 from chainermn.communicators._header import CALL, DTYPE, EQUAL, SHAPE, Header, pack, unpack
 
+pytestmark = pytest.mark.mpi_skip
+
 SHAPES = st.lists(st.integers(0, 2**40), max_size=12).map(tuple)
 TEXTS = st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)
 HEADERS = st.fixed_dictionaries({

@@ -3,9 +3,12 @@
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 
 from chainermn.communicators import _chunks
 from chainermn.communicators._reduction import Copied, FewPieces, ManyPieces
+
+pytestmark = pytest.mark.mpi_skip
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 

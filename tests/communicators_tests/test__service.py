@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 
@@ -208,7 +209,7 @@ def run(tmp_path, body, ranks=3, **env):
     script = tmp_path / 'script.py'
     script.write_text(START + body)
     return subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, str(script)], text=True, timeout=40,
+        ['mpiexec', '-n', str(ranks), sys.executable, str(script)], text=True, timeout=seconds(40),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
 
 
@@ -260,5 +261,5 @@ comm.barrier()
     script = tmp_path / 'script.py'
     script.write_text(start + body.lstrip('\n'))
     done = subprocess.run(['mpiexec', '-n', '2', sys.executable, str(script)], text=True,
-                          timeout=40, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                          timeout=seconds(40), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert (done.returncode, done.stdout) == (0, 'refused\n')

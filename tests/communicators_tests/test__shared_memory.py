@@ -16,9 +16,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn.communicators import _shared_memory, _topology
+
+pytestmark = pytest.mark.every_size
 
 CHUNK = 512  # bytes: small, so that small arrays fill many
 MPI_COMM = MPI.COMM_WORLD
@@ -330,7 +333,7 @@ def mpiexec(hosts, program, argument='', shell=()):
         if several:
             command += ['unshare', '--uts', 'sh', '-c', f'hostname {host} && exec "$0" "$@"']
         command += [*shell, sys.executable, '-c', program, argument, ':']
-    return subprocess.run(command[:-1], capture_output=True, text=True, timeout=50,
+    return subprocess.run(command[:-1], capture_output=True, text=True, timeout=seconds(50),
                           check=False, cwd=pathlib.Path(__file__).parent)
 
 
@@ -380,7 +383,9 @@ if rank == 0:
 """
 
 
-@pytest.mark.parametrize('hosts', ['aabb', 'abab', 'abb', 'abc', 'aabbb', 'aaa'])
+@pytest.mark.parametrize('hosts', [
+    'abab', 'abc', 'aabbb',
+    *(pytest.param(hosts, marks=pytest.mark.full) for hosts in ('aabb', 'abb', 'aaa'))])
 def test_several_nodes(hosts):
     result = mpiexec(hosts, SEVERAL_NODES)
     assert result.returncode == 0, result.stderr
@@ -414,11 +419,9 @@ except RuntimeError as error:
 @pytest.mark.parametrize('is_hidden', [False, True])
 def test_a_rank_that_is_killed_leaves_nobody_waiting(is_hidden, tmp_path):
     """Whether or not mpiexec learns of it; behind a shell that goes on, it does not."""
-    shell = ('sh', '-c', '"$0" "$@"; sleep 60') if is_hidden else ()
-    start = time.monotonic()
+    shell = ('sh', '-c', '"$0" "$@"; sleep 1000') if is_hidden else ()
     result = mpiexec('aaa', KILLED, str(tmp_path), shell=shell)
     assert result.returncode != 0
-    assert time.monotonic() - start < 40
     said = [path.read_text() for path in tmp_path.iterdir()]
     assert said or not is_hidden
     for text in said:

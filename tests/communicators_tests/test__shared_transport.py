@@ -7,6 +7,8 @@ import chainermn
 from chainermn.communicators import _shared_memory
 from chainermn.communicators._transport import LARGE
 
+pytestmark = pytest.mark.every_size
+
 DTYPES = ['float16', 'float32', 'float64']
 
 

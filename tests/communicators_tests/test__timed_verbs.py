@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn.communicators import _timed_verbs, _timeline
@@ -114,7 +115,7 @@ def test_who_comes_early_waits(events):
     comm = chainermn.create_communicator('naive')
     comm.barrier()
     if comm.rank == comm.size - 1:
-        time.sleep(.2)
+        time.sleep(seconds(.2))  # the others have to get there
     comm.allreduce(np.ones(3, 'f'))
     said = events()
     verb, = (event for event in said if event['name'] == 'allreduce')

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn.__main__ import main
@@ -117,7 +118,7 @@ def test_a_run_that_fails_leaves_files_that_can_be_read(tmp_path, capsys, end):
     beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
     done = subprocess.run(
         [beside if os.path.exists(beside) else 'mpiexec', '-n', '2', sys.executable, 'killed.py'],
-        cwd=tmp_path, timeout=50, capture_output=True, text=True,
+        cwd=tmp_path, timeout=seconds(50), capture_output=True, text=True,
         env={**os.environ, _timeline.VARIABLE: 'out.json'})
     assert done.returncode != 0, done.stderr
     for rank in range(2):

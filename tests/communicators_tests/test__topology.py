@@ -8,9 +8,12 @@ import sys
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 from chainermn.communicators import _topology
 from chainermn.communicators._topology import Topology, place
+
+pytestmark = pytest.mark.every_size
 
 
 @pytest.mark.parametrize('hosts, expected', [
@@ -54,7 +57,8 @@ def test_ranks_on_two_nodes():
     for host in ('node-b', 'node-a', 'node-b', 'node-a'):
         command += ['-n', '1', 'unshare', '--uts', 'sh', '-c',
                     f'hostname {host} && exec "$0" -c "$1"', sys.executable, PROGRAM, ':']
-    result = subprocess.run(command[:-1], capture_output=True, text=True, timeout=50, check=False)
+    result = subprocess.run(command[:-1], capture_output=True, text=True, check=False,
+                            timeout=seconds(50))
     assert result.returncode == 0, result.stderr
     whole, pairs = zip(*json.loads(result.stdout), strict=True)
     assert list(whole) == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 0, 2], [1, 2, 1, 2]]

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn.communicators import _watch
@@ -35,7 +36,7 @@ def start(folder, body, ranks=3, name='naive', timeout='3', **env):
     script = folder / 'script.py'
     script.write_text(START.format(name=name) + body)
     done = subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, script], text=True, timeout=50,
+        ['mpiexec', '-n', str(ranks), sys.executable, script], text=True, timeout=seconds(50),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, 'CHAINERMN_TIMEOUT': timeout, **env})
     return done.returncode, done.stdout

@@ -12,6 +12,8 @@ from mpi4py import MPI
 
 from chainermn.communicators._window import Window, _Process
 
+pytestmark = pytest.mark.every_size
+
 MPI_COMM = MPI.COMM_WORLD
 RANK, SIZE = MPI_COMM.rank, MPI_COMM.size
 

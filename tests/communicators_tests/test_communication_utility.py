@@ -10,6 +10,8 @@ import chainermn
 from chainermn import nccl
 from chainermn.communicators import _communication_utility
 
+pytestmark = pytest.mark.every_size
+
 WORLD = MPI.COMM_WORLD
 
 SIGNATURES = {

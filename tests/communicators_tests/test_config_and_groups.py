@@ -8,6 +8,8 @@ from mpi4py import MPI
 
 from chainermn.communicators import create_communicator
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture
 def own(name):

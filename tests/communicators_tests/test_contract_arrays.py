@@ -5,6 +5,8 @@ import functools
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.every_size
+
 OPS = {'sum': np.add, 'prod': np.multiply, 'max': np.maximum, 'min': np.minimum}
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture(autouse=True)
 def takes_models_on_the_cpu(comm):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+pytestmark = pytest.mark.every_size
+
 #: Objects by rank.  mpi4py sends the buffers of arrays beyond 256 KiB beside the pickle.
 OBJECTS = {
     'None': lambda rank: None,

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+pytestmark = pytest.mark.every_size
+
 
 def test_long_integers_are_exact(comm, check):
     x = np.array([2**53 + 1, -2**53 - 1]) + comm.rank

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from chainermn.datasets._part import NotInMemoryError, cut
 
+pytestmark = pytest.mark.mpi_skip
+
 N = 12
 
 DATASETS = {

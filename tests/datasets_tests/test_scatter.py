@@ -20,9 +20,12 @@ from chainer.datasets import (
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn.datasets import scatter
+
+pytestmark = pytest.mark.every_size
 
 N = 11
 
@@ -400,8 +403,8 @@ def test_agrees_with_chainermn_7_run_beside_it(tmp_path):
     def ask(overlay):
         run = subprocess.run(
             ['mpiexec', '-n', '3', sys.executable, '-W', 'ignore', script],
-            env=os.environ | {'CHAINERMN_OVERLAY': overlay}, cwd=tmp_path, timeout=50, check=True,
-            stdout=subprocess.PIPE)
+            env=os.environ | {'CHAINERMN_OVERLAY': overlay}, cwd=tmp_path, check=True,
+            timeout=seconds(50), stdout=subprocess.PIPE)
         return json.loads(run.stdout)
 
     ours, theirs = ask('1'), ask('0')

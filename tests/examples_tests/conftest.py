@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / 'examples'
 
@@ -26,7 +27,7 @@ def run(tmp_path):
     def run(script, *options, ranks=2):
         done = subprocess.run(
             ['mpiexec', '-n', str(ranks), sys.executable, EXAMPLES / script, *options],
-            cwd=tmp_path, timeout=50, text=True, capture_output=True,
+            cwd=tmp_path, timeout=seconds(50), text=True, capture_output=True,
             env=os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'})
         assert (done.returncode, done.stderr) == (0, '')
         return done.stdout

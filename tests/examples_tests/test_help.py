@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.mpi_skip
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / 'examples'
 SCRIPTS = [path for path in sorted(EXAMPLES.glob('*/*.py')) if '__main__' in path.read_text()]
 

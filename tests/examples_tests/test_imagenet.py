@@ -5,7 +5,7 @@ import runpy
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.limit(180)
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
 
 
 def test_mixed16_stops_and_goes_on(run, tmp_path):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 pytestmark = [
     pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own'),
@@ -22,7 +23,7 @@ def train(ranks, cwd, *options):
     """Runs the example; gives what it printed."""
     done = subprocess.run(
         ['mpiexec', '-n', str(ranks), sys.executable, SCRIPT, *options],
-        cwd=cwd, timeout=90, text=True, capture_output=True,
+        cwd=cwd, timeout=seconds(90), text=True, capture_output=True,
         env=os.environ | {'OMP_NUM_THREADS': '1'})
     assert (done.returncode, done.stderr) == (0, '')
     return done.stdout
@@ -48,6 +49,7 @@ def test_learns_the_digits_on_two_processes(tmp_path):
     assert logged * 100 == pytest.approx(float(accuracy[1]), abs=0.01)
 
 
+@pytest.mark.full
 def test_continues_from_a_snapshot(tmp_path):
     train(2, tmp_path, '--epoch', '2', '--out', 'out', '--communicator', 'naive')
     first = log_of(tmp_path / 'out')

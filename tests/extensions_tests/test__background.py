@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn.extensions import _background
@@ -100,7 +101,7 @@ if sys.argv[2] == 'fork':
 
 def run_script(*command, python=('-W', 'ignore')):
     return subprocess.run([*command[:-2], sys.executable, *python, '-c', SCRIPT, *command[-2:]],
-                          capture_output=True, text=True, timeout=50)
+                          capture_output=True, text=True, timeout=seconds(50))
 
 
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes itself')

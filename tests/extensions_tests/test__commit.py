@@ -13,6 +13,8 @@ import pytest
 from chainermn.extensions import _snapshot_files
 from chainermn.extensions._commit import Commit, File, Names, digest
 
+pytestmark = pytest.mark.mpi_skip
+
 FILES = [File(rank, f'run.{rank}.5', 10 + rank, 'ab' * 32, 'same', f'own {rank}')
          for rank in range(2)]
 COMMIT = Commit(5, 2, FILES)

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 from chainermn.extensions import _snapshot_files
 from chainermn.extensions._commit import Commit, File
@@ -54,7 +55,7 @@ def test_snapshots_are_found_too(tmp_path):
 def test_the_command(tmp_path):
     def run(folder):
         return subprocess.run([sys.executable, '-m', 'chainermn', 'checkpoints', str(folder)],
-                              capture_output=True, text=True, timeout=50)
+                              capture_output=True, text=True, timeout=seconds(50))
 
     assert run(tmp_path).stdout == 'no checkpoint or snapshot is here\n'
     save(tmp_path, 5)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 from chainermn.extensions import _durable
 
@@ -125,6 +126,6 @@ def test_a_folder_that_is_not_for_writing(tmp_path):
         if not os.stat(folder).st_mode & 0o001:
             os.chmod(folder, os.stat(folder).st_mode | 0o011)
     done = subprocess.run([sys.executable, '-c', script, str(tmp_path / 'file')],
-                          capture_output=True, text=True, timeout=50)
+                          capture_output=True, text=True, timeout=seconds(50))
     assert 'Permission denied' in done.stdout, done.stderr
     assert (tmp_path / 'file').read_bytes() == b'old' and os.listdir(tmp_path) == ['file']

@@ -16,6 +16,8 @@ from chainermn.extensions._commit import Commit
 from chainermn.extensions._describe import describe
 from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture(scope='module')
 def comm():

@@ -11,9 +11,12 @@ import zipfile
 import chainer
 import numpy as np
 import pytest
+from time_limits import seconds
 
 from chainermn.extensions import _snapshot_files
 from chainermn.extensions._arrays import problem_of, tag_of
+
+pytestmark = pytest.mark.mpi_skip
 
 ARRAYS = {'x': np.arange(1000.0), 'y/z': np.asarray(None)}
 
@@ -54,7 +57,8 @@ def test_a_process_killed_while_writing_leaves_no_file(tmp_path):
         'from chainermn.extensions import _snapshot_files\n'
         'os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)\n'
         '_snapshot_files.write(sys.argv[1], {"x": numpy.ones(10)})\n')
-    process = subprocess.run([sys.executable, '-c', script, str(tmp_path / 'file')], timeout=50)
+    process = subprocess.run([sys.executable, '-c', script, str(tmp_path / 'file')],
+                             timeout=seconds(50))
     assert process.returncode == -signal.SIGKILL
     assert 'file' not in os.listdir(tmp_path)
 

@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
 
 import chainermn
 from chainermn.extensions.checkpoint import _CheckpointStats
@@ -453,7 +454,8 @@ def run_script(folder, victim=-1, when=0, moment='never'):
     return subprocess.run(
         ['mpiexec', '-n', '2', sys.executable, str(script), __file__, str(folder / 'out'),
          str(victim), str(when), moment],
-        capture_output=True, text=True, timeout=50, env={**os.environ, 'PYTHONHASHSEED': '0'})
+        capture_output=True, text=True, timeout=seconds(50),
+        env={**os.environ, 'PYTHONHASHSEED': '0'})
 
 
 @pytest.fixture(scope='module')

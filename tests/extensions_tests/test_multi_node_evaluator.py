@@ -12,6 +12,8 @@ import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions import create_multi_node_evaluator
 
+pytestmark = pytest.mark.every_size
+
 KEY = 'main/value'
 
 

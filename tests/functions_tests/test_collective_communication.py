@@ -8,6 +8,8 @@ import chainermn.functions as mnf
 from chainermn.communicators import create_communicator
 from chainermn.functions import collective_communication
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture(scope='module', params=['naive', 'flat'])
 def comm(request):

@@ -10,6 +10,8 @@ import pytest
 import chainermn.functions as mnf
 from chainermn.communicators import create_communicator
 
+pytestmark = pytest.mark.every_size
+
 W = [np.linspace(-1, 1, 4, dtype=np.float32).reshape(2, 2) * (i + 1) for i in range(4)]
 
 

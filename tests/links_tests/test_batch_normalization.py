@@ -10,6 +10,8 @@ from chainermn.communicators import create_communicator
 from chainermn.functions.batch_normalization import get_communication_backend
 from chainermn.links import MultiNodeBatchNormalization
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture(scope='module')
 def comm():

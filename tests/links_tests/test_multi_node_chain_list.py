@@ -8,6 +8,8 @@ import pytest
 from chainermn.communicators import create_communicator
 from chainermn.links import MultiNodeChainList
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture(scope='module')
 def comm():

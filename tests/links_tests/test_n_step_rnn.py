@@ -8,6 +8,8 @@ from chainermn.communicators import create_communicator
 from chainermn.functions import pseudo_connect
 from chainermn.links import create_multi_node_n_step_rnn
 
+pytestmark = pytest.mark.every_size
+
 
 @pytest.fixture(scope='module')
 def comm():

@@ -224,6 +224,7 @@ def test_n_accumulations_are_refused(comm, odd):
         comm.barrier()
 
 
+@pytest.mark.every_size
 def test_swap_grad_exchanges_pairwise(comm):
     optimizer = chainermn.create_multi_node_optimizer(
         optimizers.SGD(LR), comm, double_buffering=True)

@@ -8,6 +8,8 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 import chainermn
 
+pytestmark = pytest.mark.every_size
+
 N_IN, N_OUT, N_LOCAL = 4, 3, 6
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import pathlib
 import sys
 import threading
 import time
@@ -21,6 +22,10 @@ import fuzz_play
 import hypothesis
 from fuzz_calls import sequences
 from mpi4py import MPI
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from time_limits import seconds
 
 NAMES = ('naive', 'flat')
 
@@ -104,7 +109,7 @@ def main() -> None:
     parser.add_argument('--limit', type=float, default=30, metavar='SECONDS')
     options = parser.parse_args()
     start = time.perf_counter()
-    counts = fuzz(options.sequences, options.seed, options.limit)
+    counts = fuzz(options.sequences, options.seed, seconds(options.limit))
     if MPI.COMM_WORLD.rank == 0:
         print(f'seed {options.seed} on {MPI.COMM_WORLD.size} ranks, {" and ".join(NAMES)}: '
               f'{counts["sequences"]} sequences, {counts["values"]} outcomes with the right value '

@@ -27,6 +27,10 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from time_limits import seconds
+
 RANKS = 2
 
 
@@ -137,7 +141,7 @@ class Life:
         reader.start()
         if kills:
             self.kill(arrived)
-        process.wait(timeout=120)
+        process.wait(timeout=seconds(120))
         reader.join()
         return ''.join(lines), process.returncode == 0
 

@@ -25,7 +25,7 @@ def _raise():
 
 def _raise_in_a_thread():
     threading.Thread(target=_raise, name='loader').start()
-    time.sleep(60)
+    time.sleep(3600)
 
 
 def _take_all_memory():
@@ -34,7 +34,7 @@ def _take_all_memory():
 
 def _kill(number):
     os.kill(os.getpid(), number)
-    time.sleep(60)
+    time.sleep(3600)
 
 
 def _loop():

@@ -1,4 +1,4 @@
-"""Some of the sequences of fuzz_verbs.py, which plays thousands by hand."""
+"""Some of the sequences of fuzz_verbs.py, which plays thousands in ``tox -e full``."""
 import importlib
 import pathlib
 import sys
@@ -6,7 +6,10 @@ import sys
 import pytest
 from mpi4py import MPI
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 3), reason='plays on 2 or 3 ranks')
+pytestmark = [
+    pytest.mark.every_size,
+    pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 3), reason='plays on 2 or 3 ranks'),
+]
 
 
 @pytest.fixture

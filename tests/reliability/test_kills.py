@@ -1,4 +1,4 @@
-"""A few of the kills of kills.py, which does 500 by hand."""
+"""A few of the kills of kills.py, which does 500 in ``tox -e full``."""
 import importlib.util
 import pathlib
 
@@ -14,5 +14,5 @@ def test_what_is_committed_survives_kills():
     spec = importlib.util.spec_from_file_location('kills', PATH)
     kills = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(kills)
-    counts = kills.run(kills=6, jobs=2, seed=1, steps=100)
-    assert counts['kills'] >= 6
+    counts = kills.run(kills=3, jobs=1, seed=1, steps=100)
+    assert counts['kills'] >= 3

@@ -11,6 +11,8 @@ import pytest
 
 from chainermn.communicators import _batched_copy
 
+pytestmark = pytest.mark.mpi_skip
+
 LENGTH = _batched_copy.LENGTH
 
 
