@@ -114,39 +114,39 @@ for wrong, kind in ((2 ** 31, OverflowError), ('3', TypeError)):
     except kind:
         print('raised', flush=True)
 ''' + WAIT)
-    assert (status, sorted(output.split('\n'))) == (0, sorted(['raised'] * 4 + ['went on'] * 2 + ['']))
+    assert (status, output.count('raised'), output.count('went on')) == (0, 4, 2), output
 
 
 # Installed after chainermn.  What they print is the second part.
 HOOKS = {
-    'replaced': ("sys.excepthook = lambda *args: print('mine:', args[1])", 'mine: luck'),
+    'replaced': ("sys.excepthook = lambda *args: print('mine:', args[1])", ['mine: luck']),
     'calls the one before': ('''
         before = sys.excepthook
         def hook(*args):
-            print('mine:', args[1])
+            print('mine:', args[1], flush=True)
             before(*args)
         sys.excepthook = hook
-        ''', 'mine: luck\nTraceback (most recent call last):'),
+        ''', ['mine: luck', 'ValueError: luck']),
     'rich': ('''
         import rich.traceback
         rich.traceback.install()
-        ''', '╭'),
+        ''', ['╭', 'ValueError: luck']),
     'IPython': ('''
         from IPython.core import ultratb
-        sys.excepthook = ultratb.VerboseTB(ostream=sys.stdout)
-        ''', 'ValueError: luck'),
+        sys.excepthook = ultratb.FormattedTB(mode='Verbose')
+        ''', [': luck']),
     'logs': ('''
         import logging
         sys.excepthook = lambda *args: logging.error('mine', exc_info=args)
-        ''', 'ERROR:root:mine\nTraceback'),
+        ''', ['ERROR:root:mine', 'ValueError: luck']),
     'exits': ('''
         def hook(*args):
-            print('mine:', args[1])
+            print('mine:', args[1], flush=True)
             os._exit(1)
         sys.excepthook = hook
-        ''', 'mine: luck'),
-    'fails': ('sys.excepthook = lambda: None', 'ValueError: luck'),
-    'removed': ('del sys.excepthook', 'ValueError: luck'),
+        ''', ['mine: luck']),
+    'fails': ('sys.excepthook = lambda: None', ['ValueError: luck']),
+    'removed': ('del sys.excepthook', ['ValueError: luck']),
 }
 
 
@@ -166,7 +166,9 @@ threading.Event().wait()
     assert status != 0
     assert output.count('chainermn: rank 1 of 2 (') == output.count('ends the job') == 1
     assert 'ends the job: uncaught ValueError' in output
-    assert shown in output
+    for text in shown:
+        assert text in output
+    assert ('Error in the hook of the program' in output) == (install == HOOKS['fails'][0])
 
 
 THREAD_HOOK = "threading.excepthook = lambda args: print('mine:', args.exc_value, flush=True)"
@@ -245,7 +247,7 @@ NO_STDERR = {
 }
 
 
-@pytest.mark.parametrize('remove', ['sys.stderr = None', 'sys.stderr.close()', 'del sys.stderr'])
+@pytest.mark.parametrize('remove', ['sys.stderr = None', 'sys.stderr.close()'])
 @pytest.mark.parametrize('code, why, text', NO_STDERR.values(), ids=NO_STDERR.keys())
 def test_without_sys_stderr_messages_arrive_as_well(tmp_path, remove, code, why, text):
     status, output = run(tmp_path, f'''

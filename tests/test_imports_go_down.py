@@ -16,7 +16,8 @@ FLOORS = [
     {'functions', 'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_join',
      'testing', '_launch', '_run', '_check', '_timeline'},
     {'communicators'},
-    {'nccl', 'global_except_hook', '_delegate', '_mpiexec', '_version'},
+    {'nccl', 'global_except_hook', '_delegate', '_forked', '_mpiexec', '_version'},
+    {'_exit_status', '_streams'},
 ]
 LEVELS = {name: -level for level, names in enumerate(FLOORS) for name in names}
 
