@@ -6,8 +6,10 @@ before, with the exit status that it would have had.
 """
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import sys
 
@@ -36,11 +38,15 @@ class _End:
         self._exit, self._kill, self._process = _os_exit, os.kill, os.getpid()
         library = ctypes.CDLL(None)
         self._flush_c_files, self._set_handler = library.fflush, library.signal
+        self._forget_functions, self._collect = atexit._clear, gc.collect
 
     def __del__(self) -> None:
         status = self._outcome.status
         try:
-            for stream in (self._sys.stdout, self._sys.stderr):
+            self._forget_functions()  # of atexit, which may hold files that are not written yet
+            self._collect()
+            for name in ('stdout', 'stderr'):
+                stream = getattr(self._sys, name, None)
                 if stream is not None and not stream.closed:
                     stream.flush()
             self._flush_c_files(None)

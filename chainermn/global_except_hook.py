@@ -301,6 +301,6 @@ def _who() -> str:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    for name in ('stdout', 'stderr'):
+        with contextlib.suppress(Exception):  # there may be none
+            getattr(sys, name).flush()

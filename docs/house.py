@@ -19,7 +19,8 @@ PICTURE = ROOT / 'docs' / 'house.svg'
 ORDER = [
     'functions', 'testing', '_join', '_timeline', '_check', '_run',
     'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_launch',
-    'nccl', '_delegate', '_version', 'global_except_hook', '_mpiexec',
+    'nccl', '_delegate', '_version', 'global_except_hook', '_forked', '_mpiexec',
+    '_exit_status', '_streams',
 ]
 PER_ROW = 6
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16

@@ -1,0 +1,143 @@
+"""A forked child of a rank ends as a child of any Python program does, and the job goes on."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+# "script.py chainermn" in a job; "script.py" in one process that knows nothing of MPI.
+SCRIPT = '''
+import atexit, os, signal, sys, threading
+
+@atexit.register
+def early():
+    if os.getpid() != RANK:
+        with open(f'atexit-{RANK}', 'w') as file:
+            file.write('was called')
+
+RANK = os.getpid()
+comm = None
+if sys.argv[1:] == ['chainermn']:
+    import chainermn
+    comm = chainermn.create_communicator('flat')
+    comm.allreduce_obj(1)
+elif sys.argv[1:] == ['mpi4py']:
+    import chainermn
+    from mpi4py import MPI
+
+pid = os.fork()
+if pid == 0:
+    %s
+else:
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    left = {name.partition('-')[0]: open(name).read()
+            for name in sorted(os.listdir()) if name.endswith(f'-{RANK}')}
+    sys.stdout.write(f'rank saw {status} {left}\\n')
+    sys.stdout.flush()
+    if comm is not None:
+        assert comm.allreduce_obj(1) == comm.size
+'''
+
+CHILDREN = {
+    'comes to its end': "print('child')",
+    'sys.exit': "print('child'); sys.exit()",
+    'sys.exit(3)': 'sys.exit(3)',
+    'sys.exit(256)': 'sys.exit(256)',
+    'sys.exit(text)': "sys.exit('why')",
+    'raises': "raise ValueError('luck')",
+    'is interrupted': 'raise KeyboardInterrupt',
+    'replaces the hook': "sys.excepthook = lambda *args: print('mine'); raise ValueError('luck')",
+    'os._exit(4)': 'os._exit(4)',
+    'is killed': 'os.kill(os.getpid(), signal.SIGKILL)',
+    'raises in atexit': 'atexit.register(lambda: [][0])',
+    'leaves a file open': "file = open(f'open-{RANK}', 'w'); file.write('x' * 100)",
+    'cannot write': "print('child'); os.close(1)",
+    'has no streams': 'sys.stdout = sys.stderr = None; sys.exit(5)',
+    'has a thread': "threading.Thread(target=lambda: print('thread')).start()",
+    'has a child': 'os.fork() or sys.exit(6); os.wait(); sys.exit(5)',
+}
+
+
+def run(tmp_path, child, ranks, *args, **env):
+    """Gives what each rank saw, sorted, and all that was printed."""
+    (tmp_path / 'script.py').write_text(SCRIPT % child)
+    for file in [*tmp_path.glob('atexit-*'), *tmp_path.glob('open-*')]:
+        file.unlink()
+    done = subprocess.run(
+        [*(['mpiexec', '-n', str(ranks)] if ranks else []), sys.executable, '-W', 'ignore',
+         'script.py', *args],
+        cwd=tmp_path, timeout=50, env=os.environ | env, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    return sorted(line for line in done.stdout.splitlines() if line.startswith('rank saw')), (
+        done.stdout)
+
+
+@pytest.mark.parametrize('child', CHILDREN.values(), ids=CHILDREN.keys())
+def test_as_in_a_program_without_mpi(tmp_path, child):
+    usual, printed = run(tmp_path, child, 0)
+    seen, output = run(tmp_path, child, 2, 'chainermn')
+    assert seen == 2 * usual
+    for word in ('child', 'why', 'ValueError: luck', 'IndexError', 'mine', 'thread\n'):
+        assert output.count(word) == 2 * printed.count(word)
+    assert 'ends the job' not in output and 'ended the job' not in output
+
+
+@pytest.mark.parametrize('ranks', [0, 1, 3])
+def test_in_jobs_of_any_size(tmp_path, ranks):
+    usual, _ = run(tmp_path, CHILDREN['raises'], 0)
+    assert run(tmp_path, CHILDREN['raises'], ranks, 'chainermn')[0] == max(1, ranks) * usual
+
+
+@pytest.mark.parametrize('args, env', [
+    ('mpi4py', {}), ('chainermn', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})],
+    ids=['without a communicator', 'switched off'])
+@pytest.mark.parametrize('how', ['sys.exit(3)', 'raises'])
+def test_also(tmp_path, how, args, env):
+    usual, _ = run(tmp_path, CHILDREN[how], 0)
+    assert run(tmp_path, CHILDREN[how], 2, args, **env)[0] == 2 * usual
+
+
+WORKERS = '''
+import multiprocessing, os, sys
+import chainermn
+
+def square(x):
+    return x * x
+
+def work(how):
+    if how == 'raises':
+        raise ValueError('luck')
+    if how == 'exits':
+        sys.exit(3)
+    if how == 'communicates':
+        comm.barrier()
+
+comm = chainermn.create_communicator('flat')
+fork = multiprocessing.get_context('fork')
+with fork.Pool(2) as pool:
+    assert pool.map(square, range(5)) == [0, 1, 4, 9, 16]
+for how, status in {'': 0, 'raises': 1, 'exits': 3, 'communicates': 1}.items():
+    worker = fork.Process(target=work, args=[how])
+    worker.start()
+    worker.join()
+    assert worker.exitcode == status
+assert comm.allreduce_obj(1) == comm.size
+print('went on', flush=True)
+'''
+
+
+def test_workers_of_multiprocessing(tmp_path):
+    (tmp_path / 'script.py').write_text(WORKERS)
+    done = subprocess.run(
+        ['mpiexec', '-n', '2', sys.executable, '-W', 'ignore', 'script.py'], cwd=tmp_path,
+        timeout=50, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count('went on') == 2
+    assert done.stdout.count('ValueError: luck') == 2
+    assert done.stdout.count('RuntimeError: barrier: this process was forked from the rank') == 2
+    assert 'ends the job' not in done.stdout
