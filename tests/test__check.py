@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -165,7 +166,8 @@ def test_a_wrong_value_is_found():
 
 @alone
 def test_what_hangs_is_named():
-    status, out, err = check('--limit', '3', ranks=2, code='''
+    limit = math.ceil(seconds(3))
+    status, out, err = check('--limit', str(limit), ranks=2, code='''
         import time
         from chainermn.communicators.flat_communicator import FlatCommunicator
 
@@ -179,7 +181,7 @@ def test_what_hangs_is_named():
         FlatCommunicator.allreduce = allreduce
         ''')
     assert status != 0 and 'Software' not in out
-    assert "has not got on for 3 s while trying the communicator 'flat'" in err
+    assert f"has not got on for {limit} s while trying the communicator 'flat'" in err
     assert 'in allreduce' in err  # the stack
 
 

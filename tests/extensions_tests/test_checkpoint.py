@@ -408,7 +408,7 @@ SCRIPT = '''
 import os, signal, sys, warnings
 warnings.simplefilter('ignore', DeprecationWarning)
 import chainer, chainermn
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
+sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[1])))  # for time_limits
 import importlib.util
 spec = importlib.util.spec_from_file_location('tests_of_checkpoint', sys.argv[1])
 tests = importlib.util.module_from_spec(spec)
