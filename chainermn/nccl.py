@@ -13,7 +13,7 @@ __all__ = [
     'NCCL_BFLOAT16', 'NCCL_FLOAT', 'NCCL_FLOAT16', 'NCCL_FLOAT32', 'NCCL_FLOAT64', 'NCCL_INT8',
     'NCCL_INT32', 'NCCL_INT64', 'NCCL_MAX', 'NCCL_MIN', 'NCCL_PROD', 'NCCL_SUM', 'NCCL_UINT8',
     'NCCL_UINT32', 'NCCL_UINT64', 'NcclCommunicator', 'NcclError', 'get_build_version',
-    'get_unique_id', 'get_version',
+    'get_unique_id', 'get_version', 'groupEnd', 'groupStart',
 ]
 
 _available = False
@@ -46,6 +46,8 @@ try:
         get_build_version,
         get_unique_id,
         get_version,
+        groupEnd,
+        groupStart,
     )
 
     get_version()  # a library that is there but does not work is found now

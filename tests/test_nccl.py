@@ -80,7 +80,8 @@ def test_signatures_of_cupy():
     if not nccl._available:
         pytest.skip(f'no NCCL: {nccl._reason}')
     found = {name: getattr(nccl.NcclCommunicator, name).__doc__.splitlines()[0]
-             for name in ('allReduce', 'reduce', 'reduceScatter', 'allGather', 'bcast', 'destroy')}
+             for name in ('allReduce', 'reduce', 'reduceScatter', 'allGather', 'bcast', 'send',
+                          'recv', 'destroy')}
     assert found['allReduce'].endswith(
         '(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int datatype, int op, '
         'intptr_t stream)')
@@ -94,6 +95,9 @@ def test_signatures_of_cupy():
         '(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int datatype, intptr_t stream)')
     assert found['bcast'].endswith(
         '(self, intptr_t buff, size_t count, int datatype, int root, intptr_t stream)')
+    for name in ('send', 'recv'):
+        assert found[name].endswith(
+            f'(self, intptr_t {name}buf, size_t count, int datatype, int peer, intptr_t stream)')
     assert found['destroy'].endswith('(self)')
     assert 'commId, int rank' in nccl.NcclCommunicator.__doc__.splitlines()[0]
     assert (nccl.NCCL_SUM, nccl.NCCL_UINT8, nccl.NCCL_FLOAT16, nccl.NCCL_FLOAT32,

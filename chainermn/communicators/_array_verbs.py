@@ -4,14 +4,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpi4py import MPI
-
 from chainermn.communicators import _header, _requests, _wire
 from chainermn.communicators._activations import Activation, Activations
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
-from chainermn.communicators._pieces import Pieces
 from chainermn.communicators._requests import Request
 from chainermn.communicators._transport import MpiTransport
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -78,17 +75,8 @@ class ArrayVerbs(CommunicatorBase):
             self.refuse('gather', error)
         headers = self._agreement.exchange(packed('gather', array, root))
         shapes = self._shapes(headers, array)
-        sent = _wire.raw(_wire.to_buffer(array))
-        are_alike = len(set(shapes)) == 1
-        if self.rank != root:
-            (self._arrays.Gather if are_alike else self._arrays.Gatherv)(sent, None, root)
-            return None
-        received = Pieces(shapes, array.dtype, _wire.on_device(array))
-        if are_alike:
-            self._arrays.Gather(sent, received.raw, root)
-        else:
-            self._arrays.Gatherv(sent, received.spec, root)
-        return received.arrays()
+        alike = len({header.device for header in headers}) == 1
+        return self._transport(_wire.on_device(array), alike).gather(array, shapes, root)
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
         try:
@@ -107,8 +95,9 @@ class ArrayVerbs(CommunicatorBase):
             self.refuse('alltoall', error)
         shapes = [array.shape for array in arrays]
         kind, shape = _kind_of(shapes)
+        device = _wire.on_device(arrays[0])
         headers = self._agreement.exchange(
-            pack('alltoall', shape, arrays[0].dtype, number=kind))
+            pack('alltoall', shape, arrays[0].dtype, device=device, number=kind))
         kind = max(header.number for header in headers)
         if kind == _ALIKE and len({header.shape for header in headers}) > 1:
             kind = _SHORT
@@ -118,13 +107,8 @@ class ArrayVerbs(CommunicatorBase):
             theirs = bytearray(_header.SIZE * self.size)
             self._arrays.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), theirs)
             shapes = [_header.unpack(theirs, _header.SIZE * r).shape for r in range(self.size)]
-        sent = Pieces.of(arrays)
-        received = Pieces(shapes, arrays[0].dtype, _wire.on_device(arrays[0]))
-        if kind == _ALIKE:
-            self._arrays.Alltoall(sent.raw, received.raw)
-        else:
-            self._arrays.Alltoallv(sent.spec, received.spec)
-        return received.arrays()
+        alike = len({header.device for header in headers}) == 1
+        return self._transport(device, alike).alltoall(arrays, shapes, kind == _ALIKE)
 
     def scatter(self, xs: Any, root: int = 0) -> Any:
         arrays: list[Any] = []
@@ -143,25 +127,19 @@ class ArrayVerbs(CommunicatorBase):
                 mine = bytearray(_header.SIZE)
                 self._arrays.Scatter(None, mine, root)
                 shape = _header.unpack(mine).shape
-            buffer = _wire.new_buffer(shape, header.dtype, header.device)
-            scatter = self._arrays.Scatter if header.number == _ALIKE else self._arrays.Scatterv
-            scatter(None, _wire.raw(buffer), root)
-            return _wire.from_buffer(buffer, shape, header.device)
+            return self._transport(header.device, True).scatter(
+                [], shape, header.dtype, header.device, header.number == _ALIKE, root)
         shapes = [array.shape for array in arrays]
         kind, shape = _kind_of(shapes)
-        self._agreement.exchange(pack('scatter', shape, arrays[0].dtype, root, number=kind,
-                                      device=_wire.on_device(arrays[0])))
+        dtype, device = arrays[0].dtype, _wire.on_device(arrays[0])
+        self._agreement.exchange(pack('scatter', shape, dtype, root, number=kind, device=device))
         if kind == _LONG:
             self._arrays.scatter(shapes, root)
         elif kind == _SHORT:
             self._arrays.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
                                  bytearray(_header.SIZE), root)
-        sent = Pieces.of(arrays)
-        if kind == _ALIKE:
-            self._arrays.Scatter(sent.raw, MPI.IN_PLACE, root)
-        else:
-            self._arrays.Scatterv(sent.spec, MPI.IN_PLACE, root)
-        return arrays[root].copy()
+        return self._transport(device, True).scatter(
+            arrays, arrays[root].shape, dtype, device, kind == _ALIKE, root)
 
     def _checked_sequence(self, xs: Any) -> list[Any]:
         """One array for each rank, all of one dtype."""
@@ -177,6 +155,9 @@ class ArrayVerbs(CommunicatorBase):
         if len({array.dtype for array in arrays}) > 1:
             raise TypeError('the arrays for the ranks have to be of one dtype but are '
                             + ', '.join(str(array.dtype) for array in arrays))
+        if len({*map(_wire.on_device, arrays)}) > 1:
+            raise TypeError('the arrays for the ranks have to be all on the host or all on a '
+                            'device')
         return arrays
 
     def _shapes(self, headers: Sequence[_header.Header], array: Any) -> list[tuple[int, ...]]:

@@ -112,6 +112,21 @@ class NcclGroup:
             self.nccl_comm.bcast(buffer.data.ptr, buffer.nbytes, nccl.NCCL_UINT8, root, _stream())
             self._began('broadcast', buffer)
 
+    def exchange(self, xs: dict[int, Any], ys: dict[int, Any]) -> None:
+        """Sends flat arrays of any dtype to ranks, and receives others from ranks, all at once."""
+        moving = [x for x in (*xs.values(), *ys.values()) if x.size]
+        if not moving:
+            return
+        nccl.groupStart()
+        try:
+            for arrays, move in (xs, self.nccl_comm.send), (ys, self.nccl_comm.recv):
+                for rank, x in arrays.items():
+                    if x.size:
+                        move(x.data.ptr, x.nbytes, nccl.NCCL_UINT8, rank, _stream())
+        finally:
+            nccl.groupEnd()
+        self._began('exchange', moving[0])
+
     def destroy(self) -> None:
         """Frees what NCCL holds, once the work on the device is done."""
         if self.nccl_comm is None:

@@ -34,6 +34,22 @@ class NcclTransport(MpiTransport):
         self._group.bcast(y.reshape(-1), root)
         return y
 
+    def gather(self, x: Any, shapes: Sequence[tuple[int, ...]], root: int
+               ) -> tuple[Any, ...] | None:
+        if self._mpi_comm.rank != root:
+            self._exchange({root: x}, {})
+            return None
+        return self._exchange({root: x}, dict(enumerate(shapes)))
+
+    def scatter(self, xs: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype, device: bool,
+                are_alike: bool, root: int) -> Any:
+        y, = self._exchange(dict(enumerate(xs)), {root: shape}, dtype)
+        return y
+
+    def alltoall(self, xs: Sequence[Any], shapes: Sequence[tuple[int, ...]], are_alike: bool
+                 ) -> tuple[Any, ...]:
+        return self._exchange(dict(enumerate(xs)), dict(enumerate(shapes)))
+
     def allgather(self, x: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
         if len(set(shapes)) > 1:
             return super().allgather(x, shapes)
@@ -69,3 +85,21 @@ class NcclTransport(MpiTransport):
         y = cupy.empty(sizes[0], x.dtype)
         self._group.reduce_scatter(x, y, op)
         return y
+
+    def _exchange(self, xs: dict[int, Any], shapes: dict[int, tuple[int, ...]],
+                  dtype: np.dtype | None = None) -> tuple[Any, ...]:
+        """Sends arrays of one dtype to ranks; returns those that come from ranks, of those shapes.
+
+        What this rank sends to itself is copied.
+        """
+        import cupy
+
+        self._group.connect()
+        rank = self._mpi_comm.rank
+        dtype = next(iter(xs.values())).dtype if dtype is None else dtype
+        ys = {source: xs[rank].copy('C') if source == rank else cupy.empty(shape, dtype)
+              for source, shape in shapes.items()}
+        self._group.exchange(
+            {dest: cupy.ascontiguousarray(x).reshape(-1) for dest, x in xs.items() if dest != rank},
+            {source: y.reshape(-1) for source, y in ys.items() if source != rank})
+        return tuple(ys.values())

@@ -38,6 +38,49 @@ class MpiTransport:
         self._mpi_comm.Bcast(_wire.raw(buffer), root)
         return _wire.from_buffer(buffer, shape, device)
 
+    def gather(self, x: Any, shapes: Sequence[tuple[int, ...]], root: int
+               ) -> tuple[Any, ...] | None:
+        """The arrays of all ranks, which have those shapes, on the root; ``None`` elsewhere."""
+        sent, are_alike = _wire.raw(_wire.to_buffer(x)), len(set(shapes)) == 1
+        if self._mpi_comm.rank != root:
+            (self._mpi_comm.Gather if are_alike else self._mpi_comm.Gatherv)(sent, None, root)
+            return None
+        received = Pieces(shapes, x.dtype, _wire.on_device(x))
+        if are_alike:
+            self._mpi_comm.Gather(sent, received.raw, root)
+        else:
+            self._mpi_comm.Gatherv(sent, received.spec, root)
+        return received.arrays()
+
+    def scatter(self, xs: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype, device: bool,
+                are_alike: bool, root: int) -> Any:
+        """This rank's array, of that shape and dtype, of those that the root has.
+
+        Elsewhere ``xs`` is empty.  ``are_alike`` says whether all have one shape.
+        """
+        scatter = self._mpi_comm.Scatter if are_alike else self._mpi_comm.Scatterv
+        if self._mpi_comm.rank == root:
+            sent = Pieces.of(xs)
+            scatter(sent.raw if are_alike else sent.spec, MPI.IN_PLACE, root)
+            return xs[root].copy()
+        buffer = _wire.new_buffer(shape, dtype, device)
+        scatter(None, _wire.raw(buffer), root)
+        return _wire.from_buffer(buffer, shape, device)
+
+    def alltoall(self, xs: Sequence[Any], shapes: Sequence[tuple[int, ...]], are_alike: bool
+                 ) -> tuple[Any, ...]:
+        """The arrays that the ranks have for this one, of those shapes.
+
+        ``are_alike`` says whether all of all ranks have one shape.
+        """
+        sent = Pieces.of(xs)
+        received = Pieces(shapes, xs[0].dtype, _wire.on_device(xs[0]))
+        if are_alike:
+            self._mpi_comm.Alltoall(sent.raw, received.raw)
+        else:
+            self._mpi_comm.Alltoallv(sent.spec, received.spec)
+        return received.arrays()
+
     def allgather(self, x: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
         """The arrays of all ranks, which have those shapes."""
         sent, received = _wire.raw(_wire.to_buffer(x)), Pieces(shapes, x.dtype, _wire.on_device(x))

@@ -127,8 +127,19 @@ def test_dtypes_that_differ(comm, same_error):
     assert 'float16 (3,)' in str(error)
 
 
-def test_shapes_that_differ(comm):
+@pytest.mark.parametrize('rows', [lambda n: n, lambda n: 100 * n], ids=['few', 'many'])
+def test_shapes_that_differ(comm, rows):
+    """Some arrays are empty."""
     import cupy
 
-    xs = comm.allgather(cupy.arange(RANK + 1))
-    check(xs, tuple(np.arange(rank + 1) for rank in range(SIZE)))
+    def numbered(source, dest):
+        return np.full((rows(source + dest), 3), 10 * source + dest, 'f')
+
+    xs = comm.allgather(cupy.asarray(numbered(RANK, 0)))
+    check(xs, tuple(numbered(rank, 0) for rank in range(SIZE)))
+    xs = comm.gather(cupy.asarray(numbered(RANK, 0)), SIZE - 1)
+    check(xs, tuple(numbered(rank, 0) for rank in range(SIZE)) if RANK == SIZE - 1 else None)
+    xs = comm.alltoall([cupy.asarray(numbered(RANK, rank)) for rank in range(SIZE)])
+    check(xs, tuple(numbered(rank, RANK) for rank in range(SIZE)))
+    xs = [cupy.asarray(numbered(0, rank)) for rank in range(SIZE)] if RANK == SIZE - 1 else None
+    check(comm.scatter(xs, SIZE - 1), numbered(0, RANK))

@@ -224,6 +224,15 @@ class Gpu:
         return made
 
 
+    def group_start(self):
+        self.group = []
+
+    def group_end(self):
+        moves, self.group = self.group, None
+        self.did('exchange')
+        self.do(lambda: MPI.Request.Waitall([move() for move in moves]))
+
+
 class Device:
     gpu = None
     pci_bus_id = '0000:01:00.0'
@@ -388,6 +397,15 @@ class NcclCommunicator:
     def bcast(self, pointer, count, dtype, root, stream):
         self.do('bcast', stream, lambda: self.mpi_comm.Bcast(at(pointer, count, dtype), root))
 
+    def send(self, pointer, count, dtype, peer, stream):
+        assert stream == self.gpu.streams[-1].ptr
+        self.streams.add(self.gpu.streams[-1])
+        self.gpu.group.append(lambda: self.mpi_comm.Isend(at(pointer, count, dtype), peer))
+
+    def recv(self, pointer, count, dtype, peer, stream):
+        assert stream == self.gpu.streams[-1].ptr
+        self.gpu.group.append(lambda: self.mpi_comm.Irecv(at(pointer, count, dtype), peer))
+
     def do(self, what, stream, work):
         assert stream == self.gpu.streams[-1].ptr
         self.streams.add(self.gpu.streams[-1])
@@ -436,6 +454,7 @@ def gpu(monkeypatch, compile_kernels):
             'float64')}, 'NcclError': type('E', (RuntimeError,), {}),
         'NcclCommunicator': gpu.nccl_communicator, 'get_version': lambda: 22703,
         'get_unique_id': lambda: MPI.COMM_WORLD.rank,
+        'groupStart': gpu.group_start, 'groupEnd': gpu.group_end,
     }.items():
         monkeypatch.setattr(nccl, name, value, raising=False)
     clear = _batched_copy.tables.clear, _batched_copy._kernel.cache_clear

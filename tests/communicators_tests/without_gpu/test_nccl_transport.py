@@ -58,6 +58,72 @@ def test_as_on_the_host(comm, flat, gpu, verb, dtype, op):
     assert (f'{name} on caller' in gpu.log) == (not by_mpi)
 
 
+MOVES = {
+    'gather': lambda comm, make: comm.gather(make(comm.rank, 0), comm.size - 1),
+    'scatter': lambda comm, make: comm.scatter(
+        [make(0, rank) for rank in range(comm.size)] if comm.rank == comm.size - 1 else None,
+        comm.size - 1),
+    'alltoall': lambda comm, make: comm.alltoall(
+        [make(comm.rank, rank) for rank in range(comm.size)]),
+}
+SHAPES = {
+    'alike': lambda n: (4, 6),
+    'different': lambda n: (n, 3),  # of no elements for some
+    '0-d': lambda n: (),
+    '9-d': lambda n: (1, 2, 1, 1, 2, 1, 1, 1, n + 1),
+}
+
+
+@pytest.mark.parametrize('late', [False, True], ids=['at once', 'late'])
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('verb', MOVES)
+def test_moves_as_on_the_host(comm, flat, gpu, verb, shape, dtype, late):
+    """On the current stream, whichever that is."""
+    def make(asarray):
+        def make(source, dest):
+            x = np.empty(SHAPES[shape](source + dest), dtype)
+            x[...] = np.random.RandomState(10 * source + dest).randint(0, 3, x.shape)
+            return asarray(x.T if x.ndim < 3 else x)
+        return make
+
+    expected = arrays(MOVES[verb](flat, make(np.asarray)))
+    gpu.late = late
+    stream = gpu.cupy.cuda.Stream(non_blocking=True)
+    stream.wait_event(gpu.streams[-1].record(gpu.cupy.cuda.Event(True)))
+    with stream:
+        results = arrays(MOVES[verb](comm, make(gpu.cupy.asarray)))
+    gpu.streams[-1].wait_event(stream.record(gpu.cupy.cuda.Event(True)))
+    for result, y in zip(results, expected, strict=True):
+        if y is None:
+            assert result is None
+            continue
+        assert isinstance(result, gpu.cupy.ndarray)
+        assert (result.dtype, result.shape) == (y.dtype, y.shape)
+        np.testing.assert_array_equal(result, y)
+    if comm.size > 1 and shape != 'different':
+        assert 'exchange on own' in gpu.log
+    gpu.late = False
+
+
+@pytest.mark.parametrize('verb', ['gather', 'alltoall'])
+def test_moves_of_an_array_on_the_host_on_one_rank(comm, gpu, verb):
+    """Then all ranks go through MPI."""
+    asarray = np.asarray if comm.rank == comm.size - 1 else gpu.cupy.asarray
+    for x in arrays(MOVES[verb](comm, lambda *_: asarray(np.ones((2, 3))))):
+        assert x is None or (np.array(x) == 1).all()
+    assert not any('exchange' in line for line in gpu.log)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('verb', ['scatter', 'alltoall', 'reduce_scatter'])
+def test_arrays_in_different_places(comm, gpu, same_error, verb):
+    xs = [np.ones(3), *[gpu.cupy.asarray(np.ones(3)) for _ in range(comm.size - 1)]]
+    error = same_error(getattr(comm, verb), xs, refused=0 if verb == 'scatter' else None)
+    assert isinstance(error, TypeError)
+    assert 'all on the host or all on a device' in str(error)
+
+
 @pytest.mark.parametrize('verb', ['allgather', 'reduce_scatter'])
 def test_other_lengths_go_through_mpi(comm, flat, gpu, verb):
     def call(comm, asarray):
