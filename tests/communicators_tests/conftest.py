@@ -124,7 +124,7 @@ def make(dtype, kind):
 
 
 def pytest_generate_tests(metafunc):
-    if 'make' in metafunc.fixturenames:
+    if {'dtype', 'kind'} <= set(metafunc.fixturenames):
         metafunc.parametrize('dtype, kind', [
             (dtype, kind) for dtype in DTYPES for kind in KINDS
             if kind == '1-d' or dtype in ('float32', OTHER_DTYPES[kind])
