@@ -124,7 +124,8 @@ def make(dtype, kind):
 
 
 def pytest_generate_tests(metafunc):
-    if {'dtype', 'kind'} <= set(metafunc.fixturenames):
+    if 'kind' in metafunc.fixturenames and 'dtype' in metafunc.fixturenames and (
+            metafunc.definition.get_closest_marker('parametrize') is None):
         metafunc.parametrize('dtype, kind', [
             (dtype, kind) for dtype in DTYPES for kind in KINDS
             if kind == '1-d' or dtype in ('float32', OTHER_DTYPES[kind])
