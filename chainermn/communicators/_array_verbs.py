@@ -9,6 +9,7 @@ from chainermn.communicators._activations import Activation, Activations
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
+from chainermn.communicators._operation import collective
 from chainermn.communicators._requests import Request
 from chainermn.communicators._transport import MpiTransport
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -54,6 +55,7 @@ class ArrayVerbs(CommunicatorBase):
     def waitall(self, requests: Sequence[Request]) -> list[Any]:
         return _requests.waitall(requests)
 
+    @collective
     def bcast(self, x: Any, root: int = 0, max_buf_len: int | None = None) -> Any:
         try:
             root = _wire.checked_root(root, self.size)
@@ -67,6 +69,7 @@ class ArrayVerbs(CommunicatorBase):
         received = self._transport(device, True).bcast(array, shape, dtype, device, root)
         return received if array is None else x
 
+    @collective
     def gather(self, x: Any, root: int = 0) -> tuple[Any, ...] | None:
         try:
             root = _wire.checked_root(root, self.size)
@@ -78,6 +81,7 @@ class ArrayVerbs(CommunicatorBase):
         alike = len({header.device for header in headers}) == 1
         return self._transport(_wire.on_device(array), alike).gather(array, shapes, root)
 
+    @collective
     def allgather(self, x: Any) -> tuple[Any, ...]:
         try:
             array = _wire.checked(x)
@@ -88,6 +92,7 @@ class ArrayVerbs(CommunicatorBase):
         transport = self._transport(_wire.on_device(array), alike)
         return transport.allgather(array, self._shapes(headers, array))
 
+    @collective
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
         try:
             arrays = self._checked_sequence(xs)
@@ -110,6 +115,7 @@ class ArrayVerbs(CommunicatorBase):
         alike = len({header.device for header in headers}) == 1
         return self._transport(device, alike).alltoall(arrays, shapes, kind == _ALIKE)
 
+    @collective
     def scatter(self, xs: Any, root: int = 0) -> Any:
         arrays: list[Any] = []
         try:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 import threading
@@ -32,7 +33,8 @@ def know(functions: Iterable[Callable[..., Any]], verb: str = '') -> None:
     kept.
     """
     for function in functions:
-        if isinstance(code := getattr(function, '__code__', None), CodeType):
+        code = getattr(inspect.unwrap(function), '__code__', None)
+        if isinstance(code, CodeType):
             _verbs[code] = verb or code.co_name
 
 

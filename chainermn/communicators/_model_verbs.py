@@ -19,6 +19,7 @@ from chainermn.communicators import (
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._mean_queue import MeanQueue
+from chainermn.communicators._operation import collective
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -38,11 +39,13 @@ class ModelVerbs(CommunicatorBase):
     _mean_queue: Any = None
     _twin: Any = None  # on which the queue exchanges
 
+    @collective
     def bcast_data(self, model: Any) -> None:
         arrays = self._agreed_parameters('bcast_data', model, 'data')
         for group in self._groups(list(arrays.values())):
             self._bcast_in_place(group)
 
+    @collective
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
                              compression: Any = None) -> None:
         arrays, compressor = self._agreed_gradients(model, zero_fill, compression)
@@ -95,6 +98,7 @@ class ModelVerbs(CommunicatorBase):
         """Checks the gradients of this rank, in debug mode."""
         _debug.check_own(gradients)
 
+    @collective
     def check_replicas(self, model: Any) -> None:
         try:
             own = _debug.digests(model)

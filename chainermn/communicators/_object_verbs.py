@@ -13,6 +13,7 @@ from chainermn.communicators import _wire
 from chainermn.communicators._agreement import Agreement
 from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
+from chainermn.communicators._operation import collective
 from chainermn.communicators._pickled import Pickled, load, pieces
 from chainermn.communicators._reductions import check_op
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -40,6 +41,7 @@ class ObjectVerbs(CommunicatorBase):
     def recv_obj(self, source: int, status: Any = None, tag: int = MPI.ANY_TAG) -> Any:
         return self._messages.recv_obj(source, tag, status)
 
+    @collective
     def bcast_obj(self, obj: Any, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Any:
         try:
             root = _wire.checked_root(root, self.size)
@@ -67,6 +69,7 @@ class ObjectVerbs(CommunicatorBase):
         self._agreement.same(pack('bcast_obj', root=root))
         return parts
 
+    @collective
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         try:
             root = _wire.checked_root(root, self.size)
@@ -84,9 +87,11 @@ class ObjectVerbs(CommunicatorBase):
         self._arrays.Gather(pickled.stream.ljust(length), received, root)
         return None if received is None else self._loaded(received, length)
 
+    @collective
     def allgather_obj(self, obj: Any) -> list[Any]:
         return self._allgather_obj('allgather_obj', obj)
 
+    @collective
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         pickled: list[Pickled] = []
         try:
@@ -108,6 +113,7 @@ class ObjectVerbs(CommunicatorBase):
         self._arrays.Scatter(sent, received, root)
         return load(received, (), root, self.rank)
 
+    @collective
     def allreduce_obj(self, obj: Any, op: str = 'sum') -> Any:
         objs = self._allgather_obj('allreduce_obj', obj, op)
         return functools.reduce(_OPS[op], objs)

@@ -9,6 +9,7 @@ import numpy as np
 from chainermn.communicators import _bucket, _header, _wire
 from chainermn.communicators._array_verbs import ArrayVerbs, packed
 from chainermn.communicators._header import pack
+from chainermn.communicators._operation import collective
 from chainermn.communicators._reductions import check_op, combined
 from chainermn.communicators._transport import LARGE
 
@@ -19,6 +20,7 @@ _AS_IS = {dtype for dtype in _header.DTYPES if dtype.kind != 'b' and dtype != np
 class ReductionVerbs(ArrayVerbs):
     """The part of a communicator on MPI that combines arrays."""
 
+    @collective
     def allreduce(self, x: Any, op: str = 'sum', out: Any = None) -> Any:
         if type(x) is np.ndarray and x.dtype in _AS_IS and out is None and op == 'sum' and (
                 x.nbytes < LARGE and x.flags.c_contiguous):  # the shortest way, for most calls
@@ -49,6 +51,7 @@ class ReductionVerbs(ArrayVerbs):
             out[...] = result
         return out
 
+    @collective
     def allreduce_many(self, xs: Sequence[Any], op: str = 'sum') -> tuple[Any, ...]:
         try:
             if not isinstance(xs, (tuple, list)):
@@ -81,6 +84,7 @@ class ReductionVerbs(ArrayVerbs):
                 start += array.size
         return tuple(results)
 
+    @collective
     def reduce(self, x: Any, op: str = 'sum', root: int = 0) -> Any:
         try:
             root = _wire.checked_root(root, self.size)
@@ -92,6 +96,7 @@ class ReductionVerbs(ArrayVerbs):
         transport = self._transport(_wire.on_device(array), alike)
         return combined(array, op, transport.reduce, root)
 
+    @collective
     def reduce_scatter(self, xs: Any, op: str = 'sum') -> Any:
         try:
             arrays = self._checked_sequence(xs)
@@ -104,6 +109,7 @@ class ReductionVerbs(ArrayVerbs):
         result = combined(_bucket.pack(arrays), op, transport.reduce_scatter, sizes)
         return result.reshape(arrays[self.rank].shape)
 
+    @collective
     def multi_node_mean(self, x: Any) -> Any:
         try:
             array = _wire.checked(x)

@@ -121,14 +121,15 @@ class Rank:
 def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
     """Returns once all ranks have ended."""
     kills = _killed_for_memory()
-    poll = select.poll()
+    # Unlike poll, it gives files in the order in which they became ready: who ended first is first.
+    epoll = select.epoll()
     here = {rank.number: rank for rank in ranks}
     waiting = {rank.file: rank for rank in ranks}
     connections: dict[int, tuple[_socket.socket, Rank | None, bytes]] = {}
     door = _socket.socket(fileno=listener)
     door.setblocking(False)
     for file in (listener, *waiting):
-        poll.register(file, select.POLLIN)
+        epoll.register(file, select.EPOLLIN)
     ended: list[Rank] = []
     told_at = 0.
     segments: set[str] = set()
@@ -149,7 +150,7 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
                     rank.heard += received
                     if ASKS in received:
                         asking.append(connection)
-            poll.unregister(file)
+            epoll.unregister(file)
 
     def accept() -> None:
         connection = _socket.socket(fileno=door._accept()[0])  # type: ignore[attr-defined]
@@ -160,7 +161,7 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
             return
         connection.setblocking(False)
         connections[connection.fileno()] = connection, None, b''
-        poll.register(connection, select.POLLIN)
+        epoll.register(connection, select.EPOLLIN)
         connection.send(READY)
 
     while waiting:
@@ -168,10 +169,10 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
         if late:
             for rank in waiting.values():
                 rank.kill()
-        for file, _ in poll.poll(100 if told_at else None):
+        for file, _ in epoll.poll(.1 if told_at else None):
             if file in waiting:
                 rank = waiting.pop(file)
-                poll.unregister(file)
+                epoll.unregister(file)
                 rank.end()
                 ended.append(rank)
         with suppress(OSError):
@@ -186,14 +187,11 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
             told_at = told_at or time.monotonic() + 10  # who says it sees to the end
         asking.clear()
         strange = [rank for rank in ended if not rank.is_ordinary]
-        # mpiexec kills the others: of several that have ended meanwhile, it is not one of those.
+        # On a busy machine several can have ended before it looks: mpiexec kills the others.
         first = min(strange, key=lambda rank: rank.was_killed, default=None)
         if not told_at and first is not None:
             told_at = time.monotonic()
-            # On a busy machine several can have ended by the same signal before it looks.
-            killed = [rank for rank in strange if first.was_killed and rank.status == first.status]
-            which = f'rank {first.number}' if len(killed) < 2 else 'one of ranks ' + ', '.join(
-                str(rank.number) for rank in sorted(killed, key=lambda rank: rank.number))
+            which = f'rank {first.number}'
             if first.was_killed and not is_alone:
                 # A rank elsewhere may have ended first, and mpiexec have killed all ranks here.
                 time.sleep(_ALL_AT_ONCE)
@@ -206,9 +204,8 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
                 more = '; the kernel has just killed a process of this host as memory ran out'
             lines = first.heard.translate(None, GOODBYE + ASKS).splitlines(keepends=True)
             stack = b''.join(line for line in lines if not line.startswith(b'Extension modules:'))
-            process = '' if len(killed) > 1 else f', process {first.process}'
-            _tell(f'{which} of {size} (host {os.uname().nodename}{process}) ended the job: '
-                  f'{first.why}{more}', stack)
+            _tell(f'{which} of {size} (host {os.uname().nodename}, process {first.process}) '
+                  f'ended the job: {first.why}{more}', stack)
 
     if told_at:
         for path in segments:

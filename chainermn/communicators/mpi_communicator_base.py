@@ -28,6 +28,7 @@ from chainermn.communicators._header import pack
 from chainermn.communicators._messages import Messages
 from chainermn.communicators._model_verbs import ModelVerbs
 from chainermn.communicators._object_verbs import ObjectVerbs
+from chainermn.communicators._operation import collective
 from chainermn.communicators._recent import Calls
 from chainermn.communicators._reduction_verbs import ReductionVerbs
 from chainermn.communicators._service import Service, check_service
@@ -59,6 +60,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         _lifetime.free_unreferenced(mpi_comm, _recent.world_ranks(mpi_comm))
         headers, self._arrays = _lifetime.duplicates(mpi_comm)
         self._agreement = Agreement(headers)
+        self._calls = self._agreement.calls
         _end.watch(self._agreement)
         # Collectives and messages of one MPI communicator cannot be mistaken for each other.
         self._messages = Messages(self._arrays, headers)
@@ -140,6 +142,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
 
     # --- groups ------------------------------------------------------------------------------
 
+    @collective
     def split(self, color: int, key: int) -> Any:
         try:
             color, key = operator.index(color), operator.index(key)
@@ -153,6 +156,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             mpi_comm = self._arrays.Split(color, key)
         return self._like_this(mpi_comm)
 
+    @collective
     def new_group(self, ranks: Sequence[int]) -> Any:
         try:
             if isinstance(ranks, (bool, int, str)) or any(isinstance(r, bool) for r in ranks):
@@ -184,10 +188,12 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
                 setattr(part, name, value)
         return part
 
+    @collective
     def barrier(self) -> None:
         self._agreement.same(pack('barrier'))
         self._arrays.Barrier()
 
+    @collective
     def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:
         try:
             check_service(answer)
@@ -199,6 +205,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
     def refuse(self, verb: str, error: Exception) -> NoReturn:
         self._agreement.refuse(verb, error)
 
+    @collective
     def agree_to_join(self, number: int) -> tuple[int, ...]:
         headers = self._agreement.exchange(pack('join', number=number))
         return tuple(header.number for header in headers)
@@ -211,6 +218,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             return ()
         return tuple(header.number if header.verb == 'join' else None for header in headers)
 
+    @collective
     def finalize(self) -> None:
         if isinstance(self._arrays, Unusable):
             return

@@ -63,6 +63,7 @@ OTHER_DTYPES = {
     'large': 'int16',
 }
 
+
 def numbers(shape, dtype, seed):
     """Small numbers whose sums and products over a few ranks are exact in the dtype."""
     n = np.arange(np.prod(shape, dtype=int))
@@ -124,8 +125,8 @@ def make(dtype, kind):
 
 
 def pytest_generate_tests(metafunc):
-    if 'kind' in metafunc.fixturenames and 'dtype' in metafunc.fixturenames and (
-            metafunc.definition.get_closest_marker('parametrize') is None):
+    chosen = ' '.join(str(mark.args[0]) for mark in metafunc.definition.iter_markers('parametrize'))
+    if {'kind', 'dtype'} <= set(metafunc.fixturenames) and 'dtype' not in chosen:
         metafunc.parametrize('dtype, kind', [
             (dtype, kind) for dtype in DTYPES for kind in KINDS
             if kind == '1-d' or dtype in ('float32', OTHER_DTYPES[kind])

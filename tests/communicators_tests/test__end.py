@@ -40,7 +40,10 @@ def run(tmp_path, body, ranks=2, **env):
 def test_the_others_learn_of_it(tmp_path, name, env):
     done = run(tmp_path, ENDS_EARLY[name], **env)
     assert done.returncode != 0 and 'atexit' not in done.stdout
-    assert 'end of the program' in done.stdout and 'loops of different lengths' in done.stdout
+    if name in ('exit of the builtins', 'raise SystemExit'):
+        assert 'rank 0 of 2' in done.stdout and 'sys.exit with status 3' in done.stdout
+    else:
+        assert 'end of the program' in done.stdout and 'loops of different lengths' in done.stdout
 
 
 def test_a_refused_argument_is_told_by_the_rank_that_was_refused(tmp_path):

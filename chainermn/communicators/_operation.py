@@ -1,0 +1,29 @@
+"""What all collective operations have in common."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+_Method = TypeVar('_Method', bound=Callable[..., Any])
+
+
+def collective(method: _Method) -> _Method:
+    """Notes whether a rank leaves an operation before that is complete.
+
+    It may do so by sys.exit in a signal handler, for instance.  The others wait for it there.
+    """
+    @functools.wraps(method)
+    def operation(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls = self._calls
+        before = calls.count
+        try:
+            result = method(self, *args, **kwargs)
+        except (SystemExit, KeyboardInterrupt):
+            if calls.count > before:
+                calls.is_left = True
+            raise
+        calls.is_left = False
+        return result
+
+    return cast(_Method, operation)
