@@ -202,6 +202,40 @@ def test_a_rank_launches_as_well():
     assert chainermn.launch(outer, 2) == [[(1, 0)], [(1, 1)]]
 
 
+@pytest.mark.parametrize('is_open', [False, True])
+def test_a_job_can_be_reached_from_this_machine_only(is_open):
+    def addresses(comm):
+        """Where this process and the one that started it listen, but on the loopback interface."""
+        import glob
+        import os
+        import socket
+
+        mine = socket.socket()
+        if is_open:
+            mine.bind(('0.0.0.0', 0))
+            mine.listen()
+        comm.allreduce_obj(1)
+        sockets = set()
+        for process in os.getpid(), os.getppid():
+            for path in glob.glob(f'/proc/{process}/fd/*'):
+                try:
+                    sockets.add(os.readlink(path))
+                except FileNotFoundError:  # it is closed by now
+                    continue
+        found = []
+        for name in 'tcp', 'tcp6':
+            with open(f'/proc/net/{name}') as file:
+                for line in [*file][1:]:
+                    _, address, _, state, *rest = line.split()
+                    is_listening = state == '0A' and f'socket:[{rest[5]}]' in sockets
+                    if is_listening and not address.startswith('0100007F:'):
+                        found.append(address)
+        return found
+
+    for found in chainermn.launch(addresses, 2):
+        assert len(found) == is_open, found
+
+
 def test_a_large_argument_is_in_memory_once():
     def anonymous():
         with open('/proc/self/status') as file:
