@@ -76,10 +76,11 @@ def _end() -> None:
     try:
         if not global_except_hook.is_failing():
             for agreement in _agreements:
-                if agreement.calls.is_left:
+                calls = agreement.calls
+                if 0 < calls.left == calls.count:  # it has entered no other one since
                     global_except_hook.end_the_job(
                         'it left an operation before that was complete, and has come to the end '
-                        'of the program', f'The operation was {agreement.calls.newest.text}.\n')
+                        'of the program', f'The operation was {calls.newest.text}.\n')
             _agree_on_the_end()
             _progress.has_agreed = True
             for finish in list(_last):

@@ -15,15 +15,11 @@ def collective(method: _Method) -> _Method:
     """
     @functools.wraps(method)
     def operation(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls = self._calls
-        before = calls.count
         try:
-            result = method(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         except (SystemExit, KeyboardInterrupt):
-            if calls.count > before:
-                calls.is_left = True
+            calls = self.recent_calls()[0]
+            calls.left = calls.count
             raise
-        calls.is_left = False
-        return result
 
     return cast(_Method, operation)

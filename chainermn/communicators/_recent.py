@@ -49,7 +49,7 @@ class Calls:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', 'count', 'is_left', 'keep', 'limit', 'number', 'ranks', 'ring')
+    __slots__ = ('__weakref__', 'count', 'keep', 'left', 'limit', 'number', 'ranks', 'ring')
 
     def __init__(self, mpi_comm: Any) -> None:
         #: As COMM_WORLD numbers them.
@@ -59,8 +59,8 @@ class Calls:
         #: Seconds that a call may take, 0 for any time; ``None`` is what the environment says.
         self.limit: float | None = None
         self.count = 0
-        #: Whether this rank left its last operation before that was complete.
-        self.is_left = False
+        #: The count when this rank left an operation before that was complete.
+        self.left = 0
         self.ring: collections.deque[Any] = collections.deque(maxlen=LENGTH)
         self.keep: Callable[[Any], None] = self.ring.append
         if os.environ.get('CHAINERMN_TIMEOUT') or os.environ.get('CHAINERMN_DEBUG', '0') != '0':

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 from chainermn import _forked
 
 _COMMUNICATORS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_PASSES_ON = _COMMUNICATORS + '_timed_verbs.py'
+_PASS_ON = _COMMUNICATORS + '_timed_verbs.py', _COMMUNICATORS + '_operation.py'
 
 _SHUT_DOWN = (
     'the communicators of this rank were shut down at the end of the program, so it cannot reach '
@@ -87,7 +87,7 @@ def _operation() -> str:
     """The name of the operation that is being called."""
     frame, name = sys._getframe(2), ''
     while frame is not None and frame.f_code.co_filename.startswith(_COMMUNICATORS):
-        if frame.f_code.co_filename != _PASSES_ON:
+        if frame.f_code.co_filename not in _PASS_ON:
             name = frame.f_code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return name

@@ -32,6 +32,8 @@ _GRACE = 2
 _STATUS_WITHIN = .1
 # For mpiexec to end all ranks of a node at once, if it does.
 _ALL_AT_ONCE = .2
+# For a rank whose files are closed to end.
+_ENDS_WITHIN = 1
 
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 8  # of Linux 6.15
 _INFO = struct.Struct('=QQ11Ii')
@@ -130,8 +132,12 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
     door.setblocking(False)
     for file in (listener, *waiting):
         epoll.register(file, select.EPOLLIN)
+    # A process that ends closes its files, the newest first: its connection to this one before that
+    # to mpiexec, which then kills the others.
+    hangups: dict[int, int] = {}
+    leaving: list[Rank] = []
     ended: list[Rank] = []
-    told_at = 0.
+    seen_at = told_at = 0.
     segments: set[str] = set()
     asking: list[_socket.socket] = []
 
@@ -162,6 +168,9 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
         connection.setblocking(False)
         connections[connection.fileno()] = connection, None, b''
         epoll.register(connection, select.EPOLLIN)
+        hangup = os.dup(connection.fileno())
+        hangups[hangup] = connection.fileno()
+        epoll.register(hangup, select.EPOLLRDHUP)
         connection.send(READY)
 
     while waiting:
@@ -169,12 +178,20 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
         if late:
             for rank in waiting.values():
                 rank.kill()
-        for file, _ in epoll.poll(.1 if told_at else None):
+        for file, _ in epoll.poll(.01 if seen_at > told_at else .1 if told_at else None):
             if file in waiting:
                 rank = waiting.pop(file)
                 epoll.unregister(file)
                 rank.end()
                 ended.append(rank)
+                leaving.append(rank)
+            elif file in hangups:
+                epoll.unregister(file)
+                os.close(file)
+                its_connection = hangups.pop(file)
+                with suppress(OSError, ValueError):
+                    hear(its_connection)
+                leaving += filter(None, connections[its_connection][1:2])
         with suppress(OSError):
             while True:
                 accept()
@@ -188,8 +205,12 @@ def main(listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
         asking.clear()
         strange = [rank for rank in ended if not rank.is_ordinary]
         # On a busy machine several can have ended before it looks: mpiexec kills the others.
-        first = min(strange, key=lambda rank: rank.was_killed, default=None)
+        first = min(strange, key=lambda rank: (rank.was_killed, leaving.index(rank)), default=None)
         if not told_at and first is not None:
+            seen_at = seen_at or time.monotonic()
+            if time.monotonic() < seen_at + _ENDS_WITHIN and any(
+                    rank in waiting.values() for rank in leaving[:leaving.index(first)]):
+                continue
             told_at = time.monotonic()
             which = f'rank {first.number}'
             if first.was_killed and not is_alone:

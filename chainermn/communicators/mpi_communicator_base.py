@@ -60,7 +60,6 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         _lifetime.free_unreferenced(mpi_comm, _recent.world_ranks(mpi_comm))
         headers, self._arrays = _lifetime.duplicates(mpi_comm)
         self._agreement = Agreement(headers)
-        self._calls = self._agreement.calls
         _end.watch(self._agreement)
         # Collectives and messages of one MPI communicator cannot be mistaken for each other.
         self._messages = Messages(self._arrays, headers)

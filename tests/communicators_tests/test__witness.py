@@ -101,8 +101,11 @@ def test_it_ends_with_the_ranks(tmp_path):
         time.sleep(.1)
 
 
-def attended(status, alone=True, words=(), is_busy=False, first=0):
-    """Two processes that nobody else ends; gives how they ended and what the witness said."""
+def attended(status, alone=True, words=(), is_busy=False, first=0, is_slow=False):
+    """Two processes that nobody else ends; gives how they ended and what the witness said.
+
+    The first one may be slow to end, once its files are closed.
+    """
     ranks = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
              for _ in range(2)]
     files = [os.pidfd_open(rank.pid) for rank in ranks]
@@ -114,23 +117,25 @@ def attended(status, alone=True, words=(), is_busy=False, first=0):
              '2', str(int(alone)),
              *(f'{n}:{rank.pid}:{files[n]}' for n, rank in enumerate(ranks))],
             pass_fds=[listener.fileno(), *files], stderr=subprocess.PIPE, text=True)
-        for n, word in enumerate(words or [b'']):
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(listener.getsockname())
-                assert connection.recv(1) == _witness_process.READY
-                connection.send(b'%d\n' % n + word)
+        connections = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+        for n, connection in enumerate(connections):
+            connection.connect(listener.getsockname())
+            assert connection.recv(1) == _witness_process.READY
+            connection.send(b'%d\n' % n + (words[n] if words else b''))
     if is_busy:
         witness.send_signal(signal.SIGSTOP)
-    for n in (first, 1 - first):
-        if status[n]:
-            ranks[n].send_signal(status[n])
-        if is_busy:
-            select.select([files[n]], [], [])  # until it has ended
+    ended = [n for n in (first, 1 - first) if status[n]]
+    for n in ended:
+        connections[n].close()  # the kernel does so before the process is gone
+    for n in reversed(ended) if is_slow else ended:
+        ranks[n].send_signal(status[n])
+        select.select([files[n]], [], [])  # until it has ended
     if is_busy:
         witness.send_signal(signal.SIGCONT)
     _, said = witness.communicate(timeout=seconds(30))
-    for file in files:
+    for n, file in enumerate(files):
         os.close(file)
+        connections[n].close()
     return [-rank.wait() for rank in ranks], said
 
 
@@ -148,9 +153,10 @@ def test_who_says_it_himself_is_not_told_of():
 
 @starts
 @pytest.mark.parametrize('first', [0, 1])
+@pytest.mark.parametrize('is_busy, is_slow', [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize('numbers', [(9, 9), (15, 9), (9, 15)])
-def test_who_was_first_when_it_looks_late(first, numbers):
-    status, said = attended(numbers, is_busy=True, first=first)
+def test_who_was_first(first, numbers, is_busy, is_slow):
+    status, said = attended(numbers, is_busy=is_busy, first=first, is_slow=is_slow)
     assert status == [*numbers]
     assert said.startswith(f'chainermn: rank {first} of 2 (host '), said
 
