@@ -33,6 +33,7 @@ MARKERS = f"""
 every_size: runs at 2 and 4 ranks, too, as it depends on the number of ranks
 full: takes long, and runs with --full only
 gpu: needs CuPy and a GPU, and is skipped without
+sample(n): n of its cases run, spread evenly; with --full all of them do
 limit(seconds): may take longer than {LIMIT} seconds on a quiet machine
 """
 
@@ -93,11 +94,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others.add('gpu')
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
+    cases: dict[str, list[pytest.Item]] = {}  # of tests that are marked sample
+    if not config.getoption('full'):
+        for item in items:
+            if item.get_closest_marker('sample'):
+                cases.setdefault(item.nodeid.partition('[')[0], []).append(item)
+    unsampled = {item.nodeid for those in cases.values() for item in _unsampled(those)}
     for item in items:
-        is_other = not others.isdisjoint(marker.name for marker in item.iter_markers())
+        is_other = item.nodeid in unsampled or not others.isdisjoint(
+            marker.name for marker in item.iter_markers())
         (left_out if is_other else chosen).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = chosen
+
+
+def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
+    marker = cases[0].get_closest_marker('sample')
+    assert marker is not None
+    n, = marker.args
+    sampled = {k * len(cases) // n for k in range(n)}
+    return [item for k, item in enumerate(cases) if k not in sampled]
 
 
 class Ranks:

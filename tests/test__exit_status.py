@@ -25,6 +25,7 @@ def run(body):
     return done.returncode, outcome, printed, done.stderr
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize('body, status, outcome', [
     ('', 0, '0 []'),
     ('sys.exit()', 0, '0 []'),

@@ -77,6 +77,7 @@ def run(tmp_path, child, ranks, *args, **env):
         done.stdout)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize('child', CHILDREN.values(), ids=CHILDREN.keys())
 def test_as_in_a_program_without_mpi(tmp_path, child):
     usual, printed = run(tmp_path, child, 0)

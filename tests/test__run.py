@@ -134,6 +134,7 @@ FAIL = '''
     '''
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('options, attempts, why', [
     (['--max-restarts', '2', '--startup', '0'], 3,
      'the job failed after 2 restarts; --max-restarts allows no more than 2'),
@@ -186,6 +187,7 @@ WAIT = '''
     '''
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('sent, args', [
     (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGHUP, []), (signal.SIGKILL, []),
     (signal.SIGINT, ['ignore']), (signal.SIGKILL, ['ignore'])])
@@ -217,6 +219,7 @@ def test_options(tmp_path, env):
     assert run(tmp_path, env, *args).stdout == 'dark red\n'
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('args, said', [
     (['script.py'], 'the following arguments are required: -n'),
     (['-n', '2'], 'the following arguments are required: SCRIPT'),

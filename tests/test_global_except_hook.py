@@ -64,6 +64,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('code, why, text', FAILURES.values(), ids=FAILURES.keys())
 def test_a_failing_rank_ends_the_job(tmp_path, code, why, text, started):
@@ -86,6 +87,7 @@ def test_the_status_of_sys_exit_is_that_of_the_job(tmp_path):
 ZEROS = ['sys.exit(256)', 'raise SystemExit(-512)', 'os._exit(256)', 'exit(2 ** 40)']
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize('code', ZEROS)
 @pytest.mark.parametrize('ranks, condition', [
     (0, 'True'), (1, 'True'), (2, 'RANK == 1'), (2, 'True')],
@@ -150,6 +152,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('install, shown', HOOKS.values(), ids=HOOKS.keys())
 def test_a_hook_that_is_installed_later_is_called_as_well(tmp_path, install, shown, started):
@@ -247,6 +250,7 @@ NO_STDERR = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('remove', ['sys.stderr = None', 'sys.stderr.close()'])
 @pytest.mark.parametrize('code, why, text', NO_STDERR.values(), ids=NO_STDERR.keys())
 def test_without_sys_stderr_messages_arrive_as_well(tmp_path, remove, code, why, text):

@@ -101,6 +101,7 @@ def test_passing(run):
     assert (status, closing) == (0, ['3 passed', '3 passed'])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('special, says', [
     ('MPI.COMM_WORLD.barrier(); raise KeyError("special")', 'failed on rank 1 of 2\n.*KeyError'),
     ('MPI.COMM_WORLD.barrier(); pytest.skip("only I")', 'skipped on rank 1 of 2\n.*only I'),
@@ -111,6 +112,7 @@ def test_one_rank_differs(run, special, says):
     assert re.search(says, output, re.DOTALL)
 
 
+@pytest.mark.full
 def test_keep_going(run):
     special = 'MPI.COMM_WORLD.barrier(); raise KeyError("special")'
     status, closing, output = run(special, options=['--keep-going'])
@@ -131,6 +133,7 @@ def test_one_rank_hangs(run):
         assert lines[int(number) - 1].strip() == statement
 
 
+@pytest.mark.full
 def test_one_process_hangs(run):
     """The other tests are run by another one."""
     status, closing, output = run('time.sleep(1000)', ranks='1')
@@ -144,6 +147,7 @@ def test_one_process_hangs(run):
     assert '_pytest' not in report
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('ranks', [1, 2])
 def test_one_rank_dies(run, ranks):
     status, closing, output = run('os._exit(3)', ranks=str(ranks))
@@ -152,6 +156,7 @@ def test_one_rank_dies(run, ranks):
     assert ['crashed while running', 'rank 1: test_it.py::test_special'][ranks - 1] in output
 
 
+@pytest.mark.full
 def test_one_rank_collects_otherwise(run):
     status, closing, output = run(collecting='raise KeyError("collecting")')
     assert (status, closing) == (2, ['no tests ran'])

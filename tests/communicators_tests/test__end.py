@@ -52,6 +52,7 @@ def test_a_refused_argument_is_told_by_the_rank_that_was_refused(tmp_path):
     assert 'TypeError: allreduce refused on rank 0' in done.stdout
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('body, agree', [
     ('comm.split(comm.rank % 2, 0).barrier()', '1'),
     ('comm.split(comm.rank % 2, 0).barrier()', '0'),
@@ -113,6 +114,7 @@ END
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('end, agree', [
     ('comm.waitall(received); comm.finalize()', '1'),
     ('import time; time.sleep(.3 * comm.rank); comm.waitall(received)', '1'),

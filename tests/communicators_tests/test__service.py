@@ -213,6 +213,7 @@ def run(tmp_path, body, ranks=3, **env):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
 
 
+@pytest.mark.sample(3)
 @alone
 @pytest.mark.parametrize('body, agree', [
     ('', '1'),
@@ -235,6 +236,7 @@ def test_a_clean_end(tmp_path, body, agree):
     assert (done.returncode, done.stdout) == (0, '')
 
 
+@pytest.mark.sample(2)
 @alone
 @pytest.mark.parametrize('body, text', [
     ('if comm.rank == 0: comm.barrier()\nask(5 * (comm.rank > 0), .01)', 'end of the program'),

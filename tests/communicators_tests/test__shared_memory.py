@@ -383,6 +383,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('hosts', [
     'abab', 'abc', 'aabbb',
     *(pytest.param(hosts, marks=pytest.mark.full) for hosts in ('aabb', 'abb', 'aaa'))])

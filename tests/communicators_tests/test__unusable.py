@@ -170,6 +170,7 @@ def check(done, ranks, why):
             assert first == name or (name, first) == ('mean_queue', 'wait'), text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 @pytest.mark.parametrize('env', [{}, {'CHAINERMN_AGREE': '0'}], ids=['agree', 'do not agree'])
 def test_after_the_end_of_the_program(tmp_path, ranks, env):
@@ -177,6 +178,7 @@ def test_after_the_end_of_the_program(tmp_path, ranks, env):
     check(done, ranks, 'the communicators of this rank were shut down at the end of the program')
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 @pytest.mark.parametrize('name', ['naive', 'flat'])
 def test_in_a_forked_child(tmp_path, ranks, name):

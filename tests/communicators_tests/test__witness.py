@@ -61,6 +61,7 @@ def test_a_rank_that_ends_without_a_word(tmp_path, body, why, stack):
     assert stack in done.stdout and 'Extension modules' not in done.stdout
 
 
+@pytest.mark.sample(2)
 @starts
 @pytest.mark.parametrize('body', ['', 'comm.split(comm.rank % 2, 0).barrier()',
                                   'from mpi4py import MPI; MPI.Finalize()', 'sys.exit(0)'])
@@ -151,6 +152,7 @@ def test_who_says_it_himself_is_not_told_of():
     assert attended([10, 10], words=[b'a stack\n', _witness_process.ASKS]) == ([10, 10], '')
 
 
+@pytest.mark.sample(6)
 @starts
 @pytest.mark.parametrize('first', [0, 1])
 @pytest.mark.parametrize('is_busy, is_slow', [(True, False), (False, True), (True, True)])

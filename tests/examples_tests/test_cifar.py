@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('options', [[], ['--mnbn']])
 def test_two_steps(run, tmp_path, options):
     output = run('cifar/train_cifar.py', '--iteration', '2', '--width', '2', *options)

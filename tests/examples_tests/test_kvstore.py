@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('type, ranks', [('local', 1), ('dist_sync', 2), ('dist_async', 3)])
 def test_linear_regression(run, tmp_path, type, ranks):
     output = run('kvstore/linear_regression.py', '--kvstore', type, ranks=ranks)
@@ -15,6 +16,7 @@ def test_linear_regression(run, tmp_path, type, ranks):
         np.testing.assert_allclose(found['weight'], [2, -3.4], atol=.02)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('options, ranks', [
     (['--kvstore', 'local'], 1), (['--kvstore', 'dist_sync'], 2), (['--kvstore', 'dist_async'], 2),
     (['--kvstore', 'dist_async', '--compression', '0.01'], 2)])

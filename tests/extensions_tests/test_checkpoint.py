@@ -466,6 +466,7 @@ def whole_run(tmp_path_factory):
     return set(re.findall(r'ends with (-?\d+)', done.stdout))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.skipif(WORLD.size > 1, reason='starts mpiexec itself')
 @pytest.mark.parametrize('victim, when, moment', [
     (0, 1, 'before'), (1, 4, 'before'), (0, 7, 'after'), (1, 12, 'after'), (0, 5, 'writing'),

@@ -279,6 +279,7 @@ def train(steps):
 '''
 
 
+@pytest.mark.sample(2)
 @one_process
 @pytest.mark.parametrize('body, text', [
     ('train(10 * comm.rank)', ''),

@@ -54,6 +54,7 @@ def results():
         yield {seed: pool.submit(last_operations.run, seed) for seed in SEEDS}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('seed', SEEDS)
 def test_ranks_that_end_seconds_apart(results, seed):
     job, status, output = results[seed].result()
