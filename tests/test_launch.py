@@ -157,6 +157,22 @@ def test_a_rank_that_vanishes_is_named(end, what):
     assert str(caught.value).endswith(f'{what} without a result')
 
 
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_ranks_that_are_killed_leave_no_shared_memory(tmp_path, ranks):
+    """A later mpiexec with the same process number would take it for its own."""
+    def vanish(comm, path):
+        from chainermn import global_except_hook
+
+        path.write_text('\n'.join(global_except_hook.shared_memory()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RuntimeError, match='SIGKILL'):
+        chainermn.launch(vanish, ranks, tmp_path / 'segments')
+    segments = (tmp_path / 'segments').read_text().split()
+    assert segments
+    assert not [path for path in segments if os.path.exists(path)]
+
+
 def test_failures_outside_of_the_function():
     class OddError(Exception):
         def __init__(self, one, two):  # unpickling gives one argument

@@ -144,6 +144,7 @@ def _started(command: list[str], env: dict[str, str], folder: str
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.communicate(timeout=_ENDED_WITHIN)  # what it says now is no news
                     break
+            _rank.remove_shared_memory(folder)
 
 
 def _is_closed(pipe: int) -> bool:

@@ -10,6 +10,7 @@ says what went wrong, and hears of other ranks that fail at about the same time.
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import json
 import os
@@ -60,6 +61,8 @@ class _Rank:
         n, communicator_name, fn, args, kwargs, cells = _parcel.load(f'{self.folder}/call')
         linecache.cache.update(cells)
         comm = create_communicator(communicator_name)
+        with open(f'{self.folder}/shared-{self.rank}', 'w') as file:
+            json.dump(sorted(global_except_hook.shared_memory()), file)
         if comm.size != n:
             raise RuntimeError(
                 f'mpiexec started {n} processes, and mpi4py finds {comm.size}: they belong to '
@@ -106,6 +109,19 @@ class _Rank:
         os.rename(f'{path}.part', path)
 
 
+def remove_shared_memory(folder: str) -> None:
+    """Removes what MPI leaves of ranks that were ended.
+
+    Its names come from the number of the process of mpiexec: a later job with that number would
+    take what is left for its own, and fail in MPI_Init.
+    """
+    for path in glob.glob(f'{glob.escape(folder)}/shared-*'):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            for name in json.load(file):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
+
+
 def _watch_caller(folder: str, process: int) -> None:
     """Returns never: kills everything here when the caller closes its end, as it does by dying."""
     with contextlib.suppress(OSError):  # it had gone before, or the folder has
@@ -114,6 +130,7 @@ def _watch_caller(folder: str, process: int) -> None:
         os.read(pipe, 1)
     with contextlib.suppress(OSError):
         os.killpg(process, signal.SIGKILL)
+    remove_shared_memory(folder)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # mpiexec has nobody to end, which takes it a while
 
