@@ -1,4 +1,4 @@
-"""One file at a time is written by a thread while training goes on; its error is never lost.
+"""Threads write files while training goes on, one after the other; no error of theirs is lost.
 
 The thread makes no MPI call and touches no device.  The interpreter waits for it before it ends.
 """
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 _pending: set[Background] = set()  # those with a job that nobody has joined
-_one_at_a_time = threading.Lock()  # two may have a job for the same file
+# Each thread waits for the one before, as they may write the same file.
+_newest: threading.Thread | None = None
 
 
 class Background:
@@ -30,10 +31,14 @@ class Background:
             path: The file that it writes, for the message.
             job: Holds all that it needs, in memory that nobody else changes.
         """
+        global _newest
+        before = _newest
+
         def run() -> None:
             try:
-                with _one_at_a_time:
-                    job()
+                if before is not None:
+                    before.join()
+                job()
             except BaseException as error:
                 self._failure = f'{path}: {type(error).__name__}: {error}'
 
@@ -48,7 +53,7 @@ class Background:
         except RuntimeError:  # there are too many threads, or the interpreter is ending
             run()
         else:
-            self._thread = thread
+            self._thread = _newest = thread
 
     def wait(self) -> None:
         """Waits for the job; its error stays to be asked for."""
@@ -88,8 +93,8 @@ def _report() -> None:
 
 
 def _forget() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.Lock()
+    global _newest
+    _newest = None
     _pending.clear()
 
 

@@ -45,6 +45,17 @@ def test_join_says_what_went_wrong_once():
     assert background.join() is None
 
 
+def test_jobs_run_in_the_order_in_which_they_were_started():
+    """They may write the same file: the one that was started last has to be there at the end."""
+    go_on, done, backgrounds = threading.Event(), [], []
+    for n in range(20):
+        backgrounds.append(_background.Background())
+        backgrounds[-1].start(f'file {n}', lambda n=n: (go_on.wait(), done.append(n)))
+    go_on.set()
+    assert [background.join() for background in backgrounds] == [None] * 20
+    assert done == [*range(20)]
+
+
 def test_waiting_for_all_leaves_the_error_to_its_owner():
     background = _background.Background()
     background.start('here/file', fail)
