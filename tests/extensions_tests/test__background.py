@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from mpi4py import MPI
@@ -45,15 +46,20 @@ def test_join_says_what_went_wrong_once():
     assert background.join() is None
 
 
-def test_jobs_run_in_the_order_in_which_they_were_started():
+def test_jobs_run_in_the_order_in_which_they_were_started(monkeypatch):
     """They may write the same file: the one that was started last has to be there at the end."""
-    go_on, done, backgrounds = threading.Event(), [], []
-    for n in range(20):
-        backgrounds.append(_background.Background())
-        backgrounds[-1].start(f'file {n}', lambda n=n: (go_on.wait(), done.append(n)))
-    go_on.set()
-    assert [background.join() for background in backgrounds] == [None] * 20
-    assert done == [*range(20)]
+    class Thread(threading.Thread):
+        def run(self):
+            if self.name == 'writes file 0':
+                time.sleep(.2)
+            super().run()
+
+    monkeypatch.setattr(threading, 'Thread', Thread)
+    done, backgrounds = [], [_background.Background() for _ in range(3)]
+    for n, background in enumerate(backgrounds):
+        background.start(f'file {n}', lambda n=n: done.append(n))
+    assert [background.join() for background in backgrounds] == [None] * 3
+    assert done == [0, 1, 2]
 
 
 def test_waiting_for_all_leaves_the_error_to_its_owner():
