@@ -32,13 +32,13 @@ def work(kind: str, folder: str) -> None:
     from mpi4py import MPI
 
     import chainermn
-    from chainermn.communicators import _timeline
+    from chainermn._tracing import recorder
 
     comm = chainermn.create_communicator('flat')
     agreement = comm._agreement
     timed = {name: value for name, value in vars(comm).items()
              if hasattr(type(comm), name) and callable(value)}
-    waiting, timeline = agreement.mpi_comm, _timeline.get()
+    waiting, timeline = agreement.mpi_comm, recorder.get()
     plain = MPI.Intracomm(waiting)
 
     def switch(on: bool) -> None:
@@ -48,7 +48,7 @@ def work(kind: str, folder: str) -> None:
             else:
                 vars(comm).pop(name, None)
         agreement.mpi_comm = waiting if on else plain
-        _timeline._current = timeline if on else None
+        recorder._current = timeline if on else None
 
     one = np.ones(1, 'f')
     trained = {}

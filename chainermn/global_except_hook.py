@@ -7,7 +7,7 @@ error. A process fails by an exception that nobody catches, in any thread or in 
 ``atexit``, by ``sys.exit`` or ``SystemExit`` with a status other than 0, or by ``os._exit``. It
 makes no difference which hooks the program installs; they run as well. What ends a process without
 a word of its own, such as a signal, is told by another process, from the first communicator on
-(see ``communicators/_witness.py``). What happens before this module is imported is told by
+(see ``_diagnostics/node_monitor.py``). What happens before this module is imported is told by
 ``mpiexec`` alone.
 
 A process that is not one of several MPI processes fails as any Python program does, except that it

@@ -1,7 +1,7 @@
 """``python -m chainermn timeline``: puts the timelines of all ranks together, and reads them.
 
 The ranks write them with ``CHAINERMN_TIMELINE`` in the environment, see
-``communicators/_timeline.py``.
+``_tracing/recorder.py``.
 """
 from __future__ import annotations
 

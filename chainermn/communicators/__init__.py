@@ -71,34 +71,36 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
         raise ImportError(
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
             '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
-    from chainermn.communicators import _disagreement, _doing, _end, _recent, _unusable, _watch
+    from chainermn._consistency import mismatch
+    from chainermn._diagnostics import flight_recorder, shutdown, thread_state, unusable, watchdog
 
-    _unusable.check('create_communicator')
-    _doing.know([create_communicator])
-    _watch.get().start()
+    unusable.check('create_communicator')
+    thread_state.know([create_communicator])
+    watchdog.get().start()
     refusal = None
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
     elif not isinstance(mpi_comm, MPI.Intracomm):
-        refusal = _disagreement.Refusal.of('create_communicator', TypeError(
+        refusal = mismatch.Refusal.of('create_communicator', TypeError(
             f'mpi_comm has to be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
         mpi_comm = MPI.COMM_WORLD  # the likeliest one that the other ranks pass
-    _recent.creations[_recent.world_ranks(mpi_comm)] += 1
-    _end.cover(mpi_comm)  # starts a process, which takes a while: the imports below run beside it
+    flight_recorder.creations[flight_recorder.world_ranks(mpi_comm)] += 1
+    # This starts a process, which takes a while: the imports below run beside it.
+    shutdown.cover(mpi_comm)
     communicator_class, config = None, kwargs
     try:
         communicator_class = _find_class(communicator_name)
         config = _checked_config(communicator_class, kwargs)
     except Exception as error:
-        refusal = refusal or _disagreement.Refusal.of('create_communicator', error)
+        refusal = refusal or mismatch.Refusal.of('create_communicator', error)
     call = f'create_communicator({communicator_name!r}' + ''.join(
         f', {name}={value!r}' for name, value in sorted(config.items())) + ')'
     said = mpi_comm.allgather((call, refusal))
     calls, refusals = [call for call, _ in said], [refusal for _, refusal in said]
     if any(refusals):
-        raise _disagreement.refused_error(calls, refusals)
+        raise mismatch.refused_error(calls, refusals)
     if len(set(calls)) > 1:
-        raise _disagreement.calls_differ_error('create_communicator', calls)
+        raise mismatch.calls_differ_error('create_communicator', calls)
     assert communicator_class is not None
     communicator = communicator_class(mpi_comm=mpi_comm)
     for name, value in config.items():
@@ -122,14 +124,14 @@ def _find_class(name: Any) -> Any:
 
 def _checked_config(communicator_class: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the configuration that the keyword arguments ask for."""
-    from chainermn.communicators import _watch
+    from chainermn._diagnostics import watchdog
 
     config = {'batched_copy': True, **kwargs}
     grad_dtype = config.pop('allreduce_grad_dtype', None)
     if unknown := set(config) - {'batched_copy', 'timeout'}:
         raise TypeError(f'create_communicator got unexpected keyword arguments {sorted(unknown)}')
     if config.get('timeout') is not None:
-        config['timeout'] = _watch.limit_of(config['timeout'])
+        config['timeout'] = watchdog.limit_of(config['timeout'])
     if grad_dtype is not None:
         config['allreduce_grad_dtype'] = communicator_class.check_grad_dtype(grad_dtype)
     return config

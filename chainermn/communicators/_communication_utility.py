@@ -6,10 +6,11 @@ from typing import Any
 from mpi4py import MPI
 from mpi4py.util import pkl5
 
-from chainermn.communicators import _nccl_group, _topology, _wire
+from chainermn._transport import array_buffers, topology
+from chainermn._transport.nccl import connection
 
 INT_MAX = 2**31 - 1
-_get_nccl_type_id = _nccl_group.type_id
+_get_nccl_type_id = connection.type_id
 
 
 def init_ranks(mpi_comm: Any) -> tuple[int, int, int, int, int]:
@@ -17,7 +18,7 @@ def init_ranks(mpi_comm: Any) -> tuple[int, int, int, int, int]:
 
     Collective: every rank calls it.
     """
-    return (mpi_comm.rank, *_topology.discover(mpi_comm))
+    return (mpi_comm.rank, *topology.discover(mpi_comm))
 
 
 def init_intra_mpi_comm(mpi_comm: Any, intra_rank: int, inter_rank: int) -> Any:
@@ -32,7 +33,7 @@ def init_inter_mpi_comm(mpi_comm: Any, intra_rank: int, inter_rank: int) -> Any:
 
 def init_nccl_comm(mpi_comm: Any) -> Any:
     """Returns an NcclCommunicator for the current devices.  Collective: every rank calls it."""
-    group = _nccl_group.NcclGroup(mpi_comm)
+    group = connection.NcclGroup(mpi_comm)
     group.connect()
     return group.nccl_comm
 
@@ -46,9 +47,10 @@ def inter_allreduce_gpu(inter_mpi_comm: Any, size: int, gpu_buffer_a: Any, gpu_b
     """
     cuda_stream.synchronize()
     array = gpu_buffer_b.array((n_elems_per_node * inter_mpi_comm.size,))
-    staged = _wire.to_buffer(array)
+    staged = array_buffers.to_buffer(array)
     inter_mpi_comm.Allreduce(MPI.IN_PLACE, staged)
-    array[...] = _wire.from_buffer(staged, array.shape, _wire.on_device(array)) / size
+    total = array_buffers.from_buffer(staged, array.shape, array_buffers.on_device(array))
+    array[...] = total / size
 
 
 def chunked_bcast_obj(obj: Any, mpi_comm: Any, max_buf_len: int = 256 * 1024 * 1024,

@@ -10,7 +10,8 @@ import chainer
 import numpy as np
 from mpi4py import MPI
 
-from chainermn.communicators import _bucket, _nccl_group
+from chainermn._transport import packing
+from chainermn._transport.nccl import connection
 
 
 class DeviceMemory:
@@ -87,13 +88,13 @@ class ParamsData:
         self.n_elems = int(sums[-1])
         self.size_csum = cupy.asarray(sums)
         self.dtype = cupy.asarray(
-            np.array([_nccl_group.type_id(array.dtype) for array in arrays], np.int32))
+            np.array([connection.type_id(array.dtype) for array in arrays], np.int32))
         self.dptr = cupy.asarray(np.array([array.data.ptr for array in arrays], np.int64))
 
 
 def extract_params_set_data(model: Any) -> list[Any]:
     """Returns the initialized parameters, sorted by path."""
-    return [param for _, param in sorted(model.namedparams(), key=_bucket.path_of)
+    return [param for _, param in sorted(model.namedparams(), key=packing.path_of)
             if param.array is not None]
 
 
@@ -113,7 +114,7 @@ def pack_params(params: Iterable[Any], attr_name: str, buffer: DeviceMemory, tra
     """Copies ``attr_name`` of the parameters into a buffer."""
     arrays = _arrays(params, attr_name, zero_fill)
     with contextlib.nullcontext() if stream is None else stream:
-        packed = _bucket.pack(arrays, np.dtype(transfer_dtype))
+        packed = packing.pack(arrays, np.dtype(transfer_dtype))
         buffer.array(packed.shape, dtype=transfer_dtype)[...] = packed
 
 
@@ -123,7 +124,7 @@ def unpack_params(params: Iterable[Any], attr_name: str, buffer: DeviceMemory,
     arrays = _arrays(params, attr_name, zero_fill)
     with contextlib.nullcontext() if stream is None else stream:
         size = sum(array.size for array in arrays)
-        _bucket.unpack(buffer.array((size,), dtype=transfer_dtype), arrays)
+        packing.unpack(buffer.array((size,), dtype=transfer_dtype), arrays)
 
 
 def array_to_buffer_object(array: Any, mpi_dtype: Any = MPI.FLOAT) -> Any:
@@ -142,7 +143,7 @@ def _arrays(params: Iterable[Any], attr_name: str, zero_fill: bool) -> list[Any]
     params = list(params)
     if attr_name == 'grad' and zero_fill:
         for param in params:
-            _bucket.fill_with_zeros(param)
+            packing.fill_with_zeros(param)
     return [array for param in params if (array := getattr(param, attr_name)) is not None]
 
 

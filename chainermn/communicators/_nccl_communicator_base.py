@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import chainer
 
 from chainermn import nccl
-from chainermn.communicators import _bucket, _wire
-from chainermn.communicators._nccl_group import NcclGroup, together
+from chainermn._transport import array_buffers, packing
+from chainermn._transport.nccl.connection import NcclGroup, together
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 
@@ -39,11 +39,11 @@ class NcclCommunicatorBase(MpiCommunicatorBase):
         self._nccl.destroy()
 
     def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
-        return _bucket.by_dtype(arrays)
+        return packing.by_dtype(arrays)
 
     def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
         for path, array in arrays.items():
-            if not _wire.on_device(array):
+            if not array_buffers.on_device(array):
                 raise TypeError(
                     f'parameter {path}: {self._name} takes models on a GPU but this is a '
                     f'{type(array).__module__}.{type(array).__name__}; call model.to_device('

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainermn.communicators import _bucket
+from chainermn._transport import packing
 from chainermn.communicators.flat_communicator import FlatCommunicator
 
 
@@ -15,10 +15,10 @@ class DummyCommunicator(FlatCommunicator):
     """
 
     def _mean_in_place(self, group: list[Any]) -> None:
-        _bucket.unpack(_bucket.pack(group), group)
+        packing.unpack(packing.pack(group), group)
 
     def _mean(self, group: list[Any], results: list[Any]) -> None:
-        _bucket.unpack(_bucket.pack(group), results)
+        packing.unpack(packing.pack(group), results)
 
     def _mean_of_wires(self, compressor: Any, wire: Any, buffer: Any) -> Any:
         return compressor.decompress(wire, buffer.size, buffer.dtype)

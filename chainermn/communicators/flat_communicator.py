@@ -4,10 +4,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from chainermn.communicators import _bucket, _shared_memory, _wire
-from chainermn.communicators._shared_memory import SharedMemory
-from chainermn.communicators._shared_transport import SharedTransport
-from chainermn.communicators._transport import MpiTransport
+from chainermn._transport import array_buffers, packing
+from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory.exchange import SharedMemory
+from chainermn._transport.shared_memory.transport import SharedTransport
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 
@@ -32,18 +33,18 @@ class FlatCommunicator(MpiCommunicatorBase):
         return self._shared_transport
 
     def _groups(self, arrays: Sequence[Any]) -> list[list[Any]]:
-        return _bucket.by_dtype(arrays)
+        return packing.by_dtype(arrays)
 
     def _mean_in_place(self, group: list[Any]) -> None:
         if self._size == 1:
             return
-        if _wire.on_device(group[0]) or (memory := self._shared_memory()) is None:
+        if array_buffers.on_device(group[0]) or (memory := self._shared_memory()) is None:
             super()._mean_in_place(group)
         else:
             memory.sum(group, scale=1 / self._size)
 
     def _mean(self, group: list[Any], results: list[Any]) -> None:
-        if _wire.on_device(group[0]) or (memory := self._shared_memory()) is None:
+        if array_buffers.on_device(group[0]) or (memory := self._shared_memory()) is None:
             super()._mean(group, results)
         else:
             memory.sum(group, results, scale=1 / self._size)
@@ -59,7 +60,7 @@ class FlatCommunicator(MpiCommunicatorBase):
     def _bcast_in_place(self, group: list[Any]) -> None:
         if self._size == 1:
             return
-        if _wire.on_device(group[0]) or (memory := self._shared_memory()) is None:
+        if array_buffers.on_device(group[0]) or (memory := self._shared_memory()) is None:
             super()._bcast_in_place(group)
         else:
             memory.bcast(group)
@@ -69,13 +70,13 @@ class FlatCommunicator(MpiCommunicatorBase):
         self._memory = None
 
     def _described(self, verb: str, arrays: dict[str, Any]) -> dict[str, str]:
-        return _bucket.describe(arrays, places=True)  # each takes its own way
+        return packing.describe(arrays, places=True)  # each takes its own way
 
     def _shared_memory(self) -> SharedMemory | None:
         """Where to exchange host arrays; ``None`` where MPI has to."""
         if not self._has_tried_memory:
             self._has_tried_memory = True
-            self._memory = _shared_memory.create(self._arrays, self._topology)
+            self._memory = exchange.create(self._arrays, self._topology)
             if self._memory is not None:
                 self._to_free.append(self._memory.free)
         return self._memory

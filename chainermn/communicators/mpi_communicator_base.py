@@ -10,35 +10,29 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from chainermn.communicators import (
-    _doing,
-    _end,
-    _header,
-    _lifetime,
-    _recent,
-    _timed_verbs,
-    _timeline,
-    _topology,
-    _unusable,
-    _watch,
-)
-from chainermn.communicators._activations import Activations
-from chainermn.communicators._agreement import Agreement
-from chainermn.communicators._header import pack
-from chainermn.communicators._messages import Messages
-from chainermn.communicators._model_verbs import ModelVerbs
-from chainermn.communicators._object_verbs import ObjectVerbs
-from chainermn.communicators._operation import collective
-from chainermn.communicators._recent import Calls
-from chainermn.communicators._reduction_verbs import ReductionVerbs
-from chainermn.communicators._service import Service, check_service
-from chainermn.communicators._transport import MpiTransport
-from chainermn.communicators._unusable import Unusable
+from chainermn import _signature
+from chainermn._collectives import traced
+from chainermn._collectives.activations import Activations
+from chainermn._collectives.models import ModelVerbs
+from chainermn._collectives.objects import ObjectVerbs
+from chainermn._collectives.operation import collective
+from chainermn._collectives.point_to_point import Messages
+from chainermn._collectives.reductions import ReductionVerbs
+from chainermn._collectives.rpc import Service, check_service
+from chainermn._consistency.check import Agreement
+from chainermn._diagnostics import flight_recorder, shutdown, thread_state, unusable, watchdog
+from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.unusable import Unusable
+from chainermn._signature import pack
+from chainermn._tracing import recorder
+from chainermn._transport import lifetime, topology
+from chainermn._transport.mpi import MpiTransport
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 _INT_MAX = 2**31 - 1  # of a C int
 
 
-class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
+class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs, CommunicatorBase):
     """All verbs of :class:`chainermn.CommunicatorBase` on MPI.
 
     Collective: every rank makes one.  A subclass that defines ``multi_node_mean_grad(self, model,
@@ -55,31 +49,31 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
-        _doing.know_class(type(self))
-        _end.cover(mpi_comm)
-        _lifetime.free_unreferenced(mpi_comm, _recent.world_ranks(mpi_comm))
-        headers, self._arrays = _lifetime.duplicates(mpi_comm)
+        thread_state.know_class(type(self))
+        shutdown.cover(mpi_comm)
+        lifetime.free_unreferenced(mpi_comm, flight_recorder.world_ranks(mpi_comm))
+        headers, self._arrays = lifetime.duplicates(mpi_comm)
         self._agreement = Agreement(headers)
-        _end.watch(self._agreement)
+        shutdown.watch(self._agreement)
         # Collectives and messages of one MPI communicator cannot be mistaken for each other.
         self._messages = Messages(self._arrays, headers)
         self._activations = Activations(self._messages)
         if self._agreement.enabled:  # else others may still receive
             self._agreement.at_the_end = _while_alive(self._messages.warn_of_unmatched)
-        _recent.number(self.recent_calls())
+        flight_recorder.number(self.recent_calls())
         self._to_free: list[Callable[[], Any]] = [
-            functools.partial(_end.forget, self._agreement), headers.Free, self._arrays.Free]
-        _lifetime.hold(self._messages, self._agreement.calls.key, self._to_free,
+            functools.partial(shutdown.forget, self._agreement), headers.Free, self._arrays.Free]
+        lifetime.hold(self._messages, self._agreement.calls.key, self._to_free,
                        self._messages.pending)
         self._mpi_transport = MpiTransport(self._arrays)
-        _end.covered()
-        self._topology = _topology.discover(self._arrays)
+        shutdown.covered()
+        self._topology = topology.discover(self._arrays)
         with self.config_scope():
             self.batched_copy = False
             self.timeout = None
-        if _timeline.is_on():
-            _timed_verbs.begin(self)
-        _unusable.know(self)
+        if recorder.is_on():
+            traced.begin(self)
+        unusable.know(self)
 
     # --- who and where -----------------------------------------------------------------------
 
@@ -131,13 +125,13 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         if name != 'timeout' or kwargs:
             super().set_config(name, value, **kwargs)
             return
-        limit = None if value is None else _watch.limit_of(value)
-        _watch.get().allow(limit)
+        limit = None if value is None else watchdog.limit_of(value)
+        watchdog.get().allow(limit)
         with self.config_scope():
             self.timeout = limit
 
     def span(self, name: str) -> AbstractContextManager[Any]:
-        return _timeline.span(name)
+        return recorder.span(name)
 
     # --- groups ------------------------------------------------------------------------------
 
@@ -151,7 +145,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         except Exception as error:
             self.refuse('split', error)
         self._agreement.same(pack('split'))
-        with _lifetime.explained(self._arrays):
+        with lifetime.explained(self._arrays):
             mpi_comm = self._arrays.Split(color, key)
         return self._like_this(mpi_comm)
 
@@ -170,10 +164,10 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
                                  f'{members}')
         except Exception as error:
             self.refuse('new_group', error)
-        self._agreement.same(pack('new_group', number=_header.digest(members)),
+        self._agreement.same(pack('new_group', number=_signature.digest(members)),
                              {'ranks': str(members)})
         is_member = self._rank in members
-        with _lifetime.explained(self._arrays):
+        with lifetime.explained(self._arrays):
             mpi_comm = self._arrays.Split(0 if is_member else MPI.UNDEFINED,
                                           members.index(self._rank) if is_member else 0)
         return self._like_this(mpi_comm) if is_member else None
@@ -213,7 +207,7 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
         headers = self._agreement.headers_of(error)
         if headers is None:
             return None
-        if any(header.refused or header.verb == _header.END for header in headers):
+        if any(header.refused or header.verb == _signature.END for header in headers):
             return ()
         return tuple(header.number if header.verb == 'join' else None for header in headers)
 
@@ -231,10 +225,10 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs):
             self._mean_queue.free()
             self._twin.finalize()
             self._mean_queue = self._twin = None
-        _lifetime.release(self._agreement.calls.key)
+        lifetime.release(self._agreement.calls.key)
         while self._to_free:
             self._to_free.pop(0)()
-        _unusable.forget(self)
+        unusable.forget(self)
         self.give_up(Unusable('this communicator was finalized; make a new one with '
                               'chainermn.create_communicator'))
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from mpi4py import MPI
 
-from chainermn.communicators import _wire
+from chainermn._transport import array_buffers
+from chainermn._transport.nccl.connection import NcclGroup
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
-from chainermn.communicators._nccl_group import NcclGroup
 
 
 class NonCudaAwareCommunicator(NcclCommunicatorBase):
@@ -31,8 +31,8 @@ class NonCudaAwareCommunicator(NcclCommunicatorBase):
         self._nccl.connect()
         self._nccl.reduce(buffer)
         if self.intra_rank == 0 and self.inter_size > 1:
-            staged = _wire.to_buffer(buffer)
+            staged = array_buffers.to_buffer(buffer)
             self._inter.Allreduce(MPI.IN_PLACE, staged)
-            buffer = _wire.from_buffer(staged, staged.shape, device=True)
+            buffer = array_buffers.from_buffer(staged, staged.shape, device=True)
         self._nccl.bcast(buffer)
         return buffer

@@ -8,12 +8,15 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainermn.communicators import _bucket, _compressed, _debug, _header
+from chainermn import _signature
+from chainermn._consistency import debug_checks
+from chainermn._gradients import compressed_mean
+from chainermn._gradients.nccl_reducer import NcclMeanQueue
+from chainermn._transport import packing
+from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.nccl.connection import NcclGroup
+from chainermn._transport.nccl.transport import NcclTransport
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
-from chainermn.communicators._nccl_group import NcclGroup
-from chainermn.communicators._nccl_mean_queue import NcclMeanQueue
-from chainermn.communicators._nccl_transport import NcclTransport
-from chainermn.communicators._transport import MpiTransport
 
 _GRAD_DTYPES = tuple(np.dtype(name) for name in ('float16', 'float32', 'float64'))
 
@@ -84,7 +87,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
             return _Exchange(model, arrays, None)
         with self._on_stream():
             mean, _ = self._exchanged(by_path, compressor, self._agreed_wires)
-            _bucket.unpack(mean, arrays, 1, self.batched_copy)
+            packing.unpack(mean, arrays, 1, self.batched_copy)
             return _Exchange(model, arrays, _event())
 
     def _exchanged(self, by_path: dict[str, Any], compressor: Any,
@@ -97,14 +100,14 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         arrays = list(by_path.values())
         scale = 1 / self._size  # before they are added: float16 may hold the mean, but not the sum
         if compressor is None:
-            mean = _bucket.pack(arrays, self._transfer_dtype(), self.batched_copy, scale)
+            mean = packing.pack(arrays, self._transfer_dtype(), self.batched_copy, scale)
             self._nccl.all_reduce(mean)
             return mean, mean
         dtype = np.result_type(np.float32, *(array.dtype for array in arrays))
-        buffer = _bucket.pack(arrays, dtype, self.batched_copy,
-                              None if _compressed.is_gathered(compressor) else scale)
+        buffer = packing.pack(arrays, dtype, self.batched_copy,
+                              None if compressed_mean.is_gathered(compressor) else scale)
         wire, = wires(compressor, [buffer], by_path)
-        return _compressed.mean_by_nccl(
+        return compressed_mean.mean_by_nccl(
             self._nccl, compressor, wire, buffer.size, dtype), wire
 
     def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
@@ -113,7 +116,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         def start(by_path: dict[str, Any], compressor: Any) -> tuple[list[Any], Any, Any]:
             with self._on_stream():
                 mean, wire = self._exchanged(by_path, compressor, _own_wires)
-                results = _bucket.unpacked(mean, list(by_path.values()), self.batched_copy)
+                results = packing.unpacked(mean, list(by_path.values()), self.batched_copy)
                 return results, _event(), wire
 
         def send_zeros(dtype: np.dtype, size: int, gathered: bool) -> Any:
@@ -138,10 +141,10 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     def _bcast_in_place(self, group: list[Any]) -> None:
         with self._on_stream():
-            buffer = _bucket.pack(group)
+            buffer = packing.pack(group)
             self._nccl.bcast(buffer)
             if self._rank != 0:
-                _bucket.unpack(buffer, group)
+                packing.unpack(buffer, group)
             done = _event()
         _wait(done)
 
@@ -183,13 +186,13 @@ class _Exchange:
             return
         _wait(self._done)
         self._done, self._arrays = None, []
-        if _debug.is_on():
-            _bucket.check_finite(self._model)
+        if debug_checks.is_on():
+            packing.check_finite(self._model)
 
 
 def _own_wires(compressor: Any, buffers: list[Any], by_path: dict[str, Any]) -> list[Any]:
     """Buffers compressed, without asking whether other ranks send as much: that would block."""
-    return _compressed.wires(compressor, buffers, f'{_header.digest(list(by_path)):x}')
+    return compressed_mean.wires(compressor, buffers, f'{_signature.digest(list(by_path)):x}')
 
 
 def _event() -> Any:

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import _watch
+from chainermn._diagnostics import watchdog
 
 pytestmark = pytest.mark.gpu
 
@@ -53,7 +53,7 @@ def test_finalize_while_the_watchdog_looks():
     answers, is_over = set(), threading.Event()
 
     def look():
-        watch = _watch.Watch()  # one more, which looks all the time
+        watch = watchdog.Watch()  # one more, which looks all the time
         while not is_over.is_set():
             answers.add(watch._of_nccl())
 

@@ -144,13 +144,13 @@ def before_a_communicator(name, is_last):
 def making(name, is_last):
     """While all make a communicator; it is their first one."""
     if is_last:
-        from chainermn.communicators import _topology
-        discover = _topology.discover
+        from chainermn._transport import topology
+        discover = topology.discover
 
         def discovered(mpi_comm):
             fault()
             return discover(mpi_comm)
-        _topology.discover = discovered
+        topology.discover = discovered
     chainermn.create_communicator(name).barrier()
 
 
@@ -171,7 +171,7 @@ def message(comm, is_last):
 def shared_memory(comm, is_last):
     """In the middle of an exchange."""
     if is_last:
-        from chainermn.communicators._window import Window
+        from chainermn._transport.shared_memory.window import Window
         publish = Window.publish
 
         def published(window, count):

@@ -23,7 +23,7 @@ import pytest
 from mpi4py import MPI
 
 from chainermn import nccl
-from chainermn.communicators import _batched_copy
+from chainermn._transport import batched_copy
 from chainermn.communicators.compression import Bf16
 
 # What the kernels need of CUDA, for one thread of a host that runs them one after the other.
@@ -457,7 +457,7 @@ def gpu(monkeypatch, compile_kernels):
         'groupStart': gpu.group_start, 'groupEnd': gpu.group_end,
     }.items():
         monkeypatch.setattr(nccl, name, value, raising=False)
-    clear = _batched_copy.tables.clear, _batched_copy._kernel.cache_clear
+    clear = batched_copy.tables.clear, batched_copy._kernel.cache_clear
     for each in clear:
         each()
     yield gpu
@@ -474,7 +474,7 @@ def make_model(gpu):
         model = chainer.Link()
         with model.init_scope():
             model.a = chainer.Parameter(random.rand(3, 4).astype('f2'))
-            model.b = chainer.Parameter(random.rand(_batched_copy.LENGTH + 5).astype('f4'))
+            model.b = chainer.Parameter(random.rand(batched_copy.LENGTH + 5).astype('f4'))
             model.c = chainer.Parameter(random.rand(5, 2).astype('f4'))
             model.d = chainer.Parameter(random.rand(7).astype('f8'))
             model.e = chainer.Parameter(random.rand(0, 3).astype('f4'))

@@ -9,17 +9,17 @@ import sys
 import numpy as np
 import pytest
 
-from chainermn.communicators import _batched_copy
+from chainermn._transport import batched_copy
 
 pytestmark = pytest.mark.mpi_skip
 
-LENGTH = _batched_copy.LENGTH
+LENGTH = batched_copy.LENGTH
 
 
 @pytest.fixture(scope='module', params=[2, 4, 8])
 def kernels(request, compile_kernels):
     """Runs a kernel on the host: ``run(name, pieces, buffer, scale)``."""
-    kernel = compile_kernels(_batched_copy.source(request.param))
+    kernel = compile_kernels(batched_copy.source(request.param))
 
     def run(name, pieces, buffer, scale=1.):
         assert buffer.itemsize == request.param
@@ -49,7 +49,7 @@ def arrays_of_all_kinds(numbers):
 
 def pieces_of(arrays):
     starts = itertools.accumulate((x.size for x in arrays), initial=0)
-    return _batched_copy.pieces(tuple(
+    return batched_copy.pieces(tuple(
         (x.ctypes.data, start, x.size, x.itemsize)
         for start, x in zip(starts, arrays, strict=False)))
 
@@ -96,7 +96,7 @@ def test_pack_scaled(kernels):
 @pytest.mark.parametrize('size', [1, 7, 8, 9, 2000, LENGTH - 3])
 def test_nothing_else_is_written(kernels, size):
     x, buffer = np.ones(size, 'f4'), np.full(size + 64, 7, kernels.dtype)
-    pieces = _batched_copy.pieces(((x.ctypes.data, 32, size, 4),))
+    pieces = batched_copy.pieces(((x.ctypes.data, 32, size, 4),))
     kernels('pack', pieces, buffer)
     assert (buffer[32:32 + size] == 1).all()
     assert (np.delete(buffer, slice(32, 32 + size)) == 7).all()
@@ -117,8 +117,8 @@ def test_rounding(kernels):
 
 
 def test_pieces_cover_everything_once():
-    table = _batched_copy.pieces(((1 << 40, 5, 2 * LENGTH + 3, 4), (7, 0, 0, 8), (64, 0, 5, 2)))
-    assert table.dtype == _batched_copy.PIECE
+    table = batched_copy.pieces(((1 << 40, 5, 2 * LENGTH + 3, 4), (7, 0, 0, 8), (64, 0, 5, 2)))
+    assert table.dtype == batched_copy.PIECE
     assert table.tolist() == [
         (1 << 40, 5, LENGTH, 4),
         ((1 << 40) + 4 * LENGTH, 5 + LENGTH, LENGTH, 4),
@@ -128,7 +128,7 @@ def test_pieces_cover_everything_once():
 
 def test_more_elements_than_an_int_holds():
     size = 2**31 + 1
-    table = _batched_copy.pieces(((16, 0, size, 4), (1 << 46, size, 2, 8)))
+    table = batched_copy.pieces(((16, 0, size, 4), (1 << 46, size, 2, 8)))
     assert table['size'].sum() == size + 2
     assert (table['start'] == np.cumsum(table['size'], dtype=np.int64) - table['size']).all()
     assert table[-1].tolist() == (1 << 46, size, 2, 8)
@@ -136,17 +136,17 @@ def test_more_elements_than_an_int_holds():
 
 
 def test_no_arrays():
-    assert len(_batched_copy.pieces(())) == 0
+    assert len(batched_copy.pieces(())) == 0
 
 
 def test_tables_are_kept_while_there_is_room(gpu):
-    tables = _batched_copy.Tables(2000)
+    tables = batched_copy.Tables(2000)
     a, b, c, d = (((16 * n, 0, 10, 4),) for n in range(4))
     for n, key in enumerate([a, b, c]):
         assert tables.get(0, 1, key)[0] == 1
         assert tables.n_made == n + 1
     table = tables.get(0, 1, a)[1]
-    assert table.get().view(_batched_copy.PIECE).tolist() == [(0, 0, 10, 4)]
+    assert table.get().view(batched_copy.PIECE).tolist() == [(0, 0, 10, 4)]
     tables.get(0, 1, d)  # now b was used longest ago
     assert tables.n_made == 4
     for key in (a, c, d):
@@ -159,7 +159,7 @@ def test_tables_are_kept_while_there_is_room(gpu):
 
 
 def test_a_table_that_is_larger_than_all_room(gpu):
-    tables = _batched_copy.Tables(2000)
+    tables = batched_copy.Tables(2000)
     large = ((0, 0, 1000 * LENGTH, 4),)
     for _ in range(2):
         assert tables.get(0, 1, large)[0] == 1000
@@ -167,7 +167,7 @@ def test_a_table_that_is_larger_than_all_room(gpu):
 
 
 def test_no_table(gpu):
-    assert _batched_copy.Tables(2000).get(0, 1, ())[0] == 0
+    assert batched_copy.Tables(2000).get(0, 1, ())[0] == 0
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def compile_for_sm_90(monkeypatch):
         monkeypatch.setattr(compiler, '_get_arch_for_options_for_nvrtc',
                             lambda arch: (f'-arch={prefix}_{arch}', kind))
         return compiler.compile_using_nvrtc(
-            _batched_copy.source(itemsize), options, arch='90')[0]
+            batched_copy.source(itemsize), options, arch='90')[0]
 
     return compile_for_sm_90
 

@@ -8,7 +8,7 @@ import pytest
 
 import chainermn
 from chainermn import nccl
-from chainermn.communicators import _nccl_group, _watch
+from chainermn._diagnostics import watchdog
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_an_exchange_that_the_device_does_not_finish(group, gpu):
     group._newest[0].status = 600
     time.sleep(.01)
     assert in_a_thread(group.waits)[0] > 0
-    watch = _watch.Watch()  # whose thread does not run
+    watch = watchdog.Watch()  # whose thread does not run
     assert in_a_thread(watch._of_nccl) == ''
     watch._default = .001
     assert 's in all-reduce of 3 float32 by NCCL on GPU 1, and the time limit is' in (
@@ -58,7 +58,7 @@ def test_an_error_of_nccl(group):
 
     group.nccl_comm.check_async_error = check
     assert in_a_thread(group.error) == 'remote error'
-    assert in_a_thread(_watch.Watch()._of_nccl) == 'NCCL failed: remote error'
+    assert in_a_thread(watchdog.Watch()._of_nccl) == 'NCCL failed: remote error'
 
 
 def test_an_error_of_the_device(group, gpu):
@@ -67,7 +67,7 @@ def test_an_error_of_the_device(group, gpu):
     group._newest[0].status = 700
     assert in_a_thread(group.error) == 'GPU 1: 700'  # CuPy says what that means
     assert in_a_thread(group.waits)[0] == 0
-    assert in_a_thread(_watch.Watch()._of_nccl) == 'NCCL failed: GPU 1: 700'
+    assert in_a_thread(watchdog.Watch()._of_nccl) == 'NCCL failed: GPU 1: 700'
 
 
 def test_abort(group, gpu):
@@ -76,9 +76,9 @@ def test_abort(group, gpu):
 
 
 def test_only_those_that_are_connected(group):
-    assert group in _nccl_group.connected
+    assert group in watchdog._on_devices
     group.destroy()
-    assert group not in _nccl_group.connected
+    assert group not in watchdog._on_devices
     assert group.waits() == (0, '')
     assert group.error() == ''
     group.abort()
@@ -91,7 +91,7 @@ def test_a_look_while_it_is_destroyed(group):
 
     def slowly():
         destroy()
-        said.append(in_a_thread(_watch.Watch()._of_nccl))
+        said.append(in_a_thread(watchdog.Watch()._of_nccl))
         said.append(in_a_thread(group.error))  # of a watchdog that has begun to look before
         said.append(in_a_thread(group.waits)[0])
 
@@ -124,7 +124,7 @@ def test_it_is_not_destroyed_during_a_look(group):
 
 def test_the_list_changes_during_a_look(group):
     """The watchdog looks through what there was when it began."""
-    looking = iter(_nccl_group.connected)
+    looking = iter(watchdog._on_devices)
     assert next(looking) is group
     group.destroy()
     assert list(looking) == []

@@ -8,7 +8,8 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn.communicators import _batched_copy, compression
+from chainermn._transport import batched_copy
+from chainermn.communicators import compression
 
 SIZE = MPI.COMM_WORLD.size
 RANK = MPI.COMM_WORLD.rank
@@ -142,7 +143,7 @@ def test_one_table_for_each_bucket(comm, gpu):
     for _ in range(3):
         kept.append([queue.put(bucket) for bucket in buckets])  # at other addresses each time
         queue.wait()
-    assert _batched_copy.tables.n_made == 100 + 3 * 100  # to pack, and to unpack
+    assert batched_copy.tables.n_made == 100 + 3 * 100  # to pack, and to unpack
 
 
 def test_order_on_the_streams(comm, gpu):

@@ -130,13 +130,13 @@ def test_verbs_for_arrays_do_not_wait_for_gradients(comm, gpu, make_model):
 
 
 def test_one_table_for_the_same_addresses(gpu, make_model):
-    from chainermn.communicators import _batched_copy
+    from chainermn._transport import batched_copy
 
     comm = chainermn.create_communicator('pure_nccl')
     model = make_model(RANK)
     for _ in range(3):
         comm.multi_node_mean_grad(model)
-    assert _batched_copy.tables.n_made == 1
+    assert batched_copy.tables.n_made == 1
     comm.finalize()
 
 

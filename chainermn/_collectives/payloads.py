@@ -1,0 +1,99 @@
+"""What does not fit beside a header: large arrays and objects, on a communicator of their own.
+
+A rank that has no memory for one receives and drops it before it raises, as the sender waits.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from chainermn._collectives.nonblocking import Receive, Receives, blocking, largest_tag
+from chainermn._transport import array_buffers
+from chainermn._transport.pickling import PIECE, Pickled, load
+
+
+class Payloads:
+    """Receives payloads, and exchanges objects in collective calls.
+
+    Args:
+        mpi_comm: A duplicate of the communicator.
+    """
+
+    def __init__(self, mpi_comm: Any) -> None:
+        self.mpi_comm = mpi_comm
+        self._rank = mpi_comm.rank
+        self._numbers = itertools.count()
+        #: Tags that are no number of a payload: of notices, and of collective calls.
+        self.notices, self._collective = largest_tag(), largest_tag() - 1
+
+    def new_number(self) -> int:
+        """A tag that no other payload of this rank has now."""
+        return next(self._numbers) % self._collective
+
+    def receive_array(self, shape: tuple[int, ...], dtype: np.dtype, device: bool, source: int,
+                      number: int) -> Receives:
+        """Receives the buffer of an array."""
+        try:
+            buffer = array_buffers.new_buffer(shape, dtype, device)
+        except MemoryError as error:
+            yield self._dropped(source, number)
+            raise self._no_memory(source, error) from error
+        yield Receive(self.mpi_comm, array_buffers.raw(buffer), source, number)
+        return buffer
+
+    def receive_object(self, source: int, number: int) -> Receives:
+        """Receives an object that is sent as `Pickled.messages`."""
+        count = np.empty(1, int)
+        yield Receive(self.mpi_comm, count, source, number)
+        lengths = np.empty(int(count[0]), int)
+        yield Receive(self.mpi_comm, lengths, source, number)
+        parts, failure = [], None
+        try:
+            parts = [np.empty(length, np.uint8) for length in lengths.tolist()]
+        except MemoryError as error:
+            failure = error
+        for i, length in enumerate(lengths.tolist()):
+            for start in range(0, length, PIECE):
+                yield self._dropped(source, number) if failure else Receive(
+                    self.mpi_comm, parts[i][start:start + PIECE], source, number)
+        if failure is not None:
+            raise self._no_memory(source, failure) from failure
+        return load(parts[0], parts[1:], source, self._rank)
+
+    def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int],
+                 wait: Callable[..., None]) -> list[Any]:
+        """Exchanges objects in a collective call.
+
+        Args:
+            pickled: What this rank sends, by rank.
+            sources: The ranks that send to this one.
+            wait: Waits for an MPI request.
+
+        Returns:
+            What they sent, in their order.
+
+        Raises:
+            Exception: The first error, once everything was sent and received.
+        """
+        sends = [self.mpi_comm.Isend(message, dest, self._collective)
+                 for dest, each in pickled.items() for message in each.messages()]
+        objs, failure = [], None
+        for source in sources:
+            try:
+                objs.append(blocking(self.receive_object(source, self._collective), wait))
+            except Exception as error:
+                failure = failure or error
+        for request in sends:
+            wait(request)
+        if failure is not None:
+            raise failure
+        return objs
+
+    def _dropped(self, source: int, number: int) -> Receive:
+        return Receive(self.mpi_comm, bytearray(1), source, number, is_dropped=True)
+
+    def _no_memory(self, source: int, error: MemoryError) -> MemoryError:
+        return MemoryError(f'rank {self._rank} has no memory for what rank {source} sent: {error}')

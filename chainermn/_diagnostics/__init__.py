@@ -1,0 +1,1 @@
+"""What a job tells about itself when it fails, hangs or ends."""

@@ -1,0 +1,141 @@
+"""Two ranks that wait for each other in chainermn.functions: both raise the same error.
+
+A rank that has waited for another one for a moment sends it a notice: what it waits for, and how
+many messages it has sent to that rank and received from it.  If the other one waits for this rank
+as well, and no message is in flight that could end either wait, both wait forever.  The counts show
+this whenever the notice arrives, so a slow rank is never mistaken for a deadlock.
+"""
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from chainermn._diagnostics.flight_recorder import MessageCalls
+
+# Seconds.
+_GRACE = 1.  # before a rank sends a notice
+_NAP = 1e-4  # between two polls after that
+
+
+class Wait(NamedTuple):
+    """A rank that waits for another one: until it takes a message, or sends one."""
+
+    is_send: bool
+    tag: int
+    text: str  # for the error
+
+
+class _Notice(NamedTuple):
+    wait: Wait
+    n_sent: int  # messages to the rank that gets the notice
+    n_marked: int  # those of chainermn.functions, which a rank sends one after the other
+    n_received: int  # from that rank
+
+
+class Deadlocks:
+    """Waits for messages of chainermn.functions, and finds deadlocks.
+
+    Args:
+        mpi_comm: Communicator.
+        tag: With which notices travel; no other message on the communicator has it.
+        calls: Counts the messages of this rank.
+    """
+
+    def __init__(self, mpi_comm: Any, tag: int, calls: MessageCalls) -> None:
+        self._mpi_comm = mpi_comm
+        self._tag = tag
+        self._rank = mpi_comm.rank
+        size = mpi_comm.size
+        self._calls = calls
+        #: Messages of chainermn.functions, by rank.
+        self.n_marked_sent, self.n_marked_received = [0] * size, [0] * size
+        self._notices: dict[int, _Notice] = {}  # the last one, by rank
+        self._sends: list[MPI.Request] = []
+
+    def wait(self, request: MPI.Request, peer: int, wait: Wait,
+             is_receiving: Callable[[], object], status: MPI.Status | None = None) -> None:
+        """Returns once a request is complete.
+
+        Args:
+            request: The request.
+            peer: The rank that it waits for.
+            wait: What is waited for.
+            is_receiving: Lets requests of ``irecv`` make progress; returns whether one is pending.
+            status: Filled when the request is complete.
+
+        Raises:
+            ValueError: If this rank and ``peer`` wait for each other.
+        """
+        while self._next_notice(peer):
+            pass
+        is_told = False
+        start = time.monotonic()
+        while not request.Test(status):
+            if is_receiving() or time.monotonic() < start + _GRACE:
+                os.sched_yield()
+                continue
+            if not is_told:
+                is_told = True
+                self._tell(peer, wait)
+                self._check(peer, wait)
+            while self._next_notice(peer):
+                self._check(peer, wait)
+            time.sleep(_NAP)
+
+    def _tell(self, peer: int, wait: Wait) -> None:
+        self._sends = [send for send in self._sends if not send.Test()]
+        notice = _Notice(wait, _total(self._calls.sent, peer), self.n_marked_sent[peer],
+                         _total(self._calls.received, peer))
+        self._sends.append(self._mpi_comm.Isend(pickle.dumps(notice), peer, self._tag))
+
+    def _next_notice(self, peer: int) -> bool:
+        """Receives a notice; returns whether there was one."""
+        status = MPI.Status()
+        message = self._mpi_comm.Improbe(peer, self._tag, status)
+        if message is None:
+            return False
+        buffer = bytearray(status.Get_count())
+        message.Recv(buffer)
+        self._notices[peer] = pickle.loads(buffer)
+        return True
+
+    def _check(self, peer: int, mine: Wait) -> None:
+        """Raises if the last notice of a rank and this rank's wait are a deadlock."""
+        notice = self._notices.get(peer)
+        if notice is None:
+            return
+        theirs = notice.wait
+        if mine.is_send != theirs.is_send and (
+                mine.tag == theirs.tag or min(mine.tag, theirs.tag) < 0):  # negative: any tag
+            return  # the message that ends both waits is in flight
+        if (_total(self._calls.sent, peer) - notice.n_received != mine.is_send
+                or notice.n_sent - _total(self._calls.received, peer) != theirs.is_send
+                or notice.n_marked - self.n_marked_received[peer] != theirs.is_send):
+            return  # an old notice, or other messages are in flight
+        del self._notices[peer]
+        raise mismatch(
+            f'chainermn.functions: ranks {min(self._rank, peer)} and {max(self._rank, peer)} wait '
+            'for each other', {self._rank: mine.text, peer: theirs.text})
+
+
+def _total(counts: Mapping[tuple[int, int], int], peer: int) -> int:
+    """Messages to or from a rank, with any tag."""
+    return sum(n for (other, _), n in counts.items() if other == peer)
+
+
+def mismatch(title: str, calls: dict[int, str]) -> ValueError:
+    """Returns the error for calls of two ranks that do not match.
+
+    Args:
+        title: What is wrong.
+        calls: What each of the two ranks called.
+    """
+    return ValueError('\n'.join([
+        title, *(f'  rank {rank}: {text}' for rank, text in sorted(calls.items())),
+        'Each send needs a recv on the other rank. If a Variable is sent, both ranks have to run '
+        'backward through it; send an array (x.array) if no gradient is needed.']))

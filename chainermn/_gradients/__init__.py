@@ -1,0 +1,1 @@
+"""Gradients of a model: listed, packed, compressed, averaged in the background."""

@@ -1,0 +1,1 @@
+"""Timelines: what each rank does when."""

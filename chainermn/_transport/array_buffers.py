@@ -1,0 +1,148 @@
+"""How an array crosses MPI: what may cross, and as which buffer.
+
+NumPy arrays cross as they are.  CuPy arrays cross as they are where the MPI library can read device
+memory (``CHAINERMN_CUDA_AWARE=1``), else through page-locked ("pinned") host memory.
+"""
+from __future__ import annotations
+
+import math
+import operator
+import os
+import sys
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainermn import _signature
+
+
+def checked(x: Any) -> Any:
+    """Returns ``x`` as an array that can cross, or raises TypeError.
+
+    NumPy scalars become arrays without dimensions; foreign byte orders become this machine's.
+    """
+    if is_plain(x):
+        return x
+    if isinstance(x, np.generic):
+        x = np.asarray(x)
+    if not isinstance(x, np.ndarray) and not on_device(x):
+        raise TypeError(f'expected a numpy or cupy array but got {_kind_of(x)}')
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError('a masked array would lose its mask; send x.data and x.mask, or x.filled()')
+    if x.dtype not in _signature.CODES:
+        native = x.dtype.newbyteorder('=')
+        if native not in _signature.CODES:
+            raise TypeError(f'arrays of dtype {x.dtype} cannot be exchanged; use one of '
+                            + ', '.join(map(str, _signature.DTYPES)))
+        x = x.astype(native)
+    return x
+
+
+def is_plain(x: Any) -> bool:
+    """Whether ``x`` is a NumPy array that :func:`checked` takes as it is."""
+    return type(x) is np.ndarray and x.dtype in _signature.CODES
+
+
+def checked_root(root: Any, size: int) -> int:
+    """Returns a root as a rank, or raises."""
+    if isinstance(root, bool) or not hasattr(root, '__index__'):
+        raise TypeError(f'root has to be an integer, not {root!r}')
+    if not 0 <= root < size:
+        raise ValueError(f'root has to be a rank from 0 to {size - 1}, not {root}')
+    return operator.index(root)
+
+
+def summed_in(dtype: np.dtype) -> np.dtype:
+    """The dtype in which MPI sums arrays of a dtype: float16 in float32."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def on_device(x: Any) -> bool:
+    """Whether ``x`` is a CuPy array."""
+    cupy = sys.modules.get('cupy')
+    return cupy is not None and isinstance(x, getattr(cupy, 'ndarray', ()))
+
+
+def to_buffer(x: Any) -> Any:
+    """Returns the elements of a checked array as a flat C-ordered array that MPI can read.
+
+    The result may share memory with ``x``.
+    """
+    if on_device(x):
+        import cupy
+        flat = cupy.ascontiguousarray(x).reshape(-1)
+        if cuda_aware():
+            cupy.cuda.get_current_stream().synchronize()
+            return flat
+        staged = new_buffer(flat.shape, flat.dtype, device=True)
+        return cupy.asnumpy(flat, out=staged) if flat.size else staged
+    return x.reshape(-1) if x.flags.c_contiguous else x.flatten()
+
+
+def copied(buffer: Any) -> Any:
+    """Returns a copy of a buffer that MPI can read, which is complete."""
+    copy = buffer.copy()
+    if on_device(copy):
+        import cupy
+        cupy.cuda.get_current_stream().synchronize()
+    return copy
+
+
+def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Any:
+    """Returns an empty flat array to receive into, for an array of that shape.
+
+    It is where MPI can write at once and the way to the device is short, if ``device`` is true.
+    """
+    size = math.prod(shape)
+    if not device or not has_device() or not size:
+        return np.empty(size, dtype)
+    if cuda_aware():
+        import cupy
+        buffer = cupy.empty(size, dtype)
+        # The memory may be that of an array which the device has still to read or to write.
+        cupy.cuda.get_current_stream().synchronize()
+        return buffer
+    return _pinned(size, dtype)
+
+
+def from_buffer(buffer: Any, shape: tuple[int, ...], device: bool) -> Any:
+    """Returns a received buffer as an array: on the current device if ``device``, else on the host.
+
+    The array shares memory with the buffer where it can.
+    """
+    if device and not on_device(buffer) and has_device():
+        import cupy
+        array = cupy.empty(shape, buffer.dtype)
+        if buffer.size:
+            array.set(buffer.reshape(shape))
+            cupy.cuda.get_current_stream().synchronize()  # the pinned memory is free after this
+        return array
+    return buffer.reshape(shape)
+
+
+def raw(buffer: Any) -> Any:
+    """Returns a flat buffer as bytes: what moves without arithmetic moves as bytes."""
+    return buffer.view(np.uint8)
+
+
+def cuda_aware() -> bool:
+    """Whether the user says that the MPI library reads and writes device memory."""
+    return os.environ.get('CHAINERMN_CUDA_AWARE', '0') == '1'
+
+
+def has_device() -> bool:
+    """Whether this process can hold arrays on a device."""
+    return bool(chainer.backends.cuda.available)
+
+
+def _pinned(size: int, dtype: np.dtype) -> np.ndarray:
+    import cupyx
+    return cupyx.empty_pinned((size,), dtype)
+
+
+def _kind_of(x: Any) -> str:
+    if isinstance(x, chainer.Variable):
+        return ('a chainer.Variable; pass its .array, or use chainermn.functions, whose '
+                'results can be differentiated')
+    return f'{type(x).__module__}.{type(x).__qualname__}'.removeprefix('builtins.')

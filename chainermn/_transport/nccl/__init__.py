@@ -1,0 +1,1 @@
+"""Exchanges between GPUs by NCCL."""

@@ -1,0 +1,1 @@
+"""Sums and broadcasts in memory that the ranks of a node share."""

@@ -1,0 +1,132 @@
+"""What one rank does with one chunk, in three stages: pack, reduce, unpack.
+
+All places in the shared window are looked up once, when an object is made, so that a stage is
+little more than the calls of NumPy that move the data.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from chainermn._transport.shared_memory.chunking import Piece, Run, within
+
+
+class FewPieces:
+    """A chunk of few pieces: the rank's own slice is summed straight from the arrays.
+
+    Args:
+        pieces: What lies in the chunk.
+        inputs: The input of each rank of the node.
+        rank: Of this process, on the node.
+        output: Where the sums go.
+        own: Begin and end of the slice that this rank reduces; empty if it reduces none.
+        inter: The ranks that reduce the same slice on the other nodes; ``None`` on a single node.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], inputs: Sequence[np.ndarray], rank: int,
+                 output: np.ndarray, own: tuple[int, int], inter: Any) -> None:
+        begin, end = own
+        others = [*within(pieces, 0, begin), *within(pieces, end, output.size)]
+        self._packed = [(inputs[rank][piece.place], piece.array, piece.part) for piece in others]
+        self._reduced = [
+            (output[piece.place], piece.array, piece.part,
+             [x[piece.place] for x in inputs[:rank]], [x[piece.place] for x in inputs[rank + 1:]])
+            for piece in within(pieces, begin, end)]
+        self._unpacked = [(output[piece.place], piece.array, piece.part) for piece in pieces]
+        self._slice = output[begin:end]
+        self._inter = inter if begin < end else None
+
+    def pack(self, arrays: list[Any]) -> None:
+        for place, array, part in self._packed:
+            place[...] = arrays[array][part]
+
+    def reduce(self, arrays: list[Any], scale: Any) -> None:
+        for place, array, part, lower, higher in self._reduced:
+            _add([*lower, arrays[array][part], *higher], place)
+        if self._inter is not None:
+            self._inter.Allreduce(MPI.IN_PLACE, self._slice)
+
+    def unpack(self, arrays: list[Any], scale: Any) -> None:
+        if scale is None:
+            for place, array, part in self._unpacked:
+                arrays[array][part] = place
+        else:
+            for place, array, part in self._unpacked:
+                np.multiply(place, scale, out=arrays[array][part], casting='same_kind')
+
+
+class ManyPieces:
+    """A chunk of many pieces, which are packed and summed as one; arguments as above."""
+
+    def __init__(self, pieces: Run, inputs: Sequence[np.ndarray], rank: int,
+                 output: np.ndarray, own: tuple[int, int], inter: Any) -> None:
+        begin, end = own
+        self._pieces = pieces
+        self._packed = inputs[rank][:output.size]
+        self._inputs = [x[begin:end] for x in inputs]
+        self._slice = output[begin:end]
+        self._unpacked = pieces.places(output)
+        self._inter = inter
+        self._is_empty = begin == end
+
+    def pack(self, arrays: list[Any]) -> None:
+        np.concatenate(self._pieces.of(arrays), None, self._packed, casting='same_kind')
+
+    def reduce(self, arrays: list[Any], scale: Any) -> None:
+        if self._is_empty:
+            return
+        _add(self._inputs, self._slice)
+        if self._inter is not None:
+            self._inter.Allreduce(MPI.IN_PLACE, self._slice)
+        if scale is not None:
+            np.multiply(self._slice, scale, out=self._slice)
+
+    def unpack(self, arrays: list[Any], scale: Any) -> None:
+        for array, place in zip(self._pieces.of(arrays), self._unpacked, strict=True):
+            array[...] = place
+
+
+class Copied:
+    """A chunk that the first rank of each node, the leader, fills for the others.
+
+    Args:
+        pieces: What lies in the chunk.
+        output: Where the leader puts it.
+        is_leader: Whether this rank does.
+        inter: The leaders of all nodes; ``None`` on a single node.
+    """
+
+    def __init__(self, pieces: Run, output: np.ndarray, is_leader: bool, inter: Any) -> None:
+        self._pieces = pieces
+        self._output = output
+        self._unpacked = pieces.places(output)
+        self._is_leader = is_leader
+        self._is_root = is_leader and (inter is None or inter.rank == 0)
+        self._inter = inter
+
+    def pack(self, arrays: list[Any]) -> None:
+        """Nothing: there is one source, which needs no input."""
+
+    def reduce(self, arrays: list[Any], scale: Any) -> None:
+        if self._is_root:
+            np.concatenate(self._pieces.of(arrays), None, self._output)
+        if self._is_leader and self._inter is not None:
+            self._inter.Bcast(self._output, 0)
+
+    def unpack(self, arrays: list[Any], scale: Any) -> None:
+        if not self._is_root:
+            for array, place in zip(self._pieces.of(arrays), self._unpacked, strict=True):
+                array[...] = place
+
+
+def _add(terms: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """Sums arrays one after the other, from the first on."""
+    if len(terms) == 1:
+        out[...] = terms[0]
+        return
+    np.add(terms[0], terms[1], out)
+    for term in terms[2:]:
+        np.add(out, term, out)

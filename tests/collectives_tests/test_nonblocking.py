@@ -1,0 +1,200 @@
+"""Requests: when they are complete, what is refused, and that messages are not confused."""
+
+import gc
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn._collectives import point_to_point
+
+pytestmark = pytest.mark.every_size
+
+LARGE = point_to_point.INLINE  # float64: eight times what travels with a header
+
+
+@pytest.fixture
+def left(comm):
+    return (comm.rank - 1) % comm.size
+
+
+@pytest.fixture
+def right(comm):
+    return (comm.rank + 1) % comm.size
+
+
+def complete(request):
+    """Tests a request until it is complete, as a loop that computes meanwhile would."""
+    while not request.test():  # until the time limit of a test
+        time.sleep(0)
+    return request
+
+
+@pytest.mark.parametrize('size', [0, 1, 1000, LARGE, 300000])
+def test_around_a_ring(comm, left, right, size):
+    x = np.arange(size) + float(comm.rank)
+    sent, received = comm.isend(x, right), comm.irecv(left)
+    assert sent.wait() is None
+    np.testing.assert_array_equal(received.wait(), np.arange(size) + float(left))
+
+
+def test_test_says_whether_wait_would_block(comm, left, right):
+    request = comm.irecv(left, 5)
+    comm.barrier()
+    assert not request.test()
+    assert 'pending' in repr(request)
+    comm.barrier()
+    sent = comm.isend(np.full(LARGE, comm.rank), right, 5)
+    assert complete(request).test()
+    assert 'complete' in repr(request)
+    assert request.wait()[-1] == left
+    assert 'over' in repr(request)
+    complete(sent).wait()
+
+
+def test_nothing_is_confused(comm, left, right):
+    """Large and small messages of one tag, of two tags, and objects, received in any order."""
+    many = [np.full(1 if i % 3 else LARGE, i) for i in range(9)]
+    sent = [comm.isend(x, right, i % 2) for i, x in enumerate(many)]
+    sent += [comm.isend([many[0], many[1]], right, 2), comm.isend((many[3],), right, 2)]
+    requests = [comm.irecv(left, i % 2) for i in range(9)]
+    tuples = [comm.irecv(left, 2) for _ in range(2)]
+    assert [len(request.wait()) for request in reversed(tuples)] == [1, 2]
+    for i in reversed(range(9)):
+        np.testing.assert_array_equal(requests[i].wait(), many[i])
+    comm.waitall(sent)
+
+
+def test_sends_do_not_wait_for_receives(comm, left, right):
+    """As MPI's: what was asked for before need not be waited for before."""
+    request = comm.irecv(left)
+    assert comm.isend(np.full(300000, comm.rank), right).wait() is None
+    comm.barrier()
+    assert request.wait()[0] == left
+
+
+def test_an_array_may_be_written_once_it_is_being_sent(comm, left, right):
+    x = np.full(LARGE, comm.rank)
+    comm.isend(x, right).wait()
+    x[...] = -1
+    np.testing.assert_array_equal(comm.irecv(left).wait(), np.full(LARGE, left))
+
+
+def test_waiting_for_one_lets_the_others_go_on(comm):
+    """Rank 0 waits for rank 2, which waits for rank 1, which waits for rank 0 to receive."""
+    if comm.size < 3:
+        return
+    x = np.full(LARGE, comm.rank)
+    if comm.rank == 0:
+        first, second = comm.irecv(1), comm.irecv(2)
+        assert second.wait()[0] == 2
+        assert first.wait()[0] == 1
+    elif comm.rank == 1:
+        comm.send(x, 0, 0)
+        comm.send(x, 2, 0)
+    elif comm.rank == 2:
+        assert comm.recv(1, 0)[0] == 1
+        comm.send(x, 0, 0)
+
+
+def test_they_fit_together_with_calls_that_block(comm, left, right):
+    if comm.size == 1:
+        return
+    request = comm.irecv(left, 1)
+    if comm.rank % 2:
+        comm.send(np.full(LARGE, comm.rank), right, 1)
+        received = request.wait()
+    else:
+        received = request.wait() if comm.size % 2 == 0 or comm.rank else None
+        comm.send(np.full(LARGE, comm.rank), right, 1)
+        received = request.wait() if received is None else received
+    assert received[0] == left
+    sent = comm.isend((np.full(LARGE, comm.rank), np.zeros(3)), right, 1)
+    assert comm.recv(left, 1)[0][0] == left
+    sent.wait()
+
+
+def test_calls_that_block_let_the_others_go_on(comm, left, right):
+    """Each rank sends while what is sent to it is on its way, and receives what comes later."""
+    if comm.size == 1:
+        return
+    x = np.full(LARGE, comm.rank)
+    request = comm.irecv(left, 1)
+    comm.send((x, x), right, 1)
+    assert request.wait()[1][0] == left
+    if comm.rank % 2:
+        comm.send(x, comm.rank - 1, 1)
+        comm.send(x[:1], comm.rank - 1, 2)
+        comm.send(x, comm.rank - 1, 1)
+        comm.send_obj('last', comm.rank - 1, 2)
+    elif comm.rank + 1 < comm.size:
+        requests = [comm.irecv(comm.rank + 1, 1) for _ in range(2)]
+        assert comm.recv(comm.rank + 1, 2).size == 1
+        assert comm.recv_obj(comm.rank + 1, tag=2) == 'last'
+        assert [y.size for y in comm.waitall(requests)] == [LARGE, LARGE]
+
+
+def test_from_any_rank_with_any_tag(comm):
+    sent = []
+    if comm.rank == 0:
+        requests = [comm.irecv(MPI.ANY_SOURCE, MPI.ANY_TAG) for _ in range(comm.size)]
+    sent = comm.isend(np.full(LARGE, comm.rank), 0, 10 + comm.rank)
+    if comm.rank == 0:
+        assert sorted(x[0] for x in comm.waitall(requests)) == list(range(comm.size))
+    sent.wait()
+
+
+def test_waiting_twice_is_refused(comm, left, right):
+    requests = [comm.isend(np.zeros(3), right), comm.irecv(left)]
+    comm.waitall(requests)
+    for request, name in zip(requests, (f'isend to rank {right}', f'irecv from rank {left}'),
+                             strict=True):
+        with pytest.raises(RuntimeError, match=f'{name} with tag 0 has been waited for already'):
+            request.wait()
+        with pytest.raises(RuntimeError, match='waited for already'):
+            comm.waitall([request])
+
+
+def test_waitall_takes_requests(comm):
+    assert comm.waitall([]) == []
+    for wrong in ([None], [comm.mpi_comm], ['request']):
+        with pytest.raises(TypeError, match='requests of isend and irecv'):
+            comm.waitall(wrong)
+
+
+def test_waitall_waits_for_all_before_it_raises(comm, left, right):
+    comm.send_obj('an object', right, 1)
+    sent = comm.isend(np.ones(LARGE), right, 2)
+    wrong, good = comm.irecv(left, 1), comm.irecv(left, 2)
+    with pytest.raises(TypeError, match=r'by send_obj\(\); receive it with recv_obj\(\)'):
+        comm.waitall([wrong, good, sent])
+    with pytest.raises(RuntimeError, match='waited for already'):
+        good.wait()
+
+
+def test_the_array_may_be_let_go(comm, left, right):
+    """A request holds what MPI reads, even if nobody holds the request."""
+    comm.isend(np.arange(300000.) + comm.rank, right, 3)
+    gc.collect()
+    np.full(300000, -1.)  # likely to be where the array was
+    comm.irecv(left, 4)  # forgotten, and completed below
+    comm.barrier()
+    np.testing.assert_array_equal(comm.irecv(left, 3).wait(), np.arange(300000.) + left)
+    comm.isend(np.zeros(3), right, 4).wait()
+    comm.barrier()
+    assert comm._messages.receiving() == []
+
+
+def test_finalize_with_a_request_that_is_not_complete(comm, same_error):
+    own = comm.split(0, comm.rank)
+    last = own.size - 1
+    request = own.irecv(0, 9) if own.rank == last else None
+    error = same_error(own.finalize, refused=last)
+    assert isinstance(error, RuntimeError)
+    assert 'irecv from rank 0 with tag 9' in str(error)
+    if own.rank == 0:
+        own.isend(np.ones(2), last, 9).wait()
+    if own.rank == last:
+        request.wait()
+    own.finalize()

@@ -1,0 +1,76 @@
+"""Point to point, around the limit up to which a payload travels with its header."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn._collectives import point_to_point
+
+WORLD = MPI.COMM_WORLD
+MAX_DIMS = 64 if np.lib.NumpyVersion(np.__version__) >= '2.0.0' else 32
+
+
+@pytest.fixture(scope='module')
+def messages():
+    return point_to_point.Messages(WORLD.Dup(), WORLD.Dup())
+
+
+def exchange(send, recv, value):
+    """Sends from the first rank to the last; returns what the last received, the others value."""
+    if WORLD.size == 1:
+        return value
+    if WORLD.rank == 0:
+        send(value, WORLD.size - 1, 1)
+    return recv(0, 1) if WORLD.rank == WORLD.size - 1 else value
+
+
+@pytest.mark.parametrize('size', [0, 1, point_to_point.INLINE - 1, point_to_point.INLINE,
+                                  point_to_point.INLINE + 1, 10 * point_to_point.INLINE])
+def test_sizes_of_arrays(messages, size):
+    x = np.arange(size).astype(np.uint8)
+    result = exchange(messages.send, messages.recv, x)
+    np.testing.assert_array_equal(result, x)
+    result[...] = 0
+    many = exchange(messages.send, messages.recv, (x, x[:size // 2], x.astype('f8')))
+    assert [y.shape for y in many] == [(size,), (size // 2,), (size,)]
+
+
+@pytest.mark.parametrize('ndim', [8, 9, MAX_DIMS])
+@pytest.mark.parametrize('size', [point_to_point.INLINE, point_to_point.INLINE + 8])
+def test_many_dimensions_around_the_limit(messages, ndim, size):
+    """The shape travels with the header, beside as large a payload as without."""
+    x = np.arange(size // 8).reshape((1,) * (ndim - 1) + (-1,)).swapaxes(0, -1)
+    result = exchange(messages.send, messages.recv, x)
+    assert result.shape == x.shape
+    np.testing.assert_array_equal(result, x)
+
+
+@pytest.mark.parametrize('size', [0, point_to_point.INLINE - 100, point_to_point.INLINE - 20,
+                                  point_to_point.INLINE, point_to_point.INLINE + 1, 300000])
+def test_sizes_of_objects(messages, size):
+    obj = {'text': 'x' * size}
+    def recv(source, tag):
+        return messages.recv_obj(source, tag, None)
+    assert exchange(messages.send_obj, recv, obj) == obj
+
+
+def test_long_reasons_of_refusals_are_cut(messages):
+    class Broken:
+        def __reduce__(self):
+            raise ValueError('because ' * 10000)
+
+    if WORLD.size > 1 and WORLD.rank in (0, WORLD.size - 1):
+        with pytest.raises(TypeError, match='because because') as caught:
+            if WORLD.rank == 0:
+                messages.send_obj(Broken(), WORLD.size - 1, 1)
+            else:
+                messages.recv_obj(0, 1, None)
+        assert len(str(caught.value)) < point_to_point.INLINE
+
+
+def test_what_is_sent_to_oneself_is_let_go(messages):
+    """The memory of earlier messages is not kept once they were received."""
+    for _ in range(5):
+        messages.send_obj(np.zeros(100000), WORLD.rank, 1)
+        assert messages.recv_obj(WORLD.rank, 1, None).shape == (100000,)
+    assert messages.pending.calls() == []

@@ -1,0 +1,165 @@
+"""Debug mode names the parameter and the ranks: of gradients, of sums and of replicas."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn._consistency import debug_checks
+
+
+class Model(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(4, 5)
+            self.last = L.Linear(5, 3)
+
+    def forward(self, x):
+        return F.sum(self.last(F.relu(self.first(x))))
+
+
+@pytest.fixture
+def debug(monkeypatch):
+    monkeypatch.setenv('CHAINERMN_DEBUG', '1')
+
+
+@pytest.fixture
+def flat():
+    comm = chainermn.create_communicator('flat')
+    yield comm
+    comm.finalize()
+
+
+def set_gradients(model):
+    for param in model.params():
+        param.grad = np.ones_like(param.array)
+
+
+def test_is_on(monkeypatch):
+    monkeypatch.delenv('CHAINERMN_DEBUG', raising=False)
+    assert not debug_checks.is_on()
+    with chainer.using_config('debug', True):
+        assert debug_checks.is_on()
+    for value, on in [('1', True), ('0', False), ('', False)]:
+        monkeypatch.setenv('CHAINERMN_DEBUG', value)
+        assert debug_checks.is_on() is on
+
+
+@pytest.mark.parametrize('options', [{}, {'compression': 'fp16'}], ids=['', 'compressed'])
+def test_gradients_that_are_not_finite(flat, debug, same_error, options):
+    for odd in range(flat.size):
+        model = Model()
+        set_gradients(model)
+        if flat.rank == odd:
+            model.last.W.grad[2, 1:3] = -np.inf
+        error = same_error(lambda: flat.multi_node_mean_grad(model, **options), refused=odd)  # noqa: B023
+        assert type(error) is ValueError
+        assert ('gradients diverged: the gradient of /last/W is not finite: -inf at [2, 1], '
+                '2 of 15 elements') in str(error)
+        np.testing.assert_array_equal(model.first.W.grad, 1)  # no mean has spread
+        set_gradients(model)
+        flat.multi_node_mean_grad(model, **options)
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, np.finfo('f').max])
+def test_scripts_find_the_word_of_chainermn_7(comm, name, same_error, monkeypatch, value):
+    """Whether a gradient or only the sum is not finite."""
+    monkeypatch.delenv('CHAINERMN_DEBUG', raising=False)
+    if name == 'dummy' or (comm.size == 1 and np.isfinite(value)):
+        return
+    model = Model()
+    set_gradients(model)
+    model.first.W.grad[0, 0] = value
+    with chainer.using_config('debug', True):
+        error = same_error(lambda: comm.multi_node_mean_grad(model), table=False)
+    assert type(error) is ValueError and 'diverged' in str(error)
+
+
+def test_a_sum_that_is_not_finite(flat, debug, same_error):
+    model = Model()
+    set_gradients(model)
+    model.first.b.grad[...] = np.finfo('f').max
+    if flat.size == 1:
+        flat.multi_node_mean_grad(model)
+        return
+    error = same_error(lambda: flat.multi_node_mean_grad(model), table=False)
+    assert str(error).startswith('Parameters diverged after allreduce')
+    assert '/first/b' in str(error)
+
+
+def test_shapes_by_path(flat, debug, same_error):
+    if flat.size == 1:
+        return
+    model = Model()
+    set_gradients(model)
+    if flat.rank == 1:
+        model.last = L.Linear(5, 2)
+        set_gradients(model)
+    error = same_error(lambda: flat.multi_node_mean_grad(model), table=False)
+    assert '/last/W: float32 (3, 5) on rank' in str(error)
+    assert '; float32 (2, 5) on rank 1' in str(error)
+
+
+def test_replicas(comm, name, same_error):
+    model = Model()
+    comm.bcast_data(model)
+    comm.check_replicas(model)
+    if comm.size == 1 or name == 'dummy':
+        return
+    for odd in range(comm.size):
+        before = model.last.b.array[1]
+        if comm.rank == odd:
+            model.last.b.array[1] = np.nextafter(before, np.float32(9))
+        error = same_error(lambda: comm.check_replicas(model), table=False)
+        assert type(error) is ValueError
+        assert '1 of 4 parameters differ between the ranks, the first is /last/b' in str(error)
+        assert f' on rank {odd}' in str(error)
+        model.last.b.array[1] = before
+    comm.check_replicas(model)
+
+
+def test_replicas_of_what_is_no_model(comm, name, same_error):
+    if name != 'dummy':
+        assert type(same_error(lambda: comm.check_replicas(3))) is AttributeError
+
+
+@pytest.mark.parametrize('options', [{}, {'overlap': True}], ids=['', 'overlap'])
+def test_the_optimizer_names_the_gradient(flat, debug, same_error, options):
+    model = Model()
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.01), flat, **options).setup(model)
+    x = np.ones((2, 4), 'f')
+    for _ in range(3):
+        optimizer.update(model, x)
+    bad = x * np.float32(np.nan) if flat.rank == flat.size - 1 else x
+    error = same_error(lambda: optimizer.update(model, bad), refused=flat.size - 1)
+    assert 'the gradient of /first/' in str(error)
+
+
+def test_the_optimizer_compares_replicas(flat, debug, same_error, monkeypatch):
+    monkeypatch.setenv('CHAINERMN_DEBUG_EVERY', '3')
+    model = Model()
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.01), flat).setup(model)
+    x = np.ones((2, 4), 'f')
+    for _ in range(1 + 4):  # the first one broadcasts
+        optimizer.update(model, x)
+    if flat.rank == 0:
+        model.first.W.array[0, 0] += 1
+    optimizer.update(model, x)
+    if flat.size > 1:
+        error = same_error(lambda: optimizer.update(model, x), table=False)
+        assert 'the first is /first/W' in str(error)
+
+
+def test_how_often_it_compares(flat, debug, same_error, monkeypatch):
+    monkeypatch.setenv('CHAINERMN_DEBUG_EVERY', 'often')
+    model = Model()
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.01), flat).setup(model)
+    optimizer.update(model, np.ones((2, 4), 'f'))
+    error = same_error(lambda: optimizer.update(model, np.ones((2, 4), 'f')), table=False)
+    assert 'CHAINERMN_DEBUG_EVERY has to be a number of updates' in str(error)

@@ -1,0 +1,116 @@
+"""The last calls of each communicator are kept, in order, with what they were called with."""
+
+import inspect
+
+import chainer
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn._diagnostics import flight_recorder
+from chainermn._diagnostics.flight_recorder import LENGTH, Calls
+
+
+def texts(calls):
+    return [call.text for call in calls.kept()]
+
+
+@pytest.fixture
+def naive():
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
+def test_collective_calls(naive):
+    collective, _ = naive.recent_calls()
+    naive.allreduce(np.ones((2, 3), 'f'), op='max')
+    naive.reduce(np.ones(4, 'd'), root=0)
+    naive.barrier()
+    assert texts(collective) == ["allreduce #1 float32 (2, 3) op='max'",
+                                 "reduce #2 float64 (4,) op='sum' root=0", 'barrier #3']
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages(naive):
+    _, messages = naive.recent_calls()
+    if naive.rank == 0:
+        naive.send(np.ones(3, 'f'), 1, 5)
+        naive.send_obj({}, 1, 6)
+        request = naive.irecv(1, 7)
+        request.wait()
+        assert texts(messages) == ['send #1 to rank 1 tag 5 float32 (3,)',
+                                   'send_obj #2 to rank 1 tag 6', 'irecv #3 from rank 1 tag 7',
+                                   *['wait #4 from rank 1 tag 7'] * (messages.count - 3)]
+    if naive.rank == 1:
+        naive.recv(0, 5)
+        naive.recv_obj(0)
+        naive.send(np.ones(30000, 'f'), 0, 7)
+        assert texts(messages) == ['recv #1 from rank 0 tag 5',
+                                   'recv_obj #2 from rank 0 any tag', 'send #3 to rank 0 tag 7']
+    naive.barrier()
+
+
+def test_only_the_last_ones_are_kept():
+    calls = Calls(MPI.COMM_WORLD)
+    assert calls.newest is None
+    for n in range(2 * LENGTH):
+        calls.count += 1
+        calls.keep(f'verb with {n}')
+    kept = calls.kept()
+    assert [call.number for call in kept] == [*range(LENGTH + 1, 2 * LENGTH + 1)]
+    assert calls.newest.text == f'verb #{2 * LENGTH} with {2 * LENGTH - 1}'
+
+
+def test_summary_joins_what_is_alike():
+    calls = Calls(MPI.COMM_WORLD)
+    for what in ['a', 'a', 'a', 'b 1', 'b 2', ('recv', -2, -1, None), 'a']:
+        calls.count += 1
+        calls.keep(what)
+    assert flight_recorder.summary(calls.kept()) == (
+        'a #1-3; b #4 1; b #5 2; recv #6 from any rank any tag; a #7')
+
+
+def test_ranks_are_those_of_the_world():
+    reverse = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.rank)
+    assert Calls(reverse).ranks == tuple(range(MPI.COMM_WORLD.size))[::-1]
+    reverse.Free()
+
+
+def test_who_called_is_kept_if_somebody_looks_for_it(monkeypatch):
+    for name in ('CHAINERMN_TIMEOUT', 'CHAINERMN_DEBUG'):
+        monkeypatch.setenv(name, '100')
+        comm = chainermn.create_communicator('naive')
+        model = chainer.Link(w=None)
+        me = comm.rank
+        site = f'test__recent.py:{inspect.currentframe().f_lineno + 1}'
+        called = comm.barrier(), comm.bcast_data(model), comm.send_obj(1, me), comm.recv_obj(me)
+        assert called == (None, None, None, 1)
+        collective, messages = comm.recent_calls()
+        assert {call.site for call in collective.kept()[-2:] + messages.kept()} == {site}
+        assert flight_recorder.summary(collective.kept()).endswith(f', called at {site}')
+        comm.finalize()
+        monkeypatch.delenv(name)
+
+
+def test_without_agreement(monkeypatch):
+    monkeypatch.setenv('CHAINERMN_AGREE', '0')
+    comm = chainermn.create_communicator('naive')
+    comm.allreduce(np.ones(1, 'f'))
+    comm.barrier()
+    assert texts(comm.recent_calls()[0]) == ['allreduce #1', 'barrier #2']
+    comm.finalize()
+
+
+def test_the_calls_of_a_communicator_go_with_it():
+    def all_ids():
+        return {id(calls) for calls in flight_recorder.everything()}
+
+    comm = chainermn.create_communicator('naive')
+    collective, messages = comm.recent_calls()
+    assert {id(collective), id(messages)} <= all_ids()
+    comm.finalize()
+    gone = id(collective), id(messages)
+    del collective, messages
+    assert not all_ids() & set(gone)

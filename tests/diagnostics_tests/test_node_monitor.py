@@ -1,0 +1,181 @@
+"""A rank that ends without a word is named by a process that outlives it."""
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+from chainermn._diagnostics import node_monitor, node_monitor_process
+
+START = '''
+import ctypes, os, signal, sys, threading, time
+import chainermn
+comm = chainermn.create_communicator('naive')
+comm.barrier()
+'''
+DYING = {
+    'SIGKILL': ('os.kill(os.getpid(), 9)', 'killed by SIGKILL (Killed', ''),
+    'SIGTERM': ('os.kill(os.getpid(), 15)', 'killed by SIGTERM (Terminated)', 'script.py", line 6'),
+    'SIGTERM inside a verb': (
+        'threading.Timer(.5, lambda: os.kill(os.getpid(), 15)).start(); comm.recv(0, 5)',
+        'killed by SIGTERM', '_messages.py"'),
+    'SIGSEGV': ('ctypes.string_at(0)', 'killed by SIGSEGV (Segmentation fault)',
+                'script.py", line 6 in <module>'),
+    'SIGABRT': ('os.abort()', 'killed by SIGABRT (Aborted)', 'script.py", line 6 in <module>'),
+    'SIGUSR2': ('os.kill(os.getpid(), 12)', 'killed by SIGUSR2', ''),
+    'exit in C': ('ctypes.CDLL(None)._exit(5)',
+                  'exited with status 5 before the end of its program', ''),
+    'raise SystemExit': ('raise SystemExit(4)', '', ''),  # the others learn of the end
+}
+
+starts = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+
+def run(tmp_path, body, ranks=3, **env):
+    script = tmp_path / 'script.py'
+    script.write_text(START + body)
+    return subprocess.run(
+        ['mpiexec', '-n', str(ranks), sys.executable, script], text=True, timeout=seconds(30),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
+
+
+@starts
+@pytest.mark.parametrize('body, why, stack', DYING.values(), ids=DYING.keys())
+def test_a_rank_that_ends_without_a_word(tmp_path, body, why, stack):
+    done = run(tmp_path, f'if comm.rank == 1: {body}\ncomm.barrier()\nprint("went on")')
+    assert done.returncode != 0
+    assert 'went on' not in done.stdout
+    said = re.findall(r'^chainermn: (rank .*)$', done.stdout, re.MULTILINE)
+    if why:
+        assert len(said) == 1 and re.match(
+            rf'rank 1 of 3 \(host {os.uname().nodename}, process [0-9]+\) ended the job: '
+            + re.escape(why), said[0]), done.stdout
+    assert stack in done.stdout and 'Extension modules' not in done.stdout
+
+
+@pytest.mark.sample(2)
+@starts
+@pytest.mark.parametrize('body', ['', 'comm.split(comm.rank % 2, 0).barrier()',
+                                  'from mpi4py import MPI; MPI.Finalize()', 'sys.exit(0)'])
+def test_an_ordinary_end_is_none_of_its_business(tmp_path, body):
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stdout) == (0, '')
+
+
+@starts
+def test_can_be_switched_off(tmp_path):
+    done = run(tmp_path, 'if comm.rank == 1: os.kill(os.getpid(), 9)\ncomm.barrier()',
+               CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS='0')
+    assert done.returncode != 0 and 'chainermn' not in done.stdout
+
+
+OF_THIS_JOB = """
+import glob
+for path in glob.glob('/proc/[0-9]*/environ') if comm.rank == 1 else []:
+    try:
+        with (open(path, errors='replace') as environment,
+              open(f'{path[:-7]}cmdline', errors='replace') as command):
+            if ('MARK=' + os.environ['MARK'] in environment.read()
+                    and '_witness_process.py' in command.read()):
+                with open(os.environ['MARK'], 'a') as file:
+                    print(path, file=file)
+    except OSError:
+        pass
+if comm.rank == 1: os.kill(os.getpid(), 9)
+comm.barrier()
+"""
+
+
+@starts
+def test_it_ends_with_the_ranks(tmp_path):
+    run(tmp_path, OF_THIS_JOB, MARK=str(tmp_path / 'processes'))
+    path, = (tmp_path / 'processes').read_text().splitlines()
+    while os.path.exists(path):  # until the time limit of a test
+        time.sleep(.1)
+
+
+def attended(status, alone=True, words=(), is_busy=False, first=0, is_slow=False):
+    """Two processes that nobody else ends; gives how they ended and what the witness said.
+
+    The first one may be slow to end, once its files are closed.
+    """
+    ranks = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+             for _ in range(2)]
+    files = [os.pidfd_open(rank.pid) for rank in ranks]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f'\0chainermn-test-{os.getpid()}')
+        listener.listen()
+        witness = subprocess.Popen(
+            [sys.executable, '-I', '-S', node_monitor_process.__file__, str(listener.fileno()),
+             '2', str(int(alone)),
+             *(f'{n}:{rank.pid}:{files[n]}' for n, rank in enumerate(ranks))],
+            pass_fds=[listener.fileno(), *files], stderr=subprocess.PIPE, text=True)
+        connections = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+        for n, connection in enumerate(connections):
+            connection.connect(listener.getsockname())
+            assert connection.recv(1) == node_monitor_process.READY
+            connection.send(b'%d\n' % n + (words[n] if words else b''))
+    if is_busy:
+        witness.send_signal(signal.SIGSTOP)
+    ended = [n for n in (first, 1 - first) if status[n]]
+    for n in ended:
+        connections[n].close()  # the kernel does so before the process is gone
+    for n in reversed(ended) if is_slow else ended:
+        ranks[n].send_signal(status[n])
+        select.select([files[n]], [], [])  # until it has ended
+    if is_busy:
+        witness.send_signal(signal.SIGCONT)
+    _, said = witness.communicate(timeout=seconds(30))
+    for n, file in enumerate(files):
+        os.close(file)
+        connections[n].close()
+    return [-rank.wait() for rank in ranks], said
+
+
+@starts
+def test_it_ends_what_mpiexec_leaves():
+    status, said = attended([0, 9], words=[b'', b'a stack\n'])
+    assert status == [9, 9]
+    assert re.match(r'chainermn: rank 1 of 2 .* killed by SIGKILL .*\na stack\n$', said), said
+
+
+@starts
+def test_who_says_it_himself_is_not_told_of():
+    assert attended([10, 10], words=[b'a stack\n', node_monitor_process.ASKS]) == ([10, 10], '')
+
+
+@pytest.mark.sample(6)
+@starts
+@pytest.mark.parametrize('first', [0, 1])
+@pytest.mark.parametrize('is_busy, is_slow', [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize('numbers', [(9, 9), (15, 9), (9, 15)])
+def test_who_was_first(first, numbers, is_busy, is_slow):
+    status, said = attended(numbers, is_busy=is_busy, first=first, is_slow=is_slow)
+    assert status == [*numbers]
+    assert said.startswith(f'chainermn: rank {first} of 2 (host '), said
+
+
+@starts
+@pytest.mark.parametrize('alone, number, said', [
+    (True, 9, 'rank 0 of 2 '), (False, 9, 'all ranks of host '), (False, 10, 'rank 0 of 2 ')])
+def test_all_ranks_of_a_host_are_killed_at_once(alone, number, said):
+    """On several hosts mpiexec does that after an error elsewhere."""
+    status, text = attended([number, number], alone)
+    assert status == [number] * 2
+    assert said in text
+    assert text.count('chainermn: ') == 1
+
+
+def test_one_witness_for_all_communicators(comm):
+    first = node_monitor._connection
+    assert (first >= 0) == (comm.size > 1)
+    comm.split(0, comm.rank).finalize()
+    assert node_monitor._connection == first

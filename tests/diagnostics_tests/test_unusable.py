@@ -1,0 +1,287 @@
+"""After the end of the program, and in a forked child, every operation raises at once."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+from chainermn.communicators import CommunicatorBase
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+START = '''
+import atexit, json, os, sys
+import chainer
+import numpy as np
+import chainermn
+
+def failures():
+    """The error of each operation, by its name."""
+    found = {}
+    for name, call in {**operations(comm), **others}.items():
+        try:
+            call()
+        except RuntimeError as error:
+            found[name] = str(error)
+        else:
+            found[name] = 'nothing'
+    return found
+
+def operations(comm):
+    x, xs = np.ones(3, 'f'), np.ones((comm.size, 3), 'f')
+    model = chainer.links.Linear(3, 3)
+    model.cleargrads()
+    other = (comm.rank + 1) % comm.size
+    return {
+        'split': lambda: comm.split(0, 0),
+        'new_group': lambda: comm.new_group([0]),
+        'barrier': comm.barrier,
+        'serve': lambda: comm.serve(lambda source, request: []),
+        'refuse': lambda: comm.refuse('load', ValueError('is damaged')),
+        'agree_to_join': lambda: comm.agree_to_join(1),
+        'send': lambda: comm.send(x, other, 0),
+        'recv': lambda: comm.recv(other, 0),
+        'isend': lambda: comm.isend(x, other),
+        'irecv': lambda: comm.irecv(other),
+        'bcast': lambda: comm.bcast(x),
+        'gather': lambda: comm.gather(x),
+        'allgather': lambda: comm.allgather(x),
+        'allreduce': lambda: comm.allreduce(x),
+        'allreduce_many': lambda: comm.allreduce_many([x, x]),
+        'reduce': lambda: comm.reduce(x),
+        'reduce_scatter': lambda: comm.reduce_scatter(xs),
+        'alltoall': lambda: comm.alltoall(tuple(xs)),
+        'scatter': lambda: comm.scatter(xs),
+        'multi_node_mean': lambda: comm.multi_node_mean(x),
+        'send_activation': lambda: comm.send_activation(x, other, 0, True),
+        'recv_activation': lambda: comm.recv_activation(other, 0),
+        'send_obj': lambda: comm.send_obj({}, other),
+        'recv_obj': lambda: comm.recv_obj(other),
+        'bcast_obj': lambda: comm.bcast_obj({}),
+        'gather_obj': lambda: comm.gather_obj({}),
+        'allgather_obj': lambda: comm.allgather_obj({}),
+        'scatter_obj': lambda: comm.scatter_obj([{}] * comm.size),
+        'allreduce_obj': lambda: comm.allreduce_obj(1),
+        'bcast_data': lambda: comm.bcast_data(model),
+        'broadcast_data': lambda: comm.broadcast_data(model),
+        'multi_node_mean_grad': lambda: comm.multi_node_mean_grad(model, zero_fill=True),
+        'allreduce_grad': lambda: comm.allreduce_grad(model, zero_fill=True),
+        'check_replicas': lambda: comm.check_replicas(model),
+        'mean_queue': lambda: comm.split(0, 0).mean_queue(),
+    }
+
+def use():
+    """Operations of what the communicator gives."""
+    global request
+    queue, service = comm.mean_queue(), comm.serve(lambda source, request: [b'answer'])
+    queue.put({'x': np.ones(3, 'f')})
+    queue.wait()
+    assert service.ask({0: [b'question']})[0].tobytes() == b'answer'
+    others.update({
+        'put': lambda: queue.put({'x': np.ones(3, 'f')}),
+        'wait': queue.wait,
+        'cancel': queue.cancel,
+        'ask': lambda: service.ask({0: [b'question']}),
+        'create_communicator': lambda: chainermn.create_communicator('naive'),
+    })
+    others['mean_queue'] = others['wait']
+    if comm.size > 1:
+        request = comm.irecv((comm.rank - 1) % comm.size)
+        others['wait'] = request.wait
+        others['test'] = request.test
+        others['waitall'] = lambda: comm.waitall([request])
+
+def show(found):
+    sys.stdout.write(json.dumps([comm.rank, found]) + '\\n')
+    sys.stdout.flush()
+
+others = {}
+'''
+
+AT_THE_END = START + '''
+@atexit.register  # before there is a communicator, so it is called after this is shut down
+def late():
+    found = failures()
+    comm.finalize()
+    assert (comm.rank, comm.size) == (int(os.environ.get('PMI_RANK', 0)), comm.size)
+    show(found)
+
+comm = chainermn.create_communicator(sys.argv[1])
+use()
+if comm.size > 1:
+    for name in ('wait', 'test', 'waitall'):  # of a request, which has to be complete by then
+        del others[name]
+    comm.isend(np.ones(1), (comm.rank + 1) % comm.size)
+    request.wait()
+'''
+
+IN_A_CHILD = START + '''
+comm = chainermn.create_communicator(sys.argv[1])
+use()
+pid = os.fork()
+if pid == 0:
+    found = failures()
+    comm.finalize()
+    show(found)
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+# The rank itself goes on.
+assert comm.allreduce_obj(1) == comm.size
+if comm.size > 1:
+    comm.isend(np.ones(1), (comm.rank + 1) % comm.size)
+    assert request.wait() == 1
+queue = comm.mean_queue()
+result, = queue.put({'x': np.ones(3, 'f')})
+queue.wait()
+assert result.tolist() == [1, 1, 1]
+'''
+
+#: Public methods that need no other rank, or a GPU.
+ALONE = {'check_requirements', 'check_grad_dtype', 'set_config', 'get_config', 'config_scope',
+         'span', 'said_in_join', 'finalize', 'multi_node_mean_grad_async'}
+
+
+def run(tmp_path, script, ranks, name='flat', **env):
+    path = tmp_path / 'script.py'
+    path.write_text(script)
+    return subprocess.run(
+        ['mpiexec', '-n', str(ranks), sys.executable, '-W', 'ignore', str(path), name],
+        text=True, timeout=50, env={**os.environ, **env}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT)
+
+
+def check(done, ranks, why):
+    assert done.returncode == 0, done.stdout
+    assert all(line.startswith('[') for line in done.stdout.splitlines()), done.stdout
+    found = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert sorted(found) == list(range(ranks)), done.stdout
+    methods = {name for name, _ in inspect.getmembers(CommunicatorBase, inspect.isfunction)
+               if not name.startswith('_')}
+    for failures in found.values():
+        assert methods - ALONE - {
+            'waitall', 'at_update', 'send_gradient', 'recv_gradient'} <= set(failures)
+        for name, text in failures.items():
+            assert why in text, (name, text)
+            first = text.partition(':')[0]
+            assert first == name or (name, first) == ('mean_queue', 'wait'), text
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+@pytest.mark.parametrize('env', [{}, {'CHAINERMN_AGREE': '0'}], ids=['agree', 'do not agree'])
+def test_after_the_end_of_the_program(tmp_path, ranks, env):
+    done = run(tmp_path, AT_THE_END, ranks, **env)
+    check(done, ranks, 'the communicators of this rank were shut down at the end of the program')
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+@pytest.mark.parametrize('name', ['naive', 'flat'])
+def test_in_a_forked_child(tmp_path, ranks, name):
+    done = run(tmp_path, IN_A_CHILD, ranks, name)
+    check(done, ranks, 'was forked from the rank in process ')
+
+
+def test_with_a_timeline(tmp_path):
+    done = run(tmp_path, IN_A_CHILD, 2, CHAINERMN_TIMELINE=str(tmp_path / 'timeline.json'))
+    check(done, 2, 'was forked from the rank in process ')
+
+
+LATE = '''
+import atexit, sys, types
+import chainermn
+
+def late():
+    print('called', flush=True)
+    comm.allreduce_obj(1)
+
+class Logger:
+    def __del__(self):
+        late()
+
+if sys.argv[1] == 'atexit':
+    atexit.register(late)
+comm = chainermn.create_communicator('naive')
+if comm.rank == 0:
+    if sys.argv[1] == 'fails':
+        atexit.register(sys.exit, 0)
+        sys.exit(5)
+    sys.modules['logs'] = module = types.ModuleType('logs')
+    if sys.argv[1] == '__del__':
+        module.logger = Logger()
+'''
+
+
+def test_an_error_in_atexit_ends_the_job(tmp_path):
+    done = run(tmp_path, LATE, 2, 'atexit')
+    assert done.returncode != 0
+    assert 'uncaught RuntimeError in a function of atexit' in done.stdout
+    assert 'RuntimeError: allreduce_obj: the communicators of this rank were shut d' in done.stdout
+
+
+def test_an_error_in_a_finalizer_is_shown(tmp_path):
+    """One rank alone: before, it waited for the others for ever."""
+    done = run(tmp_path, LATE, 2, '__del__')
+    assert done.returncode == 0
+    assert done.stdout.count('called') == 1
+    assert 'Exception ignored in: <function Logger.__del__' in done.stdout
+    assert 'RuntimeError: allreduce_obj: the communicators of this rank were shut d' in done.stdout
+
+
+FAILS = '''
+import atexit, sys
+import chainermn
+
+@atexit.register
+def late():
+    comm.barrier()
+
+comm = chainermn.create_communicator('naive')
+if comm.rank == 0:
+    sys.exit(5)
+comm.barrier()
+'''
+
+
+def test_a_rank_that_fails_does_not_wait_for_others_in_atexit(tmp_path):
+    done = run(tmp_path, FAILS, 2)
+    assert done.returncode == 5
+    assert 'RuntimeError: barrier: the communicators of this rank were shut down' in done.stdout
+    assert done.stdout.count('ends the job') == 1
+    assert 'ends the job: sys.exit with status 5' in done.stdout
+
+
+DAEMON = '''
+import threading, time
+import chainermn
+from chainermn._diagnostics import unusable
+
+comm = chainermn.create_communicator('naive')
+is_shut_down = threading.Event()
+
+def beat():
+    is_shut_down.wait()
+    comm.send_obj('alive', 0)
+
+thread = threading.Thread(target=beat, daemon=True, name='heart')
+thread.start()
+before = _unusable.shut_down
+
+def shut_down():
+    before()
+    is_shut_down.set()
+    thread.join()
+
+_unusable.shut_down = shut_down
+'''
+
+
+def test_a_daemon_thread_that_comes_too_late_does_not_end_the_job(tmp_path):
+    done = run(tmp_path, DAEMON, 2)
+    assert done.returncode == 0, done.stdout
+    assert 'Exception in thread heart' in done.stdout
+    assert 'send_obj: the communicators of this rank were shut down' in done.stdout

@@ -1,0 +1,246 @@
+"""A rank that hangs is named, by the rank or by another one, and the job ends."""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+import chainermn
+from chainermn._diagnostics import watchdog
+
+START = '''
+import os, signal, sys, time
+import numpy as np
+import chainermn
+comm = chainermn.create_communicator('{name}')
+x = np.ones(1000, 'f')
+for _ in range(3):
+    comm.allreduce(x)
+
+def load():
+    time.sleep(60)
+
+'''
+starts = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+
+def start(folder, body, ranks=3, name='naive', timeout='3', **env):
+    """Runs a script; gives exit status and what was printed."""
+    folder.mkdir()
+    script = folder / 'script.py'
+    script.write_text(START.format(name=name) + body)
+    done = subprocess.run(
+        ['mpiexec', '-n', str(ranks), sys.executable, script], text=True, timeout=seconds(50),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, 'CHAINERMN_TIMEOUT': timeout, **env})
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    """All jobs of this file, which take turns: most of the time they wait."""
+    folder = tmp_path_factory.mktemp('runs')
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        yield {name: pool.submit(start, folder / str(n), *args, **kwargs)
+               for n, (name, (args, kwargs)) in enumerate(JOBS.items())}
+
+
+#: What ranks do, and what is said of them.
+HANGS = {
+    'another verb, on some of the ranks': (
+        'part = comm.new_group([0, 2])\n'
+        'part.gather(x) if comm.rank == 0 else comm.barrier()',
+        ['rank 0 is in gather #1 float32 (1000,) root=0 of the communicator of ranks 0, 2, '
+         'called at script.py:14 (for ', 'ranks 1-2 are in barrier #5, called at script.py:14 (']),
+    'another communicator of the same ranks': (
+        'other = chainermn.create_communicator("naive")\n'
+        '(comm if comm.rank else other).allreduce(x)',
+        ["ranks 1-2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:14 (for ",
+         "rank 0 is in allreduce #1 float32 (1000,) op='sum' of communicator 2 of ranks 0-2, "
+         'called at script.py:14 (for ', 'rank 0, communicator 2 of ranks 0-2: allreduce #1 ']),
+    'one computes': (
+        'load() if comm.rank == 1 else comm.allreduce(x)',
+        ["ranks 0, 2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:13 (for ",
+         'rank 1 is not in a verb: it is at script.py:11 in load(); its last verb was allreduce ']),
+    'endless loop': (
+        'while comm.rank == 1: pass\ncomm.bcast_obj(1)',
+        ['ranks 0, 2 are in bcast_obj #4 root=0, called at script.py:14 (for ',
+         'rank 1 is not in a verb: it is at script.py:13; ']),
+    'messages in a circle': (
+        'comm.recv((comm.rank + 1) % comm.size, 5)',
+        ['rank 2 is in recv #1 from rank 0 tag 5, called at script.py:13 (for ']),
+    'requests': (
+        'comm.irecv((comm.rank + 1) % comm.size, 5).wait()',
+        ['rank 2 is in wait #2 from rank 0 tag 5, called at script.py:13 (for ']),
+    'stopped': (
+        'if comm.rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ncomm.allgather_obj(1)',
+        ['rank 0 does not answer: stopped, or in code that holds Python\'s lock',
+         'ranks 1-2 are in allgather_obj #4, called at script.py:14 (for ']),
+    'shared memory': (
+        'from chainermn._transport.shared_memory.window import Window\n'
+        'if comm.rank == 1: Window.publish = lambda self, count: load()\n'
+        'y = comm.allreduce(np.ones(100000, "f"))',
+        ["ranks 0-2 are in allreduce #4 float32 (100000,) op='sum', called at script.py:15 (",
+         '_window.py', 'in load']),
+}
+
+
+#: Without a time limit, since there is no hope.
+ENDED = {
+    'recv': 'if comm.rank == 0: comm.recv(1, 3)',
+    'recv_obj of any': 'if comm.rank == 0: comm.recv_obj(-2)',
+    'irecv': 'if comm.rank == 0: comm.irecv(1, 3).wait()',
+    'send': 'if comm.rank == 0: comm.send(x, 1, 3)',
+    'another communicator': 'if comm.rank == 0: chainermn.create_communicator("naive")',
+    # At the end the ranks agree on the world first.
+    'a part': 'part = comm.split(0, comm.rank)\nif comm.rank == 0: part.barrier()',
+}
+WENT_ON = 'print("went on", flush=True)'
+#: Ranks that wait often, but never long.
+SLOW = """
+for n in range(12):
+    time.sleep(.2 * (n % 2 == comm.rank % 2))
+    comm.allreduce(x)
+"""
+
+JOBS = {
+    **{name: ([body], {'name': 'flat' if name == 'shared memory' else 'naive'})
+       for name, (body, _) in HANGS.items()},
+    **{name: ([body, 2], {'timeout': '0'}) for name, body in ENDED.items()},
+    'without agreement': (['if comm.rank == 0: comm.barrier()'],
+                          {'timeout': '0', 'CHAINERMN_AGREE': '0'}),
+    'limit of a part': (['comm.set_config("timeout", 1)\npart = comm.split(0, comm.rank)\n'
+                         'load() if comm.rank else part.barrier()', 2], {'timeout': '1000'}),
+    'no limit': (['comm = chainermn.create_communicator("naive", timeout=0)\n'
+                  f'time.sleep(3 * comm.rank)\ncomm.barrier()\n{WENT_ON}', 2], {}),
+    'slow': ([SLOW + WENT_ON, 2], {}),
+    'no communicator': (['from chainermn._diagnostics import watchdog\n'
+                         '_watch._watch._groups.clear()\n'
+                         'if comm.rank == 2: load()\nchainermn.create_communicator("naive")'],
+                        {}),
+    'an error of the thread': (['from chainermn._diagnostics import thread_state\n'
+                                'look, times = _doing.look, iter(range(2))\n'
+                                'def fails():\n'
+                                '    for n in times: raise RuntimeError(n)\n'
+                                '    return look()\n'
+                                '_doing.look = fails\n'
+                                'load() if comm.rank == 1 else comm.allreduce(x)'], {}),
+    'errors of the thread': (['from chainermn._diagnostics import thread_state\n'
+                              '_doing.look = None\ntime.sleep(5)'], {}),
+    'no number': ([''], {'timeout': '1 h'}),
+}
+
+
+@starts
+@pytest.mark.parametrize('name', HANGS)
+def test_a_hang(runs, name):
+    status, output = runs[name].result()
+    assert status != 0
+    for text in [*HANGS[name][1], 'the time limit is 3 s', 'Last verbs:\n', 'Stacks of rank',
+                 "communicator of ranks 0-2: allreduce #1-3 float32 (1000,) op='sum', called at "
+                 'script.py:8']:
+        assert text in output, output
+    who, host = ('rank 1' if name == 'stopped' else 'rank 0'), os.uname().nodename
+    assert len(re.findall('chainermn: ', output)) == 1
+    assert re.match(rf'chainermn: {who} of 3 \(host {host}, process [0-9]+\) ends the job: no '
+                    'progress for [3-9] s', output), output
+
+
+@starts
+@pytest.mark.parametrize('name', ENDED)
+def test_who_waits_for_a_rank_that_has_ended(runs, name):
+    status, output = runs[name].result()
+    assert status != 0
+    assert 'waits for rank 1, at the end of the program\n  rank 0 is in ' in output
+    assert 'rank 1 is at the end of the program' in output
+
+
+@starts
+def test_without_agreement_too(runs):
+    status, output = runs['without agreement'].result()
+    assert status != 0
+    assert 'rank 0 waits for ranks 1-2, at the end of the program' in output
+
+
+@starts
+def test_before_there_is_a_communicator_a_rank_knows_of_itself(runs):
+    status, output = runs['no communicator'].result()
+    assert status != 0
+    assert 'rank 0 is in create_communicator, called at script.py:16 (for ' in output
+    assert 'does each of them call create_communicator?' in output
+    assert len(re.findall('chainermn: ', output)) == 1  # rank 1 would have said the same
+
+
+@starts
+def test_an_error_of_the_thread(runs):
+    status, output = runs['an error of the thread'].result()
+    assert status != 0 and 'RuntimeError' not in output
+    assert 'rank 1 is not in a verb: it is at script.py:11 in load()' in output
+    status, output = runs['errors of the thread'].result()
+    assert (status, output.count('TypeError')) == (0, 3)
+    assert output.count('watched over no more, because of this error') == 3
+
+
+@starts
+def test_a_variable_that_is_no_limit_is_named(runs):
+    status, output = runs['no number'].result()
+    assert status != 0
+    assert "CHAINERMN_TIMEOUT has to be a number of seconds, 0 for none, not '1 h'" in output
+
+
+@starts
+def test_the_limit_of_a_communicator_and_of_its_parts(runs):
+    status, output = runs['limit of a part'].result()
+    assert status != 0 and 'the time limit is 1 s' in output
+
+
+@starts
+@pytest.mark.parametrize('name', ['no limit', 'slow'])
+def test_who_is_slow_does_not_hang(runs, name):
+    status, output = runs[name].result()
+    assert (status, output.count('went on'), 'chainermn' in output) == (0, 2, False)
+
+
+@pytest.mark.parametrize('value', [-1, float('nan'), float('inf'), 'soon'])
+def test_a_limit_that_is_none(value, same_error):
+    error = same_error(lambda: chainermn.create_communicator('naive', timeout=value))
+    assert type(error) is ValueError and 'a time limit has to be a number of seconds' in str(error)
+
+
+def test_a_limit_of_another_type(same_error):
+    for value in (True, [3]):
+        error = same_error(lambda value=value: chainermn.create_communicator(
+            'naive', timeout=value))
+        assert type(error) is TypeError
+
+
+def test_a_limit_is_configuration():
+    comm = chainermn.create_communicator('naive', timeout=500)
+    assert comm.get_config('timeout') == comm.timeout == 500
+    comm.set_config('timeout', None)
+    assert comm.timeout is None
+    comm.set_config('timeout', '7.5')
+    part = comm.split(0, comm.rank)
+    assert part.timeout == 7.5 and part.recent_calls()[1].limit == 7.5
+    part.finalize()
+    comm.finalize()
+
+
+def test_one_thread_watches(comm):
+    watch = watchdog.get()
+    assert watch is watchdog.get()
+    assert (watch._thread is not None) == (comm.size > 1)
+    before = len(watch._groups)
+    comm.split(0, comm.rank).finalize()
+    assert len(watch._groups) == before
+
+
+def test_the_limit_is_documented():
+    assert 'an hour' in chainermn.create_communicator.__doc__ and watchdog.LIMIT == 3600
+    assert watchdog.VARIABLE in pathlib.Path(watchdog.__file__).read_text()

@@ -1,0 +1,195 @@
+"""Every communicator of this machine, every kind of array, and errors compared between ranks."""
+
+import importlib
+import re
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn import communicators
+from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
+
+DTYPES = ['bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
+          'float16', 'float32', 'float64', 'complex64', 'complex128']
+
+
+def _strided(x):
+    wide = np.zeros([2 * length for length in x.shape], x.dtype)
+    view = wide[tuple(slice(None, None, 2) for _ in x.shape)]
+    view[...] = x
+    return view
+
+
+def _read_only(x):
+    x.flags.writeable = False
+    return x
+
+
+# For each kind of array: its shape, which may have more rows where shapes may differ between
+# ranks, and what gives a C-ordered array that layout.
+KINDS = {
+    '0-d': (lambda rows: (), lambda x: x),
+    'NumPy scalar': (lambda rows: (), lambda x: x[()]),
+    'empty': (lambda rows: (rows, 0, 3), lambda x: x),
+    '1-d': (lambda rows: (5 + rows,), lambda x: x),
+    '2-d': (lambda rows: (2 + rows, 3), lambda x: x),
+    'Fortran order': (lambda rows: (3 + rows, 4), np.asfortranarray),
+    'strided': (lambda rows: (3 + rows, 4), _strided),
+    'negative strides': (lambda rows: (3 + rows, 4), lambda x: x[::-1, ::-1].copy()[::-1, ::-1]),
+    'broadcast': (lambda rows: (2 + rows, 3), lambda x: np.broadcast_to(x[0], x.shape)),
+    'read-only': (lambda rows: (4 + rows,), _read_only),
+    'foreign byte order': (lambda rows: (2 + rows, 3),
+                           lambda x: x.astype(x.dtype.newbyteorder('S'))),
+    '9-d': (lambda rows: (1 + rows, 2, 1, 1, 2, 1, 1, 1, 2), lambda x: x),
+    'large': (lambda rows: (9001 + rows,), lambda x: x),
+}
+
+# Dtypes and kinds are nearly independent: so each dtype is tried as '1-d', and each kind as float32
+# and as this dtype.  With --full, all of them are.
+OTHER_DTYPES = {
+    '0-d': 'int64',
+    'NumPy scalar': 'float64',
+    'empty': 'complex128',
+    '2-d': 'uint64',
+    'Fortran order': 'uint16',
+    'strided': 'float16',
+    'negative strides': 'int8',
+    'broadcast': 'bool',
+    'read-only': 'int32',
+    'foreign byte order': 'complex64',
+    '9-d': 'uint32',
+    'large': 'int16',
+}
+
+
+def numbers(shape, dtype, seed):
+    """Small numbers whose sums and products over a few ranks are exact in the dtype."""
+    n = np.arange(np.prod(shape, dtype=int))
+    n = (n * 5 + n // 7 + seed * 3) % 4
+    kind = np.dtype(dtype).kind
+    if kind == 'b':
+        n = n > 1
+    elif kind == 'i':
+        n = n - 1
+    elif kind == 'f':
+        n = n - .5
+    elif kind == 'c':
+        n = n + 1j * ((n + seed) % 3)
+    return n.astype(dtype).reshape(shape)
+
+
+def available():
+    """The names of the communicators for host arrays; tests/gpu has the others."""
+    names = []
+    for name, (module, class_name) in communicators._CLASSES.items():
+        module = importlib.import_module(f'chainermn.communicators.{module}')
+        found = getattr(module, class_name)
+        try:
+            found.check_requirements()
+        except RuntimeError:
+            continue
+        if not issubclass(found, NcclCommunicatorBase):
+            names.append(name)
+    return names
+
+
+@pytest.fixture(scope='session', params=available())
+def name(request):
+    """The name of a communicator."""
+    return request.param
+
+
+@pytest.fixture(scope='module')
+def comm(name):
+    comm = chainermn.create_communicator(name)
+    yield comm
+    comm.finalize()
+
+
+@pytest.fixture(scope='session')
+def comms():
+    """All communicators at once, for tests of which there are many."""
+    comms = [chainermn.create_communicator(name) for name in available()]
+    yield comms
+    for comm in comms:
+        comm.finalize()
+
+
+@pytest.fixture
+def make(dtype, kind):
+    """Makes arrays of one kind and dtype: ``make(seed, rows=0)``."""
+    shape, layout = KINDS[kind]
+    return lambda seed, rows=0: layout(numbers(shape(rows), dtype, seed))
+
+
+def pytest_generate_tests(metafunc):
+    chosen = ' '.join(str(mark.args[0]) for mark in metafunc.definition.iter_markers('parametrize'))
+    if 'make' in metafunc.fixturenames and 'kind' in metafunc.fixturenames and (
+            'dtype' not in chosen):
+        metafunc.parametrize('dtype, kind', [
+            (dtype, kind) for dtype in DTYPES for kind in KINDS
+            if kind == '1-d' or dtype in ('float32', OTHER_DTYPES[kind])
+            or metafunc.config.getoption('full')])
+
+
+@pytest.fixture
+def check():
+    """Checks that a result has the dtype, shape and values of an array, and is free to use."""
+    def check(result, expected, *inputs):
+        expected = np.array(expected, expected.dtype.newbyteorder('='))
+        assert type(result) is np.ndarray
+        assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+        assert result.dtype.isnative
+        np.testing.assert_array_equal(result, expected)
+        assert result.flags.writeable
+        assert not any(np.may_share_memory(result, x) for x in inputs)
+    return check
+
+
+@pytest.fixture
+def same_error():
+    """Calls a function on all ranks and returns its error, which has to be the same on all.
+
+    Where a single rank was refused, ``refused`` says which.  The message has to have a line for
+    each rank, unless ``table`` is false.
+    """
+    def same_error(call, *args, refused=None, table=True):
+        try:
+            error, said = None, call(*args)
+        except Exception as caught:
+            error, said = caught, str(caught)
+        mpi_comm = MPI.COMM_WORLD
+        all_said = mpi_comm.allgather((type(error), said if error else repr(said)))
+        assert all(kind is not type(None) for kind, _ in all_said), all_said
+        assert len(set(all_said)) == 1, all_said
+        if mpi_comm.size > 1 and table:
+            assert named_ranks(said) == list(range(mpi_comm.size)), said
+        if mpi_comm.size > 1 and refused is not None:
+            assert f'refused on rank {refused};' in said
+        return error
+    return same_error
+
+
+def named_ranks(text):
+    """The ranks about which an error has lines."""
+    ranks = set()
+    for line in text.splitlines()[1:]:
+        if 'was refused on all ranks' in line:
+            ranks.update(range(MPI.COMM_WORLD.size))
+        for group in re.findall(r'\branks? (\d[\d, -]*\d|\d)(?=: |; |$)', line):
+            for part in group.split(', '):
+                first, _, last = part.partition('-')
+                ranks.update(range(int(first), int(last or first) + 1))
+    return sorted(ranks)
+
+
+@pytest.fixture
+def check_usable():
+    """Checks that the next verbs of a communicator give the right values."""
+    def check_usable(comm):
+        ranks = list(range(comm.size))
+        assert comm.allgather_obj(comm.rank) == ranks
+        assert comm.allreduce(np.float64(comm.rank)) == sum(ranks)
+    return check_usable

@@ -1,0 +1,430 @@
+"""Sums and copies in shared memory: the same bits as a sum in the order of the ranks."""
+
+import os
+import pathlib
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+
+import chainer
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+import chainermn
+from chainermn._transport import topology
+from chainermn._transport.shared_memory import exchange
+
+pytestmark = pytest.mark.every_size
+
+CHUNK = 512  # bytes: small, so that small arrays fill many
+MPI_COMM = MPI.COMM_WORLD
+RANK, SIZE = MPI_COMM.rank, MPI_COMM.size
+FLOATS = st.sampled_from(['float16', 'float32', 'float64'])
+# Around the 64 or 128 elements of a chunk, and many small ones in a chunk.
+SIZES = st.lists(st.one_of(st.integers(0, 9), st.integers(60, 68), st.integers(120, 400)),
+                 min_size=1, max_size=30)
+
+
+def create(mpi_comm, chunk=CHUNK):
+    return exchange.create(mpi_comm, topology.discover(mpi_comm), chunk)
+
+
+@pytest.fixture(scope='module')
+def memory():
+    mpi_comm = MPI_COMM.Dup()
+    memory = create(mpi_comm)
+    yield memory
+    memory.free()
+    mpi_comm.Free()
+
+
+def arrays_of(rank, sizes, dtype, seed=0):
+    random = np.random.RandomState(100 * seed + rank)
+    return [random.normal(0, 10, size).astype(dtype) for size in sizes]
+
+
+def summed(per_rank, scale=None):
+    """The sum of the arrays of all ranks, one after the other."""
+    results = []
+    for arrays in zip(*per_rank, strict=True):
+        dtype = arrays[0].dtype
+        wide = np.promote_types(dtype, np.float32)
+        total = arrays[0].astype(wide)
+        for array in arrays[1:]:
+            total += array
+        if scale is not None:
+            total *= wide.type(scale)
+        results.append(total.astype(dtype))
+    return results
+
+
+def check_equal(arrays, expected):
+    for array, other in zip(arrays, expected, strict=True):
+        assert (array.dtype, array.shape) == (other.dtype, other.shape)
+        assert array.tobytes() == other.tobytes()
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(sizes=SIZES, dtype=FLOATS, scale=st.sampled_from([None, 1 / SIZE, 1 / 3]))
+def test_sum_in_place(memory, sizes, dtype, scale):
+    per_rank = [arrays_of(rank, sizes, dtype) for rank in range(SIZE)]
+    expected = summed(per_rank, scale)
+    arrays = per_rank[RANK]
+    memory.sum(arrays, scale=scale)
+    check_equal(arrays, expected)
+
+
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(sizes=SIZES, dtype=FLOATS)
+def test_sum_into_other_arrays(memory, sizes, dtype):
+    per_rank = [arrays_of(rank, sizes, dtype, seed=1) for rank in range(SIZE)]
+    own = [array.copy() for array in per_rank[RANK]]
+    for array in own:
+        array.flags.writeable = False
+    results = [np.full_like(array, 7) for array in own]
+    memory.sum(own, results)
+    check_equal(results, summed(per_rank))
+    check_equal(own, per_rank[RANK])
+
+
+def test_the_sum_is_near_the_true_one(memory):
+    per_rank = [arrays_of(rank, [1000], np.float32) for rank in range(SIZE)]
+    array = per_rank[RANK][0].copy()
+    memory.sum([array], scale=1 / SIZE)
+    mean = np.mean([arrays[0] for arrays in per_rank], axis=0, dtype=np.float64)
+    np.testing.assert_allclose(array, mean, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize('chunk', [64, 4096, None])
+@pytest.mark.parametrize('count', [1, 50])
+def test_other_chunks(chunk, count):
+    mpi_comm = MPI_COMM.Dup()
+    memory = create(mpi_comm, chunk)
+    sizes = [200000 if count == 1 and chunk != 64 else 70] * count
+    per_rank = [arrays_of(rank, sizes, np.float32) for rank in range(SIZE)]
+    expected = summed(per_rank, .5)
+    memory.sum(per_rank[RANK], scale=.5)
+    check_equal(per_rank[RANK], expected)
+    memory.free()
+    mpi_comm.Free()
+
+
+def layouts(dtype):
+    """An array of 6 x 9 elements in some ways, each with the array that it is a part of."""
+    for make in (lambda x: x[:6, ::2], lambda x: x.T[:6, 1:10], lambda x: x[5::-1, 8::-1],
+                 lambda x: x[3:9, 2:11], lambda x: x.reshape(-1)[:54].reshape(6, 9)):
+        whole = np.full((18, 18), -1, dtype)
+        yield whole, make(whole)
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+@pytest.mark.parametrize('verb', ['sum', 'sum into others', 'bcast'])
+def test_arrays_that_are_not_contiguous(memory, dtype, verb):
+    wholes, arrays = zip(*layouts(dtype), strict=True)
+    values = np.arange(54).reshape(6, 9)
+    for array in arrays:
+        array[...] = values + RANK
+    if verb == 'sum into others':
+        wholes, results = zip(*layouts(dtype), strict=True)
+        memory.sum(arrays, results)
+    else:
+        results = arrays
+        getattr(memory, verb)(arrays)
+    expected = values if verb == 'bcast' else SIZE * values + SIZE * (SIZE - 1) // 2
+    for whole, array in zip(wholes, results, strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert (whole == -1).sum() == whole.size - array.size
+
+
+def test_float16_is_summed_in_float32_and_rounded_once(memory):
+    # The sum of the first is beyond float16; that of the last loses its ones there.
+    array = np.array([65504, -65504, 2048 if RANK == 0 else 1], np.float16)
+    for count in (1, 20):  # few and many pieces
+        arrays = [array.copy() for _ in range(count)]
+        memory.sum(arrays, scale=1 / SIZE)
+        last = np.float32((2048 + SIZE - 1) / SIZE).astype(np.float16)
+        check_equal(arrays, [np.array([65504, -65504, last], np.float16)] * count)
+
+
+def test_infinities_and_nans_pass_silently(memory):
+    arrays = [np.array([3e38, np.inf if RANK == 0 else -np.inf, np.nan], np.float32)]
+    memory.sum(arrays)
+    expected = [3e38 if SIZE == 1 else np.inf, np.inf if SIZE == 1 else np.nan, np.nan]
+    np.testing.assert_array_equal(arrays[0], np.array(expected, np.float32))
+
+
+def test_arrays_without_elements_or_dimensions(memory):
+    arrays = [np.zeros((0, 3)), np.array(RANK + 1.), np.zeros(0)]
+    memory.sum(arrays)
+    assert arrays[1] == SIZE * (SIZE + 1) / 2
+    memory.sum([np.zeros(0)])
+    memory.bcast([np.zeros((2, 0))])
+    memory.bcast(arrays)
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(sizes=SIZES, code=st.sampled_from('?bhHiIqQefdFD'))
+def test_bcast(memory, sizes, code):
+    def arrays(rank):
+        random = np.random.RandomState(rank)
+        return [np.frombuffer(random.bytes(size * np.dtype(code).itemsize), code).copy()
+                for size in sizes]
+    own = arrays(RANK)
+    memory.bcast(own)
+    check_equal(own, arrays(0))
+
+
+def test_ranks_that_are_late_get_and_give_the_same(memory):
+    """Each rank is late now and then, so that the others are as far ahead as they may be."""
+    mine = np.random.RandomState(RANK)
+    common = np.random.RandomState(0)
+    for n in range(60):
+        sizes = common.randint(0, 300, common.randint(1, 20))
+        if mine.randint(3) == 0:
+            time.sleep(.001 * mine.randint(4))
+        per_rank = [arrays_of(rank, sizes, np.float32, n) for rank in range(SIZE)]
+        arrays = per_rank[RANK]
+        expected = summed(per_rank) if n % 3 else per_rank[0]
+        if n % 3:
+            memory.sum(arrays)
+        else:
+            expected = [array.copy() for array in expected]
+            memory.bcast(arrays)
+        check_equal(arrays, expected)
+
+
+class LateRank(np.ndarray):
+    """An array of a rank that takes its time, or fails, whenever a piece of it is asked for."""
+
+    def __getitem__(self, key):
+        if self.size > 1000:
+            self.act()
+        return super().__getitem__(key)
+
+
+def test_a_rank_that_is_late_in_the_middle(memory):
+    class Array(LateRank):
+        def act(self):
+            time.sleep(.001)
+
+    for late in range(SIZE):
+        per_rank = [arrays_of(rank, [3000], np.float32, late) for rank in range(SIZE)]
+        expected = summed(per_rank)
+        array = per_rank[RANK][0]
+        memory.sum([array.view(Array) if late == RANK else array])
+        check_equal([array], expected)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_fails_in_the_middle_is_named_by_the_others():
+    class Array(LateRank):
+        pieces = 0
+
+        def act(self):
+            type(self).pieces += 1
+            if self.pieces == 3:  # early: nobody can do without what is left
+                raise KeyError('lost')
+
+    mpi_comm = MPI_COMM.Dup()
+    memory = create(mpi_comm)
+    odd = SIZE - 1
+    array = np.zeros(30000, np.float32)
+    with pytest.raises((KeyError, RuntimeError)) as caught:
+        memory.sum([array.view(Array) if odd == RANK else array])
+    if odd == RANK:
+        assert type(caught.value) is KeyError
+    else:
+        assert re.match(rf'rank {odd} \(.*\) failed in the middle of an exchange$',
+                        str(caught.value))
+    MPI_COMM.Barrier()
+    for verb in (memory.sum, memory.bcast):
+        with pytest.raises(RuntimeError, match='an earlier exchange') as caught:
+            verb([array])
+    memory.free()
+
+
+def test_without_room_there_is_none_and_one_warning():
+    mpi_comm = MPI_COMM.Dup()
+    with pytest.warns(RuntimeWarning, match='no shared memory on ranks? 0') as caught:
+        assert create(mpi_comm, 1 << 50) is None
+    assert len(caught) == 1
+    assert len(set(MPI_COMM.allgather(str(caught[0].message)))) == 1
+    assert create(mpi_comm, CHUNK) is not None
+
+
+@pytest.mark.mpi(min_size=2)
+def test_without_shared_memory_flat_uses_mpi():
+    """The first rank of the node may not make large files, of which shared memory is one."""
+    comm = chainermn.create_communicator('flat')
+    model = chainer.links.Linear(3, 2)
+
+    def mean():
+        for param in model.params():
+            param.grad = np.full(param.shape, RANK + 1, np.float32)
+        comm.multi_node_mean_grad(model)
+        for param in model.params():
+            np.testing.assert_array_equal(param.grad, np.float32((SIZE + 1) / 2))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if RANK == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.warns(RuntimeWarning, match='no shared memory on rank') as caught:
+            mean()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(caught) == 1
+    assert len(set(MPI_COMM.allgather(str(caught[0].message)))) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        mean()
+    comm.bcast_data(model)
+    comm.finalize()
+
+
+def test_more_layouts_than_are_remembered(memory):
+    for _ in range(2):
+        for size in range(1, 40):
+            array = np.full(size, RANK + 1, np.float32)
+            memory.sum([array])
+            np.testing.assert_array_equal(array, np.float32(SIZE * (SIZE + 1) // 2))
+
+
+def test_flat_and_its_parts_each_have_their_own():
+    comm = chainermn.create_communicator('flat')
+    parts = [comm.split(RANK % 2, RANK), comm.split(0, -RANK)]
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.zeros(300, np.float32))
+        link.v = chainer.Parameter(np.zeros((5, 2), np.float64))
+    for one in (comm, *parts, comm, *reversed(parts)):
+        for param in link.params():
+            param.grad = np.full(param.shape, RANK, param.dtype)
+        one.multi_node_mean_grad(link)
+        expected = np.mean(one.allgather_obj(RANK))
+        for param in link.params():
+            np.testing.assert_allclose(param.grad, expected)
+    for one in (parts[0], comm, parts[1]):
+        one.finalize()
+
+
+# --- programs ----------------------------------------------------------------------------------
+
+
+def mpiexec(hosts, program, argument='', shell=()):
+    """Runs a program on as many ranks as there are hosts, each of which sees itself there."""
+    if SIZE > 1:
+        pytest.skip('starts mpiexec, which cannot be done within mpiexec')
+    several = len(set(hosts)) > 1
+    if several and (shutil.which('unshare') is None or subprocess.run(
+            ['unshare', '--uts', 'hostname', 'a'], capture_output=True, check=False).returncode):
+        pytest.skip('needs the right to set a host name (unshare --uts hostname)')
+    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    command = [beside if os.path.exists(beside) else 'mpiexec']
+    for host in hosts:
+        command += ['-n', '1']
+        if several:
+            command += ['unshare', '--uts', 'sh', '-c', f'hostname {host} && exec "$0" "$@"']
+        command += [*shell, sys.executable, '-c', program, argument, ':']
+    return subprocess.run(command[:-1], capture_output=True, text=True, timeout=seconds(50),
+                          check=False, cwd=pathlib.Path(__file__).parent)
+
+
+SEVERAL_NODES = """
+import sys
+import numpy as np
+import chainer
+import chainermn
+from mpi4py import MPI
+from chainermn.communicators import _shared_memory, _topology
+
+mpi_comm = MPI.COMM_WORLD.Dup()
+rank, size = mpi_comm.rank, mpi_comm.size
+topology = topology.discover(mpi_comm)
+memory = exchange.create(mpi_comm, topology, 512)
+common = np.random.RandomState(0)
+for n in range(40):
+    sizes = common.randint(0, 300 if n % 2 else 10, common.randint(1, 30))
+    dtype = ['e', 'f', 'd'][n % 3]
+    per_rank = [[np.random.RandomState(1000 * n + r).normal(0, 10, s).astype(dtype)
+                 for s in sizes] for r in range(size)]
+    arrays = per_rank[rank]
+    means = [np.mean([x.astype('d') for x in xs], axis=0) for xs in zip(*per_rank)]
+    if n % 5 == 4:
+        means = [x.astype('d') for x in per_rank[0]]
+        memory.bcast(arrays)
+    else:
+        memory.sum(arrays, scale=1 / size)
+    assert len(set(mpi_comm.allgather(b''.join(x.tobytes() for x in arrays)))) == 1
+    for x, mean in zip(arrays, means):
+        assert x.dtype == dtype
+        np.testing.assert_allclose(x, mean, rtol={'e': 1e-3, 'f': 1e-5, 'd': 1e-13}[dtype],
+                                   atol={'e': 1e-2, 'f': 1e-5, 'd': 1e-13}[dtype])
+memory.free()
+
+comm = chainermn.create_communicator('flat')
+model = chainer.links.Linear(700, 1000)
+comm.bcast_data(model)
+for param in model.params():
+    param.grad = param.array * (comm.rank + 1)
+comm.multi_node_mean_grad(model)
+for param in model.params():
+    np.testing.assert_allclose(param.grad, param.array * (size + 1) / 2, rtol=1e-6)
+comm.finalize()
+if rank == 0:
+    print('all is well on', topology.inter_size, 'nodes')
+"""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize('hosts', [
+    'abab', 'abc', 'aabbb',
+    *(pytest.param(hosts, marks=pytest.mark.full) for hosts in ('aabb', 'abb', 'aaa'))])
+def test_several_nodes(hosts):
+    result = mpiexec(hosts, SEVERAL_NODES)
+    assert result.returncode == 0, result.stderr
+    assert f'all is well on {len(set(hosts))} nodes' in result.stdout
+
+
+KILLED = """
+import os, signal, sys, threading
+import numpy as np
+import chainermn
+from mpi4py import MPI
+from chainermn.communicators import _shared_memory, _topology
+
+mpi_comm = MPI.COMM_WORLD
+memory = exchange.create(mpi_comm, topology.discover(mpi_comm))
+array = np.zeros(10**6, np.float32)
+memory.sum([array])
+if mpi_comm.rank == 1:
+    threading.Timer(.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+try:
+    while True:
+        memory.sum([array])
+except RuntimeError as error:
+    # mpiexec does not always pass on what is printed as the job ends.
+    with open(f'{sys.argv[1]}/{mpi_comm.rank}', 'w') as file:
+        file.write(str(error))
+    raise
+"""
+
+
+@pytest.mark.parametrize('is_hidden', [False, True])
+def test_a_rank_that_is_killed_leaves_nobody_waiting(is_hidden, tmp_path):
+    """Whether or not mpiexec learns of it; behind a shell that goes on, it does not."""
+    shell = ('sh', '-c', '"$0" "$@"; sleep 1000') if is_hidden else ()
+    result = mpiexec('aaa', KILLED, str(tmp_path), shell=shell)
+    assert result.returncode != 0
+    said = [path.read_text() for path in tmp_path.iterdir()]
+    assert said or not is_hidden
+    for text in said:
+        assert re.match(r'rank 1 \(process .*\) ended in the middle of an exchange$', text)

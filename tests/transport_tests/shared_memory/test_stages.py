@@ -1,0 +1,62 @@
+"""What one rank does with one chunk: here one process does it for all ranks, stage by stage."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from chainermn._transport.shared_memory import chunking
+from chainermn._transport.shared_memory.stages import Copied, FewPieces, ManyPieces
+
+pytestmark = pytest.mark.mpi_skip
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
+
+
+@hypothesis.given(sizes=SIZES, ranks=st.integers(1, 4), slices=st.integers(1, 4),
+                  dtype=st.sampled_from(['float16', 'float32', 'float64']),
+                  scale=st.sampled_from([None, 1 / 3]), few=st.booleans())
+def test_sum(sizes, ranks, slices, dtype, scale, few):
+    slices = min(slices, ranks)
+    random = np.random.RandomState(0)
+    arrays = [[random.normal(size=size).astype(dtype) for size in sizes] for _ in range(ranks)]
+    wide = np.promote_types(dtype, np.float32)
+    expected = np.concatenate(arrays[0]).astype(wide)
+    for own in arrays[1:]:
+        expected = expected + np.concatenate(own)
+    if scale is not None:
+        scale = wide.type(scale)
+        expected = expected * scale
+    pieces, = chunking.cut(sizes, sum(sizes))
+    output = np.full(sum(sizes), np.nan, wide)
+    inputs = [output.copy() for _ in range(ranks)]
+    owned = chunking.slices(output.size, slices) + [(output.size,) * 2] * (ranks - slices)
+    run = chunking.Run(pieces, [(size,) for size in sizes])
+    chunks = [
+        FewPieces(pieces, inputs, rank, output, owned[rank], None) if few else
+        ManyPieces(run, inputs, rank, output, owned[rank], None)
+        for rank in range(ranks)]
+    for chunk, own in zip(chunks, arrays, strict=True):
+        chunk.pack(own)
+    for chunk, own in zip(chunks, arrays, strict=True):
+        chunk.reduce(own, scale)
+    for chunk, own in zip(chunks, arrays, strict=True):
+        chunk.unpack(own, scale)
+        assert np.concatenate(own).tobytes() == expected.astype(dtype).tobytes()
+
+
+@hypothesis.given(sizes=SIZES, ranks=st.integers(1, 3))
+def test_copy(sizes, ranks):
+    arrays = [[np.full(size, rank, np.uint8) for size in sizes] for rank in range(ranks)]
+    arrays[0] = first = [np.arange(size, dtype=np.uint8) for size in sizes]
+    pieces, = chunking.cut(sizes, sum(sizes))
+    output = np.zeros(sum(sizes), np.uint8)
+    run = chunking.Run(pieces, [(size,) for size in sizes])
+    chunks = [Copied(run, output, rank == 0, None) for rank in range(ranks)]
+    for chunk, own in zip(chunks, arrays, strict=True):
+        chunk.pack(own)
+        chunk.reduce(own, None)
+    for chunk, own in zip(chunks, arrays, strict=True):
+        chunk.unpack(own, None)
+        for array, expected in zip(own, first, strict=True):
+            np.testing.assert_array_equal(array, expected)

@@ -1,0 +1,93 @@
+"""Memory that the ranks of a node share, and the counters by which they wait."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn._transport.shared_memory.window import Window, _Process
+
+pytestmark = pytest.mark.every_size
+
+MPI_COMM = MPI.COMM_WORLD
+RANK, SIZE = MPI_COMM.rank, MPI_COMM.size
+
+
+@pytest.fixture
+def window():
+    mpi_comm = MPI_COMM.Dup()
+    # Of different sizes, and not multiples of anything.
+    window = Window(mpi_comm, 100 + RANK, f'rank {RANK}')
+    mpi_comm.Barrier()
+    yield window
+    MPI_COMM.Barrier()
+    window.free()
+    mpi_comm.Free()
+
+
+def test_segments_are_shared(window):
+    assert [segment.size for segment in window.segments] == [100 + r for r in range(SIZE)]
+    window.segments[RANK][:] = RANK + 1
+    window.publish(1)
+    window.wait(1)
+    for rank, segment in enumerate(window.segments):
+        assert (segment == rank + 1).all()
+        assert segment.ctypes.data % 8 == 0
+
+
+def test_what_was_written_is_there_once_its_rank_is_waited_for(window):
+    """A ring of 2000 numbers: each rank adds one to what the rank before it published."""
+    number = window.segments[RANK][:8].view(np.int64)
+    before = window.segments[RANK - 1][:8].view(np.int64)
+    for n in range(0, 2000, 2):
+        number[0] = n + RANK
+        window.publish(n + 1)
+        window.wait(n + 1)
+        assert before[0] == n + (RANK - 1) % SIZE
+        window.publish(n + 2)
+        window.wait(n + 2)
+
+
+def test_a_late_rank_is_waited_for(window):
+    if RANK == SIZE - 1:
+        time.sleep(.1)
+        window.segments[RANK][0] = 7
+    window.publish(1)
+    window.wait(1)
+    assert window.segments[SIZE - 1][0] == 7
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_failed_is_named(window):
+    if RANK == 1:
+        window.fail()
+    else:
+        window.publish(1)
+        with pytest.raises(RuntimeError, match=r'^rank 1 \(.*\) failed in the middle of an exch'):
+            window.wait(1)
+
+
+def test_is_alive():
+    this = _Process.this()
+    assert this.pid == os.getpid()
+    assert this.is_alive()
+    if not os.path.exists('/proc/self/stat'):
+        pytest.skip('needs /proc')
+    with subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']) as process:
+        stat = pathlib.Path(f'/proc/{process.pid}/stat').read_text()
+        other = this._replace(pid=process.pid, start=stat.rpartition(')')[2].split()[19])
+        assert other.is_alive()
+        assert not other._replace(start='1').is_alive()  # another process has its number
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not other.is_alive()  # nobody has asked for its status yet
+        process.wait()
+        assert not other.is_alive()
+        # Numbers mean nothing in another namespace, or without /proc.
+        assert other._replace(namespace='pid:[0]').is_alive()
+        assert other._replace(start='', namespace='').is_alive()

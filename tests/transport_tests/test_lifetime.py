@@ -1,0 +1,101 @@
+"""Communicators that are dropped are freed; one too many is the same error on all ranks."""
+
+import gc
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn._transport import lifetime
+
+
+@pytest.fixture
+def little_room():
+    """Leaves MPI room for about 60 more communicators."""
+    taken = []
+    try:
+        while True:
+            taken.append(MPI.COMM_SELF.Dup())
+    except MPI.Exception:
+        for mpi_comm in taken[-60:]:
+            mpi_comm.Free()
+    yield
+    for mpi_comm in taken[:-60]:
+        mpi_comm.Free()
+
+
+def check(comm):
+    assert comm.allreduce(np.ones(3))[0] == comm.size
+
+
+def test_communicators_that_are_dropped_are_freed():
+    for _ in range(100):
+        check(chainermn.create_communicator('naive'))
+    assert len(lifetime._held) < 30
+    comm = chainermn.create_communicator('naive')
+    before = len(lifetime._held)
+    comm.finalize()
+    assert len(lifetime._held) == before - 1
+
+
+@pytest.mark.limit(200)
+@pytest.mark.parametrize('name', ['naive', 'flat'])
+def test_parts_that_are_dropped_are_freed(name, little_room):
+    comm = chainermn.create_communicator(name)
+    for n in range(80):
+        part = comm.split(comm.rank % 2, comm.rank)
+        if n % 20 == 0:
+            part.allreduce(np.ones(10**5, 'f'))
+        comm.new_group([0])
+    del part
+    check(comm)
+    comm.finalize()
+
+
+def test_a_communicator_that_one_rank_still_uses_stays():
+    comm = chainermn.create_communicator('naive')
+    dropped = kept = chainermn.create_communicator('naive')
+    if comm.rank:
+        del kept
+    del dropped
+    gc.collect()
+    chainermn.create_communicator('naive').finalize()
+    if comm.size > 1 and comm.rank == 0:
+        assert kept.recent_calls()[0].key in lifetime._held
+    comm.barrier()
+    comm.finalize()
+
+
+def test_a_message_in_flight_keeps_it():
+    """Of a dropped communicator, to a rank that has not dropped it."""
+    comm = chainermn.create_communicator('naive')
+    x = np.arange(10**6)
+    if comm.rank:
+        comm.isend(x, 0, 1)
+        del comm
+        gc.collect()
+    for _ in range(3):
+        chainermn.create_communicator('naive').finalize()
+    if not MPI.COMM_WORLD.rank:
+        for source in range(1, comm.size):
+            np.testing.assert_array_equal(comm.recv(source, 1), x)
+
+
+@pytest.mark.limit(200)
+def test_one_too_many_is_an_error_on_all_ranks(same_error, little_room):
+    def create():
+        comms = []
+        try:
+            while len(comms) < 200:
+                comms.append(chainermn.create_communicator('naive'))
+        except RuntimeError:
+            check(comms[0])
+            comms.clear()
+            gc.collect()
+            check(chainermn.create_communicator('naive'))
+            raise
+
+    error = same_error(create, table=False)
+    assert type(error) is RuntimeError
+    assert 'Call finalize() on those that are no longer needed' in str(error)

@@ -1,0 +1,76 @@
+"""An object that is pickled already, and unpickles to the object itself."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from chainermn._transport import pickling
+from chainermn._transport.pickling import Pickled, load
+
+
+@pytest.mark.parametrize('obj', [
+    None, 1, 'text', {'a': [1, (2,)]}, np.arange(6.).reshape(2, 3).T, [np.zeros(100000), 'x']],
+    ids=['None', 'int', 'text', 'nested', 'array', 'large array'])
+def test_unpickling_gives_the_object(obj):
+    pickled = Pickled(obj)
+    result = load(pickled.stream, pickled.buffers, 0, 0)
+    np.testing.assert_equal(result, obj)
+    assert type(result) is type(obj)
+
+
+def test_messages(monkeypatch):
+    """How many parts, their lengths, and the parts, cut into pieces."""
+    monkeypatch.setattr(pickling, 'PIECE', 300_000)
+    pickled = Pickled([np.arange(100_000.), np.arange(50_000.)])
+    count, lengths, *parts = pickled.messages()
+    assert count.tolist() == [3]
+    assert lengths.tolist() == [len(pickled.stream), 800_000, 400_000]
+    assert [part.size for part in parts] == [
+        len(pickled.stream), 300_000, 300_000, 200_000, 300_000, 100_000]
+    assert b''.join(parts[1:4]) == np.arange(100_000.).tobytes()
+
+
+@pytest.mark.parametrize('obj, error', [
+    ('1 / 0', ZeroDivisionError), ('__import__("no_such_module")', ModuleNotFoundError),
+    ('b"\\xff".decode()', ValueError), ('{}["key"]', KeyError),
+    ('__import__("pickle").loads(b"")', EOFError),
+    ('__import__("pickle").loads(b"?")', pickle.UnpicklingError)])
+def test_an_error_names_the_rank_that_sent_it(obj, error):
+    class Bad:
+        def __reduce__(self):
+            return eval, (obj,)
+
+    with pytest.raises(error) as caught:
+        load(Pickled(Bad()).stream, (), 3, 5)
+    cause = caught.value.__cause__
+    assert str(caught.value) == (f'rank 5 cannot unpickle the object of rank 3: '
+                                 f'{type(cause).__name__}: {cause}')
+
+
+def test_large_buffers_are_not_copied():
+    x = np.arange(100000.)
+    (buffer,) = Pickled([x]).buffers
+    assert np.shares_memory(np.frombuffer(buffer), x)
+    assert len(Pickled([x]).stream) < 1000
+    assert not Pickled([x[:10]]).buffers
+
+
+class Broken:
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+@pytest.mark.parametrize('error', [OSError('why'), TypeError('why'), RecursionError('why')])
+def test_what_cannot_be_pickled(error):
+    with pytest.raises(TypeError, match=r'Broken.* cannot be pickled: why') as caught:
+        Pickled(Broken(error))
+    assert caught.value.__cause__ is error
+
+
+def test_an_interrupt_is_no_refusal():
+    with pytest.raises(KeyboardInterrupt):
+        Pickled(Broken(KeyboardInterrupt()))

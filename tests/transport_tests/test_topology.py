@@ -1,0 +1,66 @@
+"""Which ranks share a node."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+from chainermn._transport import topology
+from chainermn._transport.topology import Topology, place
+
+pytestmark = pytest.mark.every_size
+
+
+@pytest.mark.parametrize('hosts, expected', [
+    (['a'], [Topology(0, 1, 0, 1)]),
+    (['a', 'a', 'a'], [Topology(0, 3, 0, 1), Topology(1, 3, 0, 1), Topology(2, 3, 0, 1)]),
+    (['b', 'a'], [Topology(0, 1, 0, 2), Topology(0, 1, 1, 2)]),
+    (['b', 'a', 'b', 'c', 'a', 'b'],
+     [Topology(0, 3, 0, 3), Topology(0, 2, 1, 3), Topology(1, 3, 0, 3),
+      Topology(0, 1, 2, 3), Topology(1, 2, 1, 3), Topology(2, 3, 0, 3)]),
+])
+def test_place(hosts, expected):
+    assert [place(rank, hosts) for rank in range(len(hosts))] == expected
+
+
+def test_discover():
+    mpi_comm = MPI.COMM_WORLD
+    assert topology.discover(mpi_comm) == Topology(mpi_comm.rank, mpi_comm.size, 0, 1)
+
+
+PROGRAM = """
+import json
+import chainermn
+comm = chainermn.create_communicator('naive')
+pair = comm.split(comm.rank // 2, 0)
+places = comm.gather_obj([[c.intra_rank, c.intra_size, c.inter_rank, c.inter_size]
+                          for c in (comm, pair)])
+if comm.rank == 0:
+    print(json.dumps(places))
+"""
+
+
+def test_ranks_on_two_nodes():
+    """Namespaces give each rank the host name that it would have on another node."""
+    if MPI.COMM_WORLD.size > 1:
+        pytest.skip('starts mpiexec, which cannot be done within mpiexec')
+    if shutil.which('unshare') is None or subprocess.run(
+            ['unshare', '--uts', 'hostname', 'a'], capture_output=True, check=False).returncode:
+        pytest.skip('needs the right to set a host name (unshare --uts hostname)')
+    mpiexec = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    command = [mpiexec if os.path.exists(mpiexec) else 'mpiexec']
+    for host in ('node-b', 'node-a', 'node-b', 'node-a'):
+        command += ['-n', '1', 'unshare', '--uts', 'sh', '-c',
+                    f'hostname {host} && exec "$0" -c "$1"', sys.executable, PROGRAM, ':']
+    result = subprocess.run(command[:-1], capture_output=True, text=True, check=False,
+                            timeout=seconds(50))
+    assert result.returncode == 0, result.stderr
+    whole, pairs = zip(*json.loads(result.stdout), strict=True)
+    assert list(whole) == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 0, 2], [1, 2, 1, 2]]
+    # Each pair has one rank on each node.
+    assert list(pairs) == [[0, 1, 0, 2], [0, 1, 1, 2]] * 2
