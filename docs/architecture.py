@@ -46,7 +46,8 @@ def read_code() -> tuple[list[set[str]], dict[str, set[str]], dict[str, str]]:
             name for name in found if name in code['LEVELS'] and name != module)
         if path.parts[1:] in ((), ('__init__.py',)):
             text = ast.get_docstring(ast.parse((code['ROOT'] / path).read_text(encoding='utf-8')))
-            ideas[module] = (text or '').splitlines()[0].replace('``', '').split('.  ')[0].rstrip('.')
+            first = (text or '').splitlines()[0].replace('``', '')
+            ideas[module] = first.split('.  ')[0].rstrip('.')
     return code['LAYERS'], imports, ideas
 
 

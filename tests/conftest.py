@@ -21,7 +21,7 @@ import pytest
 from run_ranks import STACKS, outside_pytest
 from time_limits import seconds
 
-pytest_plugins = ['fixtures']
+pytest_plugins = ['shared_fixtures']
 
 LIMIT = 60  # seconds that a test may take on a quiet machine, unless it is marked with limit(...)
 GRACE = 3  # seconds for the other ranks to write their stacks too

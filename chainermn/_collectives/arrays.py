@@ -8,9 +8,8 @@ from chainermn import _signature
 from chainermn._collectives import nonblocking
 from chainermn._collectives.activations import Activation, Activations
 from chainermn._collectives.nonblocking import Request
-from chainermn._collectives.operation import collective
+from chainermn._collectives.operation import Operations, collective
 from chainermn._collectives.point_to_point import Messages
-from chainermn._consistency.check import Agreement
 from chainermn._signature import pack
 from chainermn._transport import array_buffers
 from chainermn._transport.mpi import MpiTransport
@@ -20,14 +19,12 @@ from chainermn._transport.mpi import MpiTransport
 _ALIKE, _SHORT, _LONG = range(3)
 
 
-class ArrayVerbs:
+class ArrayVerbs(Operations):
     """The part of a communicator on MPI that moves arrays."""
 
-    _agreement: Agreement
     _messages: Messages
     _activations: Activations
     _mpi_transport: MpiTransport
-    _arrays: Any
 
     def send(self, data: Any, dest: int, tag: int) -> None:
         self._messages.send(data, dest, tag)

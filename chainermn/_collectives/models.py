@@ -8,16 +8,16 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn import _signature
+from chainermn._collectives.objects import ObjectVerbs
 from chainermn._collectives.operation import collective
 from chainermn._consistency import debug_checks
-from chainermn._consistency.check import Agreement
 from chainermn._gradients import compressed_mean, compressors
 from chainermn._gradients.reducer import MeanQueue
 from chainermn._signature import pack
 from chainermn._transport import array_buffers, packing, topology
 
 
-class ModelVerbs:
+class ModelVerbs(ObjectVerbs):
     """The part of a communicator on MPI that exchanges parameters and gradients.
 
     As it is, it exchanges each array by itself.  A subclass says which arrays share a buffer
@@ -26,8 +26,8 @@ class ModelVerbs:
     """
 
     batched_copy: bool
-    _agreement: Agreement
-    _arrays: Any
+    _configs: dict[str, Any]
+    _topology: topology.Topology
     _like_this: Callable[[Any], Any]
     _update = 0  # that the optimizer that calls has begun since its last exchange
     _mean_queue: Any = None
@@ -80,7 +80,7 @@ class ModelVerbs:
 
     def _new_mean_queue(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]]) -> Any:
         """A queue that exchanges by this communicator, which is for that alone."""
-        can_hide = self.inter_size > 1 or topology.are_cores_left(self._arrays)
+        can_hide = self._topology.inter_size > 1 or topology.are_cores_left(self._arrays)
         return MeanQueue(mpi_comm, agree, self._check, self._means, self._wait_patiently, can_hide)
 
     def _check(self, model: Any) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._collectives.operation import collective
+from chainermn._collectives.operation import Operations, collective
 from chainermn._collectives.point_to_point import Messages
-from chainermn._consistency.check import Agreement
 from chainermn._signature import pack
 from chainermn._transport import array_buffers
 from chainermn._transport.elementwise import check_op
@@ -27,12 +26,10 @@ _OPS: dict[str, Callable[[Any, Any], Any]] = {
     'sum': operator.add, 'prod': operator.mul, 'max': max, 'min': min}
 
 
-class ObjectVerbs:
+class ObjectVerbs(Operations):
     """The part of a communicator on MPI that exchanges objects."""
 
-    _agreement: Agreement
     _messages: Messages
-    _arrays: Any
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         self._messages.send_obj(obj, dest, tag)

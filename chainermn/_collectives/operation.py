@@ -1,9 +1,11 @@
-"""What all collective operations have in common."""
+"""What all families of operations have in common."""
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
+
+from chainermn._consistency.check import Agreement
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])
 
@@ -23,3 +25,23 @@ def collective(method: _Method) -> _Method:
             raise
 
     return cast(_Method, operation)
+
+
+class Operations:
+    """What each family of operations needs of its communicator."""
+
+    _agreement: Agreement
+    _arrays: Any
+    _rank: int
+    _size: int
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def refuse(self, verb: str, error: Exception) -> NoReturn:
+        self._agreement.refuse(verb, error)

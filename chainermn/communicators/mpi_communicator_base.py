@@ -6,7 +6,7 @@ import operator
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any
 
 from mpi4py import MPI
 
@@ -14,7 +14,6 @@ from chainermn import _signature
 from chainermn._collectives import traced
 from chainermn._collectives.activations import Activations
 from chainermn._collectives.models import ModelVerbs
-from chainermn._collectives.objects import ObjectVerbs
 from chainermn._collectives.operation import collective
 from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.reductions import ReductionVerbs
@@ -32,7 +31,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 _INT_MAX = 2**31 - 1  # of a C int
 
 
-class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs, CommunicatorBase):
+class MpiCommunicatorBase(ReductionVerbs, ModelVerbs, CommunicatorBase):
     """All verbs of :class:`chainermn.CommunicatorBase` on MPI.
 
     Collective: every rank makes one.  A subclass that defines ``multi_node_mean_grad(self, model,
@@ -81,14 +80,6 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs, CommunicatorB
     def mpi_comm(self) -> Any:
         """The mpi4py communicator this one was made from, for the user's own messages."""
         return self._mpi_comm
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
 
     @property
     def intra_rank(self) -> int:
@@ -194,9 +185,6 @@ class MpiCommunicatorBase(ReductionVerbs, ObjectVerbs, ModelVerbs, CommunicatorB
             self.refuse('serve', error)
         self._agreement.same(pack('serve'))
         return Service(self._arrays.Dup(), answer)
-
-    def refuse(self, verb: str, error: Exception) -> NoReturn:
-        self._agreement.refuse(verb, error)
 
     @collective
     def agree_to_join(self, number: int) -> tuple[int, ...]:

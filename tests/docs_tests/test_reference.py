@@ -52,8 +52,9 @@ def documented():
                 continue
             module = importlib.import_module(path)
             if re.search(rf'automodule:: {re.escape(path)}\n   :members:', text):
-                found.update((id(one), name) for name, one in vars(module).items()
-                             if getattr(one, '__module__', None) == path and name[0] != '_')
+                public = getattr(module, '__all__', ())  # of which autodoc shows all
+                found.update((id(one), name) for name, one in vars(module).items() if name in public
+                             or (getattr(one, '__module__', None) == path and name[0] != '_'))
     return found
 
 
