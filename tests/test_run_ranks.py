@@ -163,6 +163,7 @@ def test_one_rank_collects_otherwise(run):
     assert 'KeyError: ' in output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('options, expected', [
     ([], {1: 'plain every_size one_process', 2: 'every_size', 3: 'plain every_size',
           4: 'every_size min_size'}),

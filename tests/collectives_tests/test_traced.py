@@ -200,7 +200,7 @@ def test_reports_still_know_who_called(folder, monkeypatch):
     comm = chainermn.create_communicator('naive')
     comm.barrier()
     calls, _ = comm.recent_calls()
-    assert calls.newest.site.startswith('test__timed_verbs.py:')
+    assert calls.newest.site.startswith('test_traced.py:')
     assert isinstance(calls.newest_kept, bytes)
 
 

@@ -84,7 +84,7 @@ def test_who_called_is_kept_if_somebody_looks_for_it(monkeypatch):
         comm = chainermn.create_communicator('naive')
         model = chainer.Link(w=None)
         me = comm.rank
-        site = f'test__recent.py:{inspect.currentframe().f_lineno + 1}'
+        site = f'test_flight_recorder.py:{inspect.currentframe().f_lineno + 1}'
         called = comm.barrier(), comm.bcast_data(model), comm.send_obj(1, me), comm.recv_obj(me)
         assert called == (None, None, None, 1)
         collective, messages = comm.recent_calls()

@@ -40,7 +40,7 @@ def test_communicators_that_are_dropped_are_freed():
 
 
 @pytest.mark.limit(200)
-@pytest.mark.parametrize('name', ['naive', 'flat'])
+@pytest.mark.parametrize('name', ['naive', pytest.param('flat', marks=pytest.mark.full)])
 def test_parts_that_are_dropped_are_freed(name, little_room):
     comm = chainermn.create_communicator(name)
     for n in range(80):
