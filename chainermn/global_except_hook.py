@@ -33,13 +33,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from chainermn import _exit_status, _streams
+from chainermn import _environment, _exit_status, _streams
 from chainermn._exit_status import in_8_bits, status_of
 
-_VARIABLES = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
-
-#: Names the folder in which ``python -m chainermn run`` looks for why ranks have failed.
-FOLDER = 'CHAINERMN_RUN_FOLDER'
+_VARIABLES = _environment.FORCE_ABORT
 
 # Seconds. mpiexec drops what it has not read from a process when that process ends the job.
 _FORWARDED_WITHIN = 0.5
@@ -75,10 +72,10 @@ def add_hook() -> None:
 
 
 def _add_hook_if_enabled() -> None:
-    value = next((os.environ[name] for name in _VARIABLES if name in os.environ), None)
-    if value is None:
+    name = next((name for name in _VARIABLES if name in os.environ), None)
+    if name is None:
         _install()
-    elif value.lower() not in ('', '0', 'false', 'no', 'off'):
+    elif _environment.flag(name):
         add_hook()
 
 
@@ -199,8 +196,8 @@ def _at_exit() -> None:
 
 def leave_word(text: str) -> None:
     """Tells ``python -m chainermn run``, if that started the job, why a rank of it ends."""
-    folder = os.environ.get(FOLDER)
-    if folder is not None:
+    folder = _environment.text(_environment.RUN_FOLDER)
+    if folder:
         with contextlib.suppress(OSError):  # there is none on another machine
             path = f'{folder}/{time.time_ns()}-{os.getpid()}'
             with open(f'{path}.part', 'w') as file:

@@ -15,7 +15,7 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
-from chainermn import _mpiexec, nccl
+from chainermn import _environment, _mpiexec, nccl
 from chainermn._version import __version__
 
 #: The number of processes that mpiexec says it has started: MPICH and its kin, Open MPI, Slurm.
@@ -206,7 +206,7 @@ def _nccl(devices: list[str]) -> Fact:
 
 
 def _cuda_aware(devices: list[str]) -> Fact:
-    used = os.environ.get('CHAINERMN_CUDA_AWARE', '0') == '1'
+    used = _environment.flag(_environment.CUDA_AWARE)
     query = getattr(ctypes.CDLL(library()), 'MPIX_Query_cuda_support', None)
     can = None if query is None else bool(query())
     value = {None: 'the library does not say', True: 'yes', False: 'no'}[can]

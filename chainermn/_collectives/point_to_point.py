@@ -77,13 +77,13 @@ class Messages:
         calls = self.calls
         calls.count += 1
         # The shortest way, for most messages.
-        if array_buffers.is_plain(data) and data.nbytes <= INLINE:
+        if array_buffers.is_plain(data) and data.nbytes <= INLINE and (
+                data.ndim <= _signature.MAX_INLINE_DIMS):
             head = _signature.pack('send', data.shape, data.dtype)
             calls.keep(('send', dest, tag, head))
-            if data.ndim <= _signature.MAX_INLINE_DIMS:
-                calls.sent[dest, tag] += 1
-                self._ssend(head + data.tobytes(), dest, tag)
-                return
+            calls.sent[dest, tag] += 1
+            self._ssend(head + data.tobytes(), dest, tag)
+            return
         calls.keep(('send', dest, tag, None))
         first, number, rest = self._parts('send', data, dest, tag)
         calls.sent[dest, tag] += 1

@@ -5,11 +5,10 @@ the ranks exchange what each can say about it, and all raise the same error.
 """
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from chainermn import _signature
+from chainermn import _environment, _signature
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import Calls
@@ -31,7 +30,7 @@ class Agreement:
     def __init__(self, mpi_comm: Any) -> None:
         self.mpi_comm = mpi_comm
         self.calls = Calls(mpi_comm)
-        self.enabled = os.environ.get('CHAINERMN_AGREE', '1') != '0'
+        self.enabled = _environment.flag(_environment.AGREE, default=True)
         #: Whether :meth:`same` exchanges anything.
         self.is_active = self.enabled and mpi_comm.size > 1
         #: Whether a rank has come to the end of the program.

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chainer
 import numpy as np
 
+from chainermn import _environment
 from chainermn._ranks import ranks_text
 
 _SHOWN = 5  # parameters
@@ -16,7 +16,7 @@ _SHOWN = 5  # parameters
 
 def is_on() -> bool:
     """Whether Chainer's debug mode is on, or ``CHAINERMN_DEBUG=1`` in the environment."""
-    return chainer.is_debug() or os.environ.get('CHAINERMN_DEBUG', '0') not in ('', '0')
+    return chainer.is_debug() or _environment.flag(_environment.DEBUG)
 
 
 def check_own(gradients: Mapping[str, Any]) -> None:

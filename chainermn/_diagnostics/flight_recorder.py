@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from chainermn import _signature
+from chainermn import _environment, _signature
 from chainermn._diagnostics import call_site
 from chainermn._ranks import ranks_text
 
@@ -62,7 +62,7 @@ class Calls:
         self.left = 0
         self.ring: collections.deque[Any] = collections.deque(maxlen=LENGTH)
         self.keep: Callable[[Any], None] = self.ring.append
-        if os.environ.get('CHAINERMN_TIMEOUT') or os.environ.get('CHAINERMN_DEBUG', '0') != '0':
+        if _environment.text(_environment.TIMEOUT) or _environment.flag(_environment.DEBUG):
             self.keep = self._keep_with_site
         _everything[next(_numbers)] = self
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
-from chainermn import _streams, global_except_hook
+from chainermn import _environment, _streams, global_except_hook
 from chainermn._diagnostics import hang_report, progress, thread_state
 from chainermn._diagnostics.flight_recorder import Calls
 from chainermn._diagnostics.hang_report import Said
@@ -29,7 +29,7 @@ from chainermn._diagnostics.progress import Progress
 from chainermn._ranks import ranks_text
 from chainermn._tracing import recorder
 
-VARIABLE = 'CHAINERMN_TIMEOUT'
+VARIABLE = _environment.TIMEOUT
 
 #: Seconds that a verb may take, where the environment and the communicator say nothing: long
 #: enough for what one rank may do while the others wait, such as to prepare a data set.
@@ -108,9 +108,9 @@ class Watch:
     def __init__(self) -> None:
         self._alone = _Group(MPI.COMM_SELF)  # until there is another one
         self._groups: list[_Group] = []
-        self._default = limit_of(os.environ.get(VARIABLE) or LIMIT, VARIABLE)
+        self._default = limit_of(_environment.text(VARIABLE) or LIMIT, VARIABLE)
         # One rank may go on for long when the others have ended, unless somebody says otherwise.
-        self._at_the_end = self._default if os.environ.get(VARIABLE) else 0
+        self._at_the_end = self._default if _environment.text(VARIABLE) else 0
         self._interval = _INTERVAL
         self.allow(self._default)
         self._since: dict[int, tuple[tuple[Any, ...], float]] = {}  # by thread
@@ -188,20 +188,21 @@ class Watch:
             for ident, look in seen.items():
                 if look.state:
                     self._check(group, look, now - self._since[ident][1], seen, now)
-            if group.alarmed_at is None and (why := self._of_nccl()):
+            if group.alarmed_at is None and (why := self._wrong_on_devices()):
                 self._tell(group, why, (), seen, now)
             if group.alarmed_at is not None:
                 self._report(group, now)
 
-    def _of_nccl(self) -> str:
+    def _wrong_on_devices(self) -> str:
         """What is wrong with the exchanges on the device, which block no verb."""
         for device in list(_on_devices):
             if error := device.error():
                 return f'NCCL failed: {error}'
             seconds, what = device.waits()
-            if self._default and seconds > self._default:
+            limit = self._default if device.limit is None else device.limit
+            if limit and seconds > limit:
                 return (f'no progress for {seconds:.0f} s in {what}, and the time limit is '
-                        f'{self._default:g} s ({VARIABLE})')
+                        f'{limit:g} s ({VARIABLE}, or timeout of the communicator)')
         return ''
 
     def _check(self, group: _Group, look: thread_state.Look, seconds: float,
@@ -272,6 +273,10 @@ _on_devices: weakref.WeakSet[OnDevice] = weakref.WeakSet()
 
 class OnDevice(Protocol):
     """Exchanges on a device, which the watchdog watches."""
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds that an exchange may take, 0 for any time; ``None`` if nothing is set."""
 
     def error(self) -> str:
         """What has failed; '' if nothing has."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from chainermn import global_except_hook
+from chainermn import _environment
 from chainermn._run import _keeper
 
 _EVERY = 0.05  # seconds between two looks at the job
@@ -49,7 +49,7 @@ def attempt(command: list[str], environment: dict[str, str], signals: list[int])
         process = subprocess.Popen(
             # Without what sitecustomize and .pth files do: it is there at once.
             [sys.executable, '-I', '-S', _keeper.__file__, *command],
-            env={**environment, global_except_hook.FOLDER: folder}, stdin=subprocess.DEVNULL,
+            env={**environment, _environment.RUN_FOLDER: folder}, stdin=subprocess.DEVNULL,
             preexec_fn=_keeper.ending_with_parent(signal.SIGTERM),
             start_new_session=True)  # Ctrl-C is for this process
         passed_on = False

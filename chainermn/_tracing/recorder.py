@@ -24,9 +24,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from chainermn import _streams
+from chainermn import _environment, _streams
 
-VARIABLE = 'CHAINERMN_TIMELINE'
+VARIABLE = _environment.TIMELINE
 
 _NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -40,7 +40,7 @@ _current: Timeline | None = None
 
 def is_on() -> bool:
     """Whether the environment asks for a timeline."""
-    return bool(os.environ.get(VARIABLE))
+    return bool(_environment.text(VARIABLE))
 
 
 def get() -> Timeline | None:
@@ -70,7 +70,7 @@ def open_file(rank: int, size: int) -> None:
     """
     global _current
     if _current is None or _current.process != os.getpid():
-        _current = Timeline(path_of(os.environ[VARIABLE], rank), rank, size)
+        _current = Timeline(path_of(_environment.text(VARIABLE), rank), rank, size)
         atexit.register(write)
 
 

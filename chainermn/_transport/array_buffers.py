@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import sys
 from typing import Any
 
 import chainer
 import numpy as np
 
-from chainermn import _signature
+from chainermn import _environment, _signature
 
 
 def checked(x: Any) -> Any:
@@ -128,7 +127,7 @@ def raw(buffer: Any) -> Any:
 
 def cuda_aware() -> bool:
     """Whether the user says that the MPI library reads and writes device memory."""
-    return os.environ.get('CHAINERMN_CUDA_AWARE', '0') == '1'
+    return _environment.flag(_environment.CUDA_AWARE)
 
 
 def has_device() -> bool:

@@ -25,7 +25,8 @@ class NonCudaAwareCommunicator(NcclCommunicatorBase):
         self._to_free += [self._intra.Free, self._inter.Free]
         # The first ranks of all nodes wait for each other, so a node that cannot connect has to
         # stop the others.
-        self._nccl = NcclGroup(self._intra, witnesses=self._arrays)
+        self._nccl = NcclGroup(
+            self._intra, witnesses=self._arrays, calls=self._agreement.calls)
 
     def _sum_in_place(self, buffer: Any) -> Any:
         self._nccl.connect()

@@ -36,10 +36,10 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     def __init__(self, mpi_comm: Any) -> None:
         super().__init__(mpi_comm)
-        self._nccl = NcclGroup(self._arrays)  # for models
+        self._nccl = NcclGroup(self._arrays, calls=self._agreement.calls)  # for models
         # NCCL runs what one group is given one after the other, but a verb for an array, such as
         # that of batch normalization, must not wait for gradients that travel meanwhile.
-        self._nccl_of_arrays = NcclGroup(self._arrays)
+        self._nccl_of_arrays = NcclGroup(self._arrays, calls=self._agreement.calls)
         self._nccl_transport = NcclTransport(self._arrays, self._nccl_of_arrays)
         self._stream: Any = None
         with self.config_scope():

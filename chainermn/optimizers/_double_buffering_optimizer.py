@@ -24,7 +24,7 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
     communicated_target: Any  # the copy of the model, None before the first broadcast
-    _exchange: Any  # what multi_node_mean_grad_async returned, None if nothing travels
+    _in_flight: Any  # the request of multi_node_mean_grad_async, None if there is none
 
     def __init__(
         self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
@@ -32,7 +32,7 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
         self.communicated_target = None
-        self._exchange = None
+        self._in_flight = None
 
     def setup(self, link: Any) -> Any:
         self.wait()
@@ -41,9 +41,9 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
 
     def wait(self) -> None:
         """Returns once no gradients travel."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.wait()
+        request, self._in_flight = self._in_flight, None
+        if request is not None:
+            request.wait()
 
     def swap_grad(self, target1_params: Any, target2_params: Any) -> None:
         """Exchanges the gradients of two lists of parameters, pair by pair."""
@@ -55,8 +55,8 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
 
     def serialize(self, serializer: Any) -> None:
         """See the base; what compression has not sent yet is known once nothing travels."""
-        if self._exchange is not None:
-            self._exchange.wait()
+        if self._in_flight is not None:
+            self._in_flight.wait()
         super().serialize(serializer)
 
     def enter_join(self, joined: Any) -> None:
@@ -70,12 +70,12 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self.communicated_target = copy.deepcopy(self.target)
 
     def _step(self, *args: Any, **kwds: Any) -> None:
-        arrived = self._exchange is not None
+        arrived = self._in_flight is not None
         self.wait()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
         with self._at_update():
-            self._exchange = self.communicator.multi_node_mean_grad_async(
+            self._in_flight = self.communicator.multi_node_mean_grad_async(
                 self.communicated_target, self.zero_fill, **self._compressed())
         self.progress.close()
         if arrived:

@@ -1,12 +1,12 @@
 """In debug mode the replicas of a model are compared at times, to name what drifts apart."""
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import chainer
 
-_EVERY = 'CHAINERMN_DEBUG_EVERY'
+from chainermn import _environment
+
 _USUALLY = 100
 
 
@@ -22,7 +22,7 @@ class ReplicaCheck:
 
     def after_update(self, communicator: Any, model: Any) -> None:
         """Collective if it is on: every rank calls it after the same updates."""
-        if not chainer.is_debug() and os.environ.get('CHAINERMN_DEBUG', '0') in ('', '0'):
+        if not chainer.is_debug() and not _environment.flag(_environment.DEBUG):
             return
         self._count += 1
         if self._count % _every() == 0:
@@ -30,7 +30,8 @@ class ReplicaCheck:
 
 
 def _every() -> int:
-    text = os.environ.get(_EVERY) or str(_USUALLY)
+    text = _environment.text(_environment.DEBUG_EVERY) or str(_USUALLY)
     if not text.isdecimal() or not int(text):
-        raise ValueError(f'{_EVERY} has to be a number of updates, 1 or more, not {text!r}')
+        raise ValueError(f'{_environment.DEBUG_EVERY} has to be a number of updates, 1 or more, '
+                         f'not {text!r}')
     return int(text)

@@ -40,9 +40,12 @@ def test_sizes_of_arrays(messages, size):
 def test_many_dimensions_around_the_limit(messages, ndim, size):
     """The shape travels with the header, beside as large a payload as without."""
     x = np.arange(size // 8).reshape((1,) * (ndim - 1) + (-1,)).swapaxes(0, -1)
+    count, kept = messages.calls.count, len(messages.calls.kept())
     result = exchange(messages.send, messages.recv, x)
     assert result.shape == x.shape
     np.testing.assert_array_equal(result, x)
+    # Each message is in the flight recorder once.
+    assert len(messages.calls.kept()) - kept == min(messages.calls.count - count, 64 - kept)
 
 
 @pytest.mark.parametrize('size', [0, point_to_point.INLINE - 100, point_to_point.INLINE - 20,

@@ -244,3 +244,30 @@ def test_one_thread_watches(comm):
 def test_the_limit_is_documented():
     assert 'an hour' in chainermn.create_communicator.__doc__ and watchdog.LIMIT == 3600
     assert watchdog.VARIABLE in pathlib.Path(watchdog.__file__).read_text()
+
+
+@pytest.mark.parametrize('limit, said', [
+    (1., 'time limit is 1 s'), (0., ''), (3., ''), (None, 'time limit is 1.5 s')])
+def test_exchanges_on_a_device_have_the_limit_of_their_communicator(monkeypatch, limit, said):
+    class Exchanges:
+        def __init__(self):
+            self.limit = limit
+
+        def error(self):
+            return ''
+
+        def waits(self):
+            return 2., 'a sum'
+
+        def abort(self):
+            raise AssertionError
+
+    monkeypatch.setenv(watchdog.VARIABLE, '1.5')
+    exchanges = Exchanges()
+    watchdog.add_device(exchanges)
+    try:
+        found = watchdog.Watch()._wrong_on_devices()
+    finally:
+        watchdog.remove_device(exchanges)
+    assert said in found and bool(said) == bool(found)
+    assert watchdog.Watch()._wrong_on_devices() == ''

@@ -55,7 +55,7 @@ def test_finalize_while_the_watchdog_looks():
     def look():
         watch = watchdog.Watch()  # one more, which looks all the time
         while not is_over.is_set():
-            answers.add(watch._of_nccl())
+            answers.add(watch._wrong_on_devices())
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -130,7 +130,7 @@ def test_update_returns_while_gradients_travel(comm):
         if update == 2:
             comm.go.clear()
         if update == 3:
-            assert optimizer._exchange.thread.is_alive()
+            assert optimizer._in_flight.thread.is_alive()
             comm.go.set()
 
     try:

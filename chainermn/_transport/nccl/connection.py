@@ -12,6 +12,7 @@ from mpi4py import MPI
 from chainermn import nccl
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import watchdog
+from chainermn._diagnostics.flight_recorder import Calls
 
 _TYPES = ('int8', 'int32', 'int64', 'uint8', 'uint32', 'uint64', 'float16', 'float32', 'float64')
 
@@ -28,10 +29,12 @@ class NcclGroup:
         mpi_comm: The ranks.  Nothing else may use its messages meanwhile.
         witnesses: A communicator of more ranks, which connect at the same time; all of them raise
             the same error if some rank cannot connect.
+        calls: Those of the communicator whose time limit holds.
     """
 
-    def __init__(self, mpi_comm: Any, witnesses: Any = None) -> None:
+    def __init__(self, mpi_comm: Any, witnesses: Any = None, calls: Calls | None = None) -> None:
         self._mpi_comm = mpi_comm
+        self._calls = calls
         self._witnesses = mpi_comm if witnesses is None else witnesses
         self.nccl_comm: Any = None
         self._newest: tuple[Any, float, str] | None = None
@@ -145,6 +148,11 @@ class NcclGroup:
         done = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
         text = f'{verb} of {buffer.size} {buffer.dtype} by NCCL on GPU {self.device_id}'
         self._newest = done, time.monotonic(), text
+
+    @property
+    def limit(self) -> float | None:
+        """The time limit of the communicator, if it has one of its own."""
+        return None if self._calls is None else self._calls.limit
 
     def waits(self) -> tuple[float, str]:
         """For how many seconds the device has not done the newest exchange, and which."""

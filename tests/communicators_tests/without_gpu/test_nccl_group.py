@@ -44,10 +44,10 @@ def test_an_exchange_that_the_device_does_not_finish(group, gpu):
     time.sleep(.01)
     assert in_a_thread(group.waits)[0] > 0
     watch = watchdog.Watch()  # whose thread does not run
-    assert in_a_thread(watch._of_nccl) == ''
+    assert in_a_thread(watch._wrong_on_devices) == ''
     watch._default = .001
     assert 's in all-reduce of 3 float32 by NCCL on GPU 1, and the time limit is' in (
-        in_a_thread(watch._of_nccl))
+        in_a_thread(watch._wrong_on_devices))
 
 
 def test_an_error_of_nccl(group):
@@ -58,7 +58,7 @@ def test_an_error_of_nccl(group):
 
     group.nccl_comm.check_async_error = check
     assert in_a_thread(group.error) == 'remote error'
-    assert in_a_thread(watchdog.Watch()._of_nccl) == 'NCCL failed: remote error'
+    assert in_a_thread(watchdog.Watch()._wrong_on_devices) == 'NCCL failed: remote error'
 
 
 def test_an_error_of_the_device(group, gpu):
@@ -67,7 +67,7 @@ def test_an_error_of_the_device(group, gpu):
     group._newest[0].status = 700
     assert in_a_thread(group.error) == 'GPU 1: 700'  # CuPy says what that means
     assert in_a_thread(group.waits)[0] == 0
-    assert in_a_thread(watchdog.Watch()._of_nccl) == 'NCCL failed: GPU 1: 700'
+    assert in_a_thread(watchdog.Watch()._wrong_on_devices) == 'NCCL failed: GPU 1: 700'
 
 
 def test_abort(group, gpu):
@@ -91,7 +91,7 @@ def test_a_look_while_it_is_destroyed(group):
 
     def slowly():
         destroy()
-        said.append(in_a_thread(watchdog.Watch()._of_nccl))
+        said.append(in_a_thread(watchdog.Watch()._wrong_on_devices))
         said.append(in_a_thread(group.error))  # of a watchdog that has begun to look before
         said.append(in_a_thread(group.waits)[0])
 
