@@ -14,13 +14,18 @@ from chainermn import (
 from chainermn._join import join
 from chainermn._launch import launch
 from chainermn._version import __version__
-from chainermn.communicators import CommunicatorBase, create_communicator
+from chainermn.communicators import (
+    CollectiveMismatchError,
+    CommunicatorBase,
+    create_communicator,
+)
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
 from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
 from chainermn.links import MultiNodeChainList
 from chainermn.optimizers import create_multi_node_optimizer
 
 __all__ = [
+    'CollectiveMismatchError',
     'CommunicatorBase',
     'DataSizeError',
     'MultiNodeChainList',

@@ -35,7 +35,7 @@ def all_communicators(limit: Limit) -> list[Trial]:
     return trials
 
 
-def _try(name: str) -> Trial:
+def _try(name: communicators.CommunicatorName) -> Trial:
     needs_device = name in ('pure_nccl', 'non_cuda_aware')
     try:
         comm = communicators.create_communicator(name)

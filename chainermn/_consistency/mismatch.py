@@ -42,6 +42,33 @@ _ADVICE = {
 }
 
 
+class CollectiveMismatchError(ValueError):
+    """Ranks called different operations, or one operation with arguments that do not match.
+
+    All ranks raise it, with the same text, before any data is sent.
+
+    Attributes:
+        calls: The call of each rank, as text, by rank.
+        call_sites: Where each rank made it, such as ``train.py:8``, by rank; ``''`` where that is
+            not known.
+    """
+
+    calls: tuple[str, ...] = ()
+    call_sites: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, message: str, calls: Sequence[object], sites: Sequence[str] = ()
+           ) -> CollectiveMismatchError:
+        error = cls(message)
+        error.calls = tuple(map(str, calls))
+        error.call_sites = tuple(site.rpartition('called at ')[2] for site in sites) or (
+            ('',) * len(calls))
+        return error
+
+
+CollectiveMismatchError.__module__ = 'chainermn'  # where users find it
+
+
 class Refusal(NamedTuple):
     """Why a rank refused its arguments, in a form that every rank can unpickle."""
 
@@ -81,6 +108,7 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
         details: What its header's number is a digest of.
         sites: Where it called that; not shown if all did at the same place.
     """
+    every_site = sites
     if len(set(sites)) <= 1:
         sites = [''] * len(headers)
     if any(refusals):
@@ -105,7 +133,8 @@ def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
     elif what == 'verbs' and any(header.verb == 'join' for header in headers):
         what = 'join'
     advice = _ADVICE[usual.verb if what == _DETAILED.get(usual.verb) else what]
-    return ValueError('\n'.join([f'{title}; no data was exchanged', *table, advice]))
+    return CollectiveMismatchError.of(
+        '\n'.join([f'{title}; no data was exchanged', *table, advice]), headers, every_site)
 
 
 def refused_error(calls: Sequence[object], refusals: Sequence[Refusal | None]) -> Exception:
@@ -124,10 +153,10 @@ def refused_error(calls: Sequence[object], refusals: Sequence[Refusal | None]) -
 def calls_differ_error(verb: str, calls: Sequence[object]) -> Exception:
     """The error when a call is not the same on all ranks."""
     usual = Counter(calls).most_common(1)[0][0]
-    return ValueError('\n'.join([
+    return CollectiveMismatchError.of('\n'.join([
         f'{verb} refused: the arguments differ between the ranks',
         *_table([(str(call), '' if call == usual else '<- differs') for call in calls]),
-        'Pass the same arguments on all ranks.']))
+        'Pass the same arguments on all ranks.']), calls)
 
 
 def _usual(headers: Sequence[Header]) -> Header:

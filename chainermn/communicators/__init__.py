@@ -3,13 +3,22 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from chainermn._consistency.mismatch import CollectiveMismatchError
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-__all__ = ['CommunicatorBase', 'create_communicator']
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
-_CLASSES = {
+__all__ = ['CollectiveMismatchError', 'CommunicatorBase', 'CommunicatorName', 'create_communicator']
+
+#: The names of communicators; the last three are those of older versions.
+CommunicatorName = Literal[
+    'naive', 'flat', 'pure_nccl', 'non_cuda_aware', 'dummy',
+    'hierarchical', 'two_dimensional', 'single_node']
+
+_CLASSES: dict[CommunicatorName, tuple[str, str]] = {
     'naive': ('naive_communicator', 'NaiveCommunicator'),
     'flat': ('flat_communicator', 'FlatCommunicator'),
     'pure_nccl': ('pure_nccl_communicator', 'PureNcclCommunicator'),
@@ -32,8 +41,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}', name=name)
 
 
-def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
-                        **kwargs: Any) -> Any:
+def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
+                        mpi_comm: MPI.Intracomm | None = None, **kwargs: Any) -> CommunicatorBase:
     """Makes a communicator.  Collective: every rank of ``mpi_comm`` calls it.
 
     ==================  ======  ======  ============  ==============================================
@@ -61,7 +70,8 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
         A communicator; see :class:`chainermn.CommunicatorBase`.
 
     Raises:
-        ValueError: If the name is unknown, not the same on all ranks, or does not take an argument.
+        CollectiveMismatchError: If the arguments are not the same on all ranks.
+        ValueError: If the name is unknown, or the communicator does not take an argument.
         RuntimeError: If the communicator needs CuPy or NCCL and they are not there.
         ImportError: If mpi4py or its MPI library is missing.
     """
@@ -102,7 +112,7 @@ def create_communicator(communicator_name: str = 'pure_nccl', mpi_comm: Any = No
     if len(set(calls)) > 1:
         raise mismatch.calls_differ_error('create_communicator', calls)
     assert communicator_class is not None
-    communicator = communicator_class(mpi_comm=mpi_comm)
+    communicator: CommunicatorBase = communicator_class(mpi_comm=mpi_comm)
     for name, value in config.items():
         communicator.set_config(name, value)
     return communicator

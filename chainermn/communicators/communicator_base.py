@@ -19,7 +19,10 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class CommunicatorBase(metaclass=abc.ABCMeta):
@@ -50,6 +53,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                          'each gradient in its own dtype')
 
     # --- who and where -----------------------------------------------------------------------
+
+    @property
+    def mpi_comm(self) -> MPI.Intracomm:
+        """The mpi4py communicator it was made from, for messages of the program itself."""
+        raise AttributeError(f'{type(self).__name__} was not made from an mpi4py communicator')
 
     @property
     @abc.abstractmethod
@@ -90,6 +98,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     def has_nccl(self) -> bool:
         """Whether arrays on a device can travel by NCCL."""
         return False
+
+    def __repr__(self) -> str:
+        return (f'<{type(self).__name__}: rank {self.rank} of {self.size}, on node '
+                f'{self.inter_rank} of {self.inter_size} as rank {self.intra_rank} of '
+                f'{self.intra_size}>')
 
     def __deepcopy__(self, memo: Any) -> CommunicatorBase:
         """A copy of what holds a communicator, such as a model, shares it."""

@@ -77,7 +77,7 @@ class MpiCommunicatorBase(ReductionVerbs, ModelVerbs, CommunicatorBase):
     # --- who and where -----------------------------------------------------------------------
 
     @property
-    def mpi_comm(self) -> Any:
+    def mpi_comm(self) -> MPI.Intracomm:
         """The mpi4py communicator this one was made from, for the user's own messages."""
         return self._mpi_comm
 
