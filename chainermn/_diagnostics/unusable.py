@@ -14,9 +14,9 @@ from typing import Any, NoReturn, Protocol
 from chainermn import _forked
 from chainermn._diagnostics import call_site
 
-# Through which every operation passes, whatever its name.
-_PASS_ON = tuple(call_site.PACKAGE + os.path.join('_collectives', name)
-                 for name in ('traced.py', 'operation.py'))
+# Functions through which every operation passes, whatever its name.
+_PASS_ON = {(call_site.PACKAGE + os.path.join('_collectives', 'operation.py'), 'operation'),
+            (call_site.PACKAGE + os.path.join('_collectives', 'traced.py'), 'timed')}
 
 _SHUT_DOWN = (
     'the communicators of this rank were shut down at the end of the program, so it cannot reach '
@@ -89,7 +89,7 @@ def _operation() -> str:
     """The name of the operation that is being called."""
     frame, name = sys._getframe(2), ''
     while frame is not None and frame.f_code.co_filename.startswith(call_site.LAYERS):
-        if frame.f_code.co_filename not in _PASS_ON:
+        if (frame.f_code.co_filename, frame.f_code.co_name) not in _PASS_ON:
             name = frame.f_code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return name

@@ -26,7 +26,7 @@ DYING = {
     'SIGTERM': ('os.kill(os.getpid(), 15)', 'killed by SIGTERM (Terminated)', 'script.py", line 6'),
     'SIGTERM inside a verb': (
         'threading.Timer(.5, lambda: os.kill(os.getpid(), 15)).start(); comm.recv(0, 5)',
-        'killed by SIGTERM', '_messages.py"'),
+        'killed by SIGTERM', 'point_to_point.py"'),
     'SIGSEGV': ('ctypes.string_at(0)', 'killed by SIGSEGV (Segmentation fault)',
                 'script.py", line 6 in <module>'),
     'SIGABRT': ('os.abort()', 'killed by SIGABRT (Aborted)', 'script.py", line 6 in <module>'),
@@ -84,7 +84,7 @@ for path in glob.glob('/proc/[0-9]*/environ') if comm.rank == 1 else []:
         with (open(path, errors='replace') as environment,
               open(f'{path[:-7]}cmdline', errors='replace') as command):
             if ('MARK=' + os.environ['MARK'] in environment.read()
-                    and '_witness_process.py' in command.read()):
+                    and 'node_monitor_process.py' in command.read()):
                 with open(os.environ['MARK'], 'a') as file:
                     print(path, file=file)
     except OSError:

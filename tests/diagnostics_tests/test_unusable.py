@@ -269,14 +269,14 @@ def beat():
 
 thread = threading.Thread(target=beat, daemon=True, name='heart')
 thread.start()
-before = _unusable.shut_down
+before = unusable.shut_down
 
 def shut_down():
     before()
     is_shut_down.set()
     thread.join()
 
-_unusable.shut_down = shut_down
+unusable.shut_down = shut_down
 '''
 
 

@@ -87,7 +87,7 @@ HANGS = {
         'if comm.rank == 1: Window.publish = lambda self, count: load()\n'
         'y = comm.allreduce(np.ones(100000, "f"))',
         ["ranks 0-2 are in allreduce #4 float32 (100000,) op='sum', called at script.py:15 (",
-         '_window.py', 'in load']),
+         'window.py', 'in load']),
 }
 
 
@@ -121,18 +121,18 @@ JOBS = {
                   f'time.sleep(3 * comm.rank)\ncomm.barrier()\n{WENT_ON}', 2], {}),
     'slow': ([SLOW + WENT_ON, 2], {}),
     'no communicator': (['from chainermn._diagnostics import watchdog\n'
-                         '_watch._watch._groups.clear()\n'
+                         'watchdog._watch._groups.clear()\n'
                          'if comm.rank == 2: load()\nchainermn.create_communicator("naive")'],
                         {}),
     'an error of the thread': (['from chainermn._diagnostics import thread_state\n'
-                                'look, times = _doing.look, iter(range(2))\n'
+                                'look, times = thread_state.look, iter(range(2))\n'
                                 'def fails():\n'
                                 '    for n in times: raise RuntimeError(n)\n'
                                 '    return look()\n'
-                                '_doing.look = fails\n'
+                                'thread_state.look = fails\n'
                                 'load() if comm.rank == 1 else comm.allreduce(x)'], {}),
     'errors of the thread': (['from chainermn._diagnostics import thread_state\n'
-                              '_doing.look = None\ntime.sleep(5)'], {}),
+                              'thread_state.look = None\ntime.sleep(5)'], {}),
     'no number': ([''], {'timeout': '1 h'}),
 }
 

@@ -344,12 +344,13 @@ import numpy as np
 import chainer
 import chainermn
 from mpi4py import MPI
-from chainermn.communicators import _shared_memory, _topology
+from chainermn._transport import topology
+from chainermn._transport.shared_memory import exchange
 
 mpi_comm = MPI.COMM_WORLD.Dup()
 rank, size = mpi_comm.rank, mpi_comm.size
-topology = topology.discover(mpi_comm)
-memory = exchange.create(mpi_comm, topology, 512)
+where = topology.discover(mpi_comm)
+memory = exchange.create(mpi_comm, where, 512)
 common = np.random.RandomState(0)
 for n in range(40):
     sizes = common.randint(0, 300 if n % 2 else 10, common.randint(1, 30))
@@ -399,7 +400,8 @@ import os, signal, sys, threading
 import numpy as np
 import chainermn
 from mpi4py import MPI
-from chainermn.communicators import _shared_memory, _topology
+from chainermn._transport import topology
+from chainermn._transport.shared_memory import exchange
 
 mpi_comm = MPI.COMM_WORLD
 memory = exchange.create(mpi_comm, topology.discover(mpi_comm))
