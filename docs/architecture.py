@@ -20,8 +20,7 @@ ORDER = [
     'functions', 'testing', '_join', '_timeline', '_check', '_run',
     'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_launch',
     'nccl', '_delegate', '_version', 'global_except_hook', '_forked', '_mpiexec',
-    '_signature', '_ranks',
-    '_exit_status', '_streams',
+    '_signature', '_ranks', '_environment', '_exit_status', '_streams',
 ]
 PER_ROW = 6
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16

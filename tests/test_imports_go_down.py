@@ -24,9 +24,9 @@ LAYERS = [
     {'_consistency'},
     {'_diagnostics'},
     {'_tracing'},
-    {'nccl', 'global_except_hook', '_delegate', '_environment', '_forked', '_mpiexec', '_ranks',
+    {'nccl', 'global_except_hook', '_delegate', '_forked', '_mpiexec', '_ranks',
      '_signature', '_version'},
-    {'_exit_status', '_streams'},
+    {'_environment', '_exit_status', '_streams'},
 ]
 LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}
 

@@ -16,7 +16,8 @@ from chainermn._diagnostics import call_site
 
 # Functions through which every operation passes, whatever its name.
 _PASS_ON = {(call_site.PACKAGE + os.path.join('_collectives', 'operation.py'), 'operation'),
-            (call_site.PACKAGE + os.path.join('_collectives', 'traced.py'), 'timed')}
+            (call_site.PACKAGE + os.path.join('_collectives', 'traced.py'), 'timed'),
+            (call_site.PACKAGE + os.path.join('_collectives', 'traced.py'), 'spanned')}
 
 _SHUT_DOWN = (
     'the communicators of this rank were shut down at the end of the program, so it cannot reach '

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn._consistency.mismatch import (
+    CollectiveMismatchError,
     Refusal,
     calls_differ_error,
     common_error,
@@ -36,7 +37,7 @@ def test_ranks_text(ranks, text):
 def test_dtypes():
     said = headers(pack('gather', (3, 2), F4, 0), pack('gather', (3, 1), F2, 0))
     error = common_error(said, nothing(said), nothing(said))
-    assert type(error) is ValueError
+    assert type(error) is CollectiveMismatchError and isinstance(error, ValueError)
     assert str(error) == """\
 gather refused: dtypes differ between the ranks; no data was exchanged
   rank 0: gather float32 (3, 2) root=0
@@ -119,7 +120,7 @@ def test_refused_everywhere():
 
 def test_calls_differ():
     error = calls_differ_error('create', ["create('a')", "create('b')", "create('b')"])
-    assert type(error) is ValueError
+    assert type(error) is CollectiveMismatchError and isinstance(error, ValueError)
     assert "rank 0: create('a')" in str(error)
     assert "ranks 1-2: create('b')\n" in str(error)
     assert '<- differs' in str(error).splitlines()[1]

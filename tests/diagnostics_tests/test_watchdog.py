@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -243,7 +242,7 @@ def test_one_thread_watches(comm):
 
 def test_the_limit_is_documented():
     assert 'an hour' in chainermn.create_communicator.__doc__ and watchdog.LIMIT == 3600
-    assert watchdog.VARIABLE in pathlib.Path(watchdog.__file__).read_text()
+    assert watchdog.VARIABLE in chainermn.create_communicator.__doc__
 
 
 @pytest.mark.parametrize('limit, said', [

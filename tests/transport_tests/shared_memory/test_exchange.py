@@ -381,7 +381,7 @@ for param in model.params():
     np.testing.assert_allclose(param.grad, param.array * (size + 1) / 2, rtol=1e-6)
 comm.finalize()
 if rank == 0:
-    print('all is well on', topology.inter_size, 'nodes')
+    print('all is well on', where.inter_size, 'nodes')
 """
 
 
