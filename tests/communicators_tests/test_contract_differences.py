@@ -116,7 +116,7 @@ def test_another_argument_on_one_rank(comms, verb, what, same_error, check_usabl
     for comm in comms:
         for odd in range(comm.size if comm.size > 1 else 0):
             error = same_error(other if comm.rank == odd else usual, comm)
-            assert type(error) is ValueError
+            assert isinstance(error, ValueError)
             text = str(error)
             assert text.startswith(f'{verb} refused: ')
             assert 'differ between the ranks; no data was exchanged' in text
@@ -136,7 +136,7 @@ def test_another_verb_on_one_rank(comms, verb, same_error, check_usable):
                 continue
             odd = n % comm.size
             error = same_error(VERBS[other if comm.rank == odd else verb], comm)
-            assert type(error) is ValueError
+            assert isinstance(error, ValueError)
             text = str(error)
             assert text.startswith('the ranks called different verbs; no data was exchanged\n')
             assert f'rank {odd}: {other}' in text

@@ -278,7 +278,7 @@ def test_debug_mode_finds_what_is_not_finite(comm, name, same_error, check_usabl
             call()
         else:
             error = same_error(call, refused=odd)
-            assert type(error) is ValueError
+            assert isinstance(error, ValueError)
             assert f'the gradient of /W is not finite: {value} at [1, 2], 1 of 6 ' in str(error)
     comm.multi_node_mean_grad(model)  # without debug mode it passes
     check_usable(comm)
@@ -287,5 +287,5 @@ def test_debug_mode_finds_what_is_not_finite(comm, name, same_error, check_usabl
 def test_overlap_is_refused_where_there_is_none(comm, same_error):
     assert comm.can_overlap is False
     error = same_error(comm.multi_node_mean_grad_async, L.Linear(3, 2), table=False)
-    assert type(error) is ValueError
+    assert isinstance(error, ValueError)
     assert 'pure_nccl' in str(error)

@@ -204,7 +204,7 @@ def test_several_ranks_are_refused(comm, same_error, check_usable):
         bad = {0: ('allreduce', 'unknown op'), last: ('gather', 'None')}
         call = BAD[bad[comm.rank]][0] if comm.rank in bad else GOOD['allreduce']
         error = same_error(call, comm, 0)
-        assert type(error) is ValueError
+        assert isinstance(error, ValueError)
         assert "rank 0: ValueError: op has to be one of 'sum'" in str(error)
         assert f'rank {last}: TypeError: expected a numpy or cupy array' in str(error)
         check_usable(comm)

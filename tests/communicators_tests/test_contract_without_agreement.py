@@ -94,7 +94,7 @@ def test_it_has_to_be_equal_on_all_ranks(monkeypatch, same_error):
     for odd in range(WORLD.size if WORLD.size > 1 else 0):
         monkeypatch.setenv('CHAINERMN_AGREE', '0' if WORLD.rank == odd else '1')
         error = same_error(create_communicator, 'naive', table=False)
-        assert type(error) is ValueError
+        assert isinstance(error, ValueError)
         assert str(error) == \
             f'CHAINERMN_AGREE has to be equal on all ranks, but is 0 only on rank {odd}'
 

@@ -73,7 +73,7 @@ def test_many_communicators_live_side_by_side(name, check_usable):
 
 def refused(call, same_error, kind, *texts, odd=None):
     error = same_error(call, refused=odd)
-    assert type(error) is kind
+    assert isinstance(error, kind)
     for text in texts:
         assert text in str(error), str(error)
 

@@ -56,7 +56,7 @@ def test_gradients_that_are_not_finite(flat, debug, same_error, options):
         if flat.rank == odd:
             model.last.W.grad[2, 1:3] = -np.inf
         error = same_error(lambda: flat.multi_node_mean_grad(model, **options), refused=odd)  # noqa: B023
-        assert type(error) is ValueError
+        assert isinstance(error, ValueError)
         assert ('gradients diverged: the gradient of /last/W is not finite: -inf at [2, 1], '
                 '2 of 15 elements') in str(error)
         np.testing.assert_array_equal(model.first.W.grad, 1)  # no mean has spread
@@ -75,7 +75,7 @@ def test_scripts_find_the_word_of_chainermn_7(comm, name, same_error, monkeypatc
     model.first.W.grad[0, 0] = value
     with chainer.using_config('debug', True):
         error = same_error(lambda: comm.multi_node_mean_grad(model), table=False)
-    assert type(error) is ValueError and 'diverged' in str(error)
+    assert isinstance(error, ValueError) and 'diverged' in str(error)
 
 
 def test_a_sum_that_is_not_finite(flat, debug, same_error):
@@ -114,7 +114,7 @@ def test_replicas(comm, name, same_error):
         if comm.rank == odd:
             model.last.b.array[1] = np.nextafter(before, np.float32(9))
         error = same_error(lambda: comm.check_replicas(model), table=False)
-        assert type(error) is ValueError
+        assert isinstance(error, ValueError)
         assert '1 of 4 parameters differ between the ranks, the first is /last/b' in str(error)
         assert f' on rank {odd}' in str(error)
         model.last.b.array[1] = before

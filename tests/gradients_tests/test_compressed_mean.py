@@ -206,7 +206,7 @@ def test_all_ranks_have_to_compress_alike(comm, one, others, same_error, check_u
         pytest.skip('one rank cannot disagree')
     error = same_error(comm.multi_node_mean_grad, model_of(np.ones(3, np.float32)), False,
                        one if comm.rank == 0 else others)
-    assert type(error) is ValueError
+    assert isinstance(error, ValueError)
     assert 'compression: ' in str(error)
     assert 'Compression has to be the same' in str(error)
     check_usable(comm)
@@ -222,7 +222,7 @@ def test_what_is_no_compressor_is_refused(comm, bad, kind, message, same_error, 
     for odd in range(comm.size):
         error = same_error(comm.multi_node_mean_grad, model_of(np.ones(3, np.float32)), False,
                            bad if comm.rank == odd else None, refused=odd)
-        assert type(error) is kind
+        assert isinstance(error, kind)
         assert message in str(error)
     check_usable(comm)
 
@@ -254,7 +254,7 @@ def test_a_compressor_that_goes_wrong_on_one_rank(comm, how, kind, message, same
         pytest.skip('one rank cannot disagree')
     error = same_error(comm.multi_node_mean_grad, model_of(np.ones(30, np.float32)), False,
                        Odd(how if comm.rank == comm.size - 1 else ''), table=False)
-    assert type(error) is kind
+    assert isinstance(error, kind)
     assert message in str(error)
     check_usable(comm)
 
