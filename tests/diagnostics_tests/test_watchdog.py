@@ -209,7 +209,8 @@ def test_who_is_slow_does_not_hang(runs, name):
 @pytest.mark.parametrize('value', [-1, float('nan'), float('inf'), 'soon'])
 def test_a_limit_that_is_none(value, same_error):
     error = same_error(lambda: chainermn.create_communicator('naive', timeout=value))
-    assert isinstance(error, ValueError) and 'a time limit has to be a number of seconds' in str(error)
+    assert isinstance(error, ValueError)
+    assert 'a time limit has to be a number of seconds' in str(error)
 
 
 def test_a_limit_of_another_type(same_error):
