@@ -44,7 +44,7 @@ napoleon_numpy_docstring = False
 
 # There is no intersphinx: a build needs no network. Names of others are left as text.
 nitpick_ignore_regex = [
-    ('py:.*', r'(chainer|numpy|np|cupy|mpi4py|collections|contextlib|os)\..*'),
+    ('py:.*', r'(chainer|numpy|np|cupy|mpi4py|MPI|collections|contextlib|os)\..*'),
     ('py:.*', r'chainermn\..*\._\w+'),  # what has no name for users, such as a type variable
 ]
 
