@@ -65,7 +65,7 @@ class Messages:
         self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag = largest_tag()
-        self._deadlocks = Deadlocks(payloads, self._payloads.notices, self.calls)
+        self.deadlocks = Deadlocks(payloads, self._payloads.notices, self.calls)
         self.pending = Pending()
         self._receives: list[Request] = []
         self._messages: list[bytearray] = []  # to receive into
@@ -174,10 +174,10 @@ class Messages:
         self._began(verb, dest, tag)
         first, number, rest = self._parts(verb, data, dest, tag)
         self.calls.sent[dest, tag] += 1
-        self._deadlocks.n_marked_sent[dest] += 1
+        self.deadlocks.n_marked_sent[dest] += 1
         request = self._mpi_comm.Issend(mark.packed() + first, dest, tag)
         try:
-            self._deadlocks.wait(request, dest, Wait(True, tag, mark.text), self.receiving)
+            self.deadlocks.wait(request, dest, Wait(True, tag, mark.text), self.receiving)
         except BaseException:
             self.pending.keep(mark.text, [request])
             raise
@@ -199,7 +199,7 @@ class Messages:
             self._wait(request, status)
         else:
             try:
-                self._deadlocks.wait(
+                self.deadlocks.wait(
                     request, source, Wait(False, tag, call), self.receiving, status)
             except BaseException:
                 request.Cancel()
@@ -361,7 +361,7 @@ class Messages:
               ) -> Receives:
         mark = None
         if header.verb in ('activation', 'gradient'):
-            self._deadlocks.n_marked_received[source] += 1
+            self.deadlocks.n_marked_received[source] += 1
             mark, body = Mark.unpack(header.verb, body)
             header, body = _signature.unpack(body), body[_signature.SIZE:]
         if header.refused:

@@ -91,7 +91,22 @@ class Deadlocks:
         self._sends = [send for send in self._sends if not send.Test()]
         notice = _Notice(wait, _total(self._calls.sent, peer), self.n_marked_sent[peer],
                          _total(self._calls.received, peer))
-        self._sends.append(self._mpi_comm.Isend(pickle.dumps(notice), peer, self._tag))
+        # Synchronous, so that drain() knows when it was received.
+        self._sends.append(self._mpi_comm.Issend(pickle.dumps(notice), peer, self._tag))
+
+    def drain(self) -> None:
+        """Receives all notices that are left.  Collective: every rank calls it.
+
+        MPI would deliver them to a later communicator that gets the number of this one.
+        """
+        barrier = None
+        while barrier is None or not barrier.Test():
+            while self._next_notice(MPI.ANY_SOURCE):
+                pass
+            if barrier is None and all([send.Test() for send in self._sends]):
+                barrier = self._mpi_comm.Ibarrier()
+            os.sched_yield()
+        self._sends = []
 
     def _next_notice(self, peer: int) -> bool:
         """Receives a notice; returns whether there was one."""
@@ -101,7 +116,7 @@ class Deadlocks:
             return False
         buffer = bytearray(status.Get_count())
         message.Recv(buffer)
-        self._notices[peer] = pickle.loads(buffer)
+        self._notices[status.Get_source()] = pickle.loads(buffer)
         return True
 
     def _check(self, peer: int, mine: Wait) -> None:

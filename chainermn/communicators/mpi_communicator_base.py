@@ -61,7 +61,8 @@ class MpiCommunicatorBase(ReductionVerbs, ModelVerbs, CommunicatorBase):
             self._agreement.at_the_end = _while_alive(self._messages.warn_of_unmatched)
         flight_recorder.number(self.recent_calls())
         self._to_free: list[Callable[[], Any]] = [
-            functools.partial(shutdown.forget, self._agreement), headers.Free, self._arrays.Free]
+            functools.partial(shutdown.forget, self._agreement), self._messages.deadlocks.drain,
+            headers.Free, self._arrays.Free]
         lifetime.hold(self._messages, self._agreement.calls.key, self._to_free,
                        self._messages.pending)
         self._mpi_transport = MpiTransport(self._arrays)

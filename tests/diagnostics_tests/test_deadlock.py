@@ -1,6 +1,7 @@
 """Ranks that wait for each other in chainermn.functions raise; those that are slow do not."""
 
 import contextlib
+import gc
 import os
 import random
 import time
@@ -170,6 +171,29 @@ class Message:
         self.way = rng.choice(['gradient', 'gradient', 'array', 'send', 'isend', 'send_obj'])
         self.size = rng.choice([1, 3, point_to_point.INLINE])
         self.naps = [rng.choice([0, 0, 0, .002]) for _ in range(2)]
+
+
+@pytest.mark.parametrize('is_dropped', [False, True])
+def test_no_notice_reaches_a_later_communicator(at_once, is_dropped):
+    """MPI gives a new communicator the number of one that was freed."""
+    comm = chainermn.create_communicator('naive')
+    if comm.size > 1 and comm.rank == 0:
+        mnf.recv(comm, 1)  # sends a notice, which rank 1 never reads
+    elif comm.rank == 1:
+        time.sleep(.5)
+        mnf.send(variable(), comm, 0)
+        time.sleep(.1)
+    MPI.COMM_WORLD.Barrier()
+    if not is_dropped:
+        comm.finalize()
+    del comm
+    gc.collect()
+    chainermn.create_communicator('naive').finalize()
+    later = [MPI.COMM_WORLD.Dup() for _ in range(8)]
+    found = [n for n, mpi_comm in enumerate(later) if mpi_comm.Iprobe()]
+    for mpi_comm in later:
+        mpi_comm.Free()
+    assert found == []
 
 
 def play(comm, messages, rng):
