@@ -47,7 +47,7 @@ class Delegate:
 
     def __getattr__(self, name: str) -> Any:  # only called for what is not found on the proxy
         # A proxy that is just being copied or unpickled has no attributes yet: asking the wrapped
-        # object for them would come back here for ever.
+        # object for them would come back here forever.
         if self._owns(name):
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}',
                                  name=name, obj=self)

@@ -50,7 +50,7 @@ def join(optimizer: Any, divide_by_initial_world_size: bool = True, enable: bool
     Only ``optimizer.update`` is shadowed.  As soon as one rank has run out, any other collective
     call on the same communicator, such as those of ``MultiNodeBatchNormalization``, an evaluator, a
     checkpointer or an ``ObservationAggregator``, raises an error on all ranks; calls on another
-    communicator would wait for ever.  If the block raises on one rank, all ranks raise
+    communicator would wait forever.  If the block raises on one rank, all ranks raise
     (but with ``CHAINERMN_AGREE=0`` the others wait).
 
     Args:

@@ -16,14 +16,14 @@ NO_DTYPE = 255
 
 OPS = ('', 'sum', 'prod', 'max', 'min')
 
-#: How much of the call has to be equal on all ranks: the verb with its root and operation; the
+#: How much of the call has to be equal on all ranks: the operation with its root and op; the
 #: dtype as well; the whole call with its shape.
 CALL, DTYPE, SHAPE = 1, 2, 3
 
 #: What a rank says that calls nothing any more.
 END = 'end of the program'
 
-#: The verbs with what has to be equal.  The order is free: all ranks run the same version.
+#: The operations with what has to be equal.  The order is free: all ranks run the same version.
 EQUAL = {
     'refused': CALL,
     'bcast': CALL, 'gather': DTYPE, 'allgather': DTYPE, 'alltoall': DTYPE, 'scatter': CALL,
@@ -43,7 +43,7 @@ VERBS = tuple(EQUAL)
 _NUMBER = {verb: number for number, verb in enumerate(VERBS)}
 
 MAX_INLINE_DIMS = 8
-# verb, operation, update, root, dtype, refused, device, dimensions, number, shape
+# verb, op, update, root, dtype, refused, device, dimensions, number, shape
 _STRUCT = struct.Struct(f'=BBHiBBBBxxxxq{MAX_INLINE_DIMS}q')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size

@@ -1,7 +1,7 @@
 """Ends the whole job when one of its processes fails.
 
-MPI processes wait for each other, so one that ends early leaves the others waiting for ever, and
-waits itself in MPI_Finalize for them. ``import chainermn`` therefore sees to it that a process
+MPI processes wait for each other, so one that ends early leaves the others waiting forever, and
+waits itself in MPI_Finalize for them. ``import chainermn`` therefore ensures that a process
 that fails prints which rank it is and why, and ends all others (MPI_Abort); ``mpiexec`` returns an
 error. A process fails by an exception that nobody catches, in any thread or in a function of
 ``atexit``, by ``sys.exit`` or ``SystemExit`` with a status other than 0, or by ``os._exit``. It
@@ -48,7 +48,7 @@ _forced = False  # whether to end the job even if this process is all of it
 _installed_by = 0  # our process id, once all is in place; a forked child has another
 _exit_code = 0  # the exit status that was asked for, of any size, once it is known
 _ending_thread: int | None = None  # that has said why the job ends
-#: Whether all ranks have come to the end of the program, so that none waits for this one.
+#: Whether all ranks have reached the end of the program, so that none waits for this one.
 is_over = False
 #: Says whether this process is the first to say why the job ends; the others follow from it.
 may_speak: Callable[[], bool] | None = None

@@ -1,4 +1,4 @@
-"""A time limit for all of the check: what hangs is named, instead of waiting for ever."""
+"""A time limit for all of the check: what hangs is named, instead of waiting forever."""
 from __future__ import annotations
 
 import faulthandler

@@ -1,4 +1,4 @@
-"""The verbs that move arrays: the collective ones after the agreement, as buffers."""
+"""The operations that move arrays: the collective ones after the agreement, as buffers."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from chainermn._transport.mpi import MpiTransport
 _ALIKE, _SHORT, _LONG = range(3)
 
 
-class ArrayVerbs(Operations):
+class ArrayOperations(Operations):
     """The part of a communicator on MPI that moves arrays."""
 
     _messages: Messages

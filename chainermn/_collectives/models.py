@@ -1,4 +1,4 @@
-"""The verbs for models: the template by which gradients are averaged."""
+"""The operations for models: the template by which gradients are averaged."""
 from __future__ import annotations
 
 import contextlib
@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from chainermn import _signature
-from chainermn._collectives.objects import ObjectVerbs
+from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import collective
 from chainermn._consistency import debug_checks
 from chainermn._gradients import compressed_mean, compressors
@@ -17,7 +17,7 @@ from chainermn._signature import pack
 from chainermn._transport import array_buffers, packing, topology
 
 
-class ModelVerbs(ObjectVerbs):
+class ModelOperations(ObjectOperations):
     """The part of a communicator on MPI that exchanges parameters and gradients.
 
     As it is, it exchanges each array by itself.  A subclass says which arrays share a buffer

@@ -1,4 +1,4 @@
-"""Requests: what a verb that does not block gives, to be waited for."""
+"""Requests: what an operation that does not block gives, to be waited for."""
 from __future__ import annotations
 
 import contextlib

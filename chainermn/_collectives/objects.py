@@ -1,4 +1,4 @@
-"""The verbs on objects: pickled first, agreed on, then sent."""
+"""The operations on objects: pickled first, agreed on, then sent."""
 from __future__ import annotations
 
 import functools
@@ -26,7 +26,7 @@ _OPS: dict[str, Callable[[Any, Any], Any]] = {
     'sum': operator.add, 'prod': operator.mul, 'max': max, 'min': min}
 
 
-class ObjectVerbs(Operations):
+class ObjectOperations(Operations):
     """The part of a communicator on MPI that exchanges objects."""
 
     _messages: Messages

@@ -341,7 +341,7 @@ class Messages:
 
     def _finish_plain(self, header: Header, body: memoryview, source: int, tag: int, verb: str
                       ) -> Receives:
-        """Receives what follows a header, for a verb that takes data with a mark as well."""
+        """Receives what follows a header, for an operation that takes data with a mark as well."""
         mark, received = yield from self._finish(header, body, source, tag, verb)
         if mark is not None and mark.kind == 'gradient':
             raise activations.unexpected(

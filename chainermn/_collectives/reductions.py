@@ -1,4 +1,4 @@
-"""The verbs that combine arrays, after the agreement."""
+"""The operations that combine arrays, after the agreement."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from chainermn import _signature
-from chainermn._collectives.arrays import ArrayVerbs, packed
+from chainermn._collectives.arrays import ArrayOperations, packed
 from chainermn._collectives.operation import collective
 from chainermn._signature import pack
 from chainermn._transport import array_buffers, packing
@@ -18,7 +18,7 @@ from chainermn._transport.mpi import LARGE
 _AS_IS = {dtype for dtype in _signature.DTYPES if dtype.kind != 'b' and dtype != np.float16}
 
 
-class ReductionVerbs(ArrayVerbs):
+class ReductionOperations(ArrayOperations):
     """The part of a communicator on MPI that combines arrays."""
 
     @collective

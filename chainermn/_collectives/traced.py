@@ -1,8 +1,8 @@
-"""Puts the verbs of a communicator on the timeline, and in each how long it waited for others.
+"""Records the operations of a communicator on the timeline, with the time spent waiting.
 
-Only where there is a timeline: then each verb of the communicator is replaced, on the instance, by
-one that takes the time; the others pay nothing.  What a verb waits for is the agreement with which
-it begins, since the last rank that comes ends that for all.
+Only where there is a timeline: then each operation of the communicator is replaced, on the
+instance, by one that takes the time; the others pay nothing.  What an operation waits for is the
+agreement with which it begins, since the last rank that comes ends that for all.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MESSAGES = (
     'send', 'recv', 'isend', 'irecv', 'send_obj', 'recv_obj', 'waitall',
     'send_activation', 'recv_activation', 'send_gradient', 'recv_gradient')
 
-#: Verbs whose result has something to wait for.
+#: Operations whose result has something to wait for.
 _GIVE_MORE = {'isend', 'irecv', 'serve', 'mean_queue'}
 
 #: Those whose parameters are what travels.
@@ -104,7 +104,7 @@ class _Waiting(MPI.Intracomm):
 
 
 class _Recorder:
-    """Takes the times of the verbs of one communicator, of each call the outermost one."""
+    """Takes the times of the operations of one communicator, of each call the outermost one."""
 
     def __init__(self, timeline: Timeline, comm: Any, name: str) -> None:
         self._timeline = timeline
@@ -168,7 +168,7 @@ class _Recorder:
         return timed
 
     def _time_more(self, verb: str, result: Any, calls: Calls) -> None:
-        """Times what is called of a verb's result."""
+        """Times what is called of an operation's result."""
         if verb == 'serve':
             asks = _Recorder(self._timeline, self._comm, f'service of {self._name}')
             result.ask = asks._timed('ask', result.ask, result.recent_calls()[0])

@@ -23,7 +23,7 @@ class Agreement:
     Args:
         mpi_comm: A duplicate of the communicator that nothing else uses.
 
-    With ``CHAINERMN_AGREE=0`` in the environment, verbs that need no header of another rank
+    With ``CHAINERMN_AGREE=0`` in the environment, operations that need no header of another rank
     exchange none, and an error stays on its rank.
     """
 
@@ -33,9 +33,9 @@ class Agreement:
         self.enabled = _environment.flag(_environment.AGREE, default=True)
         #: Whether :meth:`same` exchanges anything.
         self.is_active = self.enabled and mpi_comm.size > 1
-        #: Whether a rank has come to the end of the program.
+        #: Whether a rank has reached the end of the program.
         self.is_over = False
-        #: Called once all ranks are known to have come to the end of the program.
+        #: Called once all ranks are known to have reached the end of the program.
         self.at_the_end: Callable[[], None] = lambda: None
         #: What errors say of each call on this rank, before where it was called.
         self.note = ''
@@ -89,7 +89,7 @@ class Agreement:
         """Returns the numbers that all ranks give, or raises on all of them if they do not agree.
 
         Args:
-            header: Of a verb of which no shape has to be equal, nor the number.
+            header: Of an operation of which no shape has to be equal, nor the number.
         """
         if self._size > 1:
             self.calls.count += 1

@@ -9,7 +9,7 @@ from chainermn._ranks import ranks_text
 from chainermn._signature import CALL, DTYPE, END, EQUAL, SHAPE, Header
 
 _MAX_PARAMETERS = 10
-#: Verbs whose header has a digest of more than it can hold, and of what.
+#: Operations whose header has a digest of more than it can hold, and of what.
 _DETAILED = {'bcast_data': 'parameters', 'multi_node_mean_grad': 'parameters',
              'allreduce_many': 'arrays', 'reduce_scatter': 'arrays', 'new_group': 'ranks'}
 

@@ -1,4 +1,4 @@
-"""Where the program called a verb: its file and line, and what of this package passed it on."""
+"""Call sites: file and line of the program's call, and what of this package passed it on."""
 from __future__ import annotations
 
 import os
@@ -16,7 +16,7 @@ _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
 
 
 def called() -> str:
-    """Says it of the verb that is being called, as the end of a sentence.
+    """Says it of the operation that is being called, as the end of a sentence.
 
     For example ``, called at train.py:8``, or ``, in evaluate() of multi_node_evaluator.py, called
     at train.py:8``, where Chainer's Trainer is passed over.

@@ -1,4 +1,4 @@
-"""The last verbs of each communicator of this process, which a report of a hang shows.
+"""The last operations of each communicator of this process, which a report of a hang shows.
 
 Every call is kept, so keeping it has to cost next to nothing: what describes it is there already,
 and goes into a ring.  What it says is worked out only when somebody asks.  Who called it costs
@@ -42,7 +42,7 @@ class Calls:
     """The calls of one communicator, which are numbered from 1.
 
     Who begins one adds 1 to ``count`` and passes to ``keep`` the header as bytes; or of a message
-    the verb, its peer, its tag, and a header or ``None``; or any text.
+    the operation, its peer, its tag, and a header or ``None``; or any text.
 
     Args:
         mpi_comm: The communicator.

@@ -1,8 +1,8 @@
 """A process of each node outlives the ranks there, to say which of them ended first, and why.
 
 A rank that a signal ends says nothing, and mpiexec ends the others before they can.  So the first
-rank of a node starts one more process, the witness, which waits for the processes of the ranks to
-end (see `_witness_process`).  It ends with the last of them.
+rank of a node starts one more process, the node monitor, which waits for the processes of the
+ranks to end (see `node_monitor_process`).  It ends with the last of them.
 """
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _READY_WITHIN = 5
 _ANSWERED_WITHIN = .5
 
 _connection = -1  # file
-_is_ready = False  # the witness, as far as this rank knows
+_is_ready = False  # the node monitor, as far as this rank knows
 _process = 0
 
 
 def attend(mpi_comm: Any) -> None:
-    """Starts a witness for the ranks on each node that have none.
+    """Starts a node monitor for the ranks on each node that have none.
 
     Collective: every rank calls it, and then :func:`wait_until_ready`.  Nothing happens on ranks
     where it is switched off, or where there can be none, as on other systems than Linux.
@@ -62,7 +62,7 @@ def attend(mpi_comm: Any) -> None:
 
 
 def wait_until_ready() -> None:
-    """Waits for the witness, ahead of a collective of all ranks.
+    """Waits for the node monitor, ahead of a collective of all ranks.
 
     Of several ranks that end before it looks, it could not say which was the first.
     """
@@ -74,7 +74,7 @@ def wait_until_ready() -> None:
 
 
 def say_goodbye() -> None:
-    """Tells the witness that this rank has come to the end of its program."""
+    """Tells the node monitor that this rank has reached the end of its program."""
     _send(node_monitor_process.GOODBYE)
 
 
@@ -93,7 +93,7 @@ def _namespace() -> str:
 def _start(listener: socket.socket, ranks: list[tuple[int, int]], alone: bool) -> None:
     """Starts the process."""
     with contextlib.ExitStack() as stack:
-        # Opened here, while all are known to be there; the witness needs a moment to start.
+        # Opened here, while all are known to be there; the node monitor needs a moment to start.
         files = []
         for _, process in ranks:
             files.append(os.pidfd_open(process))
@@ -103,7 +103,7 @@ def _start(listener: socket.socket, ranks: list[tuple[int, int]], alone: bool) -
         command = [sys.executable, '-I', '-S', node_monitor_process.__file__,
                    str(listener.fileno()),
                    str(MPI.COMM_WORLD.size), str(int(alone)), *known]
-        # The shell ends at once, so that the witness is no child that this rank might wait for.
+        # The shell ends at once: the node monitor is no child that this rank might wait for.
         subprocess.run(['/bin/sh', '-c', '"$0" "$@" &', *command], check=True,
                        pass_fds=(listener.fileno(), *files), start_new_session=True,
                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -115,7 +115,7 @@ def _connect(address: str, rank: int) -> None:
     connection.connect(address)
     connection.sendall(' '.join([str(rank), *global_except_hook.shared_memory()]).encode() + b'\n')
     _connection = connection.detach()  # open until the process has ended
-    # Stacks go to the witness, which shows them with its message.
+    # Stacks go to the node monitor, which shows them with its message.
     if not faulthandler.is_enabled():
         faulthandler.enable(_connection)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -144,7 +144,7 @@ def _may_speak() -> bool:
 
 
 def _answer(within: float) -> bytes:
-    """What the witness says, or nothing.  Without a core, which the witness needs to start."""
+    """What the node monitor says, or nothing.  Without a core, which it needs to start."""
     ready, _, _ = select.select([_connection], [], [], within)
     return os.read(_connection, 1) if ready else b''
 

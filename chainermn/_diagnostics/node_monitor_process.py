@@ -1,4 +1,4 @@
-"""The witness of a node: waits for the processes of its ranks to end, and tells of the first.
+"""The process of the node monitor: waits for the ranks of its node, and reports who ended first.
 
 It is started as a program of its own, with nothing but the standard library.  Its arguments are
 the number of the socket at which it listens, and says that it is ready; the number of ranks of the
@@ -20,13 +20,13 @@ import sys
 import time
 
 #: What a rank sends: a line with its number and files to remove; then stacks, and one of these when
-#: it asks whether to say why it ends the job, or has come to the end of its program.  No stack has
+#: it asks whether to say why it ends the job, or has reached the end of its program.  No stack has
 #: such bytes.
 ASKS, GOODBYE = b'\xf0', b'\xf1'
 #: What it says once it looks; and the answers: only who is the first says it.
 READY, YES, NO = b'r', b'y', b'n'
 
-# Seconds. What mpiexec has not ended by then, the witness does.
+# Seconds. What mpiexec has not ended by then, the node monitor does.
 _GRACE = 2
 # For the kernel to hand a status over to who waits for the process, and then to keep it.
 _STATUS_WITHIN = .1
@@ -90,7 +90,7 @@ class Rank:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether it has ended as a program does that has come to its end."""
+        """Whether the program ended normally."""
         return GOODBYE in self.heard and self.status in (0, None)
 
     @property

@@ -2,7 +2,7 @@
 
 A rank that runs off its script while others are inside a collective would leave them waiting, and
 wait for them itself in MPI_Finalize.  So each rank that ends takes part in one more agreement of
-each communicator, under the name of a verb; whoever is inside another one learns of it there.
+each communicator, under the name of an operation; whoever is inside another one learns of it there.
 """
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ def _agree_on_the_end() -> None:
 
 
 # Who waits there waits for others to end, too; who waits elsewhere for a rank that is there waits
-# for ever.
+# forever.
 thread_state.know([_end], _signature.END)

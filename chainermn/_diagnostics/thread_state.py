@@ -21,7 +21,7 @@ from chainermn._signature import END
 
 _PACKAGES = call_site.PACKAGE, os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
 
-#: The code of what may wait for other ranks, with the verb that it is.
+#: The code of what may wait for other ranks, with the operation that it is.
 _verbs: dict[CodeType, str] = {}
 
 
@@ -78,7 +78,7 @@ class Look:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Changes when a thread that is in a verb gets on; nothing if it is in none."""
+        """Changes when a thread makes progress in an operation; empty outside of operations."""
         if self._verb is None:
             return ()
         return self._verb.f_code, *(
@@ -118,7 +118,7 @@ class Look:
                 if call.peer is not None and call.peer >= 0:
                     peers = peers[call.peer],
                 return Doing(name, call, _of(calls), peers, site, self._thread)
-        # A verb that keeps no call of its name: it calls others, or is create_communicator.
+        # An operation that keeps no call of its name: it calls others, or is create_communicator.
         those = self._calls
         if (mpi_comm := _made_from(self._verb)) is not None:
             those = Calls(mpi_comm),
@@ -127,7 +127,7 @@ class Look:
 
 
 def look() -> dict[int, Look]:
-    """Looks at the main thread, and at all others that are in a verb."""
+    """Looks at the main thread, and at all others that are in an operation."""
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     seen = {}

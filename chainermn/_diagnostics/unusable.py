@@ -1,6 +1,6 @@
 """What can no longer be used raises, instead of waiting for ranks that will not come.
 
-That is a communicator that was finalized, every communicator once the program has come to its end,
+That is a communicator that was finalized, every communicator once the program has ended,
 and every one in a forked child, which is no rank.
 """
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A thread of each rank sees to it that nobody waits for ever for a rank that will not come.
+"""A thread of each rank ensures that nobody waits forever for a rank that will not come.
 
-It wakes up once a second or so and looks whether its rank gets on.  If the rank has been in one
-verb for longer than the time limit, or waits for a message of ranks that have come to the end of
-their programs, it tells the other ranks' threads; each says what its rank is doing, the lowest
-that answers prints what all have said, and ends the job.
+It wakes up once a second or so and looks whether its rank makes progress.  If the rank has been in
+one operation for longer than the time limit, or waits for a message of ranks that have reached the
+end of their programs, it raises an alarm: each thread says what its rank is doing, the lowest rank
+that answers prints all of it, and ends the job.
 
 These messages travel on a communicator of their own, which needs MPI_THREAD_MULTIPLE; without it
 each rank knows of itself only.
@@ -31,7 +31,7 @@ from chainermn._tracing import recorder
 
 VARIABLE = _environment.TIMEOUT
 
-#: Seconds that a verb may take, where the environment and the communicator say nothing: long
+#: Seconds that an operation may take, where the environment and the communicator say nothing: long
 #: enough for what one rank may do while the others wait, such as to prepare a data set.
 LIMIT = 3600.
 
@@ -194,7 +194,7 @@ class Watch:
                 self._report(group, now)
 
     def _wrong_on_devices(self) -> str:
-        """What is wrong with the exchanges on the device, which block no verb."""
+        """What is wrong with the exchanges on the device, which block no operation."""
         for device in list(_on_devices):
             if error := device.error():
                 return f'NCCL failed: {error}'

@@ -50,7 +50,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Any, communicator_name: st
         args: Further arguments.  Each process gets its own copy; large arrays are written to a
             temporary folder (of ``TMPDIR``) once, and copied only where a process writes to them.
         communicator_name: What ``fn`` gets; see :func:`chainermn.create_communicator`.
-        timeout: Seconds until all processes have to have ended; ``None`` waits for ever.
+        timeout: Seconds until all processes have to have ended; ``None`` waits forever.
         env: Environment variables of the processes, besides those of the caller.  Without
             ``OMP_NUM_THREADS`` in either, the processes share the cores: it is the number of cores
             this process may use divided by ``n``, and at least 1.

@@ -15,7 +15,7 @@ _COLOURS = {'forward': '#56B4E9', 'backward': '#0072B2', 'update': '#009E73', 'v
             'waiting': '#D55E00', 'rest': '#DDDDDD'}
 _OTHERS = '#CC79A7', '#F0E442', '#000000'
 
-#: Spans that only surround verbs; what is left of them is short.
+#: Spans that only surround operations; what is left of them is short.
 _AROUND = 'exchange', 'broadcast'
 
 _STEPS = 4

@@ -1,4 +1,4 @@
-"""Where the time went: of each rank, of each verb, and for whom the others waited."""
+"""Where the time went: of each rank, of each operation, and for whom the others waited."""
 from __future__ import annotations
 
 import bisect
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from chainermn._timeline._read import Event, Rank, Run
 
-#: Verbs that wait for a message.
+#: Operations that wait for a message.
 _RECEIVING = 'recv', 'recv_obj', 'wait'
 _MESSAGES = *_RECEIVING, 'send', 'send_obj', 'isend', 'irecv', 'waitall', 'ask', 'wait for means'
 
@@ -23,8 +23,8 @@ _SHORT = .005
 class Shares(NamedTuple):
     """Seconds of a rank, in its main thread."""
 
-    spans: dict[str, float]  # of what was named, such as forward; verbs inside are not in it
-    working: float  # in verbs, apart from
+    spans: dict[str, float]  # of what was named, such as forward; operations inside are not in it
+    working: float  # in operations, apart from
     waiting: float  # for other ranks
     background: float  # exchanging in other threads
 
@@ -39,7 +39,7 @@ class Straggler(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """All calls of a verb."""
+    """All calls of an operation."""
 
     name: str
     calls: int  # of the rank that called it most
@@ -86,7 +86,7 @@ def stragglers(run: Run) -> list[Straggler]:
 
 
 def verbs(run: Run) -> list[Verb]:
-    """The verbs, those that took longest first."""
+    """The operations, those that took longest first."""
     calls: dict[str, list[tuple[int, Event, float]]] = collections.defaultdict(list)
     for rank in run.ranks:
         waits = {row: _merged(event for event in rank.events

@@ -62,8 +62,8 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             float64); by default that of ``chainer.config.dtype``.
         batched_copy (bool): Whether a GPU copies all gradients in and out of the buffer with one
             kernel launch; true by default.
-        timeout (float): Seconds that a verb may take before the job is ended with a report of what
-            each rank is doing; 0 for any time.  By default ``CHAINERMN_TIMEOUT`` in the
+        timeout (float): Seconds that an operation may take before the job is ended with a report of
+            what each rank is doing; 0 for any time.  By default ``CHAINERMN_TIMEOUT`` in the
             environment, or else an hour.
 
     Returns:

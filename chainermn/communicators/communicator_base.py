@@ -1,11 +1,11 @@
 """The interface of every communicator: what each rank gives and what each rank gets.
 
-The verbs are named after the functions of MPI (MPI standard, chapters 3 "Point-to-Point" and
-6 "Collective Communication").  A verb whose name ends in ``_obj`` takes any picklable Python
+The operations are named after the functions of MPI (MPI standard, chapters 3 "Point-to-Point" and
+6 "Collective Communication").  An operation whose name ends in ``_obj`` takes any picklable Python
 object; the others take arrays.  ``numpy`` and ``cupy`` arrays are both meant by "array".
 
-Every collective verb begins with an agreement: all ranks compare what they are about to do.
-If a rank was refused (a bad argument), or calls another verb, or with another root, operation,
+Every collective operation begins with an agreement: all ranks compare what they are about to do.
+If a rank was refused (a bad argument), or calls another operation, or with another root, operation,
 dtype or shape where these must be equal, then **every rank raises the same error**, which shows
 what each rank called, and no data moves.
 
@@ -115,8 +115,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Every rank should set the same value.  ``batched_copy`` (bool) says whether the GPU copies
         all gradients in and out of the exchange buffer with one kernel launch.  ``timeout``
-        (seconds) is how long a verb may take before the job is ended with a report of what each
-        rank is doing; 0 allows any time, ``None`` what ``CHAINERMN_TIMEOUT`` says.
+        (seconds) is how long an operation may take before the job is ended with a report of what
+        each rank is doing; 0 allows any time, ``None`` what ``CHAINERMN_TIMEOUT`` says.
 
         Args:
             name: Name of the item.
@@ -228,7 +228,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             A service.  ``ask({rank: [array, ...], ...})`` sends a request to some ranks at once
             and returns their answers, each a flat uint8 array, by rank.  ``close()`` says that
             this rank will not ask any more, and returns at once; the rank goes on answering until
-            every rank has said so or has come to the end of the program.
+            every rank has said so or has reached the end of the program.
 
         Raises:
             RuntimeError: If the MPI library cannot be called from several threads at once.
@@ -236,11 +236,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def refuse(self, verb: str, error: Exception) -> NoReturn:
-        """Raises ``error`` on every rank, in place of this rank's next collective verb.
+        """Raises ``error`` on every rank, in place of this rank's next collective operation.
 
-        Collective: the other ranks call any collective verb, or :meth:`refuse` as well.  For
+        Collective: the other ranks call any collective operation, or :meth:`refuse` as well.  For
         functions built on communicators that find a bad argument on one rank only: the ranks
-        without an error go on to their first verb, which raises the same error there.
+        without an error go on to their first operation, which raises the same error there.
 
         Args:
             verb: What was refused, for the message.

@@ -17,7 +17,7 @@ class FlatCommunicator(MpiCommunicatorBase):
 
     Host arrays are averaged in memory that the ranks of a node share (see `_shared_memory`), device
     arrays, and host arrays where there is no such memory, by one MPI_Allreduce.  Large host arrays
-    are summed there by the other verbs too.
+    are summed there by the other operations too.
     """
 
     _memory: SharedMemory | None = None

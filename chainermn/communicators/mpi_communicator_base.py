@@ -1,4 +1,4 @@
-"""A communicator on MPI: who and where the ranks are, groups of them, and all verbs together."""
+"""A communicator on MPI: its ranks, groups of them, and all operations together."""
 from __future__ import annotations
 
 import functools
@@ -13,10 +13,10 @@ from mpi4py import MPI
 from chainermn import _signature
 from chainermn._collectives import traced
 from chainermn._collectives.activations import Activations
-from chainermn._collectives.models import ModelVerbs
+from chainermn._collectives.models import ModelOperations
 from chainermn._collectives.operation import collective
 from chainermn._collectives.point_to_point import Messages
-from chainermn._collectives.reductions import ReductionVerbs
+from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
 from chainermn._consistency.check import Agreement
 from chainermn._diagnostics import flight_recorder, shutdown, thread_state, unusable, watchdog
@@ -31,8 +31,8 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 _INT_MAX = 2**31 - 1  # of a C int
 
 
-class MpiCommunicatorBase(ReductionVerbs, ModelVerbs, CommunicatorBase):
-    """All verbs of :class:`chainermn.CommunicatorBase` on MPI.
+class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase):
+    """All operations of :class:`chainermn.CommunicatorBase` on MPI.
 
     Collective: every rank makes one.  A subclass that defines ``multi_node_mean_grad(self, model,
     zero_fill=False)`` averages gradients in its own way; ``split`` gives communicators of its
@@ -98,7 +98,7 @@ class MpiCommunicatorBase(ReductionVerbs, ModelVerbs, CommunicatorBase):
     def inter_size(self) -> int:
         return self._topology.inter_size
 
-    # --- how long a verb may take -------------------------------------------------------------
+    # --- how long an operation may take ------------------------------------------------------
 
     def recent_calls(self) -> tuple[Calls, ...]:
         """Where the calls of this communicator are kept, for reports."""

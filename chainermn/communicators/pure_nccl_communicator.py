@@ -37,8 +37,8 @@ class PureNcclCommunicator(NcclCommunicatorBase):
     def __init__(self, mpi_comm: Any) -> None:
         super().__init__(mpi_comm)
         self._nccl = NcclGroup(self._arrays, calls=self._agreement.calls)  # for models
-        # NCCL runs what one group is given one after the other, but a verb for an array, such as
-        # that of batch normalization, must not wait for gradients that travel meanwhile.
+        # A group runs one exchange after the other, but arrays, such as those of batch
+        # normalization, must not wait for gradients that are in flight.
         self._nccl_of_arrays = NcclGroup(self._arrays, calls=self._agreement.calls)
         self._nccl_transport = NcclTransport(self._arrays, self._nccl_of_arrays)
         self._stream: Any = None

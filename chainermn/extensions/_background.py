@@ -70,7 +70,7 @@ class Background:
 
 
 def refuse(what: str, comm: Any, failure: str) -> None:
-    """Raises :func:`not_saved` on all ranks, on the others in their next collective verb."""
+    """Raises :func:`not_saved` on all ranks, on the others in their next collective operation."""
     comm.refuse('writing', not_saved(what, [f'rank {comm.rank}: {failure}']))
 
 

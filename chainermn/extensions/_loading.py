@@ -18,8 +18,7 @@ from chainermn.extensions._saver import on_all_ranks
 def load(comm: Any, choice: Choice, target: Any, allow_pickle: bool, group: Any = None) -> None:
     """Loads a save into an object.  Collective: every rank calls it.
 
-    The caller is to call another collective verb afterwards, which raises what went wrong on one
-    rank on all others.
+    Call another collective operation afterwards: it raises an error of one rank on all others.
 
     Args:
         comm: ChainerMN communicator.
@@ -40,7 +39,7 @@ def load(comm: Any, choice: Choice, target: Any, allow_pickle: bool, group: Any 
         if error is not None:
             comm.refuse('loading', error)
         if not content.size:
-            return  # the next verb raises that error
+            return  # the next operation raises that error
         source = io.BytesIO(content.data)
     with on_all_ranks(comm, 'loading'), Arrays(source, name, allow_pickle) as arrays:
         if is_resized:

@@ -52,9 +52,9 @@ class _Said(NamedTuple):
 
 @contextlib.contextmanager
 def on_all_ranks(comm: Any, verb: str) -> Iterator[None]:
-    """What is raised here on one rank is raised on all: on the others in their next verb.
+    """What is raised here on one rank is raised on all: on the others in their next operation.
 
-    There is to be no collective verb in it.
+    There is to be no collective operation in it.
     """
     try:
         yield

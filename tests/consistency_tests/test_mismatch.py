@@ -10,7 +10,6 @@ from chainermn._consistency.mismatch import (
     Refusal,
     calls_differ_error,
     common_error,
-    ranks_text,
     refused_error,
 )
 from chainermn._signature import pack, unpack
@@ -24,14 +23,6 @@ def headers(*packed):
 
 def nothing(xs):
     return [None] * len(xs)
-
-
-@pytest.mark.parametrize('ranks, text', [
-    ([3], 'rank 3'), ([0, 1], 'ranks 0-1'), ([0, 2], 'ranks 0, 2'), ([0, 1, 2, 5], 'ranks 0-2, 5'),
-    ([1, 3, 4, 6, 8, 9, 10], 'ranks 1, 3-4, 6, 8-10'), (range(1000), 'ranks 0-999'),
-])
-def test_ranks_text(ranks, text):
-    assert ranks_text(list(ranks)) == text
 
 
 def test_dtypes():

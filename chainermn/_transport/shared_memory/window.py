@@ -101,7 +101,7 @@ class Window:
             os.sched_yield()
             return
         time.sleep(_NAP)
-        # MPI gets on with what other ranks still have to receive from this one.
+        # MPI makes progress with what other ranks still have to receive from this one.
         self._mpi_comm.Iprobe()
         if looks % _CHECK == 0:
             self._check()
