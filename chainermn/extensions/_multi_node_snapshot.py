@@ -30,12 +30,12 @@ def multi_node_snapshot(comm: Any, snapshot: Any, replica_sets: Iterable[int | I
 
     Training stops only while the state is copied in memory; a thread writes the copy, in the format
     of ``chainer.serializers.save_npz``, and it is on the disk at the next snapshot and at the end
-    of the training.  An error of writing is an OSError there: it is raised on every rank, on those
-    that do not write in their next collective operation of ``comm``.  A snapshot with a ``writer``
+    of the training. An error of writing is an OSError there: it is raised on every rank, on those
+    that do not write in their next collective operation of ``comm``. A snapshot with a ``writer``
     or a ``savefun`` other than Chainer's default (``SimpleWriter``, ``save_npz``) is written by
-    that, while training waits, and has no commit file.  From the beginning to the end of the training
-    the others are locked: another job that writes snapshots of the same name to the same folder
-    gets an error that says which job has them.
+    that, while training waits, and has no commit file. From the beginning to the end of the
+    training the others are locked: another job that writes snapshots of the same name to the same
+    folder gets an error that says which job has them.
 
     With several sets and the default writer all ranks compare the iteration at every snapshot, so
     it has to be triggered in the same iterations on all; and the files that ``n_retains`` gives up
