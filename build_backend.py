@@ -1,7 +1,7 @@
-"""Build backend: setuptools, with an editable install that needs no import hook of setuptools'.
+"""Build backend: setuptools, with editable installs that do not use setuptools' import hook.
 
-An editable install of ChainerMN is the same wheel as any other, without the packages and
-with the repository root in its ``.pth`` file; setup.py does both when it sees the variable.
+An editable install of ChainerMN is a wheel without packages, with the repository root in its
+``.pth`` file. The environment variable set here selects this in setup.py.
 """
 
 import os
@@ -35,7 +35,7 @@ def build_editable(
     config_settings: Any = None,
     metadata_directory: str | None = None,
 ) -> str:
-    """Builds the wheel that ``pip install -e .`` installs; returns its file name."""
+    """Build the wheel for ``pip install -e .``; return its file name."""
     os.environ['CHAINERMN_BUILD_EDITABLE'] = '1'
     try:
         return build_wheel(wheel_directory, config_settings, metadata_directory)

@@ -1,12 +1,12 @@
-"""Runs when Python starts: puts our chainermn first, and mends Chainer when it is imported.
+"""Runs at Python startup: makes ``import chainermn`` find ours, and patches Chainer on import.
 
 A ``.pth`` file in site-packages imports this file and calls :func:`enable` in every Python
-process of the environment, so nothing else is imported here: not even a module of ours.
+process of the environment, so this file imports nothing else, not even our own modules.
 
 Environment variables:
-    CHAINERMN_OVERLAY: ``0`` leaves ``sys.path`` alone, and ``import chainermn`` finds the old
-        package that Chainer carries.
-    CHAINER_COMPAT: ``0`` leaves Chainer as it is.
+    CHAINERMN_OVERLAY: ``0`` does not change ``sys.path``, so ``import chainermn`` finds the old
+        package that is part of Chainer.
+    CHAINER_COMPAT: ``0`` disables the patches.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 
 
 def enable() -> None:
-    """Makes ``import chainermn`` find ours, and ``import chainer`` work. Idempotent."""
+    """Make ``import chainermn`` find ours, and ``import chainer`` work. Idempotent."""
     if os.environ.get('CHAINERMN_OVERLAY') != '0':
         _insert_before_site_packages(_overlay())
     if os.environ.get('CHAINER_COMPAT') != '0' and ChainerFinder not in sys.meta_path:
@@ -22,10 +22,10 @@ def enable() -> None:
 
 
 def _overlay() -> str:
-    """Returns the folder that holds our ``chainermn``."""
+    """Return the folder that contains our ``chainermn``."""
     here = os.path.dirname(os.path.abspath(__file__))
     inside = os.path.join(here, '_overlay')
-    # Only a wheel has that folder; of an editable install it is the repository's root.
+    # Only wheels have that folder; with an editable install, it is the repository root.
     return inside if os.path.isdir(inside) else os.path.dirname(here)
 
 
@@ -33,23 +33,23 @@ def _insert_before_site_packages(folder: str) -> None:
     site = sys.modules.get('site')  # absent only under python -S, which reads no .pth either
     if site is None:
         return
-    # PREFIXES are those of the base Python while site.py reads a virtual environment's .pth files.
+    # While site.py reads a virtual environment's .pth files, PREFIXES is that of the base Python.
     folders = {site.USER_SITE, *site.getsitepackages([sys.prefix, *site.PREFIXES])}
     path = sys.path
     first = next((i for i, entry in enumerate(path) if entry in folders), len(path))
-    # What stands before is the user's: the script's folder and PYTHONPATH.
+    # Entries before it belong to the user: the script's folder and PYTHONPATH.
     if folder not in path[:first]:
         path.insert(first, folder)
 
 
 class ChainerFinder:
-    """Finds Chainer's modules as Python does, and gives those that need it a mending loader."""
+    """Finds Chainer's modules as usual, and replaces the loader of those that need patches."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Called by Python for every import; answers for Chainer's modules only."""
+        """Called by Python for every import; handles only Chainer's modules."""
         if name != 'chainer' and not name.startswith('chainer.'):
             return None
-        from chainer_compat import _mend
+        from chainer_compat import _patch
 
-        return _mend.find_spec(cls, name, path, target)
+        return _patch.find_spec(cls, name, path, target)

@@ -1,6 +1,6 @@
-"""``python -m chainer_compat``: what Chainer finds here, what is mended, and whether it sees a GPU.
+"""``python -m chainer_compat``: show versions, active shims, and whether Chainer can use a GPU.
 
-Imports Chainer as a script would, and says of each part that is not there why.
+Imports Chainer as a script would, and prints the reason for each missing part.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 
 def main() -> None:
-    """Prints a line for each thing found, then the shims, then the GPU backend."""
+    """Print versions, then the shims, then the GPU backend."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # CuPy warns where it finds no NCCL; the reason is printed
+        warnings.simplefilter('ignore')  # such as CuPy's about NCCL; the reason is printed below
         try:
             cuda = importlib.import_module('chainer').backends.cuda
         except Exception as error:
-            cuda, why = None, _said(error)
-        for name, find in FOUND.items():
+            cuda, why = None, _one_line(error)
+        for name, find in VERSIONS.items():
             print(f'{name + ":":<11}{_found(find)}')
         _print_shims()
         if cuda is None:
-            print(f"\nChainer cannot be imported: {why}")
+            print(f'\nChainer cannot be imported: {why}')
             return
         _print_backend(cuda)
 
@@ -40,13 +40,13 @@ def _driver(runtime: Any) -> str:
     try:
         return _dotted(runtime.driverGetVersion()) if runtime.driverGetVersion() else 'none'
     except Exception as error:
-        return f'none ({_said(error)})'
+        return f'none ({_one_line(error)})'
 
 
 def _nccl() -> str:
     nccl = importlib.import_module('cupy.cuda.nccl')
     if not getattr(nccl, 'available', True):
-        importlib.import_module('cupy_backends.cuda.libs.nccl')  # raises what CuPy warned of
+        importlib.import_module('cupy_backends.cuda.libs.nccl')  # raises the original error
     version = nccl.get_version()
     return f'{version // 10000}.{version // 100 % 100}.{version % 100}'
 
@@ -59,8 +59,8 @@ def _dotted(version: int) -> str:
     return f'{version // 1000}.{version % 1000 // 10}'
 
 
-# What to look for, and how; a way that raises says why it is not there.
-FOUND: dict[str, Callable[[], str]] = {
+# The lines of the output.  If a function raises, the error is printed.
+VERSIONS: dict[str, Callable[[], str]] = {
     'Python': platform.python_version,
     'Chainer': lambda: metadata.version('chainer'),
     'NumPy': lambda: importlib.import_module('numpy').__version__,
@@ -76,34 +76,34 @@ def _found(find: Callable[[], str]) -> str:
     try:
         return find()
     except Exception as error:  # loading a library can fail in any way
-        return f'none ({_said(error)})'
+        return f'none ({_one_line(error)})'
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return f'{type(error).__name__}: {" ".join(str(error).split())}'
 
 
 def _print_shims() -> None:
     if os.environ.get('CHAINER_COMPAT') == '0':
-        print('\nShims: none, because of CHAINER_COMPAT=0')
+        print('\nShims: disabled by CHAINER_COMPAT=0')
         return
-    from chainer_compat import _mend
+    from chainer_compat import _patch
 
-    print('\nShims in effect:')
-    for shim in _mend.find_shims():
-        if _mend.in_effect(shim):
-            print(f'  {shim.__name__:<26}{", ".join(_mend.modules_of(shim))}')
+    print('\nActive shims:')
+    for shim in _patch.find_shims():
+        if _patch.is_active(shim):
+            print(f'  {shim.__name__:<26}{", ".join(_patch.modules_of(shim))}')
 
 
 def _print_backend(cuda: Any) -> None:
     if not cuda.available:
-        print(f"\nChainer's GPU backend is not available: {_said(cuda._resolution_error)}")
+        print(f"\nChainer's GPU backend is not available: {_one_line(cuda._resolution_error)}")
         return
     print("\nChainer's GPU backend is available.")
     try:
         devices = cuda.cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
-        print(f'But there is no GPU: {_said(error)}')
+        print(f'No GPU found: {_one_line(error)}')
     else:
         print(f'GPUs: {devices}')
 

@@ -1,20 +1,20 @@
-"""Caffe's files as Chainer describes them, or an error that says what they need."""
+"""Chainer's protobuf description of Caffe files, or an error if protobuf is too new."""
 
 from types import ModuleType
 
 
-# Not at the top: Chainer's package of the description asks for it while it is imported itself.
+# Lazy, because Chainer's package of the description imports this module during its own import.
 def __getattr__(name: str) -> ModuleType:
     if name != 'caffe_pb':
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     try:
         from chainer.links.caffe.protobuf3 import caffe_pb2
-    except TypeError as e:  # what protobuf raises
+    except TypeError as e:  # raised by protobuf
         raise ImportError(
-            "Chainer's reader and writer of Caffe models need protobuf 3, of which this "
-            'environment has a later version. ChainerMN 8 does not mend them. With the environment '
-            'variable PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python they may work, slowly: convert '
-            'the model to NPZ in a process of its own, and read that.'
+            'Reading and writing Caffe models with Chainer requires protobuf 3; this environment '
+            'has a later version. Try the environment variable '
+            'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python, which is slow: convert the model to '
+            'NPZ in a separate process, and load that.'
         ) from e
     description: ModuleType = caffe_pb2
     return description

@@ -1,6 +1,6 @@
-"""The few names of ``pkg_resources`` that chainer.testing uses, on importlib.metadata.
+"""The part of ``pkg_resources`` that chainer.testing uses, implemented with importlib.metadata.
 
-It answers one question: is a distribution installed, in a version that fits?
+It checks whether a distribution is installed in a given version.
 """
 
 import re
@@ -17,28 +17,28 @@ class DistributionNotFound(ResolutionError):
 
 
 class VersionConflict(ResolutionError):
-    """The distribution is installed in a version that does not fit."""
+    """The installed version of the distribution does not match."""
 
 
 class WorkingSet:
-    """The distributions that are installed."""
+    """The installed distributions."""
 
     def require(self, *requirements: str) -> None:
-        """Raises ResolutionError unless each of ``requirements`` ('numpy>=1.10,<2') is met."""
+        """Raise ResolutionError unless all ``requirements`` ('numpy>=1.10,<2') are met."""
         for requirement in requirements:
             name, *clauses = re.split(r'\s*(?:,|(?=[<>=!~]=|[<>]))\s*', requirement.strip())
             try:
                 installed = metadata.version(name)
             except metadata.PackageNotFoundError as e:
                 raise DistributionNotFound(requirement) from e
-            if not all(_fits(installed, clause) for clause in clauses if clause):
+            if not all(_matches(installed, clause) for clause in clauses if clause):
                 raise VersionConflict(f'{requirement}: {installed} is installed')
 
 
-def _fits(installed: str, clause: str) -> bool:
+def _matches(installed: str, clause: str) -> bool:
     match = re.fullmatch(r'(==|!=|<=|>=|<|>)\s*(\d\S*)', clause)
     if match is None:
-        raise ValueError(f'Cannot read the version clause {clause!r}; write e.g. >=1.10 or <2.')
+        raise ValueError(f'Cannot parse the version clause {clause!r}; use e.g. >=1.10 or <2.')
     relation, wanted = match.groups()
     a, b = _key(installed), _key(wanted)
     return {
@@ -52,7 +52,7 @@ def _fits(installed: str, clause: str) -> bool:
 
 
 def _key(version: str) -> tuple[tuple[int, ...], int, int]:
-    """Returns what versions compare by: 2.0rc1 < 2.0 == 2 < 2.0.post3 < 2.1."""
+    """Return the sort key of a version: 2.0rc1 < 2.0 == 2 < 2.0.post3 < 2.1."""
     words = re.findall(r'\d+|[a-z]+', version.lower().split('+')[0])
     release = [int(word) for word in takewhile(str.isdigit, words)]
     rest = words[len(release) :]

@@ -49,5 +49,5 @@ __all__ = [
     'scatter_index',
 ]
 
-_forked.leave_mpi_alone()
+_forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()

@@ -1,25 +1,27 @@
-"""``python -m chainermn``: the commands; each is in a package of its own."""
+"""``python -m chainermn``: the command line interface; each command is a separate package."""
 from __future__ import annotations
 
 import argparse
 import importlib
 import sys
 
-#: What each command does, and the package whose ``add_arguments`` and ``main`` are it.
+#: Help text of each command, and the module that defines its ``add_arguments`` and ``main``.
 _COMMANDS = {
-    'check': ('show what is installed here, and try it', 'chainermn._check'),
-    'checkpoints': ('verify a folder of checkpoints', 'chainermn.extensions._describe'),
-    'timeline': ('show where the time of all ranks went', 'chainermn._timeline'),
-    'run': ('start an MPI job, and again after a failure', 'chainermn._run'),
+    'check': ('show the installation and test it', 'chainermn._check'),
+    'checkpoints': ('verify the checkpoints in a folder',
+                    'chainermn.extensions._checkpointing.command'),
+    'timeline': ('profile all ranks', 'chainermn._timeline'),
+    'run': ('start an MPI job, and restart it after failures', 'chainermn._run'),
 }
 
 
 def main(args: list[str] | None = None) -> int:
-    """Runs a command; returns the exit status."""
+    """Run a command; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog='python -m chainermn', description='The commands of ChainerMN.', allow_abbrev=False,
+        prog='python -m chainermn', description='ChainerMN command line interface.',
+        allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
-        epilog='"python -m chainermn COMMAND --help" says more.')
+        epilog='Run "python -m chainermn COMMAND --help" for the options of a command.')
     commands = parser.add_subparsers(title='commands', metavar='COMMAND', dest='command')
     parsers = {}
     for name, (text, package) in _COMMANDS.items():

@@ -1,59 +1,60 @@
-"""A proxy: an object that stands for one Chainer object and changes a few of its methods.
+"""A proxy base class: wraps a Chainer object and overrides a few of its methods.
 
-The proxies of this package are not subclasses of what they wrap, because the wrapped object may
-be of any class, the user's own included.
+The proxies of this package do not subclass the wrapped object's class, because that can be any
+class, including user-defined ones.
 """
 from __future__ import annotations
 
 import inspect
-from typing import Any
+
+from chainermn._types import Attribute, Object
 
 
 class Delegate:
-    """Stands for ``wrapped``: reads, writes and deletions of attributes go to it.
+    """Forwards attribute access to ``wrapped``.
 
-    Except those of attributes that the proxy's class declares: its methods, its properties, and
-    the names that it annotates::
+    Attributes declared in the proxy's class stay on the proxy: methods, properties, and annotated
+    names::
 
         class Loud(Delegate, wraps='quiet'):
-            quiet: Any      # the wrapped object itself; named by `wraps`
+            quiet: Quiet    # the wrapped object; name given by `wraps`
             volume: int     # an attribute of the proxy
 
             def speak(self): ...   # instead of quiet.speak
 
-    Special methods (``__len__``, ``__next__``, ...) are never forwarded: Python looks for them in
-    the class, and for copying and pickling the proxy must answer for itself.
+    Special methods (``__len__``, ``__next__``, ...) are never forwarded: Python looks them up in
+    the class, and copying and pickling must apply to the proxy itself.
 
     Args:
-        wrapped: The object to stand for.
+        wrapped: The object to wrap.
     """
 
     _wraps: str
     _own: frozenset[str] = frozenset()
 
-    def __init_subclass__(cls, wraps: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, wraps: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if wraps is not None:
             cls._wraps = wraps
         cls._own = frozenset(name for base in cls.__mro__ if base is not object
                              for name in (*vars(base), *inspect.get_annotations(base)))
 
-    def __init__(self, wrapped: Any) -> None:
+    def __init__(self, wrapped: Object) -> None:
         object.__setattr__(self, self._wraps, wrapped)
 
     @classmethod
     def _owns(cls, name: str) -> bool:
         return name in cls._own or (name.startswith('__') and name.endswith('__'))
 
-    def __getattr__(self, name: str) -> Any:  # only called for what is not found on the proxy
-        # A proxy that is just being copied or unpickled has no attributes yet: asking the wrapped
-        # object for them would come back here forever.
+    def __getattr__(self, name: str) -> Attribute:  # only called if the proxy has no such attribute
+        # While a proxy is copied or unpickled it has no attributes yet; looking up the wrapped
+        # object would recurse forever.
         if self._owns(name):
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}',
                                  name=name, obj=self)
         return getattr(getattr(self, self._wraps), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Attribute) -> None:
         if self._owns(name):
             object.__setattr__(self, name, value)
         else:

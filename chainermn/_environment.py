@@ -1,4 +1,4 @@
-"""The environment variables of this package: their names, and how their values are read."""
+"""Names of this package's environment variables, and functions to read them."""
 from __future__ import annotations
 
 import os
@@ -7,23 +7,23 @@ AGREE = 'CHAINERMN_AGREE'
 CUDA_AWARE = 'CHAINERMN_CUDA_AWARE'
 DEBUG = 'CHAINERMN_DEBUG'
 DEBUG_EVERY = 'CHAINERMN_DEBUG_EVERY'
-#: Two spellings of ChainerMN 7; the first one counts.
+#: ChainerMN 7 has two spellings; the first takes precedence.
 FORCE_ABORT = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
-#: Set by ``python -m chainermn run``: the folder for the reasons why ranks fail.
+#: Set by ``python -m chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
 TIMELINE = 'CHAINERMN_TIMELINE'
 TIMEOUT = 'CHAINERMN_TIMEOUT'
 
 
 def text(name: str) -> str:
-    """Returns the value of a variable, ``''`` if it is not set."""
+    """Return the value of a variable, ``''`` if it is not set."""
     return os.environ.get(name, '')
 
 
 def flag(name: str, default: bool = False) -> bool:
-    """Returns whether a variable is on; unset or empty it is the default.
+    """Return a variable as a bool, or ``default`` if it is unset or empty.
 
-    ``0``, ``false``, ``no`` and ``off`` mean off, in upper or lower case; anything else means on.
+    ``0``, ``false``, ``no`` and ``off`` are false, case-insensitively; any other value is true.
     """
     value = text(name).strip().lower()
     return value not in ('0', 'false', 'no', 'off') if value else default

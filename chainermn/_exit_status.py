@@ -1,9 +1,9 @@
-"""How this process ends, as the interpreter itself knows it, whatever hooks a program installs.
+"""Detect how this process ends, independently of hooks that the program installs.
 
-Only the interpreter knows that nobody caught an exception.  A program can replace
+Only the interpreter knows that an exception is uncaught.  A program can replace
 ``sys.excepthook`` at any time, and no hook is called for :class:`SystemExit`.  But the interpreter
-raises the auditing event ``sys.excepthook`` before it calls that hook, and it reads
-``SystemExit.code``.  Both happen while no Python function runs.
+raises the audit event ``sys.excepthook`` before it calls that hook, and reads
+``SystemExit.code``.  In both cases no Python function is running.
 """
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias, cast
+
+#: The code of a SystemExit: usually an integer, a message or None.
+Code: TypeAlias = object
 
 
 class Outcome:
-    """How the process ends, and whom to tell as soon as that is known."""
+    """How the process ends, and callbacks for when that is known."""
 
     def __init__(self) -> None:
-        #: The exit status; of a process that a signal ends, its number with the sign changed.
+        #: The exit status, or the negative number of the signal that ended the process.
         self.status = 0
-        #: Called when nobody caught an exception: with ``sys.excepthook`` and its arguments.
+        #: Called for an uncaught exception with ``sys.excepthook`` and its arguments.
         self.uncaught: Callable[..., object] | None = None
-        #: Called when one cannot be raised: with ``sys.unraisablehook`` and its argument.
-        self.unraisable: Callable[[Any, Any], object] | None = None
-        #: Called when nobody caught a SystemExit: with its code; returns the code to exit with.
-        self.exits: Callable[[Any], Any] | None = None
+        #: Called for an unraisable exception with ``sys.unraisablehook`` and its argument.
+        self.unraisable: Callable[..., object] | None = None
+        #: Called for an uncaught SystemExit with its code; returns the code to exit with.
+        self.exits: Callable[[Code], Code] | None = None
 
 
 outcome = Outcome()
@@ -36,53 +39,62 @@ _is_listening = False
 
 
 def listen() -> None:
-    """Keeps ``outcome`` up to date from now on, also in forked children."""
+    """Start updating ``outcome``, also in forked children."""
     global _is_listening
     if _is_listening:
         return
     _is_listening = True
     sys.addaudithook(_audit)
-    # The interpreter reads this attribute of a class to which Python code cannot assign.
+    # SystemExit is immutable for Python code, so replace the descriptor in its dictionary.
     attributes, = gc.get_referents(vars(SystemExit))
     member = attributes['code']
 
-    def code_of(error: SystemExit) -> Any:
+    def code_of(error: SystemExit) -> Code:
         code = member.__get__(error)
         return _exits_with(code) if _is_called_by_the_interpreter() else code
 
-    def replace(descriptor: Any) -> None:
+    def replace(descriptor: object) -> None:
         attributes['code'] = descriptor
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
 
     replace(property(code_of, member.__set__, member.__delete__))
-    atexit.register(replace, member)  # before what the property needs is gone
+    atexit.register(replace, member)  # before the interpreter clears what the property needs
     if sys.version_info < (3, 12):
         sys.exit = _exit
 
 
-def status_of(code: Any) -> int:
-    """The status with which ``SystemExit(code)`` asks to exit, of any size."""
+def status_of(code: Code) -> int:
+    """Return the exit status of ``SystemExit(code)``, before truncation to 8 bits.
+
+    Args:
+        code: The code.
+    """
     return int(code) if isinstance(code, int) else int(code is not None)
 
 
 def in_8_bits(status: int) -> int:
-    """A status as the system keeps it, but never 0 unless it is 0."""
+    """Truncate a status to 8 bits, but keep nonzero values nonzero.
+
+    Args:
+        status: An exit status.
+    """
     return status and (status & 0xff or 1)
 
 
-def _exit(status: Any = None, /) -> NoReturn:
-    """Exit the interpreter; what sys.exit does, but with an exception that is asked for its code.
+def _exit(status: Code = None, /) -> NoReturn:
+    """Exit the interpreter: like sys.exit, but raise a SystemExit instance.
 
-    Before Python 3.12, that of sys.exit itself is a class and a number until it is caught.
+    Before Python 3.12, sys.exit sets a class and a value, and creates the instance only when the
+    exception is caught, so ``code`` would not be read.
     """
     raise status if isinstance(status, SystemExit) else SystemExit(status)
 
 
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if event == 'sys.excepthook':
         if _is_called_by_the_interpreter():
             if threading.current_thread() is threading.main_thread():
-                is_interrupt = issubclass(arguments[1], KeyboardInterrupt)
+                is_interrupt = issubclass(cast(type, arguments[1]), KeyboardInterrupt)
                 outcome.status = -signal.SIGINT if is_interrupt else 1
             if outcome.uncaught is not None:
                 outcome.uncaught(*arguments)
@@ -90,13 +102,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         outcome.unraisable(*arguments)
 
 
-def _exits_with(code: Any) -> Any:
+def _exits_with(code: Code) -> Code:
     outcome.status = status_of(code) & 0xff
     return code if outcome.exits is None else outcome.exits(code)
 
 
 def _is_called_by_the_interpreter() -> bool:
-    """Whether no Python function runs but the one that asks."""
+    """Return whether no Python function is running except the caller."""
     try:
         sys._getframe(2)
     except ValueError:

@@ -1,8 +1,8 @@
-"""A forked child of a rank is no rank: MPI is left alone when it ends.
+"""Skip MPI finalization in forked children, since they are not ranks.
 
-MPI's finalizer would wait for the other ranks in place of the child's parent, or break what the
-two share.  mpi4py calls it after the interpreter has cleared all modules.  So the child ends just
-before, with the exit status that it would have had.
+In a child, MPI_Finalize would wait for the other ranks on behalf of its parent, or break state
+that the two share.  mpi4py calls it after the interpreter has cleared all modules.  So the child
+exits just before that, with the exit status that it would have had.
 """
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import sys
 
 from chainermn import _exit_status
 
-#: The process of the rank from which this one was forked while MPI ran; 0 if it was not.
+#: Process ID of the rank that forked this process while MPI was initialized; 0 otherwise.
 parent = 0
 
 _os_exit = os._exit
 
 
-def leave_mpi_alone() -> None:
-    """Lets all children that are forked from now on end in this way."""
+def skip_mpi_finalize_in_children() -> None:
+    """Apply this to all children forked from now on."""
     os.register_at_fork(after_in_child=_in_child)
 
 
-class _End:
-    """Ends the process when it is deleted.
+class _ExitOnDelete:
+    """Exits the process when it is deleted.
 
-    The functions are kept here, as modules have nothing in them by then.
+    Keeps references to the functions it needs, since modules are empty by then.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class _End:
         self._exit, self._kill, self._process = _os_exit, os.kill, os.getpid()
         library = ctypes.CDLL(None)
         self._flush_c_files, self._set_handler = library.fflush, library.signal
-        self._forget_functions, self._collect = atexit._clear, gc.collect
+        self._clear_atexit, self._collect = atexit._clear, gc.collect
 
     def __del__(self) -> None:
         status = self._outcome.status
         try:
-            self._forget_functions()  # of atexit, which may hold files that are not written yet
+            self._clear_atexit()  # its functions may refer to files that are not flushed yet
             self._collect()
             for name in ('stdout', 'stderr'):
                 stream = getattr(self._sys, name, None)
@@ -54,7 +54,7 @@ class _End:
                 self._set_handler(-status, None)
                 self._kill(self._process, -status)
         except Exception:
-            status = 120  # as the interpreter has it
+            status = 120  # as in the interpreter
         finally:
             self._exit(status)
 
@@ -62,11 +62,11 @@ class _End:
 def _in_child() -> None:
     global parent
     mpi = sys.modules.get('mpi4py.MPI')
-    # An import of it may be under way in another thread.
+    # Another thread may be importing it.
     with contextlib.suppress(AttributeError):
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
             parent = parent or os.getppid()
             _exit_status.listen()
             _exit_status.outcome.status = 0
-            # The interpreter clears this module last, and names with an underscore first in it.
-            sys._end_of_a_child_of_chainermn = _End()  # type: ignore[attr-defined]
+            # The interpreter clears sys last, and in it the names with an underscore first.
+            sys._end_of_a_child_of_chainermn = _ExitOnDelete()  # type: ignore[attr-defined]

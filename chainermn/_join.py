@@ -1,36 +1,68 @@
-"""Uneven inputs: a rank that has run out of them takes part in the updates of the others.
+"""Uneven inputs: a rank that has exhausted its inputs takes part in the updates of the others.
 
 ::
 
     update          1     2     3     4
-    rank 0         own   own    -           out of inputs: shadows
+    rank 0         own   own    -           exhausted: shadows
     rank 1         own   own   own   own
-    mean of        0,1   0,1    1     1     (of two gradients, or of one: as asked for)
+    mean of        0,1   0,1    1     1     (the sum divided by 2 or by 1, as configured)
 
-Each update of a rank that is active, and each turn of one that has run out, begins with a small
-collective, in which the ranks say what they are about to do.
+Each update of an active rank, and each turn of an exhausted one, starts with a small collective, in
+which the ranks exchange their next operations.
 """
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Literal, Protocol
 
 import chainer
 
-#: What a rank says: that it has run out, or what it is about to do.
+from chainermn._types import Model, Object, Optimizer
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+#: The next operation of an active rank.
+Operation = Literal['broadcast', 'exchange']
+
+#: Shapes of parameters, by path.
+Layout = dict[str, tuple[int, ...]]
+
+#: The numbers that ranks exchange: exhausted, or the next operation.
 _OUT, _BROADCAST, _EXCHANGE = range(3)
-_CODES = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
-_WORDS = {code: what for what, code in _CODES.items()}
+_CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
+_OPERATIONS = {code: operation for operation, code in _CODES.items()}
 _ENTER = 4  # and above: the options
 
-_communicators: list[Any] = []  # those that are in a join
+_communicators: list[CommunicatorBase] = []  # in a join
 
 
-def join(optimizer: Any, divide_by_initial_world_size: bool = True, enable: bool = True,
-         throw_on_early_termination: bool = False) -> AbstractContextManager[None]:
-    """Lets ranks train with different numbers of batches.
+class JoinableOptimizer(Protocol):
+    """An optimizer that :func:`join` supports: the result of ``create_multi_node_optimizer``."""
+
+    communicator: CommunicatorBase
+    actual_optimizer: Optimizer
+    target: Model
+    zero_fill: bool
+
+    def enter_join(self, joined: _Join | None) -> None:
+        """Announce each exchange to ``joined`` first; ``None`` leaves the join."""
+
+    def flush(self, as_if_whole: bool) -> None:
+        """Exchange accumulated gradients."""
+
+    def layout(self, what: Operation) -> Layout:
+        """Return the argument for :meth:`shadow` on other ranks."""
+
+    def shadow(self, what: Operation, layout: Layout | None) -> None:
+        """Take part in the update of another rank, with gradients of zero."""
+
+
+def join(optimizer: JoinableOptimizer, divide_by_initial_world_size: bool = True,
+         enable: bool = True, throw_on_early_termination: bool = False
+         ) -> AbstractContextManager[None]:
+    """Let ranks train with different numbers of batches.
 
     Collective: every rank enters and leaves it::
 
@@ -38,41 +70,43 @@ def join(optimizer: Any, divide_by_initial_world_size: bool = True, enable: bool
             for x, t in batches_of_this_rank:
                 optimizer.update(lossfun, x, t)
 
-    Also around ``trainer.run()``.  A rank whose batches are used up waits at the end of the block
-    and takes part in the updates of the others, with gradients of zero; it steps as they do, so
-    that model and optimizer stay equal on all ranks.  After the last one has finished, all ranks
-    get its model, persistent values included, and the state of its optimizer.  (Of those that
-    finish together the one of the highest rank.)  A rank may have no batches at all.
+    It also works around ``trainer.run()``.  A rank that has exhausted its batches waits at the end
+    of the block and takes part in the updates of the others, with gradients of zero; it also
+    steps, so that model and optimizer stay equal on all ranks.  When the last rank has finished,
+    all ranks get its model, including persistent values, and the state of its optimizer.  (If
+    several ranks finish last, the highest one.)  A rank may have no batches at all.
 
-    As ever, the first ``update`` only broadcasts.  With ``n_accumulations``, a rank that ends
-    within an accumulation exchanges what it has.
+    As always, the first ``update`` only broadcasts.  With ``n_accumulations``, a rank that finishes
+    within an accumulation exchanges its accumulated gradients.
 
-    Only ``optimizer.update`` is shadowed.  As soon as one rank has run out, any other collective
-    call on the same communicator, such as those of ``MultiNodeBatchNormalization``, an evaluator, a
-    checkpointer or an ``ObservationAggregator``, raises an error on all ranks; calls on another
-    communicator would wait forever.  If the block raises on one rank, all ranks raise
-    (but with ``CHAINERMN_AGREE=0`` the others wait).
+    Only ``optimizer.update`` is shadowed.  When one rank is exhausted, any other collective call on
+    the same communicator, such as in ``MultiNodeBatchNormalization``, an evaluator, a checkpointer
+    or an ``ObservationAggregator``, raises an error on all ranks; calls on another communicator
+    would wait forever.  If the block raises an error on one rank, all ranks raise it (but with
+    ``CHAINERMN_AGREE=0`` the others wait).
 
     Args:
-        optimizer: Multi-node optimizer, made without double buffering.
+        optimizer: Multi-node optimizer, created without double buffering.
         divide_by_initial_world_size: If true, the sum of the gradients is divided by the number of
-            all ranks, so that each batch has the same weight.  If false, by the number of ranks
-            that are still active, so that steps do not become shorter.
-        enable: If false, nothing is done at all, for inputs that are known to be even.
-        throw_on_early_termination: If true, all ranks raise a RuntimeError as soon as one has run
-            out while others have not.
+            all ranks, so that each batch has the same weight.  If false, by the number of active
+            ranks, so that steps do not become shorter.
+        enable: If false, do nothing, for inputs that are known to be even.
+        throw_on_early_termination: If true, all ranks raise RuntimeError when one rank is exhausted
+            and others are not.
 
     Returns:
         A context manager.
 
     Raises:
         TypeError: If ``optimizer`` is not a multi-node optimizer.
-        ValueError: In the context, on all ranks, if a rank calls something that is not shadowed.
-        RuntimeError: In the context, on all ranks; see above.
+        ValueError: In the context, on all ranks, if a rank calls an operation that is not shadowed,
+            or the arguments differ between ranks.
+        RuntimeError: In the context, on all ranks, with ``throw_on_early_termination``; or if the
+            communicator is already in a join.
     """
     if not hasattr(optimizer, 'enter_join'):
-        raise TypeError('join needs a multi-node optimizer, got '
-                        f'{optimizer!r}. Make one with chainermn.create_multi_node_optimizer().')
+        raise TypeError(f'join needs a multi-node optimizer, got {optimizer!r}. '
+                        'Create one with chainermn.create_multi_node_optimizer().')
     if not enable:
         return contextlib.nullcontext()
     return _Join(optimizer, bool(divide_by_initial_world_size), bool(throw_on_early_termination))
@@ -81,34 +115,34 @@ def join(optimizer: Any, divide_by_initial_world_size: bool = True, enable: bool
 class _Join(AbstractContextManager[None]):
     """See :func:`join`.
 
-    The optimizer calls :meth:`announce` before it exchanges something and :meth:`factor` after.
-    It has ``enter_join``, to be told of this object; ``flush``, to exchange what it holds back;
-    ``layout``, what a rank that shadows has to know of an active one; and ``shadow``.
+    The optimizer calls :meth:`announce` before an exchange and :meth:`factor` after it.
     """
 
-    def __init__(self, optimizer: Any, divide_by_initial_world_size: bool, throw: bool) -> None:
+    def __init__(self, optimizer: JoinableOptimizer, divide_by_initial_world_size: bool,
+                 throw: bool) -> None:
         self._optimizer = optimizer
         self._comm = optimizer.communicator
         self._divide_by_initial_world_size = divide_by_initial_world_size
         self._throw = throw
-        self._active: list[int] = []  # the active ranks of the last turn that had any
+        self._active: list[int] = []  # in the last turn with active ranks
         self._termination: Exception | None = None
 
     def __enter__(self) -> None:
         self._active, self._termination = [], None
         if self._comm in _communicators:
             self._comm.refuse('join', RuntimeError(
-                'this communicator is in a join already; leave that one first'))
+                'this communicator is already in a join. Leave that context first.'))
         self._optimizer.enter_join(self)
         try:
-            said = self._comm.agree_to_join(
+            numbers = self._comm.join_turn(
                 _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
-            if len(set(said)) > 1:
+            if len(set(numbers)) > 1:
                 raise ValueError(
-                    'join refused: its arguments differ between the ranks\n' + '\n'.join(
+                    'join: the arguments differ between ranks\n' + '\n'.join(
                         f'  rank {rank}: divide_by_initial_world_size={bool(number & 2)}, '
                         f'throw_on_early_termination={bool(number & 1)}'
-                        for rank, number in enumerate(said)))
+                        for rank, number in enumerate(numbers))
+                    + '\nPass the same arguments on all ranks.')
         except BaseException:
             self._optimizer.enter_join(None)
             raise
@@ -120,42 +154,47 @@ class _Join(AbstractContextManager[None]):
             if error is None:
                 self._finish()
         except Exception as raised:
-            self._tell(raised)
+            self._raise_on_all_ranks(raised)
             raise
         else:
             if isinstance(error, Exception):
-                self._tell(error)
+                self._raise_on_all_ranks(error)
         finally:
             _communicators.remove(self._comm)
             self._optimizer.enter_join(None)
 
-    def announce(self, what: str) -> None:
-        """Begins an update of this rank, which is active.  Collective: with all ranks."""
+    def announce(self, what: Operation) -> None:
+        """Start an operation of this rank, which is active.  Collective: every rank calls it.
+
+        Args:
+            what: The operation.
+        """
         self._turn(_CODES[what])
 
     def factor(self) -> float:
-        """By what to multiply means over all ranks."""
+        """Return the number to multiply means over all ranks with."""
         return 1 if self._divide_by_initial_world_size else self._comm.size / len(self._active)
 
-    def _turn(self, said: int) -> tuple[str, Any] | None:
-        """Says something; returns what the active ranks do, or None if there are none."""
-        numbers = self._comm.agree_to_join(said)
+    def _turn(self, number: int) -> tuple[Operation, Layout | None] | None:
+        """Send a number to all ranks; return the operation of the active ranks, None if none."""
+        numbers = self._comm.join_turn(number)
         active = [rank for rank, number in enumerate(numbers) if number != _OUT]
         if not active:
             return None
         self._active = active
-        what, layout = _WORDS[numbers[active[0]]], None
+        what = _OPERATIONS[numbers[active[0]]]
+        layout: Layout | None = None
         if len(active) < self._comm.size:
             if self._throw:
                 self._termination = _early_termination(numbers)
                 raise self._termination
-            # The others fill what an active rank did not use with zeros themselves.
+            # With zero_fill, exhausted ranks need no layout: all gradients are exchanged.
             if what == 'broadcast' or not self._optimizer.zero_fill:
                 layout = self._comm.bcast_obj(self._optimizer.layout(what), root=active[0])
         return what, layout
 
     def _finish(self) -> None:
-        """Shadows the active ranks until there are none."""
+        """Shadow the active ranks until there are none."""
         self._optimizer.flush(self._divide_by_initial_world_size)
         while turn := self._turn(_OUT):
             self._optimizer.shadow(*turn)
@@ -170,39 +209,40 @@ class _Join(AbstractContextManager[None]):
             dict(_hyperparameters(actual))) if is_root else None, root=root)
         if not is_root:
             for name, part in parts.items():
-                # Not strict: what is not initialized has no state of the optimizer.
+                # Not strict: uninitialized parameters have no state in the optimizer.
                 chainer.serializers.NpzDeserializer(state[0][name], strict=False).load(part)
             _hyperparameters(actual).update(state[1])
-        self._comm.agree_to_join(_OUT)  # a rank that could not load it refuses here
+        self._comm.join_turn(_OUT)  # raises on all ranks if one could not load it
 
-    def _tell(self, error: Exception) -> None:
-        """Lets all ranks raise, if they do not do so anyway."""
+    def _raise_on_all_ranks(self, error: Exception) -> None:
+        """Raise the error on all ranks, unless they have raised it already."""
         links: BaseException | None = error
         while links is not None:
             if links is self._termination:
                 return
-            numbers = self._comm.said_in_join(links)
+            numbers = self._comm.join_responses(links)
             if numbers is not None:
-                if self._throw and _OUT in numbers:  # it met another collective
+                if self._throw and _OUT in numbers:  # this rank called another collective
                     raise _early_termination(numbers) from error
                 return
             links = links.__cause__ or links.__context__
-        with contextlib.suppress(Exception):  # this rank raises its own
+        with contextlib.suppress(Exception):  # this rank raises the original error
             self._comm.refuse('join', error)
 
 
-def _early_termination(numbers: Any) -> RuntimeError:
+def _early_termination(numbers: Sequence[int | None]) -> RuntimeError:
     out = [str(rank) for rank, number in enumerate(numbers) if number == _OUT]
-    return RuntimeError(f'rank {", ".join(out)} of {len(numbers)} ran out of inputs before the '
-                        'others (join was entered with throw_on_early_termination=True)')
+    return RuntimeError(f'rank {", ".join(out)} of {len(numbers)} exhausted its inputs before the '
+                        'others. Give all ranks the same number of inputs, or use '
+                        'throw_on_early_termination=False.')
 
 
-def _saved(part: Any) -> dict[str, Any]:
+def _saved(part: Model | Optimizer) -> dict[str, Object]:
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(part)
     return serializer.target
 
 
-def _hyperparameters(actual_optimizer: Any) -> dict[str, Any]:
-    """The learning rate and the like, which Chainer does not save."""
+def _hyperparameters(actual_optimizer: Optimizer) -> dict[str, Object]:
+    """Return the hyperparameters, such as the learning rate, which Chainer does not save."""
     return getattr(getattr(actual_optimizer, 'hyperparam', None), '__dict__', {})

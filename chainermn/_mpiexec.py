@@ -1,4 +1,4 @@
-"""mpiexec: where it is, and the environment in which it starts a job."""
+"""Find mpiexec, and prepare the environment of an MPI job."""
 from __future__ import annotations
 
 import filecmp
@@ -8,11 +8,11 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-#: What tells a process that it belongs to an MPI job; not what configures an MPI library.
-_OF_A_JOB = re.compile(r'(PMIX?|HYDI|OMPI|PRTE)_(?!MCA_|ALLOW_)|MPI_LOCAL')
+#: Variables that mark a process as part of an MPI job, except those that configure an MPI library.
+_JOB_VARIABLES = re.compile(r'(PMIX?|HYDI|OMPI|PRTE)_(?!MCA_|ALLOW_)|MPI_LOCAL')
 
-#: Open MPI 4 and 5: more processes than cores are no error, and each may use any core.  What they
-#: run is the caller's own, so nothing is gained by refusing root.
+#: Open MPI 4 and 5: allow more processes than cores, do not bind them to cores, and allow root,
+#: since the processes only run the caller's own code.
 _DEFAULTS = {
     'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
     'PRTE_MCA_rmaps_default_mapping_policy': ':oversubscribe',
@@ -20,48 +20,47 @@ _DEFAULTS = {
     'OMPI_MCA_rmaps_base_oversubscribe': '1', 'OMPI_MCA_hwloc_base_binding_policy': 'none',
 }
 
-
-#: The program of MPICH that starts the processes of a job itself.
+#: MPICH's launcher for jobs on this machine.
 LOCAL = 'mpiexec.gforker'
 
 
 def find() -> str:
-    """Returns the path of the mpiexec beside this Python, or of the first one on ``PATH``.
+    """Return the path of the mpiexec next to this Python, or of the first one on ``PATH``.
 
     Raises:
-        FileNotFoundError: If there is none; says how to get one.
+        FileNotFoundError: If there is none.
     """
-    beside = os.path.dirname(sys.executable)
+    folder = os.path.dirname(sys.executable)
     found = shutil.which('mpiexec', path=os.pathsep.join(
-        [beside, os.environ.get('PATH', os.defpath)]))
+        [folder, os.environ.get('PATH', os.defpath)]))
     if found is None:
         raise FileNotFoundError(
-            f'there is no mpiexec in {beside}, nor on PATH. Install MPI with '
-            f'"{sys.executable} -m pip install mpich", or load the one of your cluster.')
+            f'mpiexec not found in {folder} or on PATH. Install MPI with '
+            f'"{sys.executable} -m pip install mpich", or load your cluster\'s MPI module.')
     return found
 
 
 def find_local() -> str:
-    """Returns the path of what starts a job on this machine only.
+    """Return the path of a launcher for jobs on this machine.
 
-    That is ``mpiexec.gforker``, if it belongs to the ``mpiexec`` that :func:`find` finds, as with
-    MPICH.  It listens on no port; ``mpiexec`` does, on all network interfaces.
+    With MPICH this is the ``mpiexec.gforker`` that belongs to the ``mpiexec`` of :func:`find`.
+    Unlike ``mpiexec``, it does not listen on all network interfaces.
     """
     mpiexec = find()
     hydra, local = (os.path.join(os.path.dirname(mpiexec), name)
                     for name in ('mpiexec.hydra', LOCAL))
-    # Beside mpiexec can be programs of other MPI libraries.
+    # The same folder can contain programs of other MPI libraries.
     is_mpich = os.access(hydra, os.R_OK) and filecmp.cmp(mpiexec, hydra, shallow=False)
     return local if is_mpich and os.access(local, os.X_OK) else mpiexec
 
 
 def environment(n: int, defaults: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the environment for a job of ``n`` processes: this one's, but of no other job.
+    """Return the environment of a job: that of this process, without variables of another job.
 
     Args:
-        n: The number of processes.  Without ``OMP_NUM_THREADS`` they share the cores.
-        defaults: Variables for where this process has none of that name.
+        n: The number of processes.  Unless ``OMP_NUM_THREADS`` is set, they share the cores.
+        defaults: Variables to set unless this process already has them.
     """
     cores = len(os.sched_getaffinity(0))
-    mine = {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
-    return {'OMP_NUM_THREADS': str(max(1, cores // n)), **_DEFAULTS, **(defaults or {}), **mine}
+    own = {name: value for name, value in os.environ.items() if not _JOB_VARIABLES.match(name)}
+    return {'OMP_NUM_THREADS': str(max(1, cores // n)), **_DEFAULTS, **(defaults or {}), **own}

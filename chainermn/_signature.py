@@ -1,10 +1,10 @@
-"""The header: what one rank says of its call, in a few fixed bytes."""
+"""The call signature: a fixed-size description of the operation that a rank calls."""
 from __future__ import annotations
 
 import functools
 import hashlib
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,16 +16,16 @@ NO_DTYPE = 255
 
 OPS = ('', 'sum', 'prod', 'max', 'min')
 
-#: How much of the call has to be equal on all ranks: the operation with its root and op; the
-#: dtype as well; the whole call with its shape.
+#: Parts of a call that must be equal on all ranks: the operation with its root and op; the dtype as
+#: well; the shape as well.
 CALL, DTYPE, SHAPE = 1, 2, 3
 
-#: What a rank says that calls nothing any more.
+#: The signature of a rank that has reached the end of the program.
 END = 'end of the program'
 
-#: The operations with what has to be equal.  The order is free: all ranks run the same version.
+#: The parts that must be equal, by operation.  The order is free: all ranks run the same version.
 EQUAL = {
-    'refused': CALL,
+    'failed': CALL,
     'bcast': CALL, 'gather': DTYPE, 'allgather': DTYPE, 'alltoall': DTYPE, 'scatter': CALL,
     'allreduce': SHAPE, 'allreduce_many': SHAPE, 'multi_node_mean': SHAPE,
     'reduce': SHAPE, 'reduce_scatter': SHAPE,
@@ -34,16 +34,16 @@ EQUAL = {
     'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE, 'join': CALL,
     'split': CALL, 'new_group': SHAPE, 'barrier': CALL, 'serve': CALL, 'mean_queue': CALL,
     'finalize': CALL, END: CALL,
-    # Point to point: these travel ahead of the payload and are compared by the receiver.
+    # Point to point: sent before the payload, compared by the receiver.
     'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,
-    # Ahead of such a header, on messages of chainermn.functions.
+    # Precedes such a signature in messages of chainermn.functions.
     'activation': CALL, 'gradient': CALL,
 }
-VERBS = tuple(EQUAL)
-_NUMBER = {verb: number for number, verb in enumerate(VERBS)}
+OPERATIONS = tuple(EQUAL)
+_NUMBER = {operation: number for number, operation in enumerate(OPERATIONS)}
 
 MAX_INLINE_DIMS = 8
-# verb, op, update, root, dtype, refused, device, dimensions, number, shape
+# operation, op, update, root, dtype, failed, device, dimensions, number, shape
 _STRUCT = struct.Struct(f'=BBHiBBBBxxxxq{MAX_INLINE_DIMS}q')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size
@@ -51,21 +51,21 @@ MAX_UPDATE = 2**16 - 1
 _NUMBER_BETWEEN = struct.Struct(f'=16sq{8 * MAX_INLINE_DIMS}s')
 
 
-class Header(NamedTuple):
-    """What one rank says of its call.
+class CallSignature(NamedTuple):
+    """The unpacked signature of the call of one rank.
 
     ``update`` counts the updates that an optimizer has begun since its last exchange; it is 0 if no
-    optimizer calls.  ``number`` is whatever else has to be equal or known: a digest of shapes or
-    parameters, a length in bytes.  ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty
+    optimizer calls.  ``number`` depends on the operation: a digest of shapes or parameters, or a
+    length in bytes.  ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty
     and ``number`` its digest.
     """
 
-    verb: str
+    operation: str
     op: str
     update: int
     root: int
     code: int
-    refused: bool
+    failed: bool
     device: bool
     ndim: int
     number: int
@@ -75,9 +75,9 @@ class Header(NamedTuple):
     def dtype(self) -> np.dtype:
         return DTYPES[self.code]
 
-    def key(self, equal: int) -> tuple[Any, ...]:
-        """The part of the call that has to be equal on all ranks."""
-        key: tuple[Any, ...] = (self.verb, self.root, self.op, self.update)
+    def key(self, equal: int) -> tuple[object, ...]:
+        """The part of the call that must be equal on all ranks."""
+        key: tuple[object, ...] = (self.operation, self.root, self.op, self.update)
         if equal >= DTYPE:
             key += (self.code,)
         if equal >= SHAPE:
@@ -85,10 +85,10 @@ class Header(NamedTuple):
         return key
 
     def __str__(self) -> str:
-        words = [self.verb]
+        words = [self.operation]
         if self.code != NO_DTYPE:
             words.append(str(self.dtype))
-            if EQUAL[self.verb] != CALL or self.shape:
+            if EQUAL[self.operation] != CALL or self.shape:
                 words.append(str(self.shape) if self.ndim <= MAX_INLINE_DIMS else
                              f'with {self.ndim} dimensions')
         if self.op:
@@ -99,49 +99,40 @@ class Header(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def pack(verb: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = None, root: int = -1,
-         op: str = '', device: bool = False, number: int = 0, refused: bool = False,
+def pack(operation: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = None, root: int = -1,
+         op: str = '', device: bool = False, number: int = 0, failed: bool = False,
          update: int = 0) -> bytes:
-    """Returns the header as ``SIZE`` bytes."""
+    """Returns the signature as ``SIZE`` bytes."""
     ndim = len(shape)
     if ndim > MAX_INLINE_DIMS:
         shape, number = (), digest(shape)
-    return _STRUCT.pack(_NUMBER[verb], OPS.index(op), update, root,
-                        NO_DTYPE if dtype is None else CODES[dtype], refused, device, ndim, number,
+    return _STRUCT.pack(_NUMBER[operation], OPS.index(op), update, root,
+                        NO_DTYPE if dtype is None else CODES[dtype], failed, device, ndim, number,
                         *shape, *_PADDING[len(shape)])
 
 
-def unpack(data: Any, offset: int = 0) -> Header:
-    """Reads a header from a buffer."""
+def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignature:
+    """Reads a signature from a buffer."""
     return _unpack(bytes(memoryview(data)[offset:offset + SIZE]))
 
 
-def numbers(headers: Any, like: bytes) -> list[int] | None:
-    """The numbers in a buffer of headers; None if one differs from ``like`` in anything else."""
+def numbers(signatures: bytes | bytearray, like: bytes) -> list[int] | None:
+    """The numbers in a buffer of signatures; None if anything else differs from ``like``."""
     first, _, last = _NUMBER_BETWEEN.unpack(like)
-    parts = [*_NUMBER_BETWEEN.iter_unpack(headers)]
+    parts = [*_NUMBER_BETWEEN.iter_unpack(signatures)]
     found = [number for begin, number, end in parts if begin == first and end == last]
     return found if len(found) == len(parts) else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _unpack(data: bytes) -> Header:
-    verb, op, update, root, code, refused, device, ndim, number, *shape = _STRUCT.unpack(data)
-    return Header(VERBS[verb], OPS[op], update, root, code, bool(refused), bool(device), ndim,
-                  number, tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
+def _unpack(data: bytes) -> CallSignature:
+    operation, op, update, root, code, failed, device, ndim, number, *shape = _STRUCT.unpack(data)
+    return CallSignature(OPERATIONS[operation], OPS[op], update, root, code, bool(failed),
+                         bool(device), ndim, number,
+                         tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
 
 
-class Described(dict[str, str]):
-    """Facts that are compared often.  Its digest is computed once; so it must not change."""
-
-    @functools.cached_property
-    def digest(self) -> int:
-        return digest(dict(self))
-
-
-def digest(value: Any) -> int:
+def digest(value: object) -> int:
     """A number of 63 bits, equal on all ranks for equal values made of strings and numbers."""
-    if isinstance(value, Described):
-        return value.digest
     hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, 'little') >> 1

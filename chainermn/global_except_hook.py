@@ -1,20 +1,28 @@
-"""Ends the whole job when one of its processes fails.
+"""Aborts the whole job when one of its ranks fails.
 
-MPI processes wait for each other, so one that ends early leaves the others waiting forever, and
-waits itself in MPI_Finalize for them. ``import chainermn`` therefore ensures that a process
-that fails prints which rank it is and why, and ends all others (MPI_Abort); ``mpiexec`` returns an
-error. A process fails by an exception that nobody catches, in any thread or in a function of
-``atexit``, by ``sys.exit`` or ``SystemExit`` with a status other than 0, or by ``os._exit``. It
-makes no difference which hooks the program installs; they run as well. What ends a process without
-a word of its own, such as a signal, is told by another process, from the first communicator on
-(see ``_diagnostics/node_monitor.py``). What happens before this module is imported is told by
-``mpiexec`` alone.
+MPI processes wait for each other, so a rank that exits early leaves the others waiting forever,
+and itself waits for them in MPI_Finalize. ``import chainermn`` therefore ensures that a rank that
+fails prints its number and the reason, and aborts all others (MPI_Abort); ``mpiexec`` returns an
+error. A rank fails by an uncaught exception, in any thread or in a function of ``atexit``, by
+``sys.exit`` or ``SystemExit`` with a nonzero status, or by ``os._exit``. This also works if the
+program installs other hooks; they are called as well. A rank that is killed, such as by a signal,
+is reported by the node monitor, from the first communicator on (``_diagnostics/node_monitor``).
+Failures before this module is imported are only reported by ``mpiexec``.
 
 A process that is not one of several MPI processes fails as any Python program does, except that it
 never exits with status 0 when it asked for another one, such as 256.
 
-``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1`` calls :func:`add_hook` at import; ``=0`` switches all of
-this off, for a debugger's or a notebook's own hooks. ``..._ON_EXCEPTION`` means the same.
+``CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS=1`` calls :func:`add_hook` at import; ``=0`` disables all of
+this, for a debugger's or a notebook's own hooks. ``..._ON_EXCEPTION`` means the same.
+
+Functions for other modules of this package:
+
+- :func:`abort_job` reports a failure and aborts the job. The watchdog calls it for a hang, and the
+  shutdown for an incomplete operation.
+- :func:`set_report_arbiter` lets the node monitor decide which rank of its node reports.
+- :func:`set_failure_handler` lets ``chainermn.launch`` report failures instead.
+- :func:`mark_finished`: the shutdown is complete on all ranks, so that none waits for this one.
+- :func:`aborts_job` and :func:`is_failing` return the state of this process.
 """
 from __future__ import annotations
 
@@ -31,36 +39,38 @@ import traceback
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
 from chainermn import _environment, _exit_status, _streams
 from chainermn._exit_status import in_8_bits, status_of
 
 _VARIABLES = _environment.FORCE_ABORT
 
-# Seconds. mpiexec drops what it has not read from a process when that process ends the job.
-_FORWARDED_WITHIN = 0.5
+# Seconds. mpiexec drops output that it has not read when a process aborts the job.
+_FORWARD_TIMEOUT = 0.5
 # Seconds that mpiexec may take to end this process.
-_ENDED_WITHIN = 10
+_ABORT_TIMEOUT = 10
+
+_ExceptHook: TypeAlias = Callable[
+    [type[BaseException], BaseException, TracebackType | None], object]
+_UnraisableHook: TypeAlias = 'Callable[[sys.UnraisableHookArgs], object]'
+#: Called with the reason, details, and the exception if there is one; does not return.
+FailureHandler: TypeAlias = Callable[[str, str, BaseException | None], NoReturn]
 
 _os_exit = os._exit
-_forced = False  # whether to end the job even if this process is all of it
-_installed_by = 0  # our process id, once all is in place; a forked child has another
-_exit_code = 0  # the exit status that was asked for, of any size, once it is known
-_ending_thread: int | None = None  # that has said why the job ends
-#: Whether all ranks have reached the end of the program, so that none waits for this one.
-is_over = False
-#: Says whether this process is the first to say why the job ends; the others follow from it.
-may_speak: Callable[[], bool] | None = None
-#: Called instead of ending the job, if somebody else sees to that: with why, a longer text, and
-#: the exception if there is one.
-instead: Callable[[str, str, BaseException | None], Any] | None = None
+_forced = False  # whether to abort the job even if this process is its only one
+_installed_by = 0  # process ID; a forked child has another one
+_exit_code = 0  # the requested exit status, of any size, once it is known
+_reporting_thread: int | None = None
+_has_finished = False
+_is_first_report: Callable[[], bool] | None = None
+_failure_handler: FailureHandler | None = None
 
 
 def add_hook() -> None:
-    """Ends the job on failure also if this is its only process.
+    """Aborts the job on failure even if this process is its only one.
 
-    Several processes need no call: ``import chainermn`` is enough. A second call has no effect.
+    With several processes, ``import chainermn`` is sufficient. A second call has no effect.
     """
     global _forced
     if _forced:
@@ -79,23 +89,48 @@ def _add_hook_if_enabled() -> None:
         add_hook()
 
 
-def ends_the_job() -> bool:
-    """Whether a process that fails ends the others, and nobody else sees to that."""
-    return _is_installed() and instead is None
+def abort_job(reason: str, details: str) -> None:
+    """Reports a failure and aborts all ranks of the job, whatever they are doing.
+
+    Does not return. It works even if the hook is disabled.
+    """
+    if _failure_handler is not None:
+        _failure_handler(reason, details, None)
+    mpi = sys.modules['mpi4py.MPI']
+    _abort(reason, details=details, abort=lambda: mpi.COMM_WORLD.Abort(1))
+
+
+def set_report_arbiter(is_first: Callable[[], bool]) -> None:
+    """Sets the function that decides whether this rank reports its failure.
+
+    Args:
+        is_first: Called before a failure is reported. Returns whether this rank is the first one to
+            fail; then the failures of others are consequences, and are not reported.
+    """
+    global _is_first_report
+    _is_first_report = is_first
+
+
+def set_failure_handler(handler: FailureHandler) -> None:
+    """Sets a function that handles failures instead of aborting the job."""
+    global _failure_handler
+    _failure_handler = handler
+
+
+def mark_finished() -> None:
+    """Notes that all ranks have finished: a daemon thread that fails no longer aborts the job."""
+    global _has_finished
+    _has_finished = True
+
+
+def aborts_job() -> bool:
+    """Returns whether a failure of this process aborts the job, without a failure handler."""
+    return _is_installed() and _failure_handler is None
 
 
 def is_failing() -> bool:
-    """Whether the process is about to exit with an error."""
+    """Returns whether the process is about to exit with an error."""
     return _exit_code != 0
-
-
-def end_the_job(why: str, text: str) -> None:
-    """Says why and ends all processes of the job, whatever they are doing; does not return."""
-    if instead is not None:
-        instead(why, text, None)
-        return
-    mpi = sys.modules['mpi4py.MPI']
-    _end_job(why, text=text, end=lambda: mpi.COMM_WORLD.Abort(1))
 
 
 def _install() -> None:
@@ -106,8 +141,8 @@ def _install() -> None:
     outcome = _exit_status.outcome
     outcome.uncaught, outcome.unraisable, outcome.exits = _uncaught, _unraisable, _exits
     _exit_status.listen()
-    # A new thread gets what it calls with its exception from this function. That looks for
-    # threading.excepthook only when it is called.
+    # A new thread calls this function for the function that handles its uncaught exception, which
+    # reads threading.excepthook only when it is called.
     make = threading._make_invoke_excepthook  # type: ignore[attr-defined]
     threading._make_invoke_excepthook = (  # type: ignore[attr-defined]
         lambda: functools.partial(_uncaught_in_thread, make()))
@@ -119,56 +154,56 @@ def _install() -> None:
 
 
 def _is_installed() -> bool:
-    """Whether this process is a rank, and fails as one.  A forked child does not."""
+    """Returns whether this process is a rank with the hook.  A forked child is not."""
     return _installed_by == os.getpid()
 
 
-def _uncaught(hook: Any, exc_type: type[BaseException], value: BaseException,
+def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: BaseException,
               tb: TracebackType | None) -> None:
-    """Called ahead of ``sys.excepthook``."""
+    """Called before ``sys.excepthook``."""
     text = ''
     with contextlib.suppress(MemoryError, RecursionError):
         text = ''.join(traceback.format_exception(exc_type, value, tb))
     is_default = hook is None or hook is sys.__excepthook__
-    _end_job(f'uncaught {exc_type.__name__}', 1, text,
-             None if is_default and text else functools.partial(
-                 hook or sys.__excepthook__, exc_type, value, tb))
+    _abort(f'uncaught {exc_type.__name__}', 1, text,
+           None if is_default and text else functools.partial(
+               hook or sys.__excepthook__, exc_type, value, tb))
 
 
 def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: threading.Thread
                         ) -> None:
-    """Called by a thread in place of ``invoke``, which calls ``threading.excepthook``."""
+    """Called by a thread instead of ``invoke``, which calls ``threading.excepthook``."""
     error = sys.exc_info()[1]
-    # SystemExit ends the thread only. At the very end only daemon threads are left.
-    if error is not None and not isinstance(error, SystemExit) and not is_over:
-        why = f'uncaught {type(error).__name__} in thread {thread.name}'
+    # SystemExit only ends the thread. After the shutdown, only daemon threads are left.
+    if error is not None and not isinstance(error, SystemExit) and not _has_finished:
+        reason = f'uncaught {type(error).__name__} in thread {thread.name}'
         text = f'Exception in thread {thread.name}:\n{"".join(traceback.format_exception(error))}'
-        if instead is not None and _is_installed():
-            instead(why, text, error)
+        if _failure_handler is not None and _is_installed():
+            _failure_handler(reason, text, error)
         is_default = threading.excepthook is threading.__excepthook__
-        _end_job(why, 1, text, None if is_default else functools.partial(invoke, thread))
+        _abort(reason, 1, text, None if is_default else functools.partial(invoke, thread))
     invoke(thread)
 
 
-def _unraisable(hook: Any, args: sys.UnraisableHookArgs) -> None:
-    """Called ahead of ``sys.unraisablehook``, with an exception that has nowhere to go."""
-    why, status = f'uncaught {args.exc_type.__name__}', 1
+def _unraisable(hook: _UnraisableHook | None, args: sys.UnraisableHookArgs) -> None:
+    """Called before ``sys.unraisablehook``, with an exception that cannot be raised."""
+    reason, status = f'uncaught {args.exc_type.__name__}', 1
     if isinstance(args.exc_value, SystemExit):
         status = status_of(args.exc_value.code)
-        why = f'sys.exit with status {status}'
-    # Python ignores that of a __del__.
+        reason = f'sys.exit with status {status}'
+    # Python ignores exceptions of __del__.
     if status and 'atexit' in (args.err_msg or '') and not is_failing():
         where = '' if args.object is None else f': {args.object!r}'
         text = ''.join(traceback.format_exception(
             args.exc_type, args.exc_value, args.exc_traceback))
-        is_default = hook is None or hook is sys.__unraisablehook__
-        _end_job(f'{why} in a function of atexit', in_8_bits(status),
-                 f'{args.err_msg}{where}\n{text}',
-                 None if is_default else functools.partial(hook, args))
+        show = None if hook is None or hook is sys.__unraisablehook__ else functools.partial(
+            hook, args)
+        _abort(f'{reason} in a function of atexit', in_8_bits(status),
+               f'{args.err_msg}{where}\n{text}', show)
 
 
-def _exits(code: Any) -> Any:
-    """Called when nobody catches a SystemExit; returns the code with which to exit."""
+def _exits(code: object) -> object:
+    """Called for an uncaught SystemExit with its code; returns the code to exit with."""
     global _exit_code
     if not _is_installed():
         return code
@@ -181,114 +216,115 @@ def _exit_at_once(status: int) -> NoReturn:
     status = operator.index(status)
     if not _is_installed() or not -2 ** 31 <= status < 2 ** 31:
         _os_exit(status)  # raises if the status is that large
-    if instead is not None or _way_to_end(1) is None:
+    if _failure_handler is not None or _abort_function(1) is None:
         _os_exit(in_8_bits(status))
     stack = ''.join(traceback.format_stack(sys._getframe(1)))
-    _end_job(f'os._exit with status {status}', in_8_bits(status) or 1,
-             f'Stack (most recent call last):\n{stack}')
+    _abort(f'os._exit with status {status}', in_8_bits(status) or 1,
+           f'Stack (most recent call last):\n{stack}')
     raise AssertionError
 
 
 def _at_exit() -> None:
     if _exit_code:
-        _end_job(f'sys.exit with status {_exit_code}', in_8_bits(_exit_code))
+        _abort(f'sys.exit with status {_exit_code}', in_8_bits(_exit_code))
 
 
-def leave_word(text: str) -> None:
-    """Tells ``python -m chainermn run``, if that started the job, why a rank of it ends."""
+def _write_to_run_folder(text: str) -> None:
+    """Writes the report to a file for ``python -m chainermn run``, if it started the job."""
     folder = _environment.text(_environment.RUN_FOLDER)
     if folder:
-        with contextlib.suppress(OSError):  # there is none on another machine
+        with contextlib.suppress(OSError):  # the folder does not exist on other nodes
             path = f'{folder}/{time.time_ns()}-{os.getpid()}'
             with open(f'{path}.part', 'w') as file:
                 file.write(text)
             os.rename(f'{path}.part', f'{path}.txt')
 
 
-def _end_job(why: str, status: int = 1, text: str = '', show: Callable[[], Any] | None = None,
-             end: Callable[[], Any] | None = None) -> None:
-    """Names this process and ends the job; returns if there are no other processes to end.
+def _abort(reason: str, status: int = 1, details: str = '',
+           show: Callable[[], object] | None = None,
+           abort: Callable[[], object] | None = None) -> None:
+    """Reports a failure and aborts the job; returns if there are no other processes.
 
     Args:
-        why: The reason, in a line.
-        status: That of mpiexec then.
-        text: What is to be known besides.
-        show: Shows that in another way.
-        end: How to end the job, if that is known.
+        reason: The reason, in one line.
+        status: The exit status of mpiexec.
+        details: Further lines of the report.
+        show: Prints the details instead, such as a hook of the program.
+        abort: Aborts the job; found out by default.
     """
-    global _ending_thread
-    end = _way_to_end(status) if end is None else end
-    if end is None:
+    global _reporting_thread
+    abort = _abort_function(status) if abort is None else abort
+    if abort is None:
         return
     try:
         _flush()
-        if _ending_thread == threading.get_ident():
+        if _reporting_thread == threading.get_ident():
             pass  # such as a hook that calls os._exit
-        elif _ending_thread is not None or not (may_speak is None or may_speak()):
-            time.sleep(_ENDED_WITHIN)
+        elif _reporting_thread is not None or not (_is_first_report is None or _is_first_report()):
+            time.sleep(_ABORT_TIMEOUT)
         else:
-            _ending_thread = threading.get_ident()
-            said = f'{_who()} ends the job: {why}'
-            leave_word(said)
-            _streams.write(f'chainermn: {said}\n{text if show is None else ""}')
+            _reporting_thread = threading.get_ident()
+            report = f'{_rank_text()} aborts the job: {reason}'
+            _write_to_run_folder(report)
+            _streams.write(f'chainermn: {report}\n{details if show is None else ""}')
             if show is not None:
-                _call(show, text)
+                _call(show, details)
     finally:
         _flush()
-        time.sleep(_FORWARDED_WITHIN)
+        time.sleep(_FORWARD_TIMEOUT)
         for path in shared_memory():
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        end()
-        # MPICH's MPI_Abort can return before mpiexec has ended this process, which must not go on.
-        time.sleep(_ENDED_WITHIN)
+        abort()
+        # MPICH's MPI_Abort can return before mpiexec has killed this process, which must not go on.
+        time.sleep(_ABORT_TIMEOUT)
         _os_exit(status)
 
 
-def _call(hook: Callable[[], Any], text: str) -> None:
-    """Calls a hook of the program; shows the text if that fails."""
+def _call(hook: Callable[[], object], details: str) -> None:
+    """Calls a hook of the program; prints the details if that fails."""
     try:
         hook()
     except Exception:
         _streams.write(f'Error in the hook of the program:\n{traceback.format_exc()}\n'
-                       f'It was called for:\n{text}')
+                       f'It was called for:\n{details}')
 
 
 def shared_memory() -> set[str]:
-    """The files of this process that MPICH removes at an ordinary end only."""
+    """Returns the files of this process that MPICH only removes on a normal exit."""
     with contextlib.suppress(OSError), open('/proc/self/maps', encoding='utf-8') as file:
         return {path for path in (line.split(None, 5)[-1].rstrip('\n') for line in file)
                 if path.startswith('/dev/shm/mpich_shm_') and ' ' not in path}
     return set()
 
 
-def _way_to_end(status: int) -> Callable[[], Any] | None:
-    """How to end all processes of the job; ``None`` if there are no others."""
+def _abort_function(status: int) -> Callable[[], object] | None:
+    """Returns a function that aborts the job; ``None`` if there are no other processes."""
     if not _is_installed():
         return None  # a forked child, such as a worker of MultiprocessIterator, is no rank
-    # Not imported here: importing it starts MPI, which waits for the other processes.
+    # Not imported here: importing it initializes MPI, which waits for the other processes.
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized():
         if mpi.Is_finalized() or not (_forced or mpi.COMM_WORLD.size > 1):
             return None
         return lambda: mpi.COMM_WORLD.Abort(status)
     if _is_started_by_hydra():
-        # Before MPI has started, MPICH's mpiexec does not mind a process that exits with an
-        # error, while the others wait for it in MPI_Init. It minds one that a signal ends.
-        return lambda: os.kill(os.getpid(), signal.SIGKILL)  # others can be caught
+        # Before MPI_Init, MPICH's mpiexec ignores a process that exits with an error, while the
+        # others wait for it in MPI_Init. It does not ignore one that a signal kills.
+        return lambda: os.kill(os.getpid(), signal.SIGKILL)  # other signals can be caught
     return None
 
 
 def _is_started_by_hydra() -> bool:
     try:
-        # A program that a rank started has the variables too, but not the open pipe.
+        # A child process of a rank inherits the variables, but not the open pipe.
         os.fstat(int(os.environ['PMI_FD']))
         return int(os.environ['PMI_SIZE']) > 1
     except (KeyError, ValueError, OSError):
         return False
 
 
-def _who() -> str:
+def _rank_text() -> str:
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized():
         rank, size = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size

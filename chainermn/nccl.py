@@ -1,7 +1,7 @@
-"""NCCL as CuPy offers it, or the reason why there is none.  No other file names ``cupy.cuda.nccl``.
+"""CuPy's NCCL, or the reason why it is not available; only this module imports ``cupy.cuda.nccl``.
 
-Without NCCL this module can be imported all the same; then ``_available`` is false and
-``_reason`` says why.
+Without NCCL this module can still be imported; then ``_available`` is false, and ``_reason`` is the
+error.
 """
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _reason = ''
 
 try:
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # CuPy warns where it finds no NCCL; _reason tells it
+        warnings.simplefilter('ignore')  # without NCCL, CuPy warns; see _reason
         import cupy.cuda.nccl
     if not getattr(cupy.cuda.nccl, 'available', True):
-        importlib.import_module('cupy_backends.cuda.libs.nccl')  # raises what CuPy warned of
+        importlib.import_module('cupy_backends.cuda.libs.nccl')  # raises the cause
     from cupy.cuda.nccl import (
         NCCL_BFLOAT16,
         NCCL_FLOAT,
@@ -50,7 +50,7 @@ try:
         groupStart,
     )
 
-    get_version()  # a library that is there but does not work is found now
+    get_version()  # raises if the library does not work
     _available = True
 except Exception as error:  # loading a library can fail in any way
     _reason = f'{type(error).__name__}: {error}'

@@ -1,9 +1,9 @@
-"""Keeps the ranks of a test run together: one outcome per test, one voice, one time limit.
+"""Synchronizes the ranks of a test run: one outcome per test, one report, one time limit.
 
 Under ``mpiexec ... pytest --with-mpi`` every rank runs the same tests. After each phase of a
-test (setup, call, teardown) the ranks tell each other how it went, and what failed on one rank
-has failed on all; so no rank runs ahead, and rank 0 alone reports.  In one process pytest-xdist
-may run the files in parallel.
+test (setup, call, teardown) the ranks exchange outcomes; a failure on one rank is a failure on all.
+So no rank runs ahead, and only rank 0 reports.  In one process pytest-xdist may run the files in
+parallel.
 """
 
 import faulthandler
@@ -32,16 +32,16 @@ hypothesis.settings.load_profile('ranks')
 
 
 MARKERS = f"""
-every_size: runs at 2 and 4 ranks, too, as it depends on the number of ranks
-full: takes long, and runs with --full only
-gpu: needs CuPy and a GPU, and is skipped without
-sample(n): n of its cases run, spread evenly; with --full all of them do
-limit(seconds): may take longer than {LIMIT} seconds on a quiet machine
+every_size: runs at 2 and 4 ranks as well, since it depends on the number of ranks
+full: slow, runs with --full only
+gpu: needs CuPy and a GPU, otherwise skipped
+sample(n): runs n of its cases, spread evenly; with --full all of them
+limit(seconds): may take longer than {LIMIT} seconds on an idle machine
 """
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption('--full', action='store_true', help='runs tests that are marked full, too')
+    parser.addoption('--full', action='store_true', help='also run tests marked full')
 
 
 @pytest.hookimpl(trylast=True)  # when there is a terminal reporter to take away
@@ -52,13 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
     import chainermn
 
     if not chainermn.__version__.startswith('8.'):
-        raise pytest.UsageError(f'These tests are not for {chainermn.__file__}; install ours.')
+        raise pytest.UsageError(f'These tests need ChainerMN 8, not {chainermn.__file__}.')
 
     mpi_comm = None
     if config.getoption('--with-mpi'):
         from mpi4py import MPI
 
-        mpi_comm = MPI.COMM_WORLD.Dup()  # so that no test can take our messages for its own
+        mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the tests
         # pytest removes old folders of tmp_path, which the ranks must not do to one another.
         folder = tempfile.mkdtemp(prefix=f'chainermn-tests-{mpi_comm.rank}-')
         os.environ['PYTEST_DEBUG_TEMPROOT'] = folder
@@ -79,7 +79,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Leaves out files that have none of the tests for 2 and 4 ranks."""
+    """Skips files without tests for 2 and 4 ranks."""
     if config.getoption('markexpr') == 'every_size' and collection_path.suffix == '.py':
         return 'every_size' not in collection_path.read_text(encoding='utf-8') or None
     return None
@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker('sample'):
                 cases.setdefault(item.nodeid.partition('[')[0], []).append(item)
-    unsampled = {item.nodeid for those in cases.values() for item in _unsampled(those)}
+    unsampled = {item.nodeid for group in cases.values() for item in _unsampled(group)}
     for item in items:
         is_other = item.nodeid in unsampled or not others.isdisjoint(
             marker.name for marker in item.iter_markers())
@@ -119,7 +119,7 @@ def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 class Ranks:
-    """Makes the outcome of every phase of every test the same on all ranks."""
+    """Makes the outcome of each test phase equal on all ranks."""
 
     def __init__(self, mpi_comm: Any) -> None:
         self.mpi_comm = mpi_comm
@@ -134,15 +134,15 @@ class Ranks:
         for rank, (broken, nodeids) in enumerate(tests):
             if broken != tests[0][0] or nodeids != tests[0][1]:
                 text = '\n'.join(broken)
-                pytest.exit(f'rank {rank} has other tests than rank 0\n{text}', returncode=2)
+                pytest.exit(f'rank {rank} collected other tests than rank 0\n{text}', returncode=2)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        said = [] if report.passed else [report.longreprtext, *map('\n'.join, report.sections)]
-        ranks = self.mpi_comm.allgather((report.outcome, '\n'.join(said)))
+        texts = [] if report.passed else [report.longreprtext, *map('\n'.join, report.sections)]
+        ranks = self.mpi_comm.allgather((report.outcome, '\n'.join(texts)))
         if len(set(ranks)) > 1:
             report.outcome = 'failed'
             report.longrepr = '\n'.join(
@@ -154,16 +154,15 @@ class Ranks:
 
 
 class TimeLimit:
-    """Ends the process when a test takes too long, after writing the stacks of all its threads.
+    """Kills the process if a test takes too long, after writing the stacks of all threads.
 
-    A timer thread in C writes and the kernel kills, so a rank that waits within MPI, or
-    holds the GIL, is ended too; mpiexec then ends the others, and pytest-xdist goes on with a new
-    worker.
+    A timer thread in C writes and the kernel kills, which also works if a rank waits in MPI or
+    holds the GIL.  Then mpiexec kills the other ranks, and pytest-xdist starts a new worker.
     """
 
     def __init__(self, name: str, mpi_comm: Any) -> None:
         self.mpi_comm = mpi_comm
-        folder = os.environ.get(STACKS)  # run_ranks.py prints what is there
+        folder = os.environ.get(STACKS)  # run_ranks.py prints its files
         self.named = folder is not None
         # pytest captures file descriptor 2 during the tests.
         self.file: TextIO = open(f'{folder}/{name}' if folder else os.dup(2), 'w')  # noqa: SIM115
@@ -173,12 +172,12 @@ class TimeLimit:
         self.write(name)
         limit = seconds(quiet)
         if self.mpi_comm is not None:
-            limit = self.mpi_comm.bcast(limit)  # so that the stacks of all are written
+            limit = self.mpi_comm.bcast(limit)  # so that all ranks write their stacks
         faulthandler.dump_traceback_later(limit, file=self.file)
         signal.setitimer(signal.ITIMER_REAL, limit + GRACE)
 
     def write(self, name: str) -> None:
-        """Writes what the process is doing."""
+        """Writes the current test or phase."""
         if self.named:
             self.file.seek(0)
             self.file.truncate()
@@ -186,7 +185,7 @@ class TimeLimit:
             self.file.flush()
 
     def pause(self) -> None:
-        """A worker may wait for the others; a rank has nothing to wait for."""
+        """Stops the timer of a worker, which may wait for other workers."""
         if self.mpi_comm is None:
             faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -209,7 +208,7 @@ class TimeLimit:
 
 
 class Workers:
-    """Reports what a worker of pytest-xdist was doing when it was ended."""
+    """Reports the stacks of a killed pytest-xdist worker."""
 
     def __init__(self) -> None:
         self.folder = os.environ.get(STACKS)
@@ -233,9 +232,9 @@ class Workers:
 
 @pytest.fixture
 def default_signals() -> Generator[None]:
-    """Lets signals end the processes that a test starts, even if this one ignores them.
+    """Restores the default action of signals for processes started by a test.
 
-    A new process ignores the signals that its parent ignores: SIGHUP under nohup, SIGINT in the
+    A new process inherits ignored signals from its parent: SIGHUP under nohup, SIGINT in the
     background of a shell script.
     """
     ignored = [number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)

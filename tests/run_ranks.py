@@ -1,9 +1,9 @@
 """Runs the tests at 1, 2, 3 and 4 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
 
-All tests run at 1 and 3 ranks; at 2 and 4 those that are marked ``every_size``, or all of them if
-``--ranks`` is given.  One rank is as many processes of pytest-xdist as there are cores.  The
-options are pytest's.  Stops after the first run that fails, so that what pytest printed last is
-what went wrong; with ``--keep-going`` it goes on, and says at the end which runs have failed.
+All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size``, unless
+``--ranks`` is given.  With one rank, pytest-xdist runs one worker per core.  Other options are
+passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all, and lists
+failed runs at the end.
 """
 
 import argparse
@@ -17,13 +17,13 @@ import time
 
 from time_limits import seconds
 
-# A run that neither passes nor fails within this many seconds is ended. The time limit of a test
-# (conftest.py) comes first, unless MPI itself hangs while it starts or ends.
+# Seconds after which a run is killed. The time limit of a test (conftest.py) comes first, unless
+# MPI itself hangs at startup or shutdown.
 RUN_LIMIT = 2400
-STACKS = 'CHAINERMN_TEST_STACKS'  # names the folder where conftest.py writes
+STACKS = 'CHAINERMN_TEST_STACKS'  # the folder to which conftest.py writes
 
 RUNS = {1: [], 2: ['-m', 'every_size'], 3: [], 4: ['-m', 'every_size']}
-# worksteal keeps the tests of a file together, mostly: they may share what is costly.
+# worksteal mostly keeps the tests of a file together, since they may share expensive fixtures.
 PARALLEL = ['--numprocesses', 'auto', '--maxprocesses', '8', '--dist', 'worksteal']
 
 # The ranks share the machine's cores: each has one thread, which sleeps while MPICH waits.
@@ -44,7 +44,7 @@ def run(ranks: int, options: list[str]) -> int:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         env = SHARED | os.environ | {STACKS: folder}
-        # The mpiexec that was installed beside this Python, also if its environment is not active.
+        # The mpiexec next to this Python, even if its environment is not active.
         env['PATH'] = os.path.dirname(sys.executable) + os.pathsep + env.get('PATH', os.defpath)
         env.pop('PYTHONHASHSEED', None)  # tox sets one; ranks of a user iterate sets in many orders
         stdin = None if ranks == 1 else subprocess.DEVNULL  # one rank may use --pdb
@@ -55,34 +55,34 @@ def run(ranks: int, options: list[str]) -> int:
                 process.terminate()  # mpiexec ends its ranks
                 status = process.wait()
         files = sorted(pathlib.Path(folder).iterdir())
-        said = {file.name: file.read_text().splitlines() or ['nothing'] for file in files}
-    for rank, (name, *stacks) in said.items():
+        reports = {file.name: file.read_text().splitlines() or ['nothing'] for file in files}
+    for rank, (name, *stacks) in reports.items():
         if stacks:
             print(f'\n{f" rank {rank} took too long in {name} ":_^80}')
             print(outside_pytest(stacks))
-    if status != 0 and said.get('0') != [f'ending with {status}']:
-        # pytest's own last line is missing, or not true.
-        where = ''.join(f'\n  rank {rank}: {name}' for rank, (name, *_) in said.items())
+    if status != 0 and reports.get('0') != [f'ending with {status}']:
+        # pytest's last line is missing or wrong.
+        where = ''.join(f'\n  rank {rank}: {name}' for rank, (name, *_) in reports.items())
         print(f'\nThe run ended with status {status}. The ranks were in{where}')
         print(f'{f" 1 error in {time.monotonic() - start:.2f}s ":=^80}', flush=True)
     return status
 
 
 def outside_pytest(stacks: list[str]) -> str:
-    """Returns the lines of stacks that are not of pytest."""
+    """Returns the lines of stacks without those of pytest."""
     return '\n'.join(line for line in stacks if not INSIDE_PYTEST.search(line))
 
 
 def _mpiexec() -> str:
-    """The mpiexec beside this Python, or else the first one on PATH."""
+    """The mpiexec next to this Python, or the first one on PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
     return beside if os.path.exists(beside) else 'mpiexec'
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument('--ranks', help='at which to run all tests, such as 2,3')
-    parser.add_argument('--keep-going', action='store_true', help='go on after a run that fails')
+    parser.add_argument('--ranks', help='numbers of ranks at which to run all tests, such as 2,3')
+    parser.add_argument('--keep-going', action='store_true', help='continue after a failed run')
     args, options = parser.parse_known_args()
     runs = {int(n): [] for n in args.ranks.split(',')} if args.ranks else RUNS
     failed = {}

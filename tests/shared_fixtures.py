@@ -1,4 +1,4 @@
-"""Every communicator of this machine, every kind of array, and errors compared between ranks."""
+"""Fixtures: every available communicator, kinds of arrays, and errors compared between ranks."""
 
 import importlib
 import re
@@ -27,8 +27,8 @@ def _read_only(x):
     return x
 
 
-# For each kind of array: its shape, which may have more rows where shapes may differ between
-# ranks, and what gives a C-ordered array that layout.
+# For each kind of array: its shape, with more rows if shapes may differ between ranks, and a
+# function that gives a C-ordered array that layout.
 KINDS = {
     '0-d': (lambda rows: (), lambda x: x),
     'NumPy scalar': (lambda rows: (), lambda x: x[()]),
@@ -46,8 +46,8 @@ KINDS = {
     'large': (lambda rows: (9001 + rows,), lambda x: x),
 }
 
-# Dtypes and kinds are nearly independent: so each dtype is tried as '1-d', and each kind as float32
-# and as this dtype.  With --full, all of them are.
+# Dtypes and kinds are nearly independent, so each dtype is tested as '1-d', and each kind as
+# float32 and as this dtype.  With --full, all combinations are tested.
 OTHER_DTYPES = {
     '0-d': 'int64',
     'NumPy scalar': 'float64',
@@ -81,7 +81,7 @@ def numbers(shape, dtype, seed):
 
 
 def available():
-    """The names of the communicators for host arrays; tests/gpu has the others."""
+    """The communicators for host arrays; tests/gpu covers the others."""
     names = []
     for name, (module, class_name) in communicators._CLASSES.items():
         module = importlib.import_module(f'chainermn.communicators.{module}')
@@ -110,7 +110,7 @@ def comm(name):
 
 @pytest.fixture(scope='session')
 def comms():
-    """All communicators at once, for tests of which there are many."""
+    """All communicators at once, for tests with many cases."""
     comms = [chainermn.create_communicator(name) for name in available()]
     yield comms
     for comm in comms:
@@ -136,7 +136,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def check():
-    """Checks that a result has the dtype, shape and values of an array, and is free to use."""
+    """Checks dtype, shape and values of a result, and that it is writable and not shared."""
     def check(result, expected, *inputs):
         expected = np.array(expected, expected.dtype.newbyteorder('='))
         assert type(result) is np.ndarray
@@ -150,33 +150,33 @@ def check():
 
 @pytest.fixture
 def same_error():
-    """Calls a function on all ranks and returns its error, which has to be the same on all.
+    """Calls a function on all ranks and returns its error, which must be equal on all.
 
-    Where a single rank was refused, ``refused`` says which.  The message has to have a line for
-    each rank, unless ``table`` is false.
+    ``failed`` is the only rank that failed, if any.  The message must have a line for each rank
+    unless ``table`` is false.
     """
-    def same_error(call, *args, refused=None, table=True):
+    def same_error(call, *args, failed=None, table=True):
         try:
-            error, said = None, call(*args)
+            error, text = None, call(*args)
         except Exception as caught:
-            error, said = caught, str(caught)
+            error, text = caught, str(caught)
         mpi_comm = MPI.COMM_WORLD
-        all_said = mpi_comm.allgather((type(error), said if error else repr(said)))
-        assert all(kind is not type(None) for kind, _ in all_said), all_said
-        assert len(set(all_said)) == 1, all_said
+        errors = mpi_comm.allgather((type(error), text if error else repr(text)))
+        assert all(kind is not type(None) for kind, _ in errors), errors
+        assert len(set(errors)) == 1, errors
         if mpi_comm.size > 1 and table:
-            assert named_ranks(said) == list(range(mpi_comm.size)), said
-        if mpi_comm.size > 1 and refused is not None:
-            assert f'refused on rank {refused};' in said
+            assert named_ranks(text) == list(range(mpi_comm.size)), text
+        if mpi_comm.size > 1 and failed is not None:
+            assert f'failed on rank {failed} (' in text
         return error
     return same_error
 
 
 def named_ranks(text):
-    """The ranks about which an error has lines."""
+    """The ranks in the table of an error."""
     ranks = set()
     for line in text.splitlines()[1:]:
-        if 'was refused on all ranks' in line:
+        if 'failed on all ranks' in line:
             ranks.update(range(MPI.COMM_WORLD.size))
         for group in re.findall(r'\branks? (\d[\d, -]*\d|\d)(?=: |; |$)', line):
             for part in group.split(', '):
@@ -187,7 +187,7 @@ def named_ranks(text):
 
 @pytest.fixture
 def check_usable():
-    """Checks that the next verbs of a communicator give the right values."""
+    """Checks that later operations of a communicator give correct values."""
     def check_usable(comm):
         ranks = list(range(comm.size))
         assert comm.allgather_obj(comm.rank) == ranks

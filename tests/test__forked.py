@@ -85,7 +85,7 @@ def test_as_in_a_program_without_mpi(tmp_path, child):
     assert seen == 2 * usual
     for word in ('child', 'why', 'ValueError: luck', 'IndexError', 'mine', 'thread\n'):
         assert output.count(word) == 2 * printed.count(word)
-    assert 'ends the job' not in output and 'ended the job' not in output
+    assert 'aborts the job' not in output and ' failed: ' not in output
 
 
 @pytest.mark.parametrize('ranks', [0, 1, 3])
@@ -141,4 +141,4 @@ def test_workers_of_multiprocessing(tmp_path):
     assert done.stdout.count('went on') == 2
     assert done.stdout.count('ValueError: luck') == 2
     assert done.stdout.count('RuntimeError: barrier: this process was forked from the rank') == 2
-    assert 'ends the job' not in done.stdout
+    assert 'aborts the job' not in done.stdout

@@ -296,7 +296,7 @@ def test_early_termination(comm):
     counts = [4, 3, 5, 3][:comm.size]
     check_raised_on_all_ranks(
         comm, lambda: train(comm, counts[comm.rank], optimizer, throw_on_early_termination=True),
-        RuntimeError, f'rank {"1, 3" if comm.size > 3 else 1} of {comm.size} ran out of inputs')
+        RuntimeError, f'rank {"1, 3" if comm.size > 3 else 1} of {comm.size} exhausted its inputs')
     assert optimizer.t == 2
     assert len({w.tobytes() for w in comm.allgather_obj(model.w.array)}) == 1
     check_usable(comm, optimizer)
@@ -332,15 +332,15 @@ def test_a_collective_that_cannot_be_shadowed(comm, throw):
     if comm.size == 1:
         call()
     elif throw:
-        check_raised_on_all_ranks(comm, call, RuntimeError, f'rank 0 of {comm.size} ran out')
+        check_raised_on_all_ranks(comm, call, RuntimeError, f'rank 0 of {comm.size} exhausted')
     else:
-        check_raised_on_all_ranks(comm, call, ValueError, 'different verbs', 'rank 0: join',
+        check_raised_on_all_ranks(comm, call, ValueError, 'different operations', 'rank 0: join',
                                   'MultiNodeBatchNormalization', 'throw_on_early_termination=True')
     optimizer.update(model, 1)
 
 
 def test_a_collective_between_updates(comm):
-    """All is well until a rank has run out."""
+    """It works until a rank is exhausted."""
     optimizer, model = make(comm)
 
     def call(count):
@@ -383,7 +383,7 @@ def test_an_error_on_one_rank_is_raised_on_all(comm, when):
         call()
     assert (type(caught.value) is MyError) == (comm.rank == odd)
     if comm.rank != odd:
-        assert f'join refused on rank {odd}' in str(caught.value)
+        assert f'join failed on rank {odd}' in str(caught.value)
     check_usable(comm, optimizer)
 
 
@@ -436,11 +436,11 @@ def test_nested(comm):
 
     for inner in (optimizer, other):
         check_raised_on_all_ranks(comm, lambda inner=inner: call(inner), RuntimeError,
-                                  'in a join already')
+                                  'already in a join')
     check_usable(comm, optimizer)
 
 
-def test_double_buffering_is_refused(comm):
+def test_double_buffering_is_rejected(comm):
     class Overlapping(type(comm)):
         can_overlap = True
 
@@ -473,7 +473,7 @@ def test_a_rank_that_does_not_enter(comm):
     if comm.size > 1:
         check_raised_on_all_ranks(
             comm, lambda: train(comm, 3, optimizer, enable=comm.rank != 0), ValueError,
-            'different verbs', 'rank 0: bcast_data', 'chainermn.join')
+            'different operations', 'rank 0: bcast_data', 'chainermn.join')
     check_usable(comm, optimizer)
 
 
@@ -491,7 +491,7 @@ def test_disabled_it_does_nothing(comm):
 
 
 def test_another_optimizer_inside(comm):
-    """It goes on as ever, as long as all ranks are there."""
+    """It works as long as all ranks are active."""
     optimizer, _ = make(comm)
     other, _ = make(comm)
 

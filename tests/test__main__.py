@@ -1,4 +1,4 @@
-"""python -m chainermn: says which commands there are, and starts them."""
+"""python -m chainermn: lists the commands, and runs them."""
 
 import subprocess
 import sys
@@ -9,12 +9,12 @@ from time_limits import seconds
 
 from chainermn.__main__ import main
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='speaks on one process')
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='prints on one process')
 
 COMMANDS = ['check', 'checkpoints', 'run', 'timeline']
 
 
-def test_alone_it_shows_the_commands(capsys):
+def test_without_arguments_it_lists_the_commands(capsys):
     assert main([]) == 0
     alone = capsys.readouterr().out
     with pytest.raises(SystemExit) as end:
@@ -26,7 +26,7 @@ def test_alone_it_shows_the_commands(capsys):
 
 
 @pytest.mark.parametrize('command', COMMANDS)
-def test_each_command_explains_itself(command, capsys):
+def test_help_of_each_command(command, capsys):
     with pytest.raises(SystemExit) as end:
         main([command, '--help'])
     assert end.value.code == 0
@@ -35,7 +35,7 @@ def test_each_command_explains_itself(command, capsys):
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_an_unknown_command_is_refused():
+def test_unknown_command():
     done = subprocess.run([sys.executable, '-m', 'chainermn', 'walk'], text=True,
                           capture_output=True, timeout=seconds(50))
     assert done.returncode == 2

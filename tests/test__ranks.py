@@ -2,7 +2,7 @@
 
 import pytest
 
-from chainermn._ranks import ranks_text
+from chainermn._ranks import group_ranks, ranks_text
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -13,3 +13,9 @@ pytestmark = pytest.mark.mpi_skip
 ])
 def test_ranks_text(ranks, text):
     assert ranks_text(list(ranks)) == text
+
+
+def test_group_ranks():
+    assert group_ranks(enumerate('abab')) == {'a': [0, 2], 'b': [1, 3]}
+    assert [*group_ranks([(5, 'x'), (2, 'y'), (1, 'x')]).items()] == [('x', [5, 1]), ('y', [2])]
+    assert group_ranks([]) == {}

@@ -1,4 +1,4 @@
-"""python -m chainermn run: a job that fails is started again, and nothing of it is left."""
+"""python -m chainermn run: a failed job is restarted, and no process is left behind."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ HOST = os.uname().nodename
 
 @pytest.fixture
 def env(tmp_path, monkeypatch):
-    """The environment of the command, whose temporary folder is empty when a test has passed."""
+    """Environment of the command; its temporary folder must be empty after the test."""
     folder = tmp_path / 'temporary'
     folder.mkdir()
     yield os.environ | {'TMPDIR': str(folder)}
@@ -39,7 +39,7 @@ def run(tmp_path, env, *args, timeout=50):
 
 
 def processes(tmp_path):
-    """The processes that were started in the folder."""
+    """Processes whose working directory is the folder."""
     found = []
     for path in pathlib.Path('/proc').glob('[0-9]*/cwd'):
         try:
@@ -56,15 +56,15 @@ def wait_for(condition):
 
 
 def table(err):
-    """The lines of the report at the end, without times."""
+    """Parse the final report; returns its lines without times."""
     *_, lines = err.rpartition('chainermn run: ')
     first, head, *rest = lines.splitlines()
-    assert head.split() == ['attempt', 'started', 'lasted', 'ended']
+    assert head.split() == ['attempt', 'started', 'duration', 'result']
     rest = [re.sub(r' \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \d:\d\d:\d\d ', '', line) for line in rest]
     return first, [re.sub(r'process \d+', 'process P', line).split(maxsplit=1) for line in rest]
 
 
-def test_a_job_that_ends_well_is_run_once_and_nothing_is_added(tmp_path, env):
+def test_successful_job_runs_once_without_extra_output(tmp_path, env):
     write(tmp_path, '''
         import os, sys, chainermn
         comm = chainermn.create_communicator('naive')
@@ -109,18 +109,18 @@ TRAIN = '''
     '''
 
 
-def test_a_job_that_fails_goes_on_from_its_last_checkpoint(tmp_path, env):
+def test_failed_job_resumes_from_last_checkpoint(tmp_path, env):
     write(tmp_path, TRAIN)
     assert run(tmp_path, env, '-n', '2', 'script.py', 'whole').stdout == 'from 0\n'
     done = run(tmp_path, env, '-n', '2', '--startup', '0', 'script.py', 'pieces', 'fail')
     assert done.returncode == 0, done.stderr
     starts = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    # What was being written at the failure may or may not have become whole.
+    # A checkpoint in flight at the time of the failure may or may not be complete.
     assert starts[0] == 0 and all(n + 2 <= m <= n + 4 for n, m in itertools.pairwise(starts))
     first, rows = table(done.stderr)
-    assert first == f'the job ended well after {len(starts) - 1} restarts'
-    assert rows[0] == ['1', 'exit status 1'] and rows[-1] == [str(len(starts)), 'well']
-    assert f'(host {HOST}, process P) ends the job: uncaught OSError' in ' '.join(rows[1])
+    assert first == f'job succeeded after {len(starts) - 1} restarts'
+    assert rows[0] == ['1', 'exit status 1'] and rows[-1] == [str(len(starts)), 'succeeded']
+    assert f'(host {HOST}, process P) aborts the job: uncaught OSError' in ' '.join(rows[1])
     assert (tmp_path / 'whole.npy').read_bytes() == (tmp_path / 'pieces.npy').read_bytes()
 
 
@@ -137,12 +137,12 @@ FAIL = '''
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('options, attempts, why', [
     (['--max-restarts', '2', '--startup', '0'], 3,
-     'the job failed after 2 restarts; --max-restarts allows no more than 2'),
-    (['--max-restarts', '0'], 1, 'the job failed; --max-restarts allows no more than 0'),
-    (['--startup', '500'], 2, 'the job failed twice within 500 seconds of its start; it is not '
-                              'started again'),
+     'job failed after 2 restarts: the limit is --max-restarts 2'),
+    (['--max-restarts', '0'], 1, 'job failed: the limit is --max-restarts 0'),
+    (['--startup', '500'], 2, 'job failed: two consecutive attempts failed within 500 seconds '
+                              '(--startup)'),
 ], ids=['always', 'never', 'twice'])
-def test_a_job_that_always_fails(tmp_path, env, options, attempts, why):
+def test_job_that_always_fails(tmp_path, env, options, attempts, why):
     write(tmp_path, FAIL)
     done = run(tmp_path, env, '-n', '2', *options, 'script.py')
     assert done.returncode == 3
@@ -150,12 +150,12 @@ def test_a_job_that_always_fails(tmp_path, env, options, attempts, why):
     first, rows = table(done.stderr)
     assert first == why
     assert [row[0] for row in rows if row[0].isdigit()] == [str(i + 1) for i in range(attempts)]
-    rank = f'rank 1 of 2 (host {HOST}, process P) ends the job: sys.exit with status 3'
+    rank = f'rank 1 of 2 (host {HOST}, process P) aborts the job: sys.exit with status 3'
     assert [' '.join(row) for row in rows].count(rank) == attempts
-    assert done.stderr.count('; starting it again') == attempts - 1
+    assert done.stderr.count('; restarting') == attempts - 1
 
 
-def test_what_a_killed_rank_has_started_is_ended_before_the_next_attempt(tmp_path, env):
+def test_orphans_of_a_killed_rank_are_killed_before_the_restart(tmp_path, env):
     write(tmp_path, '''
         import os, pathlib, subprocess, sys, chainermn
         comm = chainermn.create_communicator('naive')
@@ -170,7 +170,7 @@ def test_what_a_killed_rank_has_started_is_ended_before_the_next_attempt(tmp_pat
         ''')
     done = run(tmp_path, env, '-n', '2', 'script.py')
     assert (done.stdout.splitlines()[-2:], done.returncode) == (['False'] * 2, 0)
-    assert 'ended the job: killed by SIGKILL' in ' '.join(table(done.stderr)[1][1])
+    assert 'failed: killed by SIGKILL' in ' '.join(table(done.stderr)[1][1])
     assert processes(tmp_path) == []
 
 
@@ -204,7 +204,7 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
     if sent != signal.SIGKILL:
         assert processes(tmp_path) == []
         first, rows = table(err)
-        assert first == f'the job was ended by {sent.name}'
+        assert first == f'job terminated by {sent.name}'
         assert rows[0][0] == '1' and rows[0][1].startswith('exit status ')
     wait_for(lambda: processes(tmp_path) == [])
     wait_for(lambda: list(pathlib.Path(env['TMPDIR']).iterdir()) == [])
@@ -220,20 +220,20 @@ def test_options(tmp_path, env):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize('args, said', [
+@pytest.mark.parametrize('args, message', [
     (['script.py'], 'the following arguments are required: -n'),
     (['-n', '2'], 'the following arguments are required: SCRIPT'),
-    (['-n', '0', 'script.py'], 'argument -n: has to be a number, 1 or more, not 0'),
+    (['-n', '0', 'script.py'], 'argument -n: must be an integer of at least 1, not 0'),
     (['-n', '1', '--max-restarts', '-1', 'script.py'],
-     '--max-restarts: has to be a number, 0 or more'),
-    (['-n', '1', 'none.py'], 'there is no script none.py'),
+     '--max-restarts: must be an integer of at least 0'),
+    (['-n', '1', 'none.py'], 'no such script: none.py'),
     (['-n', '1', '--mpiexec-args', '"', 'script.py'], 'No closing quotation'),
 ])
-def test_wrong_options_start_nothing(tmp_path, env, args, said):
+def test_wrong_options(tmp_path, env, args, message):
     write(tmp_path, 'print("started")')
     done = run(tmp_path, env, *args)
     assert (done.returncode, done.stdout) == (2, '')
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.startswith('usage: python -m chainermn run -n N [options] SCRIPT')
 
 
@@ -245,4 +245,4 @@ def test_without_mpiexec(tmp_path, env):
     done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env | {'PATH': ''},
                           text=True, capture_output=True, timeout=seconds(50))
     assert done.returncode == 2
-    assert 'there is no mpiexec in elsewhere, nor on PATH. Install MPI with' in done.stderr
+    assert 'mpiexec not found in elsewhere or on PATH. Install MPI with' in done.stderr

@@ -1,4 +1,4 @@
-"""The header: it comes out as it went in, and tells what has to be equal."""
+"""The call signature: round trip, and the parts that must be equal."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from chainermn import _signature
-from chainermn._signature import CALL, DTYPE, EQUAL, SHAPE, Header, pack, unpack
+from chainermn._signature import CALL, DTYPE, EQUAL, SHAPE, CallSignature, pack, unpack
 
 pytestmark = pytest.mark.mpi_skip
 
 SHAPES = st.lists(st.integers(0, 2**40), max_size=12).map(tuple)
 TEXTS = st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)
 HEADERS = st.fixed_dictionaries({
-    'verb': st.sampled_from(_signature.VERBS),
+    'operation': st.sampled_from(_signature.OPERATIONS),
     'shape': SHAPES,
     'dtype': st.none() | st.sampled_from(_signature.DTYPES),
     'root': st.integers(-1, 2**31 - 1),
     'op': st.sampled_from(_signature.OPS),
     'device': st.booleans(),
     'number': st.integers(0, 2**63 - 1),
-    'refused': st.booleans(),
+    'failed': st.booleans(),
 })
 
 
@@ -28,24 +28,24 @@ HEADERS = st.fixed_dictionaries({
 def test_round_trip(said, before):
     data = pack(**said)
     assert len(data) == _signature.SIZE
-    header = unpack(b'x' * before + data + b'x', before)
-    for name in ('verb', 'root', 'op', 'device', 'refused'):
-        assert getattr(header, name) == said[name]
+    signature = unpack(b'x' * before + data + b'x', before)
+    for name in ('operation', 'root', 'op', 'device', 'failed'):
+        assert getattr(signature, name) == said[name]
     if said['dtype'] is None:
-        assert header.code == _signature.NO_DTYPE
+        assert signature.code == _signature.NO_DTYPE
     else:
-        assert header.dtype == said['dtype']
-    assert header.ndim == len(said['shape'])
-    if header.ndim <= _signature.MAX_INLINE_DIMS:
-        assert (header.shape, header.number) == (said['shape'], said['number'])
+        assert signature.dtype == said['dtype']
+    assert signature.ndim == len(said['shape'])
+    if signature.ndim <= _signature.MAX_INLINE_DIMS:
+        assert (signature.shape, signature.number) == (said['shape'], said['number'])
     else:
-        assert (header.shape, header.number) == ((), _signature.digest(said['shape']))
+        assert (signature.shape, signature.number) == ((), _signature.digest(said['shape']))
 
 
 @hypothesis.given(HEADERS, HEADERS)
 def test_keys_differ_where_the_calls_do(said, other):
     a, b = unpack(pack(**said)), unpack(pack(**other))
-    equal = all(said[name] == other[name] for name in ('verb', 'root', 'op'))
+    equal = all(said[name] == other[name] for name in ('operation', 'root', 'op'))
     assert (a.key(CALL) == b.key(CALL)) == equal
     equal = equal and said['dtype'] == other['dtype']
     assert (a.key(DTYPE) == b.key(DTYPE)) == equal
@@ -56,19 +56,19 @@ def test_keys_differ_where_the_calls_do(said, other):
 
 
 def test_every_verb_and_dtype_has_a_number_of_its_own():
-    assert {unpack(pack(verb)).verb for verb in EQUAL} == set(EQUAL)
+    assert {unpack(pack(operation)).operation for operation in EQUAL} == set(EQUAL)
     assert {unpack(pack('bcast', dtype=dtype)).dtype for dtype in _signature.DTYPES} \
         == set(_signature.DTYPES)
-    assert len(_signature.VERBS) < 256
+    assert len(_signature.OPERATIONS) < 256
     assert len(_signature.DTYPES) < _signature.NO_DTYPE
 
 
 def test_size():
-    """All ranks' headers are exchanged at every call; a cache line or two is what it may be."""
+    """All ranks' signatures are exchanged at every call; a cache line or two is what it may be."""
     assert _signature.SIZE <= 128
 
 
-@pytest.mark.parametrize('header, text', [
+@pytest.mark.parametrize('signature, text', [
     (pack('allreduce', (2, 3), np.dtype('f4'), op='max'), "allreduce float32 (2, 3) op='max'"),
     (pack('gather', (), np.dtype('i8'), root=2), 'gather int64 () root=2'),
     (pack('bcast', root=0), 'bcast root=0'),
@@ -77,9 +77,9 @@ def test_size():
     (pack('scatter', dtype=np.dtype('f8'), root=1), 'scatter float64 root=1'),
     (pack('barrier'), 'barrier'),
 ])
-def test_text(header, text):
-    assert str(unpack(header)) == text
-    assert isinstance(unpack(header), Header)
+def test_text(signature, text):
+    assert str(unpack(signature)) == text
+    assert isinstance(unpack(signature), CallSignature)
 
 
 @hypothesis.given(TEXTS, TEXTS)
@@ -89,11 +89,11 @@ def test_digest(a, b):
 
 
 def test_numbers():
-    headers = [pack('gather_obj', root=1, number=number) for number in (0, -1, 2**62)]
-    assert _signature.numbers(b''.join(headers), headers[2]) == [0, -1, 2**62]
+    signatures = [pack('gather_obj', root=1, number=number) for number in (0, -1, 2**62)]
+    assert _signature.numbers(b''.join(signatures), signatures[2]) == [0, -1, 2**62]
     for other in (pack('gather_obj', root=0), pack('scatter_obj', root=1),
-                  pack('gather_obj', root=1, refused=True), pack('gather_obj', (1,), root=1)):
-        assert _signature.numbers(bytearray(headers[0] + other), headers[0]) is None
+                  pack('gather_obj', root=1, failed=True), pack('gather_obj', (1,), root=1)):
+        assert _signature.numbers(bytearray(signatures[0] + other), signatures[0]) is None
 
 
 def test_digest_is_the_same_in_every_process():

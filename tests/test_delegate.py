@@ -111,10 +111,10 @@ def test_special_methods_are_not_forwarded(loud):
     + [lambda x, p=p: pickle.loads(pickle.dumps(x, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)],
 )
 def test_copies_are_proxies_again(loud, duplicate):
-    twin = duplicate(loud)
-    assert type(twin) is Loud
-    assert (twin.extra, twin.volume, twin.speak()) == (5, 1, 'QUIET AT 1')
-    assert (twin.quiet is loud.quiet) == (duplicate is copy.copy)
+    copied = duplicate(loud)
+    assert type(copied) is Loud
+    assert (copied.extra, copied.volume, copied.speak()) == (5, 1, 'QUIET AT 1')
+    assert (copied.quiet is loud.quiet) == (duplicate is copy.copy)
 
 
 def test_proxy_without_wrapped_object_does_not_recurse():

@@ -73,7 +73,7 @@ def test_a_failing_rank_ends_the_job(tmp_path, code, why, text, started):
     status, output = run(tmp_path, body)
     assert status != 0
     assert f'chainermn: rank 1 of 2 (host {os.uname().nodename}, process ' in output
-    assert f'ends the job: {why}' in output
+    assert f'aborts the job: {why}' in output
     assert text in output
     assert 'went on' not in output
 
@@ -102,7 +102,7 @@ def test_a_status_other_than_0_is_not_0_for_the_system(tmp_path, code, ranks, co
         ''', ranks)
     assert status == 1
     assert 'went on' not in output
-    said = re.findall(r'ends the job: (?:sys.exit|os._exit) with status (.*)', output)
+    said = re.findall(r'aborts the job: (?:sys.exit|os._exit) with status (.*)', output)
     assert len(said) == (ranks > 1) and set(said) <= {'256', '-512', str(2 ** 40)}
 
 
@@ -167,8 +167,8 @@ threading.Event().wait()
 '''
     status, output = run(tmp_path, body)
     assert status != 0
-    assert output.count('chainermn: rank 1 of 2 (') == output.count('ends the job') == 1
-    assert 'ends the job: uncaught ValueError' in output
+    assert output.count('chainermn: rank 1 of 2 (') == output.count('aborts the job') == 1
+    assert 'aborts the job: uncaught ValueError' in output
     for text in shown:
         assert text in output
     assert ('Error in the hook of the program' in output) == (install == HOOKS['fails'][0])
@@ -201,8 +201,8 @@ go.set()
 threading.Event().wait()
 ''')
     assert status != 0
-    assert output.count('chainermn: rank 1 of 2 (') == output.count('ends the job') == 1
-    assert 'ends the job: uncaught ValueError in thread loader' in output
+    assert output.count('chainermn: rank 1 of 2 (') == output.count('aborts the job') == 1
+    assert 'aborts the job: uncaught ValueError in thread loader' in output
     assert 'mine: luck' in output
     assert ('Exception in thread loader' in output) == (when == 'calls the one before')
 
@@ -227,7 +227,7 @@ threading.Event().wait()
     done = subprocess.run(['mpiexec', '-n', '2', sys.executable, 'early.py'], cwd=tmp_path,
                           timeout=50, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode != 0
-    assert 'ends the job: uncaught ValueError in thread loader' in done.stdout
+    assert 'aborts the job: uncaught ValueError in thread loader' in done.stdout
 
 
 NO_STDERR = {
@@ -262,8 +262,8 @@ if RANK == 1:
 comm.barrier()
 ''', CHAINERMN_TIMEOUT='2' if why == 'no progress for' else '0')
     assert status != 0
-    assert output.count('ends the job') == 1
-    assert re.search(rf'chainermn: rank \d of 2 \(.*\) ends the job: {re.escape(why)}', output)
+    assert output.count('aborts the job') == 1
+    assert re.search(rf'chainermn: rank \d of 2 \(.*\) aborts the job: {re.escape(why)}', output)
     assert text in output
 
 
@@ -311,7 +311,7 @@ if RANK == 1:
 def test_what_is_no_failure_of_a_rank_does_not_end_the_job(tmp_path, started):
     body = "chainermn.create_communicator('naive')\n" if started else ''
     status, output = run(tmp_path, body + HARMLESS + WAIT + 'sys.exit(0)\n')
-    assert 'ends the job' not in output
+    assert 'aborts the job' not in output
     assert 'ValueError: in a worker' in output
     assert 'ValueError: was caught and is shown' in output
     assert output.count('went on') == 2

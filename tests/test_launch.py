@@ -1,4 +1,4 @@
-"""chainermn.launch: results by rank, one error of the rank that failed, and no process left."""
+"""chainermn.launch: results by rank, the error of the first failed rank, no leftover process."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
-from chainermn._launch import _parcel
+from chainermn._launch import _serialization
 
-# Of these, some are started while MPI is in use here: mpi4py has been imported above.
+# Some of the tests launch while MPI is initialized in this process, as mpi4py is imported above.
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / 'examples'
@@ -26,7 +26,7 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / 'examples'
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Where launch has its temporary folder; which is gone when a test has passed."""
+    """Parent of launch's temporary folder; must be empty after the test."""
     path = tmp_path / 'launch'
     path.mkdir()
     monkeypatch.setenv('TMPDIR', str(path))
@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def processes(folder):
-    """The processes that have a path within the folder among their arguments."""
+    """Processes with a path inside the folder among their arguments."""
     found = []
     for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
         try:
@@ -72,12 +72,12 @@ def test_returns_results_by_rank(capsys, monkeypatch):
     for _, size, total, *_ in results:
         assert size == 3
         np.testing.assert_array_equal(total, 6 * outside)
-    said = capsys.readouterr()
-    assert sorted(said.out.splitlines()) == ['prints'] * 3 + ['rank 0', 'rank 1', 'rank 2']
-    assert sorted(said.err.splitlines()) == [f'rank {rank} warns' for rank in range(3)]
+    captured = capsys.readouterr()
+    assert sorted(captured.out.splitlines()) == ['prints'] * 3 + ['rank 0', 'rank 1', 'rank 2']
+    assert sorted(captured.err.splitlines()) == [f'rank {rank} warns' for rank in range(3)]
 
 
-def test_a_script_launches_what_it_defines(tmp_path):
+def test_functions_defined_in_a_script(tmp_path):
     (tmp_path / 'elsewhere').mkdir()
     (tmp_path / 'beside.py').write_text('def give(comm):\n    return comm.rank\n')
     script = write(tmp_path, '''
@@ -114,8 +114,8 @@ def test_a_script_launches_what_it_defines(tmp_path):
     assert "raise Lost('way', 3)" in done.stdout
 
 
-def test_the_error_of_the_first_rank_that_fails_is_raised_here(capfd, folder, monkeypatch):
-    monkeypatch.setattr('chainermn._launch._GRACE', 2)  # seconds; this machine may be busy
+def test_error_of_the_first_failed_rank_is_raised(capfd, folder, monkeypatch):
+    monkeypatch.setattr('chainermn._launch._SETTLE_TIME', 2)  # seconds; this machine may be busy
 
     def fail(comm):
         if comm.rank == 1:
@@ -134,19 +134,19 @@ def test_the_error_of_the_first_rank_that_fails_is_raised_here(capfd, folder, mo
     assert text.startswith(where)
     assert "raise IndexError('no such luck')" in text
     assert 'in _call' not in text  # the function's own frames
-    assert "rank 2 failed as well: KeyError: 'late'" in text
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ('', '')
+    assert "rank 2 also failed: KeyError: 'late'" in text
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ('', '')
 
 
 ENDS = {
     'killed': (lambda: os.kill(os.getpid(), signal.SIGKILL), 'was killed by signal 9 (SIGKILL)'),
-    'os._exit': (lambda: os._exit(0), 'ended with exit status 0'),
+    'os._exit': (lambda: os._exit(0), 'exited with status 0'),
 }
 
 
 @pytest.mark.parametrize('end, what', ENDS.values(), ids=ENDS.keys())
-def test_a_rank_that_vanishes_is_named(end, what):
+def test_killed_rank_is_named(end, what):
     def vanish(comm):
         if comm.rank == 1:
             end()
@@ -158,8 +158,8 @@ def test_a_rank_that_vanishes_is_named(end, what):
 
 
 @pytest.mark.parametrize('ranks', [1, 2])
-def test_ranks_that_are_killed_leave_no_shared_memory(tmp_path, ranks):
-    """A later mpiexec with the same process number would take it for its own."""
+def test_killed_ranks_leave_no_shared_memory(tmp_path, ranks):
+    """A later mpiexec with the same process ID would use the leftover segments."""
     def vanish(comm, path):
         from chainermn import global_except_hook
 
@@ -173,7 +173,7 @@ def test_ranks_that_are_killed_leave_no_shared_memory(tmp_path, ranks):
     assert not [path for path in segments if os.path.exists(path)]
 
 
-def test_failures_outside_of_the_function():
+def test_failures_outside_the_function():
     class OddError(Exception):
         def __init__(self, one, two):  # unpickling gives one argument
             super().__init__('odd')
@@ -193,25 +193,25 @@ def test_failures_outside_of_the_function():
         ('thread', KeyError, 'no such key'),
         ('odd', RuntimeError, r'OddError: odd \[rank 0 of 1 '),
         ('exit', RuntimeError, r'Exit: 3 \[rank 0 of 1 '),
-        ('result', TypeError, r"the result of rank 0, of <class 'frame'>, cannot be pickled: "),
+        ('result', TypeError, r"the result of rank 0, a <class 'frame'>, cannot be pickled: "),
     ]:
         with pytest.raises(kind, match=text) as caught:
             chainermn.launch(fail, 1, how)
         assert 'rank 0 of 1 (host ' in str(caught.value.__cause__)
 
 
-def test_all_ranks_are_ended_when_the_time_is_over():
+def test_timeout():
     def wait(comm):
         if comm.rank == 1:
             print('waits', flush=True)
             time.sleep(1000)
 
     # The time includes the start of the processes.
-    with pytest.raises(TimeoutError, match=r'^ranks? (0, )?1 of 2 had not finished within 3 s'):
+    with pytest.raises(TimeoutError, match=r'^ranks? (0, )?1 of 2 did not finish within 3 s'):
         chainermn.launch(wait, 2, timeout=3)
 
 
-def test_a_rank_launches_as_well():
+def test_launch_from_a_rank():
     def outer(comm):
         return chainermn.launch(lambda inner, x: (inner.size, x), 1, comm.rank)
 
@@ -219,9 +219,9 @@ def test_a_rank_launches_as_well():
 
 
 @pytest.mark.parametrize('is_open', [False, True])
-def test_a_job_can_be_reached_from_this_machine_only(is_open):
+def test_ranks_listen_on_loopback_only(is_open):
     def addresses(comm):
-        """Where this process and the one that started it listen, but on the loopback interface."""
+        """Addresses other than loopback where this process and its parent listen."""
         import glob
         import os
         import socket
@@ -252,7 +252,7 @@ def test_a_job_can_be_reached_from_this_machine_only(is_open):
         assert len(found) == is_open, found
 
 
-def test_a_large_argument_is_in_memory_once():
+def test_large_arguments_are_shared():
     def anonymous():
         with open('/proc/self/status') as file:
             return next(int(line.split()[1]) for line in file if line.startswith('RssAnon')) * 1024
@@ -315,16 +315,16 @@ def test_wrong_arguments(monkeypatch, tmp_path):
         raise AssertionError('was started')
 
     for wrong in (2.0, '2', True, None):
-        with pytest.raises(TypeError, match='number of processes has to be an integer'):
+        with pytest.raises(TypeError, match='n must be an integer'):
             chainermn.launch(run, wrong)
     for wrong in (0, -1):
-        with pytest.raises(ValueError, match='has to be 1 or more'):
+        with pytest.raises(ValueError, match='n must be at least 1'):
             chainermn.launch(run, wrong)
-    with pytest.raises(TypeError, match=r'needs a function, not 3: launch\(fn, n'):
+    with pytest.raises(TypeError, match=r'launch\(fn, n, \*args\): fn must be a function, not 3'):
         chainermn.launch(3, run)
-    with pytest.raises(ValueError, match='more than 0 seconds'):
+    with pytest.raises(ValueError, match='timeout must be positive'):
         chainermn.launch(run, 2, timeout=0)
-    with pytest.raises(TypeError, match='or an argument cannot be pickled'):
+    with pytest.raises(TypeError, match='or one of its arguments cannot be pickled'):
         chainermn.launch(run, 2, sys._getframe())
 
     monkeypatch.setenv('PATH', str(tmp_path))
@@ -333,12 +333,12 @@ def test_wrong_arguments(monkeypatch, tmp_path):
         chainermn.launch(run, 2)
 
 
-def test_an_mpiexec_that_fails_is_quoted(monkeypatch, tmp_path):
+def test_failing_mpiexec(monkeypatch, tmp_path):
     mpiexec = tmp_path / 'mpiexec'
     mpiexec.write_text('#!/bin/sh\necho no slots left >&2\nexit 7\n')
     mpiexec.chmod(0o755)
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-    with pytest.raises(RuntimeError, match='status 7 and left no result of ranks 0, 1 of 2'
+    with pytest.raises(RuntimeError, match='status 7 and no result from ranks 0, 1 of 2'
                                            r'(.|\n)*no slots left'):
         chainermn.launch(len, 2)
 
@@ -348,10 +348,10 @@ def test_an_mpiexec_that_fails_is_quoted(monkeypatch, tmp_path):
     np.arange(9)[::2], np.array([None, 'object'], object), np.arange(5, dtype='>i2'),
     [np.arange(n, dtype='i1') for n in range(70)], 'text', None,
 ], ids=repr)
-def test_a_parcel_gives_back_what_was_put_in(tmp_path, x):
-    path = str(tmp_path / 'parcel')
-    _parcel.save(path, x)
-    got = _parcel.load(path)
+def test_serialization_round_trip(tmp_path, x):
+    path = str(tmp_path / 'object')
+    _serialization.save(path, x)
+    got = _serialization.load(path)
     os.remove(path)
     assert type(got) is type(x)
     for mine, theirs in zip(*([v] if isinstance(v, np.ndarray) else v or [] for v in (x, got)),

@@ -1,4 +1,4 @@
-"""A type checker, and so an editor, knows what scripts use and finds their mistakes."""
+"""Type checkers and editors know the public interface, and find mistakes in scripts."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec('mypy') is None, reason='needs mypy'),
     pytest.mark.limit(180)]
 
-#: Each line with what mypy says of it.
+#: Lines of a script, with the message of mypy.
 SCRIPT = {
     'import chainermn': '',
     'import numpy as np': '',
@@ -33,6 +33,14 @@ SCRIPT = {
     '    comm.allreduce(np.ones(comm.rank))': '',
     'except chainermn.CollectiveMismatchError as error:': '',
     '    reveal_type(error.calls)': 'str, ...]',
+    'from chainer import optimizers as O': '',
+    'optimizer = chainermn.create_multi_node_optimizer(O.SGD(), comm)': '',
+    'reveal_type(optimizer)': '_MultiNodeOptimizer',
+    'optimizer.update()': '',
+    "optimizer.add_hook('l2')": 'expected "Callable',
+    'print(optimizer.t + 1, optimizer.hyperparam)': '',
+    'reveal_type(comm.allgather_obj(comm.rank))': 'list[int]',
+    "chainermn.create_communicator('naive', timeuot=3)": 'Unexpected keyword argument "timeuot"',
     'comm.finalize()': '',
 }
 
@@ -43,9 +51,9 @@ def test_mistakes_are_found_and_nothing_else(tmp_path):
         [sys.executable, '-m', 'mypy', '--config-file=', '--ignore-missing-imports',
          '--follow-imports=silent', 'script.py'], cwd=tmp_path, text=True, capture_output=True,
         env={**os.environ, 'MYPYPATH': str(pathlib.Path(chainermn.__file__).parents[1])})
-    said = {int(number): text for number, text in re.findall(
-        r'^script.py:(\d+): (?:error|note): (.*)$', done.stdout, re.MULTILINE)}
+    lines = re.findall(r'^script.py:(\d+): (?:error|note): (.*)$', done.stdout, re.MULTILINE)
+    messages = {int(number): text for number, text in reversed(lines)}  # the first of each line
     for number, (line, expected) in enumerate(SCRIPT.items(), 1):
-        found = said.pop(number, '')
+        found = messages.pop(number, '')
         assert expected in found and bool(expected) == bool(found), f'{line}: {found!r}'
-    assert not said, done.stdout + done.stderr
+    assert not messages, done.stdout + done.stderr

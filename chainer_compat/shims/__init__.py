@@ -1,4 +1,4 @@
-"""Every shim: one file per cause, one function per shim. Importing this fills the registry."""
+"""All shims: one file per cause, one function per shim. Importing this fills the registry."""
 
 from chainer_compat.shims import (
     chainer_bugs,

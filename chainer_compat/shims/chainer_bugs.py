@@ -1,29 +1,29 @@
-"""Bugs of Chainer 7.8.1 itself that were mended after its last release, or never."""
+"""Bugs in Chainer 7.8.1 that were fixed after the last release, or never."""
 
 import multiprocessing
 from typing import Any
 
-from chainer_compat._mend import edit, patch
+from chainer_compat._patch import edit, patch
 
 
 @patch('chainer.functions.connection.deconvolution_2d')
 def deconvolution_cover_all(deconvolution_2d: Any) -> None:
-    """Serves every version: backward raised ValueError if only W, not x, needs a gradient."""
+    """All versions: backward raised ValueError if only W, not x, required a gradient."""
     function = deconvolution_2d.Deconvolution2DFunction
     set_cover_all = function._set_cover_all
 
-    def of_shapes(self: Any, x: Any, W: Any) -> None:  # noqa: N803  (Chainer's name)
-        # It takes shapes; one of its three callers gives it arrays.
+    def set_from_shapes(self: Any, x: Any, W: Any) -> None:  # noqa: N803  (Chainer's name)
+        # The function expects shapes, but one of its three callers passes arrays.
         set_cover_all(self, getattr(x, 'shape', x), getattr(W, 'shape', W))
 
-    function._set_cover_all = of_shapes
+    function._set_cover_all = set_from_shapes
 
 
 @edit('chainer.utils.conv', 'chainer.utils.conv_nd_kernel')
 def large_columns() -> dict[str, str]:
-    """Serves every version: on a GPU im2col and col2im counted in int32.
+    """All versions: im2col and col2im used int32 indices on GPUs.
 
-    From 2**31 elements on, convolutions without cuDNN read other memory than theirs.
+    Convolutions without cuDNN read out of bounds from 2**31 elements.
     """
     one = "'(ptrdiff_t)1'"
     return {
@@ -42,44 +42,44 @@ def large_columns() -> dict[str, str]:
 
 
 @patch('chainer.iterators.multiprocess_iterator')
-def worker_ended(multiprocess_iterator: Any) -> None:
-    """Serves every version: MultiprocessIterator waited for ever for a worker that a signal ended.
+def dead_worker(multiprocess_iterator: Any) -> None:
+    """All versions: MultiprocessIterator hung forever if a worker was killed by a signal.
 
-    The pool starts another one, which knows nothing of what the first was loading.
+    The pool starts a new worker, but the batch of the old one is lost.
     """
     loop = multiprocess_iterator._PrefetchLoop
     run_task = loop._task
 
     def task(self: Any) -> Any:
         if 'map_async' not in vars(self._pool):
-            self._pool.map_async = _noticing(self._pool)
+            self._pool.map_async = _detect_dead_workers(self._pool)
         return run_task(self)
 
     loop._task = task
 
 
-def _noticing(pool: Any) -> Any:
-    """The pool's ``map_async``, where ``get`` raises if a worker has ended since."""
+def _detect_dead_workers(pool: Any) -> Any:
+    """Wrap the pool's ``map_async``: ``get`` raises an error if a worker has died."""
     map_async = pool.map_async
 
-    def begin(*args: Any) -> Any:
+    def checked_map_async(*args: Any) -> Any:
         workers = list(pool._pool)
         future = map_async(*args)
         get = future.get
 
-        def get_or_notice(timeout: float) -> Any:
+        def get_or_raise(timeout: float) -> Any:
             try:
                 return get(timeout)
             except multiprocessing.TimeoutError:
-                ended = [worker for worker in workers if worker.exitcode is not None]
-                if not ended or future.ready():
+                dead = [worker for worker in workers if worker.exitcode is not None]
+                if not dead or future.ready():
                     raise
-            pool.terminate()  # what was lost would never be done, and closing waits for it
+            pool.terminate()  # closing it would wait for the lost batch
             raise RuntimeError(
-                f'the worker process {ended[0].pid} of a MultiprocessIterator has ended, with '
-                f'exit code {ended[0].exitcode}, and what it was loading is lost')
+                f'worker process {dead[0].pid} of a MultiprocessIterator died with exit code '
+                f'{dead[0].exitcode}; its batch is lost')
 
-        future.get = get_or_notice
+        future.get = get_or_raise
         return future
 
-    return begin
+    return checked_map_async

@@ -1,13 +1,13 @@
-"""What CuPy removed or changed since Chainer 7.8.1."""
+"""Changes in CuPy since Chainer 7.8.1."""
 
 from typing import Any
 
-from chainer_compat._mend import edit, patch, version
+from chainer_compat._patch import edit, patch, version
 
 
 @patch('chainer.backends.cuda')
 def cudnn_warning(cuda: Any) -> None:
-    """CuPy >= 14 has no cuDNN, yet the first use of a GPU advised to install it."""
+    """CuPy >= 14 does not support cuDNN, but Chainer advised to install it."""
     if version('cupy') >= (14, 0):
         cuda.check_cuda_available._already_warned = True
 
@@ -18,7 +18,7 @@ def cudnn_warning(cuda: Any) -> None:
     'chainer.links.loss.hierarchical_softmax',
 )
 def atomic_add_of_float16() -> dict[str, str]:
-    """CuPy >= 14 computes float16 in float32, and ``atomicAdd(float16*, float)`` is no function."""
+    """CuPy >= 14 computes float16 in float32, and ``atomicAdd(float16*, float)`` does not exist."""
     if version('cupy') < (14, 0):
         return {}
     products = ['w0 * gy', 'w1 * gy', 'w2 * gy', 'w3 * gy', 'g * w[w_ind]', 'g * x[x_ind]',
@@ -28,7 +28,7 @@ def atomic_add_of_float16() -> dict[str, str]:
 
 @edit('chainer.training.updaters.multiprocess_parallel_updater')
 def float16_header() -> dict[str, str]:
-    """CuPy >= 14 has ``float16`` in a header of its own, which no kernel includes by itself."""
+    """CuPy >= 14 defines ``float16`` in a separate header, which kernels must include."""
     if version('cupy') < (14, 0):
         return {}
     names = ["'_memcpy_gather',", "'_memcpy_scatter',"]
@@ -37,8 +37,8 @@ def float16_header() -> dict[str, str]:
 
 @patch('chainer.training.updaters.multiprocess_parallel_updater')
 def nccl_available(updater: Any) -> None:
-    """CuPy >= 8 can be imported without the NCCL library, and says so in ``nccl.available``.
+    """CuPy >= 8 can be imported without the NCCL library; then ``nccl.available`` is False.
 
-    MultiprocessParallelUpdater.available() said True, and creating it failed later.
+    MultiprocessParallelUpdater.available() returned True, and its constructor failed.
     """
     updater._available = updater._available and updater.nccl.available

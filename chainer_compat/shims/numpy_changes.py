@@ -1,11 +1,11 @@
-"""What NumPy removed or changed since Chainer 7.8.1."""
+"""Changes in NumPy since Chainer 7.8.1."""
 
-from chainer_compat._mend import edit, version
+from chainer_compat._patch import edit, version
 
 
 @edit('chainer.functions.array.as_strided')
 def sctypes() -> dict[str, str]:
-    """NumPy >= 2.0 has no ``numpy.sctypes``, which as_strided reads when it is imported."""
+    """NumPy >= 2.0 removed ``numpy.sctypes``, which as_strided used at import time."""
     if version('numpy') < (2, 0):
         return {}
     return {
@@ -16,9 +16,9 @@ def sctypes() -> dict[str, str]:
 
 @edit('chainer._environment_check')
 def distutils() -> dict[str, str]:
-    """Python >= 3.12 has no ``numpy.distutils``; before, importing it warns.
+    """Python >= 3.12 has no ``numpy.distutils``; on older versions importing it warns.
 
-    It served to warn of Apple's vecLib under Python 2's NumPy; no NumPy of today uses that.
+    Chainer used it to warn about Apple's vecLib, which current NumPy versions do not use.
     """
     return {
         'import numpy.distutils.system_info': '',
@@ -28,13 +28,13 @@ def distutils() -> dict[str, str]:
 
 @edit('chainer.functions.array.resize_images')
 def float_alias() -> dict[str, str]:
-    """NumPy >= 1.24 has no ``numpy.float``: resize_images raised AttributeError."""
+    """NumPy >= 1.24 removed ``numpy.float``: resize_images raised AttributeError."""
     return {'numpy.float)': 'numpy.float64)'}
 
 
 @edit('chainer.distributions.categorical')
 def meshgrid_tuple() -> dict[str, str]:
-    """NumPy >= 2.0 returns a tuple from ``meshgrid``: Categorical.log_prob added a list to it."""
+    """NumPy >= 2.0 returns a tuple from ``meshgrid``; Categorical.log_prob expected a list."""
     if version('numpy') < (2, 0):
         return {}
     return {
@@ -45,10 +45,10 @@ def meshgrid_tuple() -> dict[str, str]:
 
 @edit('chainer.functions.array.pad_sequence', 'chainer.dataset.convert')
 def negative_padding() -> dict[str, str]:
-    """NumPy >= 2.0 refuses to store -1 in unsigned arrays, NumPy 1.24-1.26 warns of it.
+    """NumPy >= 2.0 cannot store -1 in unsigned arrays; NumPy 1.24-1.26 warns.
 
-    Padding with -1 gave the largest value of the type, and does so again; on a GPU CuPy >= 14
-    refuses it likewise.
+    Padding with -1 gives the largest value of the type, as it did before. CuPy >= 14 on a GPU
+    behaves like NumPy 2.
     """
     padding = 'numpy.asarray(self.padding).astype(y.dtype).item()'
     return {
@@ -61,7 +61,7 @@ def negative_padding() -> dict[str, str]:
 
 @edit('chainer.dataset.convert')
 def third_argument_of_maximum() -> dict[str, str]:
-    """NumPy >= 2.4 warns of ``maximum(x, y, out)``: concat_examples with padding calls it so."""
+    """NumPy >= 2.4 deprecates ``maximum(x, y, out)``, used by concat_examples with padding."""
     if version('numpy') < (2, 4):
         return {}
     return {'numpy.maximum(shape, array.shape, shape)':
@@ -70,5 +70,5 @@ def third_argument_of_maximum() -> dict[str, str]:
 
 @edit('chainer.functions.math.fix')
 def fix() -> dict[str, str]:
-    """NumPy >= 2.5 warns of ``numpy.fix``, which F.fix and the gradient of F.fmod call."""
+    """NumPy >= 2.5 deprecates ``numpy.fix``, used by F.fix and the gradient of F.fmod."""
     return {} if version('numpy') < (2, 5) else {'xp.fix(x)': 'xp.trunc(x)'}

@@ -1,9 +1,9 @@
-"""What Python removed or changed since Chainer 7.8.1."""
+"""Changes in Python since Chainer 7.8.1."""
 
-from chainer_compat._mend import edit
+from chainer_compat._patch import edit
 
 
 @edit('chainer.iterators.multiprocess_iterator')
 def set_daemon() -> dict[str, str]:
-    """Python >= 3.10 warns of ``Thread.setDaemon``, which MultiprocessIterator called."""
+    """Python >= 3.10 deprecates ``Thread.setDaemon``, used by MultiprocessIterator."""
     return {'thread.setDaemon(True)': 'thread.daemon = True'}

@@ -1,14 +1,14 @@
-"""What setuptools removed since Chainer 7.8.1: all of ``pkg_resources``, in version 82."""
+"""Changes in setuptools since Chainer 7.8.1: version 82 removed ``pkg_resources``."""
 
-from chainer_compat._mend import edit
+from chainer_compat._patch import edit
 
 
 @edit('chainer._environment_check')
 def dependency_check() -> dict[str, str]:
-    """Serves every version: where pkg_resources is left, importing it warns and takes long.
+    """All versions: importing pkg_resources warns and is slow, if it exists at all.
 
-    The check knew CuPy 7 as the newest and warned of any other; CuPy itself warns today
-    if it is installed twice. So ``import chainer`` checks nothing.
+    The check warned about every CuPy other than 7. CuPy itself now warns if it is installed
+    twice, so ``import chainer`` does not check it.
     """
     return {
         'import pkg_resources': '',
@@ -18,5 +18,5 @@ def dependency_check() -> dict[str, str]:
 
 @edit('chainer.testing.helper', 'chainer.testing.doctest_helper')
 def requirements() -> dict[str, str]:
-    """Serves every version, as above; ``testing.with_requires('numpy>=1.10')`` keeps working."""
+    """All versions: ``testing.with_requires('numpy>=1.10')`` works without pkg_resources."""
     return {'import pkg_resources': 'from chainer_compat import requirements as pkg_resources'}

@@ -1,6 +1,6 @@
-"""``python -m chainermn check``: what is installed here, and whether it works on all ranks.
+"""``python -m chainermn check``: show the installation, and test it on all ranks.
 
-Only rank 0 prints.  What is found is a :class:`Report`, printed for people or as JSON.
+Only rank 0 prints.  The results are a :class:`Report`, printed as text or as JSON.
 """
 from __future__ import annotations
 
@@ -9,66 +9,68 @@ import dataclasses
 import json
 import sys
 
-from chainermn._check import _facts, _trials
-from chainermn._check._limit import Limit
+from chainermn._check import _smoke_tests, _system_info
 from chainermn._check._report import Report, print_report
+from chainermn._check._time_limit import TimeLimit
 
 _DESCRIPTION = """\
-Shows what ChainerMN finds here: versions, the MPI library, GPUs; on which hosts the processes
-run; and tries each communicator with a real exchange. Run it alone, or as a job is run:
+Shows versions, the MPI library, GPUs and hosts, then tests every communicator with real
+data. Run it in one process, or start it the way you start your job:
 
   python -m chainermn check
   mpiexec -n 4 python -m chainermn check
 """
 
 _EPILOG = """\
-The exit status is 0 if all that is needed works, and 1 if something has to be mended, which is
-listed at the end. Without a GPU, nothing that needs one is needed.
+The exit status is 0 if all required checks passed, and 1 otherwise; the problems are listed
+at the end. GPU checks are only required on machines with a GPU.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Define the options."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument('--json', action='store_true', help='print JSON, for programs')
+    parser.add_argument('--json', action='store_true', help='print the report as JSON')
     parser.add_argument('--svg', default='', metavar='FILE',
-                        help='draw what is printed, too; this needs rich')
+                        help='also save the report as an SVG image (needs rich)')
     parser.add_argument('--limit', type=float, default=120, metavar='SECONDS',
-                        help='if it takes longer, say where it hangs, and end '
+                        help='abort after this time, and print where the check hangs '
                              '(default: %(default)s)')
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Checks.  Collective: every rank calls it.
+    """Run the checks.  Collective: every rank calls it.
 
     Returns:
-        The exit status: on every rank whether all that is needed works everywhere.
+        The exit status, the same on all ranks: 0 if all required checks passed on all of them.
     """
-    with Limit(options.limit) as limit:
+    with TimeLimit(options.limit) as limit:
         limit.stage = 'starting MPI'
-        found = _facts.find()
-        mpi_comm = _facts.world()
+        info = _system_info.collect()
+        mpi_comm = _system_info.world()
         if mpi_comm is None:
-            if _facts.is_first():
-                _show(Report.of([found]), options)
+            if _system_info.is_first_rank():
+                _print(Report.from_ranks([info]), options)
             return 1
-        limit.stage = 'comparing the processes'
-        everybody = mpi_comm.gather(found)
-        report = Report.of(everybody) if everybody is not None else None
-        limit.stage = 'trying the communicators'
-        trials = _trials.all_communicators(limit)
+        limit.stage = 'comparing the ranks'
+        infos = mpi_comm.gather(info)
+        report = Report.from_ranks(infos) if infos is not None else None
+        limit.stage = 'testing the communicators'
+        results = _smoke_tests.run_all(limit)
         if report is not None:
-            report.add(trials)
-            if _facts.is_first():  # each is rank 0, where mpiexec is of another library
-                _show(report, options)
-        works = mpi_comm.bcast(None if report is None else not report.problems)
-        limit.stage = 'ending MPI'
-        _facts.end_mpi()  # or a status other than 0 would be taken for the failure of a rank
-    return 0 if works else 1
+            report.add(results)
+            # With the mpiexec of another MPI library, every process is rank 0 of 1.
+            if _system_info.is_first_rank():
+                _print(report, options)
+        passed = mpi_comm.bcast(None if report is None else not report.problems)
+        limit.stage = 'finalizing MPI'
+        # Otherwise mpiexec would report the nonzero exit status as a failed rank.
+        _system_info.finalize_mpi()
+    return 0 if passed else 1
 
 
-def _show(report: Report, options: argparse.Namespace) -> None:
+def _print(report: Report, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
     else:

@@ -1,4 +1,4 @@
-"""What all ranks found, in one place; printed with rich where that is installed, else as text."""
+"""Combine the results of all ranks, and print them with rich if installed, else as text."""
 from __future__ import annotations
 
 import dataclasses
@@ -6,68 +6,93 @@ import functools
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from chainermn import _streams
-from chainermn._check._facts import Found
-from chainermn._check._trials import Trial
+from chainermn._check._smoke_tests import Result
+from chainermn._check._system_info import ProcessInfo
 
-#: What need not be the same everywhere.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_T = TypeVar('_T')
+
+#: These may differ between ranks.
 _MAY_DIFFER = 'mpiexec', 'CUDA'
+
+
+class Host(TypedDict):
+    """A host, as in JSON."""
+
+    host: str
+    ranks: str  # such as '0-3'
+    cores: int
+    OMP_NUM_THREADS: str
+    devices: list[str]
+
+
+#: A communicator, as in JSON.
+Tried = TypedDict('Tried', {
+    'name': str, 'works': bool, 'error': str, 'microseconds': float | None, 'GB/s': float | None})
 
 
 @dataclasses.dataclass
 class Report:
-    """All that is printed, in plain values."""
+    """The report in plain values, ready for JSON."""
 
     software: dict[str, dict[str, str]]  # by name, then by ranks, such as '0-3'
-    hosts: list[dict[str, Any]]
-    communicators: list[dict[str, Any]]
-    problems: list[str]  # to be mended
+    hosts: list[Host]
+    communicators: list[Tried]
+    problems: list[str]  # failed required checks
     hints: list[str]
 
     @classmethod
-    def of(cls, everybody: Sequence[Found]) -> Report:
-        """Puts together what each rank found."""
+    def from_ranks(cls, infos: Sequence[ProcessInfo]) -> Report:
+        """Combine the information of all ranks.
+
+        Args:
+            infos: The information of each rank, by rank.
+        """
         report = cls({}, [], [], [], [])
-        for name in everybody[0].facts:
-            facts = [found.facts[name] for found in everybody]
-            values = [fact.value for fact in facts]
-            report.software[name] = _by_ranks(values)
-            report.problems += dict.fromkeys(fact.problem for fact in facts if fact.problem)
-            report.hints += dict.fromkeys(fact.hint for fact in facts if fact.hint)
+        for name in infos[0].software:
+            lines = [info.software[name] for info in infos]
+            values = [line.value for line in lines]
+            report.software[name] = {_text(ranks): value for value, ranks in _groups(values)}
+            report.problems += dict.fromkeys(line.problem for line in lines if line.problem)
+            report.hints += dict.fromkeys(line.hint for line in lines if line.hint)
             if len(set(values)) > 1 and name not in _MAY_DIFFER:
-                report.hints.append(f'{name} is not the same on all ranks; install the same '
-                                    'everywhere')
-        for where, ranks in _by_ranks([found[1:] for found in everybody], key=True).items():
-            host, cores, threads, devices = where
-            report.hosts.append({'host': host, 'ranks': ranks, 'cores': cores,
-                                 'OMP_NUM_THREADS': threads, 'devices': list(devices)})
-        if len(everybody) == 1 and not report.problems:
-            report.hints.append('this was one process; for several: '
+                report.hints.append(f'{name} differs between ranks; install the same version on '
+                                    'every node')
+        for (host, cores, threads, devices), ranks in _groups([info[1:] for info in infos]):
+            report.hosts.append({'host': host, 'ranks': _text(ranks), 'cores': cores,
+                                 'OMP_NUM_THREADS': threads, 'devices': devices})
+        if len(infos) == 1 and not report.problems:
+            report.hints.append('to test several processes, run: '
                                 'mpiexec -n 4 python -m chainermn check')
         return report
 
-    def add(self, trials: Sequence[Trial]) -> None:
-        """Adds how the communicators did."""
+    def add(self, results: Sequence[Result]) -> None:
+        """Add the results of the smoke tests.
+
+        Args:
+            results: One for each communicator.
+        """
         has_devices = all(host['devices'] for host in self.hosts)
-        for trial in trials:
+        for result in results:
             self.communicators.append({
-                'name': trial.name, 'works': trial.works, 'why not': trial.said,
-                'microseconds': trial.latency and round(trial.latency * 1e6, 1),
-                'GB/s': trial.bandwidth and round(trial.bandwidth / 1e9, 2)})
-            if not trial.works and (has_devices or not trial.needs_device):
-                self.problems.append(f'the communicator {trial.name!r} does not work: {trial.said}')
+                'name': result.name, 'works': result.passed, 'error': result.error,
+                'microseconds': result.latency and round(result.latency * 1e6, 1),
+                'GB/s': result.bandwidth and round(result.bandwidth / 1e9, 2)})
+            if not result.passed and (has_devices or not result.needs_gpu):
+                self.problems.append(f'the communicator {result.name!r} failed: {result.error}')
 
 
-def _by_ranks(values: Sequence[Any], key: bool = False) -> dict[Any, Any]:
-    """The ranks that have each value: ``{'0-3': value}``, or the other way round by ``key``."""
-    groups: dict[str, tuple[Any, list[int]]] = {}
+def _groups(values: Sequence[_T]) -> list[tuple[_T, list[int]]]:
+    """Group ranks by value; values are not always hashable."""
+    groups: dict[str, tuple[_T, list[int]]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(repr(value), (value, []))[1].append(rank)
-    if key:
-        return {(*value[:-1], tuple(value[-1])): _text(ranks) for value, ranks in groups.values()}
-    return {_text(ranks): value for value, ranks in groups.values()}
+    return list(groups.values())
 
 
 def _text(ranks: Sequence[int]) -> str:
@@ -78,7 +103,12 @@ def _text(ranks: Sequence[int]) -> str:
 
 
 def print_report(report: Report, svg: str = '') -> None:
-    """Prints it for people; with rich also into an SVG file, if there is a name for it."""
+    """Print the report as text; with rich, optionally save it as an SVG image.
+
+    Args:
+        report: The report.
+        svg: Path of the image; an empty string for none.
+    """
     software = [[name if i == 0 else '', value if len(values) == 1 else f'{value}  (ranks {ranks})']
                 for name, values in report.software.items()
                 for i, (ranks, value) in enumerate(values.items())]
@@ -95,13 +125,14 @@ def print_report(report: Report, svg: str = '') -> None:
     if report.hints:
         show('Hints', [], [[hint] for hint in report.hints])
     if report.problems:
-        show('To be mended', [], [[problem] for problem in report.problems])
+        show('Problems', [], [[problem] for problem in report.problems])
     else:
-        show('All that is needed works.', [], [])
+        show('All required checks passed', [], [])
     if svg and console is not None:
         console.save_svg(svg, title='python -m chainermn check')
     elif svg:
-        _streams.write(f'{svg} is not there: that needs rich, pip install rich\n')
+        _streams.write(f'chainermn check: {svg} was not written, as --svg needs rich: '
+                       'pip install rich\n')
 
 
 def _devices(devices: Sequence[str]) -> str:
@@ -109,15 +140,15 @@ def _devices(devices: Sequence[str]) -> str:
     return ', '.join(f'{count} x {name}' for name, count in counts.items()) or 'none'
 
 
-def _speed(one: dict[str, Any]) -> str:
+def _speed(one: Tried) -> str:
     if not one['works']:
-        return str(one['why not'])
-    words = []
+        return one['error']
+    parts = []
     if one['microseconds'] is not None:
-        words.append(f'latency {one["microseconds"]} us (sum of one number)')
+        parts.append(f'latency {one["microseconds"]} us (allreduce of one number)')
     if one['GB/s'] is not None:
-        words.append(f'bandwidth {one["GB/s"]} GB/s (mean of a 16 MiB gradient)')
-    return ', '.join(words)
+        parts.append(f'bandwidth {one["GB/s"]} GB/s (mean of a 16 MiB gradient)')
+    return ', '.join(parts)
 
 
 def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -130,17 +161,17 @@ def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
         print()
 
 
-def _console(record: bool) -> Any:
-    """What prints with rich, or ``None`` without it."""
+def _console(record: bool) -> Console | None:
+    """Return rich's console, or ``None`` if rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:
         return None
-    # Under mpiexec the output is no terminal, and its width is not known.
+    # Under mpiexec the output is not a terminal, so its width is unknown.
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120, record=record)
 
 
-def _show_rich(console: Any, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+def _show_rich(console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
                ) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -148,7 +179,7 @@ def _show_rich(console: Any, title: str, head: Sequence[str], rows: Sequence[Seq
     def colored(cell: str) -> Text:
         return Text(cell, {'works': 'green', 'no': 'yellow'}.get(cell, ''))
 
-    style = {'To be mended': 'bold red', 'All that is needed works.': 'bold green'}
+    style = {'Problems': 'bold red', 'All required checks passed': 'bold green'}
     console.print(Text(title, style.get(title, 'bold')))
     table = Table(show_header=bool(head), box=None, padding=(0, 0, 0, 2))
     for i in range(len(rows[0]) if rows else 0):

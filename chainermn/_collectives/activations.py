@@ -1,27 +1,28 @@
-"""Messages of chainermn.functions: activations travel forward, their gradients travel back.
+"""Messages of chainermn.functions: activations in forward, their gradients in backward.
 
-Each message is marked as one or the other, so that a gradient is never taken for data.  The mark of
-an activation says whether the sender needs its gradient; where it does not, none is sent.
+A mark on each message distinguishes activations from gradients.  The mark of an activation tells
+the receiver whether to send its gradient.
 """
 from __future__ import annotations
 
 import itertools
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from chainermn import _signature
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.deadlock import mismatch
+from chainermn._types import Arrays
 
 _STRUCT = struct.Struct('=q?H')  # number, needs_gradient, length of the text
 _MAX_TEXT = 500
 
-#: Bytes of a mark at most.
+#: Maximum size of a mark, in bytes.
 MAX_SIZE = _signature.SIZE + _STRUCT.size + _MAX_TEXT
 
 
 class Mark(NamedTuple):
-    """What travels ahead of an array, or of several."""
+    """The header of a message with an array or several arrays."""
 
     kind: str  # 'activation' or 'gradient'
     number: int  # of the activation
@@ -35,7 +36,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def unpack(cls, kind: str, data: memoryview) -> tuple[Mark, memoryview]:
-        """Reads what follows the header of a mark; returns it and the rest."""
+        """Reads a mark from the data after its signature; returns the mark and the rest."""
         number, needs_gradient, length = _STRUCT.unpack_from(data)
         end = _STRUCT.size + length
         text = bytes(data[_STRUCT.size:end]).decode(errors='replace')
@@ -43,11 +44,11 @@ class Mark(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """Data that a rank sent to another one, as one of the two knows it."""
+    """Data that was sent between two ranks, from the view of one of them."""
 
     peer: int
     tag: int
-    number: int  # unique on the sender; -1 if ``comm.send`` sent it, without a mark
+    number: int  # unique on the sender; -1 if ``comm.send`` sent it without a mark
     needs_gradient: bool
     call: str  # of send or recv
 
@@ -59,23 +60,23 @@ class Activations:
         messages: Messages of the communicator.
     """
 
-    def __init__(self, messages: Any) -> None:
+    def __init__(self, messages: Arrays) -> None:
         self._messages = messages
         self._numbers = itertools.count()
-        # Gradients that came before others that were expected first; by rank and number.
-        self._early: dict[tuple[int, int], Any] = {}
+        # Gradients that arrived out of order, by rank and number.
+        self._early: dict[tuple[int, int], Arrays] = {}
 
-    def send(self, data: Any, dest: int, tag: int, needs_gradient: bool) -> Activation:
-        """Sends an activation; returns once it is being received."""
-        call = f'send to rank {dest} with tag {tag}, called at {call_site.site()}'
+    def send(self, data: Arrays, dest: int, tag: int, needs_gradient: bool) -> Activation:
+        """Sends an activation; returns once the receiver has begun to receive it."""
+        call = f'send to rank {dest} with tag {tag}, called at {call_site.locate()}'
         number = next(self._numbers)
         self._messages.send_marked(
             'send_activation', Mark('activation', number, needs_gradient, call), data, dest, tag)
         return Activation(dest, tag, number, needs_gradient, call)
 
-    def recv(self, source: int, tag: int) -> tuple[Any, Activation]:
+    def recv(self, source: int, tag: int) -> tuple[Arrays, Activation]:
         """Receives an activation."""
-        call = f'recv from rank {source} with tag {tag}, called at {call_site.site()}'
+        call = f'recv from rank {source} with tag {tag}, called at {call_site.locate()}'
         mark, data, source, tag = self._messages.recv_marked('recv_activation', source, tag, call)
         if mark is None:
             return data, Activation(source, tag, -1, True, call)
@@ -83,20 +84,20 @@ class Activations:
             raise unexpected(self._messages.rank, mark, source, call)
         return data, Activation(source, tag, mark.number, mark.needs_gradient, call)
 
-    def send_gradient(self, gradients: Any, activation: Activation) -> None:
-        """Sends the gradient of an activation back, if its sender needs it."""
+    def send_gradient(self, gradients: Arrays, activation: Activation) -> None:
+        """Sends the gradient of an activation to its sender, if needed."""
         peer, tag, number, needs_gradient, forward = activation
         if number < 0:
             self._messages.send(gradients, peer, tag)
         elif needs_gradient:
-            call = f'backward, called at {call_site.site()}, sends the gradient of {forward}'
+            call = f'backward, called at {call_site.locate()}, sends the gradient of {forward}'
             self._messages.send_marked(
                 'send_gradient', Mark('gradient', number, False, call), gradients, peer, tag)
 
-    def recv_gradient(self, activation: Activation) -> Any:
-        """Receives the gradient of an activation that needs it."""
+    def recv_gradient(self, activation: Activation) -> Arrays:
+        """Receives the gradient of an activation."""
         peer, tag, number, _, forward = activation
-        call = f'backward, called at {call_site.site()}, waits for the gradient of {forward}'
+        call = f'backward, called at {call_site.locate()}, waits for the gradient of {forward}'
         while (peer, number) not in self._early:
             mark, gradients, _, _ = self._messages.recv_marked('recv_gradient', peer, tag, call)
             if mark is None:
@@ -108,7 +109,7 @@ class Activations:
 
 
 def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
-    """Returns the error for a message that is not of the kind that a rank expects."""
+    """Returns the error for a gradient where data was expected, or the reverse."""
     got, expected = ('a gradient', 'data') if mark.kind == 'gradient' else ('data', 'a gradient')
     return mismatch(
         f'chainermn.functions: rank {rank} got {got} from rank {source} where it expected '

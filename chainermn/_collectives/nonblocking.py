@@ -1,53 +1,57 @@
-"""Requests: what an operation that does not block gives, to be waited for."""
+"""Requests of nonblocking operations."""
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from mpi4py import MPI
 
+from chainermn._collectives.operation import traced
+from chainermn._collectives.tracer import Tracer
 from chainermn._diagnostics import thread_state
+from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.unusable import Unusable
+from chainermn._types import Arrays
 
-#: MPI requests one after another, each with the status it fills, then the result.
+#: Yields MPI requests, each with the status it fills; returns the result.
 Steps = Iterator[tuple[MPI.Request, 'MPI.Status | None']]
 
 
 class Receive(NamedTuple):
-    """One message to be received, by a call that blocks or by one that does not."""
+    """One message to receive, blocking or nonblocking."""
 
-    mpi_comm: Any
-    buffer: Any
+    mpi_comm: MPI.Intracomm
+    buffer: Arrays
     source: int
     tag: int
     status: MPI.Status | None = None
-    is_dropped: bool = False  # it does not fit into the buffer, and nobody wants it
+    is_dropped: bool = False  # the message does not fit into the buffer and is discarded
 
     def begin(self) -> MPI.Request:
-        """Begins to receive it."""
         request = self.mpi_comm.Irecv(self.buffer, self.source, self.tag)
         return cast(MPI.Request, _Dropped(request)) if self.is_dropped else request
 
 
 class _Dropped:
-    """A request for a message that MPI cuts off at the end of the buffer."""
+    """A request for a message that MPI truncates."""
 
     def __init__(self, request: MPI.Request) -> None:
         self._request = request
 
-    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  (it is MPI's)
-        with _cut_off():
+    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  (MPI's name)
+        with _ignore_truncation():
             return self._request.Test(status)
         return True
 
     def Wait(self, status: MPI.Status | None = None) -> None:  # noqa: N802
-        with _cut_off():
+        with _ignore_truncation():
             self._request.Wait(status)
 
 
 @contextlib.contextmanager
-def _cut_off() -> Iterator[None]:
+def _ignore_truncation() -> Iterator[None]:
     try:
         yield
     except MPI.Exception as error:
@@ -55,58 +59,69 @@ def _cut_off() -> Iterator[None]:
             raise
 
 
-#: Messages one after another, then the result.
-Receives = Generator[Receive, None, Any]
+#: Yields messages to receive; returns the result.
+Receives = Generator[Receive, None, Arrays]
 
 
 class Request:
-    """What :meth:`CommunicatorBase.isend` and :meth:`CommunicatorBase.irecv` give.
+    """The result of :meth:`CommunicatorBase.isend` and :meth:`CommunicatorBase.irecv`.
 
-    Each request has to be waited for, once.
+    Wait for each request exactly once.
 
     Args:
-        name: What it is the request of, for errors.
-        site: Where the program called that.
-        steps: What is left to be done.
-        are_others: Lets what else this rank receives go on, and says whether there is something.
-        waits: Called when somebody begins to wait, to keep that; returns where it is kept.
+        name: The operation, for errors.
+        site: Its call site.
+        steps: The remaining MPI requests.
+        are_others: Makes progress with other receives of this rank; returns whether any remain.
+        waits: Called when :meth:`wait` begins to block; returns the flight record of the wait.
     """
 
     def __init__(self, name: str, site: str, steps: Steps, are_others: Callable[[Request], bool],
-                 waits: Callable[[], Any] | None = None) -> None:
+                 waits: Callable[[], Calls] | None = None) -> None:
         self._name = name
+        self._tracer: Tracer | None = None
+        self._calls: Calls | None = None
         #: For warnings.
         self.call = f'{name}, called at {site}'
         self._steps = steps
         self._are_others = are_others
         self._waits = waits
-        self._kept: Any = None
+        self._record: Calls | None = None
         self._step: tuple[MPI.Request, MPI.Status | None] | None = None
-        self._result: Any = None
+        self._result: Arrays = None
         self._error: Exception | None = None
         self._is_over = False  # waited for
         self._advance()
 
-    def wait(self) -> Any:
+    def trace(self, tracer: Tracer | None, calls: Calls) -> None:
+        """Records the wait for this request on the timeline, if there is one."""
+        self._tracer, self._calls = tracer, calls
+
+    def _traced_calls(self) -> Calls:
+        assert self._calls is not None
+        return self._calls
+
+    @traced
+    def wait(self) -> Arrays:
         """Returns once the message has been sent or received.
 
         Returns:
-            What was received, as :meth:`CommunicatorBase.recv` would; ``None`` for ``isend``.
+            The received data, like :meth:`CommunicatorBase.recv`; ``None`` for ``isend``.
 
         Raises:
             RuntimeError: If this request has been waited for before.
-            TypeError, ValueError: If what was sent cannot be received, as ``recv`` does.
+            TypeError, ValueError: The errors of ``recv``.
         """
         if self._is_over:
-            raise RuntimeError(f'the request of {self._name} has been waited for already; each '
-                               'request is waited for once')
+            raise RuntimeError(f'the request of {self._name} has been waited for already; wait for '
+                               'each request once')
         if self._step is not None and self._waits is not None:
-            self._kept = self._waits()
+            self._record = self._waits()
         while self._step is not None:
-            if self._are_others(self):  # what this one waits for may wait for another one
+            if self._are_others(self):  # they may have to finish before this one
                 if not self.test():
                     os.sched_yield()
-            elif self._step is not None:  # it may just have gone on
+            elif self._step is not None:  # the receives above may have finished it
                 request, status = self._step
                 request.Wait(status)
                 self._advance()
@@ -116,12 +131,12 @@ class Request:
         result, self._result = self._result, None
         return result
 
-    def recent_calls(self) -> tuple[Any, ...]:
-        """Where it is kept that somebody waits."""
-        return (self._kept,) if self._kept is not None else ()
+    def flight_records(self) -> tuple[Calls, ...]:
+        """The flight record of the wait."""
+        return (self._record,) if self._record is not None else ()
 
     def test(self) -> bool:
-        """Returns at once, and says whether :meth:`wait` would do so too."""
+        """Returns whether :meth:`wait` would return at once, without blocking."""
         while self._step is not None:
             request, status = self._step
             if not request.Test(status):
@@ -129,10 +144,10 @@ class Request:
             self._advance()
         return True
 
-    def give_up(self, unusable: Any) -> None:
-        """Makes whoever asks for this request raise, unless it is complete."""
+    def make_unusable(self, unusable: Unusable) -> None:
+        """Makes this request raise an error, unless it is complete."""
         if self._step is not None:
-            self._step = unusable
+            setattr(self, '_step', unusable)  # noqa: B010  (of another type)
 
     def __repr__(self) -> str:
         state = 'over' if self._is_over else 'complete' if self._step is None else 'pending'
@@ -148,14 +163,14 @@ class Request:
 
 
 def largest_tag() -> int:
-    """The largest tag that a message may have; some MPIs know it only of COMM_WORLD."""
+    """The largest tag of a message; some MPI libraries define it only for COMM_WORLD."""
     tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     assert isinstance(tag, int)
     return tag
 
 
-def waitall(requests: Iterable[Request]) -> list[Any]:
-    """Waits for all requests; returns what their ``wait()`` returns, or raises the first error."""
+def waitall(requests: Iterable[Request]) -> list[Arrays]:
+    """Waits for all requests; returns their results, or raises the first error."""
     requests = [requests] if isinstance(requests, Request) else list(requests)
     for request in requests:
         if not isinstance(request, Request):
@@ -171,8 +186,8 @@ def waitall(requests: Iterable[Request]) -> list[Any]:
     return results
 
 
-def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None], None]) -> Any:
-    """Receives one message after another, and waits for each; returns the result."""
+def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None], None]) -> Arrays:
+    """Receives messages one after another, blocking; returns the result."""
     try:
         while True:
             receive = next(receives)
@@ -182,7 +197,7 @@ def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None]
 
 
 def non_blocking(receives: Receives) -> Steps:
-    """The steps of messages that are received while the caller does something else."""
+    """The steps that receive messages while the caller does something else."""
     try:
         while True:
             receive = next(receives)
@@ -191,4 +206,4 @@ def non_blocking(receives: Receives) -> Steps:
         return end.value
 
 
-thread_state.know([Request.wait])
+thread_state.register([Request.wait])

@@ -1,37 +1,89 @@
-"""What all families of operations have in common."""
+"""The wrapper of each operation, and the base class of all families of operations."""
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
-from chainermn._consistency.check import Agreement
+from mpi4py import MPI
+
+from chainermn._collectives.tracer import Tracer
+from chainermn._consistency.check import ConsistencyCheck
+from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._transport.base import Transport
+from chainermn._transport.mpi import MpiTransport
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])
 
 
 def collective(method: _Method) -> _Method:
-    """Notes whether a rank leaves an operation before that is complete.
+    """Makes a method an operation of a communicator.
 
-    It may do so by sys.exit in a signal handler, for instance.  The others wait for it there.
+    - An error before the ranks have compared their calls, such as an invalid argument, is raised on
+      all ranks.
+    - If SystemExit or KeyboardInterrupt interrupts an operation, for example in a signal handler,
+      the flight recorder notes it: the other ranks are waiting there.
+    - The operation is recorded on the timeline, if there is one.
     """
+    return collective_as(method.__name__)(method)
+
+
+def collective_as(name: str) -> Callable[[_Method], _Method]:
+    """Like :func:`collective`, under a name that differs from the method's."""
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def operation(self: Operations, *args: Any, **kwargs: Any) -> Any:
+            calls = self._consistency.calls
+            tracer = self._tracer
+            if tracer is not None and not tracer.is_inside:
+                return tracer.time(name, calls, operation, (self, *args), kwargs)
+            count = calls.count
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                if calls.count == count:
+                    self.refuse(name, error)
+                raise
+            except BaseException:
+                calls.left = calls.count
+                raise
+
+        return cast(_Method, operation)
+
+    return decorate
+
+
+class Traced(Protocol):
+    """A class with traced operations other than collectives."""
+
+    _tracer: Tracer | None
+
+    def _traced_calls(self) -> Calls:
+        """The flight record of these operations."""
+
+
+def traced(method: _Method) -> _Method:
+    """Records calls of a method on the timeline, if there is one: messages and requests."""
+    name = method.__name__
+
     @functools.wraps(method)
-    def operation(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+    def operation(self: Traced, *args: Any, **kwargs: Any) -> Any:
+        tracer = self._tracer
+        if tracer is None or tracer.is_inside:
             return method(self, *args, **kwargs)
-        except (SystemExit, KeyboardInterrupt):
-            calls = self.recent_calls()[0]
-            calls.left = calls.count
-            raise
+        return tracer.time(name, self._traced_calls(), method, (self, *args), kwargs)
 
     return cast(_Method, operation)
 
 
 class Operations:
-    """What each family of operations needs of its communicator."""
+    """The attributes of the communicator that every family of operations uses."""
 
-    _agreement: Agreement
-    _arrays: Any
+    _consistency: ConsistencyCheck
+    _arrays: MPI.Intracomm  # for data that no transport carries
+    _transport: Transport
+    _mpi_transport: MpiTransport
+    _tracer: Tracer | None = None
     _rank: int
     _size: int
 
@@ -43,5 +95,17 @@ class Operations:
     def size(self) -> int:
         return self._size
 
-    def refuse(self, verb: str, error: Exception) -> NoReturn:
-        self._agreement.refuse(verb, error)
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
+        self._consistency.refuse(operation, error)
+
+    def _transport_for(self, on_device: bool, homogeneous: bool = True) -> Transport:
+        """Selects the transport for arrays.
+
+        Args:
+            on_device: Whether the arrays of this rank are on a device.
+            homogeneous: Whether ``on_device`` is equal on all ranks.
+        """
+        if homogeneous and self._transport.carries(on_device):
+            return self._transport
+        return self._mpi_transport
+

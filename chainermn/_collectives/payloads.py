@@ -1,18 +1,19 @@
-"""What does not fit beside a header: large arrays and objects, on a communicator of their own.
+"""Payloads: large arrays and objects, sent after their signature on a separate MPI communicator.
 
-A rank that has no memory for one receives and drops it before it raises, as the sender waits.
+A rank without memory for a payload receives and drops it before it raises, since the sender waits.
 """
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from chainermn._collectives.nonblocking import Receive, Receives, blocking, largest_tag
 from chainermn._transport import array_buffers
-from chainermn._transport.pickling import PIECE, Pickled, load
+from chainermn._transport.pickling import CHUNK, Pickled, load
+from chainermn._types import Object
 
 
 class Payloads:
@@ -22,15 +23,15 @@ class Payloads:
         mpi_comm: A duplicate of the communicator.
     """
 
-    def __init__(self, mpi_comm: Any) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._numbers = itertools.count()
-        #: Tags that are no number of a payload: of notices, and of collective calls.
+        #: Tags that no payload number uses: for notices, and for collective calls.
         self.notices, self._collective = largest_tag(), largest_tag() - 1
 
     def new_number(self) -> int:
-        """A tag that no other payload of this rank has now."""
+        """A tag that no other payload of this rank in flight has."""
         return next(self._numbers) % self._collective
 
     def receive_array(self, shape: tuple[int, ...], dtype: np.dtype, device: bool, source: int,
@@ -45,7 +46,7 @@ class Payloads:
         return buffer
 
     def receive_object(self, source: int, number: int) -> Receives:
-        """Receives an object that is sent as `Pickled.messages`."""
+        """Receives an object that was sent as `Pickled.messages`."""
         count = np.empty(1, int)
         yield Receive(self.mpi_comm, count, source, number)
         lengths = np.empty(int(count[0]), int)
@@ -56,27 +57,27 @@ class Payloads:
         except MemoryError as error:
             failure = error
         for i, length in enumerate(lengths.tolist()):
-            for start in range(0, length, PIECE):
+            for start in range(0, length, CHUNK):
                 yield self._dropped(source, number) if failure else Receive(
-                    self.mpi_comm, parts[i][start:start + PIECE], source, number)
+                    self.mpi_comm, parts[i][start:start + CHUNK], source, number)
         if failure is not None:
             raise self._no_memory(source, failure) from failure
         return load(parts[0], parts[1:], source, self._rank)
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int],
-                 wait: Callable[..., None]) -> list[Any]:
+                 wait: Callable[..., None]) -> list[Object]:
         """Exchanges objects in a collective call.
 
         Args:
-            pickled: What this rank sends, by rank.
+            pickled: The objects to send, by destination.
             sources: The ranks that send to this one.
             wait: Waits for an MPI request.
 
         Returns:
-            What they sent, in their order.
+            The received objects, in the order of ``sources``.
 
         Raises:
-            Exception: The first error, once everything was sent and received.
+            Exception: The first error, after everything was sent and received.
         """
         sends = [self.mpi_comm.Isend(message, dest, self._collective)
                  for dest, each in pickled.items() for message in each.messages()]
@@ -96,4 +97,5 @@ class Payloads:
         return Receive(self.mpi_comm, bytearray(1), source, number, is_dropped=True)
 
     def _no_memory(self, source: int, error: MemoryError) -> MemoryError:
-        return MemoryError(f'rank {self._rank} has no memory for what rank {source} sent: {error}')
+        return MemoryError(f'rank {self._rank} has no memory for the message of rank {source}: '
+                           f'{error}')

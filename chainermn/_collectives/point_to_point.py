@@ -1,11 +1,10 @@
-"""Point to point: a header ahead of the payload, in one message where it fits.
+"""Point-to-point messages: a signature and, if it is small, the payload, in one MPI message.
 
-Arrays and objects share one order, so a receiver that asks for the wrong kind learns it at once.
-A sender whose argument was refused sends the refusal, which the receiver raises as well.
+Arrays and objects share one order, so receiving the wrong kind raises at once.  If an argument of
+the sender is invalid, the sender sends the error, and the receiver raises it as well.
 
-What does not fit beside the header follows on another communicator, under a number that the header
-names and that no other message of this sender has.  So several messages with one tag can be on
-their way at once.
+A large payload follows on another MPI communicator.  Its tag is a number from the signature, unique
+to the message, so that several messages with one tag can be in flight.
 """
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import pickle
 import struct
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -33,16 +32,18 @@ from chainermn._collectives.nonblocking import (
     non_blocking,
 )
 from chainermn._collectives.payloads import Payloads
-from chainermn._consistency.mismatch import Refusal
+from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlock import Deadlocks, Wait
 from chainermn._diagnostics.flight_recorder import Calls, MessageCalls
-from chainermn._signature import Header
+from chainermn._diagnostics.unusable import Unusable
+from chainermn._signature import CallSignature
 from chainermn._transport import array_buffers
 from chainermn._transport.pending import Pending
 from chainermn._transport.pickling import Pickled, load
+from chainermn._types import Array, Arrays, Buffer, Object
 
-#: A payload of at most this many bytes travels with its header.
+#: Largest payload, in bytes, that is sent with its signature.
 INLINE = 8192
 _MAX_MESSAGE = (  # NumPy has up to 64 dimensions
     activations.MAX_SIZE + _signature.SIZE + 64 * 8 + INLINE)
@@ -55,11 +56,11 @@ class Messages:
     """Sends and receives on two duplicates of a communicator.
 
     Args:
-        mpi_comm: For headers, with the tags of the user.  Nothing else may use its messages.
-        payloads: For what follows them, likewise.
+        mpi_comm: For signatures, with the tags of the user.  Nothing else may send on it.
+        payloads: For payloads; nothing else may send on it.
     """
 
-    def __init__(self, mpi_comm: Any, payloads: Any) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, payloads: MPI.Intracomm) -> None:
         self._mpi_comm = mpi_comm
         self.calls = MessageCalls(mpi_comm)
         self._payloads = Payloads(payloads)
@@ -69,50 +70,50 @@ class Messages:
         self.pending = Pending()
         self._receives: list[Request] = []
         self._messages: list[bytearray] = []  # to receive into
-        unusable.know(self)
+        unusable.register(self)
 
-    def send(self, data: Any, dest: int, tag: int) -> None:
-        """Sends an array or a sequence of arrays; returns once it is being received."""
+    def send(self, data: Arrays, dest: int, tag: int) -> None:
+        """Sends an array or a sequence of arrays; returns once the receiver receives it."""
         self._check_other(dest, tag, 'dest', wildcards=False)
         calls = self.calls
         calls.count += 1
-        # The shortest way, for most messages.
+        # Fast path, for most messages.
         if array_buffers.is_plain(data) and data.nbytes <= INLINE and (
                 data.ndim <= _signature.MAX_INLINE_DIMS):
             head = _signature.pack('send', data.shape, data.dtype)
-            calls.keep(('send', dest, tag, head))
+            calls.record(('send', dest, tag, head))
             calls.sent[dest, tag] += 1
             self._ssend(head + data.tobytes(), dest, tag)
             return
-        calls.keep(('send', dest, tag, None))
+        calls.record(('send', dest, tag, None))
         first, number, rest = self._parts('send', data, dest, tag)
         calls.sent[dest, tag] += 1
         self._ssend(first, dest, tag)
         self._send_rest(rest, dest, number)
 
-    def isend(self, data: Any, dest: int, tag: int) -> Request:
-        """Begins to send an array or a sequence of arrays."""
+    def isend(self, data: Arrays, dest: int, tag: int) -> Request:
+        """Starts to send an array or a sequence of arrays."""
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('isend', dest, tag)
-        name, site = f'isend to rank {dest} with tag {tag}', call_site.site()
+        name, site = f'isend to rank {dest} with tag {tag}', call_site.locate()
         first, number, rest = self._parts('isend', data, dest, tag)
         self.calls.sent[dest, tag] += 1
-        # The first one is synchronous, to know at the end of the program whether it was received;
-        # the others are copied, as the receiver takes them only in wait() or test().
+        # The first message is synchronous, to know at the end whether it was received; the others
+        # are copied, since the receiver receives them only in wait() or test().
         sends = [self._mpi_comm.Issend(first, dest, tag)]
         for part in rest:
             sent = part if isinstance(part, bytes) else array_buffers.copied(part)
             sends.append(self._payloads.mpi_comm.Isend(sent, dest, number))
-        self.pending.keep(f'{name}, called at {site}', sends)
+        self.pending.record(f'{name}, called at {site}', sends)
         return Request(name, site, iter(()), self._are_others,
                        functools.partial(self._began, 'wait', dest, tag))
 
-    def recv(self, source: int, tag: int) -> Any:
+    def recv(self, source: int, tag: int) -> Arrays:
         """Receives an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
         calls = self.calls
         calls.count += 1
-        calls.keep(('recv', source, tag, None))
+        calls.record(('recv', source, tag, None))
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
@@ -125,73 +126,73 @@ class Messages:
                             self._wait)
         x = np.ndarray(*array, message, _signature.SIZE).copy()
         calls.received[source, tag] += 1
-        self._messages.append(message)  # for the next one
+        self._messages.append(message)  # for reuse
         return x
 
     def irecv(self, source: int, tag: int) -> Request:
-        """Begins to receive an array or a tuple of arrays."""
+        """Starts to receive an array or a tuple of arrays."""
         self._check(source, tag, 'source', wildcards=True)
         self._began('irecv', source, tag)
         request = Request(
             f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
-            f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', call_site.site(),
+            f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', call_site.locate(),
             non_blocking(self._receive(source, tag, 'send')), self._are_others,
             functools.partial(self._began, 'wait', source, tag))
         self.receiving().append(request)
         return request
 
-    def send_obj(self, obj: Any, dest: int, tag: int) -> None:
+    def send_obj(self, obj: Object, dest: int, tag: int) -> None:
         """Sends an object; may return before it is received."""
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('send_obj', dest, tag)
         try:
             pickled = Pickled(obj)
         except Exception as error:
-            self._refuse('send_obj', error, dest, tag)
+            self._fail_send('send_obj', error, dest, tag)
         inline = len(pickled.stream) <= INLINE and not pickled.buffers
         number = -1 if inline else self._payloads.new_number()
         first = _signature.pack('send_obj', root=number) + (pickled.stream if inline else b'')
         self.calls.sent[dest, tag] += 1
         rest = () if inline else pickled.messages()
         if dest == self.rank:  # a blocking send would wait for this rank to receive
-            self.pending.keep(
-                f'send_obj to rank {dest} with tag {tag}, called at {call_site.site()}',
+            self.pending.record(
+                f'send_obj to rank {dest} with tag {tag}, called at {call_site.locate()}',
                 [self._mpi_comm.Issend(first, dest, tag),
                  *[self._payloads.mpi_comm.Isend(message, dest, number) for message in rest]])
             return
         self._mpi_comm.Send(first, dest, tag)
         self._send_rest(rest, dest, number)
 
-    def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Any:
+    def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Arrays:
         """Receives an object."""
         self._check(source, tag, 'source', wildcards=True)
         self._began('recv_obj', source, tag)
         return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
 
-    def send_marked(self, verb: str, mark: Mark, data: Any, dest: int, tag: int) -> None:
-        """Sends an array or a sequence of arrays after a mark, as :meth:`send` does."""
+    def send_marked(self, operation: str, mark: Mark, data: Arrays, dest: int, tag: int) -> None:
+        """Sends a mark, then an array or a sequence of arrays like :meth:`send`."""
         self._check_other(dest, tag, 'dest', wildcards=False)
-        self._began(verb, dest, tag)
-        first, number, rest = self._parts(verb, data, dest, tag)
+        self._began(operation, dest, tag)
+        first, number, rest = self._parts(operation, data, dest, tag)
         self.calls.sent[dest, tag] += 1
         self.deadlocks.n_marked_sent[dest] += 1
         request = self._mpi_comm.Issend(mark.packed() + first, dest, tag)
         try:
             self.deadlocks.wait(request, dest, Wait(True, tag, mark.text), self.receiving)
         except BaseException:
-            self.pending.keep(mark.text, [request])
+            self.pending.record(mark.text, [request])
             raise
         self._send_rest(rest, dest, number)
 
-    def recv_marked(self, verb: str, source: int, tag: int, call: str
-                    ) -> tuple[Mark | None, Any, int, int]:
-        """Receives an array or a tuple of arrays, with a mark or without.
+    def recv_marked(self, operation: str, source: int, tag: int, call: str
+                    ) -> tuple[Mark | None, Arrays, int, int]:
+        """Receives an array or a tuple of arrays, with or without a mark.
 
         Returns:
             The mark or ``None``, the data, the sender and the tag.
         """
         self._check_other(source, tag, 'source', wildcards=True)
-        self._began(verb, source, tag)
+        self._began(operation, source, tag)
         status = MPI.Status()
         message = bytearray(_MAX_MESSAGE)
         request = self._mpi_comm.Irecv(message, source, tag)
@@ -211,12 +212,12 @@ class Messages:
             self._finish(_signature.unpack(message), body, source, tag, 'send'), self._wait)
         return mark, data, source, tag
 
-    def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Any]:
+    def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Arrays]:
         """Exchanges objects in a collective call; see `Payloads.exchange`."""
         return self._payloads.exchange(pickled, sources, self._wait)
 
     def warn_of_unmatched(self) -> None:
-        """Names messages without a counterpart on stderr, once no rank sends or receives more."""
+        """Reports messages without a counterpart on stderr, after all communication."""
         n_polls = 0
         while (calls := self._unmatched()) and n_polls < _POLLS:
             n_polls += 1
@@ -232,23 +233,24 @@ class Messages:
             f'{request.call}: nothing was sent' for request in self.receiving()]
 
     def receiving(self) -> list[Request]:
-        """The requests for which nothing has come yet, or not all of it; lets them go on."""
+        """The incomplete requests of irecv; makes progress with them."""
         self._receives = [request for request in self._receives if not request.test()]
         return self._receives
 
-    def give_up(self, unusable: Any) -> None:
-        """Makes every message from now on raise, and who waits for one."""
+    def make_unusable(self, unusable: Unusable) -> None:
+        """Makes every later operation and every incomplete request raise an error."""
         for request in self._receives:
-            request.give_up(unusable)
-        self._mpi_comm = self._payloads = self.calls = unusable
+            request.make_unusable(unusable)
+        for name in ('_mpi_comm', '_payloads', 'calls'):
+            setattr(self, name, unusable)
 
     def _are_others(self, request: Request) -> bool:
         return any(other is not request for other in self.receiving())
 
-    def _began(self, verb: str, peer: int, tag: int) -> Calls:
+    def _began(self, operation: str, peer: int, tag: int) -> Calls:
         calls = self.calls
         calls.count += 1
-        calls.keep((verb, peer, tag, None))
+        calls.record((operation, peer, tag, None))
         return calls
 
     def _ssend(self, message: bytes, dest: int, tag: int) -> None:
@@ -258,9 +260,9 @@ class Messages:
             self._mpi_comm.Ssend(message, dest, tag)
 
     def _wait(self, request: MPI.Request, status: MPI.Status | None = None) -> None:
-        """Blocks for a message, while what irecv has begun to receive goes on.
+        """Blocks for a request while making progress with the requests of irecv.
 
-        Otherwise this rank could wait for one that waits for a large array of its own to be taken.
+        Otherwise two ranks could each wait for the other to receive a large array.
         """
         while self.receiving():
             if request.Test(status):
@@ -268,152 +270,154 @@ class Messages:
             os.sched_yield()
         request.Wait(status)
 
-    def _send_rest(self, messages: Iterable[Any], dest: int, number: int) -> None:
-        """Sends what follows a header, to a rank that receives it."""
+    def _send_rest(self, messages: Iterable[Buffer], dest: int, number: int) -> None:
+        """Sends the messages that follow a signature."""
         for message in messages:
             if self._receives:
                 self._wait(self._payloads.mpi_comm.Isend(message, dest, number))
             else:
                 self._payloads.mpi_comm.Send(message, dest, number)
 
-    def _check(self, peer: Any, tag: Any, name: str, wildcards: bool) -> None:
-        """Refuses a peer or a tag that cannot be; there is nobody to tell, so it raises here."""
+    def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
+        """Checks peer and tag; raises on this rank only, since there is no rank to notify."""
         if not _is_int(peer) or not _is_int(tag):
-            raise TypeError(f'{name} and tag have to be integers, not {peer!r} and {tag!r}')
+            raise TypeError(f'{name} and tag must be integers, not {peer!r} and {tag!r}')
         if not (0 <= peer < self._size or (wildcards and peer == MPI.ANY_SOURCE)):
-            raise ValueError(f'{name} has to be a rank from 0 to {self._size - 1}, not {peer}')
+            raise ValueError(f'{name} must be a rank from 0 to {self._size - 1}, not {peer}')
         if not (0 <= tag <= self._max_tag or (wildcards and tag == MPI.ANY_TAG)):
-            raise ValueError(f'tag has to be from 0 to {self._max_tag}, not {tag}')
+            raise ValueError(f'tag must be from 0 to {self._max_tag}, not {tag}')
 
-    def _check_other(self, peer: Any, tag: Any, name: str, wildcards: bool) -> None:
-        """Refuses this rank itself as well."""
+    def _check_other(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
+        """Like :meth:`_check`, but rejects this rank as peer."""
         if type(peer) is int and peer != self.rank and type(tag) is int and (
                 0 <= peer < self._size and 0 <= tag <= self._max_tag):
             return
         self._check(peer, tag, name, wildcards)
         if peer == self.rank:
-            raise ValueError(f'{name} is this rank itself, {peer}, which would wait for itself '
-                             'forever')
+            raise ValueError(f'{name} is this rank itself, {peer}, which would block forever; use '
+                             'another rank')
         if self._size == 1:
-            raise ValueError('this rank is alone: there is nobody to send to or to receive from')
+            raise ValueError('the communicator has only one rank: there is no rank to send to or '
+                             'to receive from')
 
-    def _refuse(self, verb: str, error: Exception, dest: int, tag: int) -> NoReturn:
-        refusal = Refusal.of(verb, error)._replace(text=str(error)[:INLINE // 8])
-        message = _signature.pack('send', refused=True) + pickle.dumps(refusal)
+    def _fail_send(self, operation: str, error: Exception, dest: int, tag: int) -> NoReturn:
+        failure = RemoteError.of(operation, error)._replace(text=str(error)[:INLINE // 8])
+        message = _signature.pack('send', failed=True) + pickle.dumps(failure)
         self.calls.sent[dest, tag] += 1
         if dest == self.rank:  # a blocking send would wait for this rank to receive
-            self.pending.keep(f'{verb} to rank {dest} with tag {tag}, which was refused',
+            self.pending.record(f'{operation} to rank {dest} with tag {tag}, which failed',
                                [self._mpi_comm.Isend(message, dest, tag)])
         else:
             self._mpi_comm.Send(message, dest, tag)
-        raise self._error(refusal, self.rank, dest, tag) from error
+        raise self._error(failure, self.rank, dest, tag) from error
 
-    def _error(self, refusal: Refusal, source: int, dest: int, tag: int) -> Exception:
-        return refusal.error(f'{refusal.verb} from rank {source} to rank {dest} with tag {tag} '
-                             f'refused; no data was sent\n  rank {source}: {refusal.text}')
+    def _error(self, failure: RemoteError, source: int, dest: int, tag: int) -> Exception:
+        return failure.error(f'{failure.operation} from rank {source} to rank {dest} with tag '
+                             f'{tag} failed (no data was sent)\n  rank {source}: {failure.text}')
 
-    def _parts(self, verb: str, data: Any, dest: int, tag: int) -> tuple[Any, int, list[Any]]:
-        """The message with the user's tag, and those that follow under a number."""
+    def _parts(self, operation: str, data: Arrays, dest: int, tag: int
+               ) -> tuple[bytes, int, list[Buffer]]:
+        """Returns the message with the user's tag, the number of the payload, and its messages."""
         is_one = not isinstance(data, (tuple, list))
         try:
             arrays = [array_buffers.checked(x) for x in ([data] if is_one else data)]
         except Exception as error:
-            self._refuse(verb, error, dest, tag)
+            self._fail_send(operation, error, dest, tag)
         payloads = [array_buffers.raw(array_buffers.to_buffer(x)) for x in arrays]
         if is_one and _is_inline(payloads[0]):
             return _head(arrays[0], -1) + payloads[0].tobytes(), -1, []
         number = self._payloads.new_number()
         if is_one:
             return _head(arrays[0], number), number, payloads
-        rest: list[Any] = []
+        rest: list[Buffer] = []
         for x, payload in zip(arrays, payloads, strict=True):
             rest += [_head(x, -1) + payload.tobytes()] if _is_inline(payload) else [
                 _head(x, number), payload]
         return _signature.pack('send_tuple', root=number, number=len(arrays)), number, rest
 
-    def _receive(self, source: int, tag: int, verb: str, status: MPI.Status | None = None
+    def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
                  ) -> Receives:
-        """Receives the next message whole; raises if it is a refusal or of another kind."""
+        """Receives the next message; raises if the sender failed or sent another kind."""
         status = MPI.Status() if status is None else status
-        header, body = yield from _receive_header(self._mpi_comm, source, tag, status)
+        signature, body = yield from _receive_header(self._mpi_comm, source, tag, status)
         return (yield from self._finish_plain(
-            header, body, status.Get_source(), status.Get_tag(), verb))
+            signature, body, status.Get_source(), status.Get_tag(), call))
 
-    def _finish_plain(self, header: Header, body: memoryview, source: int, tag: int, verb: str
-                      ) -> Receives:
-        """Receives what follows a header, for an operation that takes data with a mark as well."""
-        mark, received = yield from self._finish(header, body, source, tag, verb)
+    def _finish_plain(self, signature: CallSignature, body: memoryview, source: int, tag: int,
+                      call: str) -> Receives:
+        """Receives the data after a signature; raises if it is a marked gradient."""
+        mark, received = yield from self._finish(signature, body, source, tag, call)
         if mark is not None and mark.kind == 'gradient':
             raise activations.unexpected(
                 self.rank, mark, source,
-                f'recv from rank {source} with tag {tag}, called at {call_site.site()}')
+                f'recv from rank {source} with tag {tag}, called at {call_site.locate()}')
         return received
 
-    def _finish(self, header: Header, body: memoryview, source: int, tag: int, verb: str
+    def _finish(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
                 ) -> Receives:
-        """Receives what follows a header and what came with it; gives the mark, if any, too."""
+        """Receives the data after a signature; returns it with its mark, or ``None``."""
         try:
-            return (yield from self._rest(header, body, source, tag, verb))
+            return (yield from self._rest(signature, body, source, tag, call))
         finally:
             self.calls.received[source, tag] += 1
 
-    def _rest(self, header: Header, body: memoryview, source: int, tag: int, verb: str
+    def _rest(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
               ) -> Receives:
         mark = None
-        if header.verb in ('activation', 'gradient'):
+        if signature.operation in ('activation', 'gradient'):
             self.deadlocks.n_marked_received[source] += 1
-            mark, body = Mark.unpack(header.verb, body)
-            header, body = _signature.unpack(body), body[_signature.SIZE:]
-        if header.refused:
+            mark, body = Mark.unpack(signature.operation, body)
+            signature, body = _signature.unpack(body), body[_signature.SIZE:]
+        if signature.failed:
             raise self._error(pickle.loads(body), source, self.rank, tag)
-        kind, number = header.verb, header.root
-        received: Any
+        kind, number = signature.operation, signature.root
+        received: Arrays
         if kind == 'send_obj':
             received = load(body, (), source, self.rank) if number < 0 else (
                 yield from self._payloads.receive_object(source, number))
         elif kind == 'send':
-            received = yield from self._receive_array(header, body, source, number)
+            received = yield from self._receive_array(signature, body, source, number)
         else:
             arrays, failure = [], None
-            for _ in range(header.number):
-                header, body = yield from _receive_header(
+            for _ in range(signature.number):
+                signature, body = yield from _receive_header(
                     self._payloads.mpi_comm, source, number, MPI.Status())
                 try:
-                    arrays.append((yield from self._receive_array(header, body, source, number)))
-                except MemoryError as error:  # the sender waits until the others are received, too
+                    arrays.append((yield from self._receive_array(signature, body, source, number)))
+                except MemoryError as error:  # receive the other arrays: the sender waits
                     failure = failure or error
             if failure is not None:
                 raise failure
             received = tuple(arrays)
-        if (kind == 'send_obj') != (verb == 'send_obj'):
+        if (kind == 'send_obj') != (call == 'send_obj'):
             raise TypeError(f'rank {source} sent its message with tag {tag} by send'
                             f'{"_obj" if kind == "send_obj" else ""}(); receive it with '
                             f'recv{"_obj" if kind == "send_obj" else ""}()')
         return mark, received
 
-    def _receive_array(self, header: Header, body: memoryview, source: int, number: int
+    def _receive_array(self, signature: CallSignature, body: memoryview, source: int, number: int
                        ) -> Receives:
-        shape = header.shape
-        if header.ndim > _signature.MAX_INLINE_DIMS:
-            shape = struct.unpack_from(f'{header.ndim}q', body)
-            body = body[8 * header.ndim:]
-        if header.root < 0:
-            buffer = np.frombuffer(body, header.dtype, math.prod(shape)).copy()
+        shape = signature.shape
+        if signature.ndim > _signature.MAX_INLINE_DIMS:
+            shape = struct.unpack_from(f'{signature.ndim}q', body)
+            body = body[8 * signature.ndim:]
+        if signature.root < 0:
+            buffer = np.frombuffer(body, signature.dtype, math.prod(shape)).copy()
         else:
             buffer = yield from self._payloads.receive_array(
-                shape, header.dtype, header.device, source, number)
-        return array_buffers.from_buffer(buffer, shape, header.device)
+                shape, signature.dtype, signature.device, source, number)
+        return array_buffers.from_buffer(buffer, shape, signature.device)
 
 
-def _receive_header(mpi_comm: Any, source: int, tag: int, status: MPI.Status) -> Receives:
-    """Receives the next header and what came with it."""
+def _receive_header(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> Receives:
+    """Receives the next signature and the data in its message."""
     message = bytearray(_MAX_MESSAGE)
     yield Receive(mpi_comm, message, source, tag, status)
     return _signature.unpack(message), memoryview(message)[_signature.SIZE:status.Get_count()]
 
 
-def _head(x: Any, number: int) -> bytes:
-    """The header of an array, with its shape where that is long."""
+def _head(x: Array, number: int) -> bytes:
+    """The signature of an array, followed by its shape if it has too many dimensions."""
     head = _signature.pack('send', x.shape, x.dtype, number, '', array_buffers.on_device(x))
     if x.ndim <= _signature.MAX_INLINE_DIMS:
         return head
@@ -422,17 +426,18 @@ def _head(x: Any, number: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
-    """Shape and dtype of an array on the host, if all of it came with this header."""
-    header = _signature.unpack(head)
-    if header.verb != 'send' or header.root >= 0 or header.refused or header.device or (
-            header.ndim > _signature.MAX_INLINE_DIMS):
+    """Shape and dtype of a host array that was sent with this signature; otherwise ``None``."""
+    signature = _signature.unpack(head)
+    if signature.operation != 'send' or signature.root >= 0 or signature.failed or (
+            signature.device) or (
+            signature.ndim > _signature.MAX_INLINE_DIMS):
         return None
-    return header.shape, header.dtype
+    return signature.shape, signature.dtype
 
 
-def _is_inline(payload: Any) -> bool:
+def _is_inline(payload: Buffer) -> bool:
     return payload.nbytes <= INLINE and not array_buffers.on_device(payload)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return hasattr(value, '__index__') and not isinstance(value, bool)

@@ -1,165 +1,153 @@
-"""The operations that combine arrays, after the agreement."""
+"""Reductions of arrays."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from chainermn import _signature
 from chainermn._collectives.arrays import ArrayOperations, packed
 from chainermn._collectives.operation import collective
+from chainermn._gradients.parameters import ParameterList
 from chainermn._signature import pack
 from chainermn._transport import array_buffers, packing
+from chainermn._transport.array_list import ArrayList
 from chainermn._transport.elementwise import check_op, combined
 from chainermn._transport.mpi import LARGE
+from chainermn._types import Array
 
-#: What MPI adds as it is.
-_AS_IS = {dtype for dtype in _signature.DTYPES if dtype.kind != 'b' and dtype != np.float16}
+#: Dtypes that MPI sums natively.
+_NATIVE = {dtype for dtype in _signature.DTYPES if dtype.kind != 'b' and dtype != np.float16}
 
 
 class ReductionOperations(ArrayOperations):
-    """The part of a communicator on MPI that combines arrays."""
+    """Reductions of a communicator on MPI."""
 
     @collective
-    def allreduce(self, x: Any, op: str = 'sum', out: Any = None) -> Any:
-        if type(x) is np.ndarray and x.dtype in _AS_IS and out is None and op == 'sum' and (
-                x.nbytes < LARGE and x.flags.c_contiguous):  # the shortest way, for most calls
-            if self._agreement.is_active:
-                self._agreement.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+    def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
+        if type(x) is np.ndarray and x.dtype in _NATIVE and out is None and op == 'sum' and (
+                x.nbytes < LARGE and x.flags.c_contiguous):  # fast path, for most calls
+            if self._consistency.is_active:
+                self._consistency.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
             else:
-                calls = self._agreement.calls
+                calls = self._consistency.calls
                 calls.count += 1
                 calls.ring.append('allreduce')
             y = np.empty(x.shape, x.dtype)
             self._arrays.Allreduce(x, y)
             return y
-        try:
-            array = array_buffers.checked(x)
-            check_op(op, array.dtype)
-            if out is not None:
-                _check_out(out, array)
-        except Exception as error:
-            self.refuse('allreduce', error)
-        alike = self._agreement.same(packed('allreduce', array, op=op))
+        array = array_buffers.checked(x)
+        check_op(op, array.dtype)
+        if out is not None:
+            _check_out(out, array)
+        homogeneous = self._consistency.same(packed('allreduce', array, op=op))
         if out is None:
-            return self._reduced(array, op, alike)
+            return self._reduced(array, op, homogeneous)
         target = out if _is_plain(out) else None
         if target is not None and np.may_share_memory(array, target):
             array = target if _same_elements(array, target) else array.copy()
-        result = self._reduced(array, op, alike, target)
+        result = self._reduced(array, op, homogeneous, target)
         if result is not out:
             out[...] = result
         return out
 
     @collective
-    def allreduce_many(self, xs: Sequence[Any], op: str = 'sum') -> tuple[Any, ...]:
-        try:
-            if not isinstance(xs, (tuple, list)):
-                raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}')
-            arrays = [array_buffers.checked(x) for x in xs]
-            for array in arrays:
-                check_op(op, array.dtype)
-            check_op(op)
-        except Exception as error:
-            self.refuse('allreduce_many', error)
-        alike = self._agreed_arrays('allreduce_many', arrays, op)
-        groups: dict[Any, list[int]] = {}
+    def allreduce_many(self, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
+        if not isinstance(xs, (tuple, list)):
+            raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}')
+        arrays = [array_buffers.checked(x) for x in xs]
+        for array in arrays:
+            check_op(op, array.dtype)
+        check_op(op)
+        homogeneous = self._checked_arrays('allreduce_many', arrays, op)
+        groups: dict[tuple[np.dtype, bool], list[int]] = {}
         for i, array in enumerate(arrays):
             key = array_buffers.summed_in(array.dtype), array_buffers.on_device(array)
             groups.setdefault(key, []).append(i)
-        results: list[Any] = [None] * len(arrays)
+        results: list[Array] = [None] * len(arrays)
         for (dtype, device), members in groups.items():
-            group = [arrays[i] for i in members]
-            sums = self._transport(device, alike).sums(group) if op == 'sum' else None
+            group = ArrayList.of([arrays[i] for i in members])
+            sums = self._transport_for(device, homogeneous).sums(group) if op == 'sum' else None
             if sums is not None:
                 for i, total in zip(members, sums, strict=True):
                     results[i] = total
                 continue
-            reduced = self._reduced(packing.pack(group, dtype), op, alike)
+            reduced = self._reduced(packing.pack(group, dtype), op, homogeneous)
             start = 0
             for i, array in zip(members, group, strict=True):
-                piece = reduced[start:start + array.size].reshape(array.shape)
+                part = reduced[start:start + array.size].reshape(array.shape)
                 with np.errstate(over='ignore'):
-                    results[i] = piece.astype(array.dtype, copy=False)
+                    results[i] = part.astype(array.dtype, copy=False)
                 start += array.size
         return tuple(results)
 
     @collective
-    def reduce(self, x: Any, op: str = 'sum', root: int = 0) -> Any:
-        try:
-            root = array_buffers.checked_root(root, self.size)
-            array = array_buffers.checked(x)
-            check_op(op, array.dtype)
-        except Exception as error:
-            self.refuse('reduce', error)
-        alike = self._agreement.same(packed('reduce', array, root, op))
-        transport = self._transport(array_buffers.on_device(array), alike)
+    def reduce(self, x: Array, op: str = 'sum', root: int = 0) -> Array:
+        root = array_buffers.checked_root(root, self.size)
+        array = array_buffers.checked(x)
+        check_op(op, array.dtype)
+        homogeneous = self._consistency.same(packed('reduce', array, root, op))
+        transport = self._transport_for(array_buffers.on_device(array), homogeneous)
         return combined(array, op, transport.reduce, root)
 
     @collective
-    def reduce_scatter(self, xs: Any, op: str = 'sum') -> Any:
-        try:
-            arrays = self._checked_sequence(xs)
-            check_op(op, arrays[0].dtype)
-        except Exception as error:
-            self.refuse('reduce_scatter', error)
-        alike = self._agreed_arrays('reduce_scatter', arrays, op)
+    def reduce_scatter(self, xs: Array, op: str = 'sum') -> Array:
+        arrays = self._checked_sequence(xs)
+        check_op(op, arrays[0].dtype)
+        homogeneous = self._checked_arrays('reduce_scatter', arrays, op)
         sizes = [array.size for array in arrays]
-        transport = self._transport(array_buffers.on_device(arrays[0]), alike)
+        transport = self._transport_for(array_buffers.on_device(arrays[0]), homogeneous)
         result = combined(packing.pack(arrays), op, transport.reduce_scatter, sizes)
         return result.reshape(arrays[self.rank].shape)
 
     @collective
-    def multi_node_mean(self, x: Any) -> Any:
-        try:
-            array = array_buffers.checked(x)
-            if array.dtype.kind != 'f':
-                raise TypeError(f'the mean is of floating-point arrays, not {array.dtype}')
-        except Exception as error:
-            self.refuse('multi_node_mean', error)
-        alike = self._agreement.same(packed('multi_node_mean', array))
+    def multi_node_mean(self, x: Array) -> Array:
+        array = array_buffers.checked(x)
+        if array.dtype.kind != 'f':
+            raise TypeError(f'expected a floating-point array but got {array.dtype}')
+        homogeneous = self._consistency.same(packed('multi_node_mean', array))
         summed = array.astype(array_buffers.summed_in(array.dtype), copy=False)
-        mean = self._reduced(summed, 'sum', alike)
+        mean = self._reduced(summed, 'sum', homogeneous)
         mean *= mean.dtype.type(1 / self.size)
         return mean.astype(array.dtype, copy=False)
 
-    def _agreed_arrays(self, verb: str, arrays: Sequence[Any], op: str) -> bool:
-        """Agrees on several arrays; says whether all ranks have them in the same places."""
-        described = packing.describe({f'xs[{i}]': array for i, array in enumerate(arrays)})
+    def _checked_arrays(self, operation: str, arrays: Sequence[Array], op: str) -> bool:
+        """Checks that arrays match on all ranks; returns whether their devices do too."""
+        listed = ParameterList.named({f'xs[{i}]': array for i, array in enumerate(arrays)})
+        layout = listed.layout(allows_mixed_devices=True)
         device = any(array_buffers.on_device(array) for array in arrays)
-        return self._agreement.same(
-            pack(verb, op=op, device=device, number=_signature.digest(described)), described)
+        return self._consistency.same(
+            pack(operation, op=op, device=device, number=layout.digest), layout.described)
 
-    def _reduced(self, array: Any, op: str, alike: bool, out: Any = None) -> Any:
-        """The arrays of all ranks, combined, in the shape of this one.
+    def _reduced(self, array: Array, op: str, homogeneous: bool, out: Array | None = None) -> Array:
+        """Reduces the arrays of all ranks, in the shape of this one.
 
         Args:
             array: Array.
             op: The operation.
-            alike: Whether the arrays are on a device on all ranks or on none.
-            out: C-ordered host array where the result may be put; it may be ``array`` itself.
+            homogeneous: Whether the arrays are on a device on all ranks or on none.
+            out: C-ordered host array that may receive the result; it may be ``array`` itself.
         """
-        transport = self._transport(array_buffers.on_device(array), alike)
+        transport = self._transport_for(array_buffers.on_device(array), homogeneous)
         return combined(array, op, transport.allreduce, out)
 
 
-def _is_plain(x: Any) -> bool:
-    """Whether MPI can write to an array as it is."""
+def _is_plain(x: Array) -> bool:
+    """Whether MPI can write to an array directly."""
     return isinstance(x, np.ndarray) and x.flags.c_contiguous
 
 
-def _same_elements(x: Any, y: Any) -> bool:
+def _same_elements(x: Array, y: Array) -> bool:
     return x.flags.c_contiguous and x.ctypes.data == y.ctypes.data
 
 
-def _check_out(out: Any, x: Any) -> None:
+def _check_out(out: Array, x: Array) -> None:
     if not isinstance(out, np.ndarray) and not array_buffers.on_device(out):
-        raise TypeError(f'out has to be an array, not {type(out)}')
+        raise TypeError(f'out must be an array, not {type(out)}')
     if (out.dtype, out.shape) != (x.dtype, x.shape):
-        raise ValueError(f'out has to be as the array, {x.dtype} {x.shape}, but is {out.dtype} '
-                         f'{out.shape}')
+        raise ValueError(f'out must have the dtype and shape of the array, {x.dtype} {x.shape}, '
+                         f'not {out.dtype} {out.shape}')
     if array_buffers.on_device(out) != array_buffers.on_device(x):
-        raise ValueError('out and the array have to be both on the host or both on the device')
+        raise ValueError('out and the array must be both on the host or both on the device')
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError('out is read-only')

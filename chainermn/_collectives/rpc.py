@@ -1,9 +1,8 @@
-"""Requests and answers: a thread of each rank answers the others, whatever the rank itself does.
+"""Remote procedure calls: a thread of each rank answers requests of the other ranks.
 
-The alternative, memory windows that the others read and write (MPI chapter 12, "One-Sided
-Communications"), needs no thread where ranks share memory. But an MPI library without special
-network hardware moves such data only while their owner is inside MPI, so a rank that sleeps or
-computes would hold up all others; a thread that looks for messages does not let that happen.
+The alternative, one-sided communication (MPI chapter 12), needs no thread where ranks share memory.
+But without special network hardware, MPI moves such data only while the target rank is inside MPI,
+so a rank that sleeps or computes would block all others.
 """
 from __future__ import annotations
 
@@ -13,43 +12,46 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from chainermn._collectives.nonblocking import largest_tag
-from chainermn._consistency.mismatch import Refusal
+from chainermn._collectives.operation import traced
+from chainermn._collectives.tracer import Tracer
+from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import shutdown, thread_state, unusable
 from chainermn._diagnostics.flight_recorder import Calls, ServiceCalls
+from chainermn._diagnostics.unusable import Unusable
 from chainermn._ranks import ranks_text
+from chainermn._types import Buffer
 
-_REQUEST = 0  # tag; each request says which tag its answer has
-_HEAD = struct.Struct('=q')  # of a request: that tag; of an answer: whether it was refused
+_REQUEST = 0  # tag
+_HEAD = struct.Struct('=q')  # of a request: tag of its answer; of an answer: whether it failed
 
-# Seconds. Who waits looks for messages without a break for a while, then often, then at times: a
-# thread that has nothing to do takes 3 % of a core.
-_WITHOUT_BREAK = 2e-4
-_OFTEN = 2e-2
-_SHORT_BREAK = 5e-5
-_LONG_BREAK = 1e-3
+# Seconds. A waiting thread polls continuously at first, then at short and later at long intervals;
+# an idle thread uses 3 % of a core.
+_CONTINUOUS = 2e-4
+_FREQUENT = 2e-2
+_SHORT_INTERVAL = 5e-5
+_LONG_INTERVAL = 1e-3
 
-#: A message: any number of C-ordered buffers, which travel as one.
-Buffers = Sequence[Any]
+#: A message: any number of C-ordered buffers, sent as one.
+Buffers = Sequence[Buffer]
 
 
 class Service:
-    """Answers the requests of other ranks, and asks them.  Collective: every rank makes one.
+    """Answers requests of other ranks, and sends requests.  Collective: every rank creates one.
 
     Args:
-        mpi_comm: A duplicate of the communicator that nothing else uses; it is freed at the end.
+        mpi_comm: A duplicate of the communicator that nothing else uses; freed at the end.
         answer: Called as ``answer(source, request)`` with a flat uint8 array; returns the buffers
-            of the answer.  It runs in the thread of this service, or, for what this rank asks
-            itself, in the thread that asks.  What it raises is raised by the rank that asks.  It
-            must not ask: two ranks could wait for each other's answers.
+            of the answer.  It runs in the thread of this service, or, for requests of this rank to
+            itself, in the requesting thread.  Its errors are raised on the requesting rank.  It
+            must not send requests: two ranks could wait for each other.
     """
 
-    def __init__(self, mpi_comm: Any, answer: Callable[[int, Any], Buffers]) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, answer: Callable[[int, Buffer], Buffers]) -> None:
         self._mpi_comm = mpi_comm
         self._calls = ServiceCalls(mpi_comm)
         self._rank = mpi_comm.rank
@@ -58,33 +60,40 @@ class Service:
         self._tags = itertools.cycle(range(_REQUEST + 1, tags))
         self._closed = threading.Event()
         self._answering = threading.local()
+        self._tracer: Tracer | None = None
         self._thread = threading.Thread(target=self._serve, name='chainermn service', daemon=True)
-        shutdown.before_the_end(self._finish)
-        unusable.know(self)
+        shutdown.add_callback(self._finish)
+        unusable.register(self)
         self._thread.start()
 
-    def ask(self, requests: Mapping[int, Buffers]) -> dict[int, Any]:
-        """Asks some ranks at once, and waits for their answers; any thread may ask.
+    def _traced_calls(self) -> Calls:
+        return self._calls
+
+    @traced
+    def ask(self, requests: Mapping[int, Buffers]) -> dict[int, Buffer]:
+        """Sends requests to some ranks at once and waits for the answers.  Thread-safe.
 
         Args:
-            requests: The buffers of each request, by the rank that is asked.
+            requests: The buffers of each request, by destination.
 
         Returns:
-            The answers as flat uint8 arrays, by the rank that answered.
+            The answers as flat uint8 arrays, by rank.
 
         Raises:
             ValueError: If the service is closed on this rank.
             RuntimeError: If it is called by ``answer``.
-            Exception: What ``answer`` raised on another rank, or the first of that.
+            Exception: The first error that ``answer`` raised.
         """
         if hasattr(self._answering, 'source'):
-            raise RuntimeError('what answers requests, such as the updater of a KVStore, must not '
-                               'make requests itself: two ranks could wait for each other')
+            raise RuntimeError('a function that answers requests, such as the updater of a '
+                               'KVStore, must not send requests: two ranks could wait for each '
+                               'other')
         if self._closed.is_set():
-            raise ValueError('this store was closed on this rank, and other ranks may have ended')
+            raise ValueError('the store was closed on this rank, so other ranks may have ended; do '
+                             'not use it after close()')
         tag = next(self._tags)
         self._calls.count += 1
-        self._calls.keep(f'ask {ranks_text(sorted(requests))}')
+        self._calls.record(f'ask {ranks_text(sorted(requests))}')
         messages = {rank: _joined(_HEAD.pack(tag), request) for rank, request in requests.items()
                     if rank != self._rank}
         sent = [self._mpi_comm.Isend(message, rank, _REQUEST) for rank, message in messages.items()]
@@ -92,32 +101,31 @@ class Service:
         if self._rank in requests:
             answers[self._rank] = self._checked_answer(
                 self._rank, _joined(b'', requests[self._rank]))
-        # In the order in which they come. In an order of its own, this rank could wait for one that
-        # waits for its answer to another to be received, and so on in a circle.
+        # In order of arrival. In a fixed order, ranks could wait for each other in a circle.
         for _ in messages:
             rank, answer = self._receive(tag)
             answers[rank] = answer
         MPI.Request.Waitall(sent)
         for rank in sorted(answers):
             if _HEAD.unpack_from(answers[rank])[0]:
-                refusal = pickle.loads(answers[rank][_HEAD.size:])
-                raise refusal.error(refusal.text if rank == self._rank else
-                                    f'{refusal.text}\n  (raised on rank {rank})')
+                failure = pickle.loads(answers[rank][_HEAD.size:])
+                raise failure.error(failure.text if rank == self._rank else
+                                    f'{failure.text}\n  (raised on rank {rank})')
         return {rank: answer[_HEAD.size:] for rank, answer in answers.items()}
 
-    def recent_calls(self) -> tuple[Calls, ...]:
-        """Where it is kept whom this rank has asked."""
+    def flight_records(self) -> tuple[Calls, ...]:
+        """The flight record of the requests."""
         return self._calls,
 
-    def give_up(self, unusable: Any) -> None:
-        """Makes :meth:`ask` raise from now on."""
-        self._answering = unusable
+    def make_unusable(self, unusable: Unusable) -> None:
+        """Makes every later :meth:`ask` raise an error."""
+        setattr(self, '_answering', unusable)  # noqa: B010  (of another type)
 
     def close(self) -> None:
-        """Says that this rank asks nothing any more.  Every rank calls it, when it likes.
+        """Ends the requests of this rank.  Every rank calls it, at any time.
 
-        Returns at once.  This rank goes on answering until all ranks have called it, which the
-        end of the program does too.
+        Returns at once.  This rank continues to answer until all ranks have called it or have
+        reached the end of the program.
         """
         self._closed.set()
 
@@ -125,11 +133,11 @@ class Service:
         self.close()
         self._thread.join()
 
-    def _receive(self, tag: int) -> tuple[int, Any]:
+    def _receive(self, tag: int) -> tuple[int, Buffer]:
         status = MPI.Status()
         start = time.perf_counter()
         while (message := self._mpi_comm.Improbe(MPI.ANY_SOURCE, tag, status)) is None:
-            _have_a_break(start)
+            _pause(start)
         return _received(message, status)
 
     def _serve(self) -> None:
@@ -149,57 +157,57 @@ class Service:
             if self._closed.is_set() and all_closed is None:
                 all_closed = self._mpi_comm.Ibarrier()
             if all_closed is not None and all_closed.Test():
-                break  # nobody asks any more, and each question has been answered
-            _have_a_break(last)
+                break  # every request has been answered, and no more will come
+            _pause(last)
         self._mpi_comm.Free()
-        shutdown.not_before_the_end(self._finish)
+        shutdown.remove_callback(self._finish)
 
-    def _checked_answer(self, source: int, request: Any) -> Any:
-        """The answer as it travels, or the refusal if ``answer`` raises."""
+    def _checked_answer(self, source: int, request: Buffer) -> Buffer:
+        """Returns the message with the answer, or with the error of ``answer``."""
         self._answering.source = source
         try:
             return _joined(_HEAD.pack(0), self._answer(source, request))
         except Exception as error:
-            return _refused(error)
+            return _failed(error)
         except BaseException as error:
             if threading.current_thread() is not self._thread:
-                raise  # it is of the rank itself, such as an interrupt
-            # An exit of the thread would leave who asks without an answer.
-            return _refused(RuntimeError(f'{type(error).__name__}: {error}'))
+                raise  # for this rank, such as an interrupt
+            # If the thread ended here, the requesting rank would get no answer.
+            return _failed(RuntimeError(f'{type(error).__name__}: {error}'))
         finally:
             del self._answering.source
 
 
-def check_service(answer: Any) -> None:
-    """Raises if there can be no such service."""
+def check_service(answer: Buffer) -> None:
+    """Raises if a service cannot be started."""
     if not callable(answer):
-        raise TypeError(f'what answers requests has to be a function, not {answer!r}')
+        raise TypeError(f'answer must be a function, not {answer!r}')
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
-            'answering requests in a thread needs MPI_THREAD_MULTIPLE, which this MPI library does '
-            'not give, or was not asked for: leave mpi4py.rc.threads and mpi4py.rc.thread_level '
-            'as they are by default')
+            'answering requests in a thread needs MPI_THREAD_MULTIPLE, which the MPI library does '
+            'not provide; leave mpi4py.rc.threads and mpi4py.rc.thread_level at their defaults, or '
+            'use another MPI library')
 
 
-def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, Any]:
+def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, Buffer]:
     source = status.Get_source()
     received = np.empty(status.Get_count(), np.uint8)
     message.Recv(received)
     return source, received
 
 
-def _refused(error: Exception) -> Any:
-    return _joined(_HEAD.pack(1), [pickle.dumps(Refusal.of('', error))])
+def _failed(error: Exception) -> Buffer:
+    return _joined(_HEAD.pack(1), [pickle.dumps(RemoteError.of('', error))])
 
 
-def _joined(head: bytes, buffers: Buffers) -> Any:
+def _joined(head: bytes, buffers: Buffers) -> Buffer:
     return np.frombuffer(b''.join([head, *buffers]), np.uint8)
 
 
-def _have_a_break(since: float) -> None:
+def _pause(since: float) -> None:
     waited = time.perf_counter() - since
-    time.sleep(0 if waited < _WITHOUT_BREAK else
-               _SHORT_BREAK if waited < _OFTEN else _LONG_BREAK)
+    time.sleep(0 if waited < _CONTINUOUS else
+               _SHORT_INTERVAL if waited < _FREQUENT else _LONG_INTERVAL)
 
 
-thread_state.know([Service.ask])
+thread_state.register([Service.ask])

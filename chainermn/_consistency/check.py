@@ -1,143 +1,158 @@
-"""Before data moves, all ranks agree on the call: one exchange of headers, one common error.
+"""The consistency check: before data moves, the ranks compare the signatures of their calls.
 
-A rank whose argument was refused says so in its header.  When the headers do not fit together,
-the ranks exchange what each can say about it, and all raise the same error.
+A rank that rejects its arguments sends a signature marked as failed.  If the signatures do not
+match, the ranks exchange details, and all of them raise the same error.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from mpi4py import MPI
 
 from chainermn import _environment, _signature
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import Calls
 from chainermn._ranks import ranks_text
-from chainermn._signature import Header
+from chainermn._signature import CallSignature
 from chainermn._tracing import recorder
 
 
-class Agreement:
-    """The agreement among the ranks of one communicator.
+class ConsistencyCheck:
+    """The consistency check of one communicator.
 
     Args:
         mpi_comm: A duplicate of the communicator that nothing else uses.
 
-    With ``CHAINERMN_AGREE=0`` in the environment, operations that need no header of another rank
-    exchange none, and an error stays on its rank.
+    With ``CHAINERMN_AGREE=0`` in the environment, operations exchange signatures only if they need
+    their contents, and an error is raised only on its own rank.
     """
 
-    def __init__(self, mpi_comm: Any) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.mpi_comm = mpi_comm
         self.calls = Calls(mpi_comm)
         self.enabled = _environment.flag(_environment.AGREE, default=True)
         #: Whether :meth:`same` exchanges anything.
         self.is_active = self.enabled and mpi_comm.size > 1
-        #: Whether a rank has reached the end of the program.
+        #: Whether the last mismatch showed that a rank has reached the end of the program.
         self.is_over = False
         #: Called once all ranks are known to have reached the end of the program.
-        self.at_the_end: Callable[[], None] = lambda: None
-        #: What errors say of each call on this rank, before where it was called.
+        self.on_shutdown: Callable[[], None] = lambda: None
+        #: Text that errors add to each call of this rank, before its call site.
         self.note = ''
+        #: The updates that the calling optimizer has begun since its last exchange; 0: none calls.
+        self.update = 0
         self._size = mpi_comm.size
         self._rank = mpi_comm.rank
         self._received = bytearray(_signature.SIZE * self._size)
-        said = mpi_comm.allgather((self.enabled, recorder.is_on()))
-        off = [rank for rank, (enabled, _) in enumerate(said) if not enabled]
+        self._allgather: Callable[[bytes, bytearray], None] = mpi_comm.Allgather
+        responses = mpi_comm.allgather((self.enabled, recorder.is_on()))
+        off = [rank for rank, (enabled, _) in enumerate(responses) if not enabled]
         if 0 < len(off) < self._size:
-            raise ValueError('CHAINERMN_AGREE has to be equal on all ranks, but is 0 only on '
-                             + ranks_text(off))
-        timed = [rank for rank, (_, is_timed) in enumerate(said) if is_timed]
+            raise ValueError(f'CHAINERMN_AGREE is 0 only on {ranks_text(off)}; set it to the same '
+                             'value on all ranks')
+        timed = [rank for rank, (_, is_timed) in enumerate(responses) if is_timed]
         if 0 < len(timed) < self._size:
-            raise ValueError(f'{recorder.VARIABLE} has to be set on all ranks or on none, but is '
-                             'set only on ' + ranks_text(timed))
+            raise ValueError(f'{recorder.VARIABLE} is set only on {ranks_text(timed)}; set it on '
+                             'all ranks or on none')
 
-    def same(self, header: bytes, details: dict[str, str] | None = None) -> bool:
-        """Returns if all ranks call it with headers that fit, else raises on all of them.
+    def trace(self) -> None:
+        """Records the time spent waiting for other ranks on the timeline."""
+        self._allgather = self._traced_allgather
+
+    def _traced_allgather(self, signature: bytes, received: bytearray) -> None:
+        with recorder.span('wait', 'wait'):
+            self.mpi_comm.Allgather(signature, received)
+
+    def same(self, signature: bytes, details: Mapping[str, str] | None = None) -> bool:
+        """Compares the signatures of all ranks; a mismatch raises the same error on all of them.
 
         Args:
-            header: From ``_signature.pack``.
-            details: What the header's number is a digest of, for the message.
+            signature: From ``_signature.pack``.
+            details: The contents of the signature's digest, for the error.
 
         Returns:
-            Whether the headers are equal in what may differ as well, such as the device; that is
-            taken for granted where nothing is exchanged.
+            Whether the signatures are identical, including parts that may differ, such as the
+            device.  True if the check is disabled.
         """
         calls = self.calls
         calls.count += 1
-        calls.keep(header)
+        calls.record(signature)
         if not self.is_active:
             return True
-        self.mpi_comm.Allgather(header, self._received)
-        if self._received == header * self._size:
+        self._allgather(signature, self._received)
+        if self._received == signature * self._size:
             return True
-        self._compare(self._headers(), details)
+        self._compare(self._signatures(), details)
         return False
 
-    def exchange(self, header: bytes) -> list[Header]:
-        """Returns the headers of all ranks, or raises on all of them if they do not agree."""
+    def exchange(self, signature: bytes) -> list[CallSignature]:
+        """Returns the signatures of all ranks; a mismatch raises the same error on all of them."""
         if self._size == 1:
-            return [_signature.unpack(header)]
+            return [_signature.unpack(signature)]
         self.calls.count += 1
-        self.calls.keep(header)
-        self.mpi_comm.Allgather(header, self._received)
-        headers = self._headers()
-        self._compare(headers)
-        return headers
+        self.calls.record(signature)
+        self._allgather(signature, self._received)
+        signatures = self._signatures()
+        self._compare(signatures)
+        return signatures
 
-    def numbers(self, header: bytes) -> list[int]:
-        """Returns the numbers that all ranks give, or raises on all of them if they do not agree.
+    def numbers(self, signature: bytes) -> list[int]:
+        """Returns the numbers of all ranks; a mismatch raises the same error on all of them.
 
         Args:
-            header: Of an operation of which no shape has to be equal, nor the number.
+            signature: Of an operation whose shapes and numbers may differ between ranks.
         """
         if self._size > 1:
             self.calls.count += 1
-            self.calls.keep(header)
-            self.mpi_comm.Allgather(header, self._received)
-            numbers = _signature.numbers(self._received, header)
+            self.calls.record(signature)
+            self._allgather(signature, self._received)
+            numbers = _signature.numbers(self._received, signature)
             if numbers is not None:
                 return numbers
-            headers = self._headers()
-            self._compare(headers)
+            signatures = self._signatures()
+            self._compare(signatures)
         else:
-            headers = [_signature.unpack(header)]
-        return [header.number for header in headers]
+            signatures = [_signature.unpack(signature)]
+        return [signature.number for signature in signatures]
 
-    def refuse(self, verb: str, error: Exception) -> NoReturn:
-        """Raises ``error`` on all ranks, in place of this rank's header."""
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
+        """Raises ``error`` on all ranks, in place of this rank's signature."""
         if not self.is_active:
             raise error
         self.calls.count += 1
-        said = ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
-        self.calls.keep(f'{verb} refused on this rank ({said})')
-        self.mpi_comm.Allgather(_signature.pack('refused', refused=True), self._received)
-        self._disagree(self._headers(), None, verb, error)
+        reason = ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
+        self.calls.record(f'{operation} failed on this rank ({reason})')
+        self._allgather(_signature.pack('failed', failed=True), self._received)
+        self._raise_common(self._signatures(), None, operation, error)
 
-    def _headers(self) -> list[Header]:
+    def _signatures(self) -> list[CallSignature]:
         size = _signature.SIZE
         return [_signature.unpack(self._received, size * rank) for rank in range(self._size)]
 
-    def _compare(self, headers: list[Header], details: dict[str, str] | None = None) -> None:
-        if not all(header.update for header in headers):  # some are not called by an optimizer
-            headers = [header._replace(update=0) for header in headers]
-        equal = _signature.EQUAL[headers[0].verb]
-        first = headers[0].key(equal)
-        for header in headers:
-            if header.refused or header.key(equal) != first:
-                self._disagree(headers, details)
+    def _compare(self, signatures: list[CallSignature], details: Mapping[str, str] | None = None
+                 ) -> None:
+        if not all(signature.update for signature in signatures):  # not all by an optimizer
+            signatures = [signature._replace(update=0) for signature in signatures]
+        equal = _signature.EQUAL[signatures[0].operation]
+        first = signatures[0].key(equal)
+        for signature in signatures:
+            if signature.failed or signature.key(equal) != first:
+                self._raise_common(signatures, details)
 
-    def _disagree(self, headers: list[Header], details: dict[str, str] | None = None,
-                  verb: str = '', error: Exception | None = None) -> NoReturn:
-        """Raises what all ranks raise, from what each has to say."""
-        self.is_over = any(header.verb == _signature.END for header in headers)
-        refusal = mismatch.Refusal.of(verb, error) if error is not None else None
-        said = self.mpi_comm.allgather((refusal, details, self.note + call_site.called()))
-        common = mismatch.common_error(headers, *zip(*said, strict=True))
-        common.__dict__['agreement'] = self, headers  # see `headers_of`
+    def _raise_common(self, signatures: list[CallSignature],
+                      details: Mapping[str, str] | None = None, operation: str = '',
+                      error: Exception | None = None) -> NoReturn:
+        """Exchanges details and raises the same error on all ranks."""
+        self.is_over = any(signature.operation == _signature.END for signature in signatures)
+        failure = mismatch.RemoteError.of(operation, error) if error is not None else None
+        responses = self.mpi_comm.allgather((failure, details, self.note + call_site.describe()))
+        common = mismatch.common_error(signatures, *zip(*responses, strict=True))
+        common.__dict__['consistency'] = self, signatures  # see `signatures_of`
         raise common from error
 
-    def headers_of(self, error: BaseException) -> list[Header] | None:
-        """The headers over which all ranks raised this error, or None if it is another one."""
-        agreement, headers = error.__dict__.get('agreement', (None, None))
-        return headers if agreement is self else None
+    def signatures_of(self, error: BaseException) -> list[CallSignature] | None:
+        """The signatures that caused this error, or None if this check did not raise it."""
+        check, signatures = error.__dict__.get('consistency', (None, None))
+        return signatures if check is self else None

@@ -1,43 +1,44 @@
-"""The error that all ranks raise when they do not agree: what each called, and what to do."""
+"""The error that all ranks raise if their calls do not match: the call of each rank, and a hint."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from chainermn._ranks import ranks_text
-from chainermn._signature import CALL, DTYPE, END, EQUAL, SHAPE, Header
+from chainermn._ranks import group_ranks, ranks_text
+from chainermn._signature import CALL, DTYPE, END, EQUAL, SHAPE, CallSignature
 
 _MAX_PARAMETERS = 10
-#: Operations whose header has a digest of more than it can hold, and of what.
+#: Operations whose signature contains a digest, and what the digest is computed from.
 _DETAILED = {'bcast_data': 'parameters', 'multi_node_mean_grad': 'parameters',
-             'allreduce_many': 'arrays', 'reduce_scatter': 'arrays', 'new_group': 'ranks'}
+             'allreduce_many': 'arrays', 'reduce_scatter': 'arrays', 'new_group': 'groups'}
 
 _ADVICE = {
-    'end': 'A rank has come to the end of the program while others make a collective call; look '
-           'for loops of different lengths, or for a call inside an "if" on the rank.',
-    'verbs': 'All ranks have to make the same collective calls in the same order; look for a call '
-             'inside an "if" on the rank, or for loops of different lengths.',
-    'join': 'A rank that has run out of inputs inside chainermn.join takes part in the updates of '
-            'its optimizer, but in no other collective call (such as those of '
-            'MultiNodeBatchNormalization, an evaluator, a checkpointer or an '
-            'ObservationAggregator). Give all ranks as many inputs, or enter join with '
-            'throw_on_early_termination=True, or make these calls after it.',
-    'updates': 'An update raised an error on a rank, and the program went on with the next one '
-               'there. Let the error end the program, or let that rank take part without gradients '
-               'of its own: model.cleargrads(); optimizer.update(). To go on after this error, '
-               'load a checkpoint on all ranks.',
+    'end': 'A rank reached the end of the program while others called a collective; look for loops '
+           'of different lengths, or for a call inside an "if" on the rank.',
+    'operations': 'All ranks must call the same collectives in the same order; look for a call '
+                  'inside an "if" on the rank, or for loops of different lengths.',
+    'join': 'Inside chainermn.join, a rank that has exhausted its inputs takes part in optimizer '
+            'updates only, not in other collectives (MultiNodeBatchNormalization, evaluators, '
+            'checkpointers, ObservationAggregator). Give all ranks the same number of inputs, '
+            'enter join with throw_on_early_termination=True, or call the collective after join.',
+    'updates': 'An update raised an error on one rank, and that rank continued with the next '
+               'update. Let the error end the program, or contribute no gradients for the failed '
+               'update: model.cleargrads(); optimizer.update(). To continue after this error, load '
+               'a checkpoint on all ranks.',
     'roots': 'Pass the same root on all ranks.',
-    'operations': 'Pass the same op on all ranks.',
+    'ops': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
-    'shapes': 'Make the shapes equal before the call; gather and allgather take different ones.',
-    'bcast_data': 'All ranks need the same model, with the same parameters initialized.',
-    'multi_node_mean_grad': 'All ranks need the same model with gradients for the same parameters; '
-                            'with zero_fill=True a missing gradient counts as zero.  Compression '
-                            'has to be the same as well.',
-    'allreduce_many': 'Pass as many arrays, of the same dtypes and shapes, on all ranks.',
-    'reduce_scatter': 'Each rank passes one array for each rank; those meant for one rank have to '
-                      'be of one shape, and all of one dtype.',
+    'shapes': 'Make the shapes equal before the call; only gather and allgather accept '
+              'different shapes.',
+    'bcast_data': 'All ranks need the same model with the same parameters initialized.',
+    'multi_node_mean_grad': 'All ranks need the same model with gradients for the same parameters '
+                            '(zero_fill=True counts a missing gradient as zero) and the same '
+                            'compression.',
+    'allreduce_many': 'Pass the same number of arrays with the same dtypes and shapes on all '
+                      'ranks.',
+    'reduce_scatter': 'Each rank passes one array per rank. The arrays for one rank must have the '
+                      'same shape, and all arrays the same dtype.',
     'new_group': 'Pass the same ranks, in the same order, on all ranks.',
 }
 
@@ -49,8 +50,7 @@ class CollectiveMismatchError(ValueError):
 
     Attributes:
         calls: The call of each rank, as text, by rank.
-        call_sites: Where each rank made it, such as ``train.py:8``, by rank; ``''`` where that is
-            not known.
+        call_sites: The call site of each rank, such as ``train.py:8``; ``''`` if unknown.
     """
 
     calls: tuple[str, ...] = ()
@@ -69,21 +69,21 @@ class CollectiveMismatchError(ValueError):
 CollectiveMismatchError.__module__ = 'chainermn'  # where users find it
 
 
-class Refusal(NamedTuple):
-    """Why a rank refused its arguments, in a form that every rank can unpickle."""
+class RemoteError(NamedTuple):
+    """An error of another rank, in a form that every rank can unpickle."""
 
-    verb: str
+    operation: str
     kind: type[Exception]
     text: str
 
     @classmethod
-    def of(cls, verb: str, error: Exception) -> Refusal:
+    def of(cls, operation: str, error: Exception) -> RemoteError:
         kind = next(kind for kind in type(error).__mro__
                     if kind.__module__.partition('.')[0] in ('builtins', 'chainermn', '_pickle'))
-        return cls(verb, kind, str(error))
+        return cls(operation, kind, str(error))
 
     def error(self, message: str) -> Exception:
-        """An error of the refused kind, or of its nearest base that takes just a message."""
+        """Returns an error of this kind, or of its nearest base that takes just a message."""
         for kind in self.kind.__mro__:
             try:
                 return _KeyError(message) if kind is KeyError else kind(message)
@@ -98,111 +98,117 @@ class _KeyError(KeyError):
     __str__ = Exception.__str__
 
 
-def common_error(headers: Sequence[Header], refusals: Sequence[Refusal | None],
-                 details: Sequence[dict[str, str] | None], sites: Sequence[str] = ()) -> Exception:
-    """Builds the error from facts that all ranks have, so that it is equal on all of them.
+def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteError | None],
+                 details: Sequence[Mapping[str, str] | None], sites: Sequence[str] = ()
+                 ) -> Exception:
+    """Builds the same error on all ranks, from data that all of them have.
 
     Args:
-        headers: What each rank called.
-        refusals: Why it refused that, if it did.
-        details: What its header's number is a digest of.
-        sites: Where it called that; not shown if all did at the same place.
+        signatures: The call of each rank.
+        failures: The error of each rank that failed.
+        details: The contents of each rank's digest.
+        sites: The call site of each rank; not shown if all are equal.
     """
     every_site = sites
     if len(set(sites)) <= 1:
-        sites = [''] * len(headers)
-    if any(refusals):
-        return refused_error([f'{header}{site}' for header, site in zip(
-            headers, sites, strict=True)], refusals)
-    usual = _usual(headers)
-    differences = [_difference(header, usual) for header in headers]
+        sites = [''] * len(signatures)
+    if any(failures):
+        return remote_error([f'{signature}{site}' for signature, site in zip(
+            signatures, sites, strict=True)], failures)
+    usual = _usual(signatures)
+    differences = [_difference(signature, usual) for signature in signatures]
     what = next(difference for difference in differences if difference)
-    if what == 'verbs':
-        title = 'the ranks called different verbs'
+    if what == 'operations':
+        title = 'Collective mismatch: ranks called different operations'
     else:
-        title = f'{usual.verb} refused: {what} differ between the ranks'
-    lines = [(f'{header}{"" if header.verb == END else site}',
+        title = f'Collective mismatch in {usual.operation}: {what} differ between ranks'
+    lines = [(f'{signature}{"" if signature.operation == END else site}',
               f'<- {difference} differ' if difference else '')
-             for header, difference, site in zip(headers, differences, sites, strict=True)]
-    if what == _DETAILED.get(usual.verb) and all(detail is not None for detail in details):
-        table = _parameter_table([detail or {} for detail in details])
+             for signature, difference, site in zip(signatures, differences, sites, strict=True)]
+    if what == _DETAILED.get(usual.operation) and all(detail is not None for detail in details):
+        table = difference_table([detail or {} for detail in details])
     else:
         table = _table(lines)
-    if any(header.verb == END for header in headers):
+    if any(signature.operation == END for signature in signatures):
         what = 'end'
-    elif what == 'verbs' and any(header.verb == 'join' for header in headers):
+    elif what == 'operations' and any(signature.operation == 'join' for signature in signatures):
         what = 'join'
-    advice = _ADVICE[usual.verb if what == _DETAILED.get(usual.verb) else what]
+    advice = _ADVICE[usual.operation if what == _DETAILED.get(usual.operation) else what]
     return CollectiveMismatchError.of(
-        '\n'.join([f'{title}; no data was exchanged', *table, advice]), headers, every_site)
+        '\n'.join([f'{title} (no data was sent)', *table, advice]), signatures, every_site)
 
 
-def refused_error(calls: Sequence[object], refusals: Sequence[Refusal | None]) -> Exception:
-    """The error when some ranks refused their arguments; ``calls`` shows the others'."""
-    refused = [rank for rank, refusal in enumerate(refusals) if refusal]
-    first = refusals[refused[0]]
+def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]) -> Exception:
+    """The error if some ranks failed; ``calls`` describes the calls of the others."""
+    failed = [rank for rank, failure in enumerate(failures) if failure]
+    first = failures[failed[0]]
     assert first is not None
-    if len(refused) == len(calls) and len(set(refusals)) == 1:
-        return first.error(f'{first.text}\n  ({first.verb} was refused on all ranks)')
-    lines = [(f'{refusal.kind.__name__}: {refusal.text}', '<- refused') if refusal
-             else (str(call), '') for call, refusal in zip(calls, refusals, strict=True)]
-    return first.error('\n'.join([f'{first.verb} refused on {ranks_text(refused)}; no data was '
-                                  'exchanged', *_table(lines)]))
+    if len(failed) == len(calls) and len(set(failures)) == 1:
+        return first.error(f'{first.text}\n  ({first.operation} failed on all ranks)')
+    lines = [(f'{failure.kind.__name__}: {failure.text}', '<- failed') if failure
+             else (str(call), '') for call, failure in zip(calls, failures, strict=True)]
+    return first.error('\n'.join([f'{first.operation} failed on {ranks_text(failed)} (no data was '
+                                  'sent)', *_table(lines)]))
 
 
-def calls_differ_error(verb: str, calls: Sequence[object]) -> Exception:
-    """The error when a call is not the same on all ranks."""
+def calls_differ_error(operation: str, calls: Sequence[object]) -> Exception:
+    """The error if the arguments of a call differ between ranks."""
     usual = Counter(calls).most_common(1)[0][0]
     return CollectiveMismatchError.of('\n'.join([
-        f'{verb} refused: the arguments differ between the ranks',
+        f'Collective mismatch in {operation}: arguments differ between ranks',
         *_table([(str(call), '' if call == usual else '<- differs') for call in calls]),
         'Pass the same arguments on all ranks.']), calls)
 
 
-def _usual(headers: Sequence[Header]) -> Header:
-    """The call that most ranks made; of several, the one of the lowest rank."""
-    verb = Counter(header.verb for header in headers).most_common(1)[0][0]
-    same = [header for header in headers if header.verb == verb]
-    key = Counter(header.key(EQUAL[verb]) for header in same).most_common(1)[0][0]
-    return next(header for header in same if header.key(EQUAL[verb]) == key)
+def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
+    """The most frequent call; in a tie, the one of the lowest rank."""
+    operation = Counter(signature.operation for signature in signatures).most_common(1)[0][0]
+    same = [signature for signature in signatures if signature.operation == operation]
+    key = Counter(signature.key(EQUAL[operation]) for signature in same).most_common(1)[0][0]
+    return next(signature for signature in same if signature.key(EQUAL[operation]) == key)
 
 
-def _difference(header: Header, usual: Header) -> str:
-    """Names the first thing in which a call differs from the usual one, or returns ''."""
-    equal = EQUAL[usual.verb]
-    if header.verb != usual.verb:
-        return 'verbs'
-    if header.key(CALL) != usual.key(CALL):
-        return ('updates' if header.update != usual.update else
-                'roots' if header.root != usual.root else 'operations')
-    if equal >= DTYPE and header.code != usual.code:
+def _difference(signature: CallSignature, usual: CallSignature) -> str:
+    """Names the first difference between a call and the usual one, or returns ''."""
+    equal = EQUAL[usual.operation]
+    if signature.operation != usual.operation:
+        return 'operations'
+    if signature.key(CALL) != usual.key(CALL):
+        return ('updates' if signature.update != usual.update else
+                'roots' if signature.root != usual.root else 'ops')
+    if equal >= DTYPE and signature.code != usual.code:
         return 'dtypes'
-    if equal >= SHAPE and header.key(SHAPE) != usual.key(SHAPE):
-        return _DETAILED.get(usual.verb, 'shapes')
+    if equal >= SHAPE and signature.key(SHAPE) != usual.key(SHAPE):
+        return _DETAILED.get(usual.operation, 'shapes')
     return ''
 
 
 def _table(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """One line for each run of ranks that say the same."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for rank, line in enumerate(lines):
-        groups.setdefault(line, []).append(rank)
+    """One line for each group of ranks with equal text."""
+    groups = group_ranks(enumerate(lines))
     width = max(len(text.splitlines()[-1]) for text, _ in groups if text)
     return [f'  {ranks_text(ranks)}: {text:<{width if mark else 0}}   {mark}'.rstrip()
             for (text, mark), ranks in groups.items()]
 
 
-def _parameter_table(details: Sequence[dict[str, Any]]) -> list[str]:
-    """One line for each parameter that is not the same on all ranks."""
-    paths = sorted(set().union(*details))
-    differing = [path for path in paths if len({detail.get(path) for detail in details}) > 1]
+def differing(details: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names whose values differ between ranks, sorted; ``details`` has one mapping per rank."""
+    names = sorted(set().union(*details))
+    return [name for name in names if len({detail.get(name) for detail in details}) > 1]
+
+
+def difference_table(details: Sequence[Mapping[str, str]], missing: str = 'nothing') -> list[str]:
+    """One line for each name whose value differs between ranks.
+
+    Args:
+        details: Values by name, for each rank.
+        missing: The text for ranks that lack a name.
+    """
     lines = []
-    for path in differing[:_MAX_PARAMETERS]:
-        groups: dict[str, list[int]] = {}
-        for rank, detail in enumerate(details):
-            groups.setdefault(detail.get(path, 'nothing'), []).append(rank)
+    for path in (paths := differing(details))[:_MAX_PARAMETERS]:
+        groups = group_ranks(enumerate(detail.get(path, missing) for detail in details))
         lines.append(f'  {path}: ' + '; '.join(
             f'{text} on {ranks_text(ranks)}' for text, ranks in groups.items()))
-    if len(differing) > _MAX_PARAMETERS:
-        lines.append(f'  and {len(differing) - _MAX_PARAMETERS} more')
+    if len(paths) > _MAX_PARAMETERS:
+        lines.append(f'  and {len(paths) - _MAX_PARAMETERS} more')
     return lines

@@ -1,1 +1,1 @@
-"""What a job tells about itself when it fails, hangs or ends."""
+"""Detect and report failures, hangs and mismatched shutdowns of ranks."""

@@ -1,9 +1,10 @@
-"""Two ranks that wait for each other in chainermn.functions: both raise the same error.
+"""Deadlocks in chainermn.functions: two ranks that wait for each other raise the same error.
 
-A rank that has waited for another one for a moment sends it a notice: what it waits for, and how
-many messages it has sent to that rank and received from it.  If the other one waits for this rank
-as well, and no message is in flight that could end either wait, both wait forever.  The counts show
-this whenever the notice arrives, so a slow rank is never mistaken for a deadlock.
+A rank that has waited for another one longer than a grace period sends it a notice: its own wait,
+and the numbers of messages that it has sent to that rank and received from it.  If the other rank
+waits for this one as well, and no message is in flight that could end either wait, both wait
+forever.  The counts are valid whenever the notice arrives, so a slow rank is never reported as a
+deadlock.
 """
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpi4py import MPI
 
@@ -19,11 +20,11 @@ from chainermn._diagnostics.flight_recorder import MessageCalls
 
 # Seconds.
 _GRACE = 1.  # before a rank sends a notice
-_NAP = 1e-4  # between two polls after that
+_POLL_INTERVAL = 1e-4  # between two polls after that
 
 
 class Wait(NamedTuple):
-    """A rank that waits for another one: until it takes a message, or sends one."""
+    """The wait of a rank for another one, which has to receive or send a message."""
 
     is_send: bool
     tag: int
@@ -33,20 +34,20 @@ class Wait(NamedTuple):
 class _Notice(NamedTuple):
     wait: Wait
     n_sent: int  # messages to the rank that gets the notice
-    n_marked: int  # those of chainermn.functions, which a rank sends one after the other
+    n_marked: int  # messages of chainermn.functions among them, sent one after the other
     n_received: int  # from that rank
 
 
 class Deadlocks:
-    """Waits for messages of chainermn.functions, and finds deadlocks.
+    """Waits for messages of chainermn.functions, and detects deadlocks.
 
     Args:
         mpi_comm: Communicator.
-        tag: With which notices travel; no other message on the communicator has it.
-        calls: Counts the messages of this rank.
+        tag: The tag of notices; no other message on the communicator has it.
+        calls: The flight record of this rank's messages.
     """
 
-    def __init__(self, mpi_comm: Any, tag: int, calls: MessageCalls) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, tag: int, calls: MessageCalls) -> None:
         self._mpi_comm = mpi_comm
         self._tag = tag
         self._rank = mpi_comm.rank
@@ -54,7 +55,7 @@ class Deadlocks:
         self._calls = calls
         #: Messages of chainermn.functions, by rank.
         self.n_marked_sent, self.n_marked_received = [0] * size, [0] * size
-        self._notices: dict[int, _Notice] = {}  # the last one, by rank
+        self._notices: dict[int, _Notice] = {}  # the newest one, by rank
         self._sends: list[MPI.Request] = []
 
     def wait(self, request: MPI.Request, peer: int, wait: Wait,
@@ -63,8 +64,8 @@ class Deadlocks:
 
         Args:
             request: The request.
-            peer: The rank that it waits for.
-            wait: What is waited for.
+            peer: The rank that this rank waits for.
+            wait: The wait, for the notice.
             is_receiving: Lets requests of ``irecv`` make progress; returns whether one is pending.
             status: Filled when the request is complete.
 
@@ -73,31 +74,31 @@ class Deadlocks:
         """
         while self._next_notice(peer):
             pass
-        is_told = False
+        has_notified = False
         start = time.monotonic()
         while not request.Test(status):
             if is_receiving() or time.monotonic() < start + _GRACE:
                 os.sched_yield()
                 continue
-            if not is_told:
-                is_told = True
-                self._tell(peer, wait)
+            if not has_notified:
+                has_notified = True
+                self._notify(peer, wait)
                 self._check(peer, wait)
             while self._next_notice(peer):
                 self._check(peer, wait)
-            time.sleep(_NAP)
+            time.sleep(_POLL_INTERVAL)
 
-    def _tell(self, peer: int, wait: Wait) -> None:
+    def _notify(self, peer: int, wait: Wait) -> None:
         self._sends = [send for send in self._sends if not send.Test()]
         notice = _Notice(wait, _total(self._calls.sent, peer), self.n_marked_sent[peer],
                          _total(self._calls.received, peer))
-        # Synchronous, so that drain() knows when it was received.
+        # Synchronous, so that drain() can tell when it was received.
         self._sends.append(self._mpi_comm.Issend(pickle.dumps(notice), peer, self._tag))
 
     def drain(self) -> None:
-        """Receives all notices that are left.  Collective: every rank calls it.
+        """Receives all remaining notices.  Collective: every rank calls it.
 
-        MPI would deliver them to a later communicator that gets the number of this one.
+        Otherwise MPI would deliver them to a later communicator with the same context ID.
         """
         barrier = None
         while barrier is None or not barrier.Test():
@@ -120,7 +121,7 @@ class Deadlocks:
         return True
 
     def _check(self, peer: int, mine: Wait) -> None:
-        """Raises if the last notice of a rank and this rank's wait are a deadlock."""
+        """Raises if the newest notice of a rank and the wait of this rank form a deadlock."""
         notice = self._notices.get(peer)
         if notice is None:
             return
@@ -139,7 +140,7 @@ class Deadlocks:
 
 
 def _total(counts: Mapping[tuple[int, int], int], peer: int) -> int:
-    """Messages to or from a rank, with any tag."""
+    """Counts messages to or from a rank, with any tag."""
     return sum(n for (other, _), n in counts.items() if other == peer)
 
 
@@ -147,8 +148,8 @@ def mismatch(title: str, calls: dict[int, str]) -> ValueError:
     """Returns the error for calls of two ranks that do not match.
 
     Args:
-        title: What is wrong.
-        calls: What each of the two ranks called.
+        title: The first line of the message.
+        calls: The call of each of the two ranks.
     """
     return ValueError('\n'.join([
         title, *(f'  rank {rank}: {text}' for rank, text in sorted(calls.items())),

@@ -1,9 +1,8 @@
-"""The last operations of each communicator of this process, which a report of a hang shows.
+"""The flight recorder: the last operations of each communicator, for reports of hangs.
 
-Every call is kept, so keeping it has to cost next to nothing: what describes it is there already,
-and goes into a ring.  What it says is worked out only when somebody asks.  Who called it costs
-more, so that is kept only where somebody is looking for something: with a time limit or
-``CHAINERMN_DEBUG`` in the environment.
+Every call is recorded, so recording must cost next to nothing: a ring buffer stores the packed
+signature, which exists anyway, and it is only formatted for a report.  Call sites cost more, so
+they are only recorded if ``CHAINERMN_TIMEOUT`` or ``CHAINERMN_DEBUG`` is set.
 """
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mpi4py import MPI
 
@@ -22,55 +21,58 @@ from chainermn import _environment, _signature
 from chainermn._diagnostics import call_site
 from chainermn._ranks import ranks_text
 
-#: How many calls of a communicator are kept.
+#: Capacity of the ring buffer of each communicator.
 LENGTH = 64
 
-# In the order in which they were made.
+# In order of creation.
 _everything: weakref.WeakValueDictionary[int, Calls] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-# How many communicators these ranks have made.
-_made: collections.Counter[tuple[int, ...]] = collections.Counter()
+# The number of communicators created so far, by ranks.
+_created: collections.Counter[tuple[int, ...]] = collections.Counter()
 
-#: How many calls of create_communicator these ranks have begun.
+#: The number of create_communicator calls that have started, by ranks.
 creations: collections.Counter[tuple[int, ...]] = collections.Counter()
 
-#: Names the calls of a communicator on all of its ranks: their kind, the ranks, a number.
-Key = tuple[str, tuple[int, ...], int]
+#: Identifies the calls of a communicator on all of its ranks: class name, ranks, number.
+Key: TypeAlias = tuple[str, tuple[int, ...], int]
+#: A message: operation, peer, tag, signature.
+Message: TypeAlias = tuple[str, int, int, bytes | None]
+#: A call as it is passed to the recorder: a packed signature, a message, or text.
+Record: TypeAlias = bytes | Message | str
 
 
 class Calls:
-    """The calls of one communicator, which are numbered from 1.
+    """The flight record of one communicator.  Calls are numbered from 1.
 
-    Who begins one adds 1 to ``count`` and passes to ``keep`` the header as bytes; or of a message
-    the operation, its peer, its tag, and a header or ``None``; or any text.
+    To record a call, add 1 to ``count``, then call ``record`` with a :data:`Record`.
 
     Args:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', 'count', 'keep', 'left', 'limit', 'number', 'ranks', 'ring')
+    __slots__ = ('__weakref__', 'count', 'left', 'number', 'ranks', 'record', 'ring', 'timeout')
 
-    def __init__(self, mpi_comm: Any) -> None:
-        #: As COMM_WORLD numbers them.
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        #: Ranks in COMM_WORLD.
         self.ranks = world_ranks(mpi_comm)
-        #: Which of the communicators of these ranks.
+        #: The number of the communicator among those of the same ranks.
         self.number = 1
-        #: Seconds that a call may take, 0 for any time; ``None`` is what the environment says.
-        self.limit: float | None = None
+        #: Timeout per operation in seconds, 0 for none, ``None`` for the default.
+        self.timeout: float | None = None
         self.count = 0
-        #: The count when this rank left an operation before that was complete.
+        #: The count when this rank left an incomplete operation.
         self.left = 0
-        self.ring: collections.deque[Any] = collections.deque(maxlen=LENGTH)
-        self.keep: Callable[[Any], None] = self.ring.append
+        self.ring: collections.deque[Record | _WithCallSite] = collections.deque(maxlen=LENGTH)
+        self.record: Callable[[Record], None] = self.ring.append
         if _environment.text(_environment.TIMEOUT) or _environment.flag(_environment.DEBUG):
-            self.keep = self._keep_with_site
+            self.record = self._record_with_call_site
         _everything[next(_numbers)] = self
 
-    def _keep_with_site(self, what: Any) -> None:
+    def _record_with_call_site(self, record: Record) -> None:
         frame = sys._getframe(1)
         while frame.f_code.co_filename.startswith(call_site.LAYERS) and frame.f_back is not None:
             frame = frame.f_back
-        self.ring.append(_Sited(what, frame.f_code, frame.f_lasti))
+        self.ring.append(_WithCallSite(record, frame.f_code, frame.f_lasti))
 
     @property
     def key(self) -> Key:
@@ -78,39 +80,40 @@ class Calls:
 
     @property
     def entered(self) -> int:
-        """How many operations this rank has entered that need the others to enter them too."""
+        """The number of operations entered so far for which this rank needs the others."""
         return self.count
 
     @property
     def name(self) -> str:
-        """Of the communicator."""
+        """The name of the communicator."""
         number = f' {self.number}' if self.number > 1 else ''
         return f'communicator{number} of {ranks_text(self.ranks)}'
 
     @property
-    def newest_kept(self) -> Any:
-        """What was kept last, as it was passed to ``keep``; ``None`` if there is nothing."""
-        what = self.ring[-1] if self.ring else None
-        return what.what if isinstance(what, _Sited) else what
+    def newest_record(self) -> Record | None:
+        """The newest record, or ``None`` if there is none."""
+        newest = self.ring[-1] if self.ring else None
+        return newest.record if isinstance(newest, _WithCallSite) else newest
 
     @property
     def newest(self) -> Call | None:
-        return next(iter(self.kept()[-1:]), None)
+        """The newest call, or ``None`` if there is none."""
+        return next(iter(self.recorded()[-1:]), None)
 
-    def kept(self) -> list[Call]:
-        """The calls that are kept, the newest last."""
+    def recorded(self) -> list[Call]:
+        """Returns the recorded calls, the newest last."""
         count, ring = self.count, list(self.ring)
-        return [Call.of(what, count - len(ring) + n) for n, what in enumerate(ring, 1)]
+        return [Call.of(record, count - len(ring) + n) for n, record in enumerate(ring, 1)]
 
 
 class MessageCalls(Calls):
-    """The messages of one communicator: ``sent`` and ``received`` count whole ones."""
+    """The messages of one communicator; ``sent`` and ``received`` count complete ones."""
 
     __slots__ = 'received', 'sent'
 
-    def __init__(self, mpi_comm: Any) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
-        #: By the other rank and the tag.
+        #: By peer and tag.
         self.sent: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
         self.received: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
 
@@ -122,11 +125,11 @@ class ServiceCalls(Calls):
 
 
 class BackgroundCalls(Calls):
-    """The waits for a queue of exchanges; what the ranks enter are the exchanges."""
+    """The calls that wait for a queue of exchanges; the ranks need each other for the exchanges."""
 
     __slots__ = 'exchanges',
 
-    def __init__(self, mpi_comm: Any) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
         self.exchanges = 0
 
@@ -135,14 +138,14 @@ class BackgroundCalls(Calls):
         return self.exchanges
 
 
-class _Sited(NamedTuple):
-    what: Any
+class _WithCallSite(NamedTuple):
+    record: Record
     code: CodeType
     instruction: int
 
     @property
-    def text(self) -> str:
-        """File and line; nothing if no program called it, as at its end."""
+    def call_site(self) -> str:
+        """File and line; empty if no program called it, as during shutdown."""
         if self.code.co_filename.startswith(call_site.LAYERS):
             return ''
         line = next((line for start, end, line in self.code.co_lines()
@@ -151,64 +154,67 @@ class _Sited(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that was kept."""
+    """A recorded call."""
 
     number: int
-    verb: str
+    operation: str
     details: str
-    peer: int | None  # the other rank of a message, negative for any
-    site: str
+    peer: int | None  # of a message; negative for any rank
+    call_site: str
 
     @classmethod
-    def of(cls, what: Any, number: int) -> Call:
+    def of(cls, record: Record | _WithCallSite, number: int) -> Call:
         site, peer = '', None
-        if isinstance(what, _Sited):
-            what, site = what.what, what.text
-        if isinstance(what, tuple):
-            verb, peer, tag, header = what
-            details = 'to ' if 'send' in verb else 'from '
+        if isinstance(record, _WithCallSite):
+            site = record.call_site
+            record = record.record
+        if isinstance(record, tuple):
+            operation, peer, tag, signature = record
+            details = 'to ' if 'send' in operation else 'from '
             details += 'any rank' if peer < 0 else f'rank {peer}'
             details += ' any tag' if tag < 0 else f' tag {tag}'
-            if header is not None:
-                details += f' {str(_signature.unpack(header)).partition(" ")[2]}'
+            if signature is not None:
+                details += f' {str(_signature.unpack(signature)).partition(" ")[2]}'
         else:
-            text = str(_signature.unpack(what)) if isinstance(what, bytes) else what
-            verb, details = (text, '') if text == _signature.END else text.partition(' ')[::2]
-        return cls(number, verb, details, peer, site)
+            text = str(_signature.unpack(record)) if isinstance(record, bytes) else record
+            operation, details = (text, '') if text == _signature.END else text.partition(' ')[::2]
+        return cls(number, operation, details, peer, site)
 
     @property
     def text(self) -> str:
-        return f'{self.verb} #{self.number} {self.details}'.rstrip()
+        return f'{self.operation} #{self.number} {self.details}'.rstrip()
 
 
-def number(communicator: Iterable[Calls]) -> None:
-    """Numbers the communicators of the same ranks, in the order in which they are made."""
+def assign_number(communicator: Iterable[Calls]) -> None:
+    """Numbers a new communicator among those of the same ranks."""
     for n, calls in enumerate(communicator):
-        _made[calls.ranks] += n == 0
-        calls.number = _made[calls.ranks]
+        _created[calls.ranks] += n == 0
+        calls.number = _created[calls.ranks]
 
 
 def everything() -> list[Calls]:
-    """The calls of all communicators that are there, in the order in which those were made."""
+    """Returns the flight records of all existing communicators, in order of creation."""
     return list(_everything.values())
 
 
-def summary(kept: Iterable[Call]) -> str:
-    """Calls in short: one text for each run of calls that differ only in their number."""
+def summary(recorded: Iterable[Call]) -> str:
+    """Formats calls; consecutive calls that differ only in their number share one text."""
     runs: list[tuple[Call, int]] = []
-    for call in kept:
+    for call in recorded:
         first, last = runs[-1] if runs else (None, 0)
         if first is not None and call[1:] == first[1:] and call.number == last + 1:
             runs[-1] = first, call.number
         else:
             runs.append((call, call.number))
     return '; '.join(
-        f'{first.verb} #{first.number}{f"-{last}" if last > first.number else ""} {first.details}'
-        .rstrip() + (f', called at {first.site}' if first.site else '') for first, last in runs)
+        (f'{first.operation} #{first.number}{f"-{last}" if last > first.number else ""} '
+         f'{first.details}').rstrip() + (
+             f', called at {first.call_site}' if first.call_site else '')
+        for first, last in runs)
 
 
-def world_ranks(mpi_comm: Any) -> tuple[int, ...]:
-    """The ranks of a communicator, as COMM_WORLD numbers them."""
+def world_ranks(mpi_comm: MPI.Comm) -> tuple[int, ...]:
+    """Returns the ranks of a communicator in COMM_WORLD."""
     group, world = mpi_comm.Get_group(), MPI.COMM_WORLD.Get_group()
     try:
         return tuple(MPI.Group.Translate_ranks(group, range(group.size), world))

@@ -1,79 +1,72 @@
-"""The report of a hang: what each rank is doing, ranks that do the same in one line."""
+"""The report of a hang: the state of each rank; ranks in the same state share a line."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from chainermn._diagnostics import flight_recorder, thread_state
-from chainermn._diagnostics.thread_state import Doing
-from chainermn._ranks import ranks_text
+from chainermn._diagnostics.thread_state import ThreadState
+from chainermn._ranks import group_ranks, ranks_text
 
-#: How many different stacks are shown.
+#: The number of different stacks shown.
 _STACKS = 8
 
 
-class Said(NamedTuple):
-    """What a rank says of itself."""
+class Response(NamedTuple):
+    """The response of a rank to an alarm: its state."""
 
-    why: str  # it reports, or '' if it was asked to
-    doing: list[tuple[Doing, float]]  # and for how many seconds
-    recent: str
+    reason: str  # for raising the alarm; '' if another rank raised it
+    threads: list[tuple[ThreadState, float]]  # and seconds in this state; the main thread first
+    operations: str  # the flight record
     stacks: str
 
     @classmethod
-    def of(cls, why: str, doing: Mapping[int, tuple[Doing, float]]) -> Said:
-        recent = []
+    def of(cls, reason: str, states: Mapping[int, tuple[ThreadState, float]]) -> Response:
+        operations = []
         for calls in flight_recorder.everything():
-            if kept := calls.kept():
-                recent.append(f'{calls.name}: {flight_recorder.summary(kept)}')
-        # The main thread first.
-        threads = sorted(doing.values(), key=lambda each: each[0].thread)
-        return cls(why, threads, '\n'.join(recent), thread_state.stacks())
+            if recorded := calls.recorded():
+                operations.append(f'{calls.name}: {flight_recorder.summary(recorded)}')
+        threads = sorted(states.values(), key=lambda each: each[0].thread)
+        return cls(reason, threads, '\n'.join(operations), thread_state.stacks())
 
     @property
-    def text(self) -> str:
-        """What it is doing, the same on ranks that do the same."""
-        verbs = [doing.text for doing, _ in self.doing if doing.verb or not doing.thread]
-        return '; and '.join(verbs)
+    def state(self) -> str:
+        """The state in words, equal on ranks in the same state."""
+        return '; and '.join(
+            state.text for state, _ in self.threads if state.operation or not state.thread)
 
 
-def text(said: Mapping[int, Said], ranks: Sequence[int], is_first: bool = False) -> str:
-    """The report.
+def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool = False) -> str:
+    """Returns the report.
 
     Args:
-        said: What ranks said, by rank.
-        ranks: Those that were asked.
+        responses: Responses by rank.
+        ranks: Ranks that were asked to respond.
         is_first: Whether the ranks have no communicator yet.
     """
-    groups: dict[str, list[int]] = {}
-    for rank in sorted(said):
-        groups.setdefault(said[rank].text, []).append(rank)
     lines = []
-    for what, those in groups.items():
-        since = [seconds for rank in those for _, seconds in said[rank].doing[:1]]
-        lines.append(f'  {ranks_text(those)} {_are(those)} {what} (for {_range(since)} s)')
-    if silent := [rank for rank in ranks if rank not in said]:
+    for state, group in _grouped(responses, lambda response: response.state):
+        seconds = [seconds for rank in group for _, seconds in responses[rank].threads[:1]]
+        lines.append(f'  {ranks_text(group)} {"is" if len(group) == 1 else "are"} {state} '
+                     f'(for {_range(seconds)} s)')
+    if silent := [rank for rank in ranks if rank not in responses]:
         lines.append(f'  {ranks_text(silent)} {"does" if len(silent) == 1 else "do"} not answer: '
                      "stopped, or in code that holds Python's lock")
     if is_first:
-        lines.append('  what the others do is not known before all have made a communicator; does '
-                     'each of them call create_communicator?')
-    lines.append('Last verbs:')
-    recent: dict[str, list[int]] = {}
-    for rank in sorted(said):
-        recent.setdefault(said[rank].recent, []).append(rank)
-    for verbs, those in recent.items():
-        lines += [f'  {ranks_text(those)}, {line}' for line in verbs.splitlines()]
-    stacks: dict[str, list[int]] = {}
-    for rank in sorted(said):
-        stacks.setdefault(said[rank].stacks, []).append(rank)
-    for stack, those in list(stacks.items())[:_STACKS]:
-        lines.append(f'Stacks of {ranks_text(those)} (most recent call last):\n{stack}')
+        lines.append('  the state of the others is unknown until all have created a communicator; '
+                     'does each of them call create_communicator?')
+    lines.append('Last operations:')
+    for operations, group in _grouped(responses, lambda response: response.operations):
+        lines += [f'  {ranks_text(group)}, {line}' for line in operations.splitlines()]
+    for stacks, group in _grouped(responses, lambda response: response.stacks)[:_STACKS]:
+        lines.append(f'Stacks of {ranks_text(group)} (most recent call last):\n{stacks}')
     return '\n'.join(lines) + '\n'
 
 
-def _are(ranks: Sequence[int]) -> str:
-    return 'is' if len(ranks) == 1 else 'are'
+def _grouped(responses: Mapping[int, Response], key: Callable[[Response], str]
+             ) -> list[tuple[str, list[int]]]:
+    """Groups ranks by a part of their responses."""
+    return [*group_ranks((rank, key(responses[rank])) for rank in sorted(responses)).items()]
 
 
 def _range(seconds: Sequence[float]) -> str:

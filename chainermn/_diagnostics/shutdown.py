@@ -1,115 +1,134 @@
-"""At the end of the program the ranks agree that it is the end.
+"""Shutdown: the ranks agree that all of them have reached the end of the program.
 
-A rank that runs off its script while others are inside a collective would leave them waiting, and
-wait for them itself in MPI_Finalize.  So each rank that ends takes part in one more agreement of
-each communicator, under the name of an operation; whoever is inside another one learns of it there.
+A rank that ends while others are inside a collective would leave them waiting, and wait for them
+itself in MPI_Finalize.  So each finished rank takes part in one more check of each communicator,
+with an operation of its own; a rank inside another operation raises an error.
 """
 from __future__ import annotations
 
 import atexit
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from mpi4py import MPI
 
 from chainermn import _signature, global_except_hook
-from chainermn._diagnostics import node_monitor, progress, thread_state, unusable, watchdog
+from chainermn._diagnostics import node_monitor, rank_progress, thread_state, unusable, watchdog
+from chainermn._diagnostics.flight_recorder import Calls
 
-# In the order in which they were made, which is the same on all their ranks.
-_agreements: list[Any] = []
-# What each rank does once it has agreed, or cannot: it may wait until every rank does it.
-_last: list[Callable[[], None]] = []
+
+class Check(Protocol):
+    """The consistency check of a communicator."""
+
+    calls: Calls
+    is_active: bool  # whether it exchanges anything
+    is_over: bool  # whether a rank has finished
+    on_shutdown: Callable[[], None]
+
+    def same(self, signature: bytes) -> bool:
+        """Returns if all ranks call it with the same signature, else raises on all of them."""
+
+
+# In order of creation, which is the same on all their ranks.
+_checks: list[Check] = []
+_callbacks: list[Callable[[], None]] = []
 _process = 0
-_is_over = False
+_has_ended = False
 
 
-def cover(mpi_comm: Any) -> None:
-    """Lets the ranks of a communicator watch over one another until they end.
+def add_group(mpi_comm: MPI.Intracomm) -> None:
+    """Adds the ranks of a communicator to the watchdog, the node monitor and the shutdown.
 
     Collective: every rank of it calls it.
     """
-    global _process, _is_over
+    global _process, _has_ended
     if _process != os.getpid():
-        _process, _is_over = os.getpid(), False
-        # After that of mpi4py, so before it: MPI is still there.
+        _process, _has_ended = os.getpid(), False
+        # Registered after mpi4py's function, so called before it: MPI is still initialized.
         atexit.register(_end)
-        # Who calls MPI.Finalize() ends there: MPI calls this before it is gone.
+        # If the program calls MPI.Finalize(), MPI calls this first.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _end())
         MPI.COMM_SELF.Set_attr(key, True)
-    if mpi_comm.size > 1 and watchdog.get().cover(mpi_comm):
-        node_monitor.attend(mpi_comm)
+    if mpi_comm.size > 1 and watchdog.get().add_group(mpi_comm):
+        node_monitor.register(mpi_comm)
 
 
-def covered() -> None:
-    """Waits for what :func:`cover` has begun, ahead of a collective of all ranks."""
+def wait_until_ready() -> None:
+    """Waits for the node monitor that :func:`add_group` has started.
+
+    Call it before a collective of all ranks.
+    """
     node_monitor.wait_until_ready()
 
 
-def watch(agreement: Any) -> None:
-    """Lets an agreement take part when the program ends."""
-    _agreements.append(agreement)
+def add_check(check: Check) -> None:
+    """Adds a check that takes part in the shutdown."""
+    _checks.append(check)
 
 
-def forget(agreement: Any) -> None:
-    """Undoes :func:`watch`, on all ranks at once."""
-    if agreement in _agreements:
-        _agreements.remove(agreement)
+def remove_check(check: Check) -> None:
+    """Undoes :func:`add_check`.  All ranks call it at the same point of the program."""
+    if check in _checks:
+        _checks.remove(check)
 
 
-def before_the_end(finish: Callable[[], None]) -> None:
-    """Lets a function be called when the program ends, unless this rank fails."""
-    _last.append(finish)
+def add_callback(callback: Callable[[], None]) -> None:
+    """Adds a function to call during shutdown, unless this rank fails.
+
+    It may wait until every rank calls it.
+    """
+    _callbacks.append(callback)
 
 
-def not_before_the_end(finish: Callable[[], None]) -> None:
-    """Undoes :func:`before_the_end`."""
-    if finish in _last:
-        _last.remove(finish)
+def remove_callback(callback: Callable[[], None]) -> None:
+    """Undoes :func:`add_callback`."""
+    if callback in _callbacks:
+        _callbacks.remove(callback)
 
 
 def _end() -> None:
-    global _is_over
-    if _is_over or os.getpid() != _process or MPI.Is_finalized():
+    global _has_ended
+    if _has_ended or os.getpid() != _process or MPI.Is_finalized():
         return
-    _is_over = True
+    _has_ended = True
     try:
         if not global_except_hook.is_failing():
-            for agreement in _agreements:
-                calls = agreement.calls
-                if 0 < calls.left == calls.count:  # it has entered no other one since
-                    global_except_hook.end_the_job(
-                        'it left an operation before that was complete, and has come to the end '
-                        'of the program', f'The operation was {calls.newest.text}.\n')
-            _agree_on_the_end()
-            progress.has_agreed = True
-            for finish in list(_last):
-                finish()
-            watchdog.get().wait_for_the_end()
-            node_monitor.say_goodbye()
-            global_except_hook.is_over = True
+            for check in _checks:
+                calls = check.calls
+                if 0 < calls.left == calls.count:  # it has entered no operation since
+                    left = calls.newest.text if calls.newest else ''
+                    global_except_hook.abort_job(
+                        'it left an incomplete operation, and reached the end of the program',
+                        f'The operation was {left}.\n')
+            _agree()
+            rank_progress.has_agreed = True
+            for callback in list(_callbacks):
+                callback()
+            watchdog.get().wait_for_shutdown()
+            node_monitor.deregister()
+            global_except_hook.mark_finished()
     finally:
         unusable.shut_down()
 
 
-def _agree_on_the_end() -> None:
-    if any(agreement.is_over for agreement in _agreements):
-        return  # another rank has ended, and waits for this one in MPI_Finalize
-    for agreement in _agreements:
-        if not agreement.is_active:
+def _agree() -> None:
+    if any(check.is_over for check in _checks):
+        return  # another rank has finished, and waits for this one in MPI_Finalize
+    for check in _checks:
+        if not check.is_active:
             continue
-        progress.ending = agreement.calls
+        rank_progress.ending = check.calls
         try:
-            agreement.same(_signature.pack(_signature.END))
-            agreement.at_the_end()
+            check.same(_signature.pack(_signature.END))
+            check.on_shutdown()
         except Exception:
-            # Of any type: another rank may have been refused.  It is raised on the others as well,
-            # which have not ended and say so.
+            # Of any type, as the argument of another rank may be invalid.  The error is also raised
+            # on the other ranks, which have not finished and report it.
             return
         finally:
-            progress.ending = None
+            rank_progress.ending = None
 
 
-# Who waits there waits for others to end, too; who waits elsewhere for a rank that is there waits
-# forever.
-thread_state.know([_end], _signature.END)
+# A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
+thread_state.register([_end], _signature.END)

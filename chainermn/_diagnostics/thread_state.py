@@ -1,4 +1,4 @@
-"""What a rank is doing just now, read from the stacks of its threads."""
+"""The state of each thread of this rank: its current operation, read from its stack."""
 from __future__ import annotations
 
 import contextlib
@@ -9,138 +9,137 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import chainer
 from mpi4py import MPI
 
-from chainermn._diagnostics import call_site, flight_recorder, progress
+from chainermn._diagnostics import call_site, flight_recorder, rank_progress
 from chainermn._diagnostics.flight_recorder import Call, Calls
-from chainermn._diagnostics.progress import Progress
+from chainermn._diagnostics.rank_progress import Progress
 from chainermn._signature import END
 
-_PACKAGES = call_site.PACKAGE, os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
-
-#: The code of what may wait for other ranks, with the operation that it is.
-_verbs: dict[CodeType, str] = {}
+#: The code of functions that may wait for other ranks, with the name of the operation.
+_registered: dict[CodeType, str] = {}
 
 
-def know(functions: Iterable[Callable[..., Any]], verb: str = '') -> None:
-    """Makes functions known that may wait for other ranks.
+def register(functions: Iterable[Callable[..., object]], operation: str = '') -> None:
+    """Registers functions that may wait for other ranks.
 
-    Who they are methods of has a method ``recent_calls()``: the :class:`Calls` where calls are
-    kept.
+    If they are methods, their class has a method ``flight_records()``, which returns
+    :class:`Calls`.
     """
     for function in functions:
         code = getattr(inspect.unwrap(function), '__code__', None)
         if isinstance(code, CodeType):
-            _verbs[code] = verb or code.co_name
+            _registered[code] = operation or code.co_name
 
 
-def know_class(kind: type) -> None:
-    """Makes the public methods of a class known."""
+def register_class(kind: type) -> None:
+    """Registers the public methods of a class."""
     for base in kind.__mro__:
-        know(value for name, value in vars(base).items() if not name.startswith('_'))
+        register(value for name, value in vars(base).items() if not name.startswith('_'))
 
 
-class Doing(NamedTuple):
-    """What a thread of a rank is doing.  Ranks are those of COMM_WORLD."""
+class ThreadState(NamedTuple):
+    """The state of a thread.  Ranks are those of COMM_WORLD."""
 
-    verb: str  # that it is in, or ''
-    call: Call | None  # that it is in, or else the newest one of this rank
-    of: str  # which communicator, unless it is the first one of all ranks
-    peers: tuple[int, ...]  # for which of them it waits
-    site: str  # of the call, outside of this package and Chainer
-    thread: str  # '' for the main one
+    operation: str  # the current one, or ''
+    call: Call | None  # the current one, or else the newest one of this rank
+    of: str  # the communicator; '' for the first one of all ranks
+    peers: tuple[int, ...]  # ranks that it waits for
+    call_site: str  # in the program, outside of this package and Chainer
+    thread: str  # '' for the main thread
 
     @property
     def text(self) -> str:
-        """In words, the same on ranks that do the same."""
-        where = f'at {self.site}'
+        """The state in words, equal on ranks in the same state."""
+        location = f'at {self.call_site}'
         if self.thread:
-            where += f' in thread {self.thread}'
-        if not self.verb:
-            last = f'; its last verb was {self.call.text}' if self.call else ''
-            return f'not in a verb: it is {where}{last}'
-        if self.verb == END:
+            location += f' in thread {self.thread}'
+        if not self.operation:
+            last = f'; its last operation was {self.call.text}' if self.call else ''
+            return f'not in an operation: it is {location}{last}'
+        if self.operation == END:
             return 'at the end of the program'
         of = f' of {self.of}' if self.of else ''
-        return f'in {self.call.text if self.call else self.verb}{of}, called {where}'
+        return f'in {self.call.text if self.call else self.operation}{of}, called {location}'
 
 
-class Look:
-    """A thread.  To be forgotten soon, as it keeps what the thread has in its hands."""
+class Snapshot:
+    """A snapshot of a thread.  Short-lived: it keeps the locals of the thread alive."""
 
     def __init__(self, innermost: FrameType, operations: Sequence[FrameType], thread: str) -> None:
         self._innermost, self._operations, self._thread = innermost, operations, thread
-        self._verb = operations[-1] if operations else None
-        self._calls = () if self._verb is None else _calls_of(self._verb)
+        self._operation = operations[-1] if operations else None
+        self._calls = () if self._operation is None else _calls_of(self._operation)
 
     @property
-    def state(self) -> tuple[Any, ...]:
+    def progress(self) -> tuple[object, ...]:
         """Changes when a thread makes progress in an operation; empty outside of operations."""
-        if self._verb is None:
+        if self._operation is None:
             return ()
-        return self._verb.f_code, *(
+        return self._operation.f_code, *(
             (calls, calls.count) for frame in self._operations for calls in _calls_of(frame))
 
     @property
-    def is_at_the_end(self) -> bool:
-        return self._verb is not None and _verbs[self._verb.f_code] == END
+    def is_finished(self) -> bool:
+        """Whether the thread is in the shutdown."""
+        return self._operation is not None and _registered[self._operation.f_code] == END
 
-    def awaited(self, ended: Mapping[int, Progress]) -> set[int]:
-        """Returns the ended ranks, of COMM_WORLD, for which this thread waits in vain."""
+    def awaited(self, finished: Mapping[int, Progress]) -> set[int]:
+        """Returns the finished ranks of COMM_WORLD for which this thread waits in vain."""
         found: set[int] = set()
         for frame in self._operations:
             for calls in _calls_of(frame):
-                found |= progress.awaited(calls, _verbs[frame.f_code], ended)
-            if (mpi_comm := _made_from(frame)) is not None:
-                found |= progress.awaited_creation(flight_recorder.world_ranks(mpi_comm), ended)
+                found |= rank_progress.awaited(calls, _registered[frame.f_code], finished)
+            if (mpi_comm := _creation_from(frame)) is not None:
+                found |= rank_progress.awaited_creation(
+                    flight_recorder.world_ranks(mpi_comm), finished)
         return found
 
     @property
-    def limit(self) -> float | None:
-        """Seconds that the communicator allows, if it says."""
-        return self._calls[0].limit if self._calls else None
+    def timeout(self) -> float | None:
+        """The timeout of the communicator in seconds; ``None`` if it has none of its own."""
+        return self._calls[0].timeout if self._calls else None
 
     @property
-    def doing(self) -> Doing:
-        if self._verb is None:
+    def state(self) -> ThreadState:
+        if self._operation is None:
             newest = [calls.newest for calls in flight_recorder.everything()]
-            return Doing('', next(filter(None, newest), None), '', (), _site(self._innermost),
-                         self._thread)
-        name = _verbs[self._verb.f_code]
-        site = _site(self._verb.f_back or self._verb)
+            return ThreadState('', next(filter(None, newest), None), '', (),
+                               _call_site(self._innermost), self._thread)
+        name = _registered[self._operation.f_code]
+        site = _call_site(self._operation.f_back or self._operation)
         for calls in self._calls:
             call = calls.newest
-            if call is not None and name in (call.verb, END):
+            if call is not None and name in (call.operation, END):
                 peers = calls.ranks
                 if call.peer is not None and call.peer >= 0:
                     peers = peers[call.peer],
-                return Doing(name, call, _of(calls), peers, site, self._thread)
-        # An operation that keeps no call of its name: it calls others, or is create_communicator.
-        those = self._calls
-        if (mpi_comm := _made_from(self._verb)) is not None:
-            those = Calls(mpi_comm),
-        of, peers = (_of(those[0]), those[0].ranks) if those else ('', ())
-        return Doing(name, None, of, peers, site, self._thread)
+                return ThreadState(name, call, _of(calls), peers, site, self._thread)
+        # It records no call of this name: it calls other operations, or is create_communicator.
+        records = self._calls
+        if (mpi_comm := _creation_from(self._operation)) is not None:
+            records = Calls(mpi_comm),
+        of, peers = (_of(records[0]), records[0].ranks) if records else ('', ())
+        return ThreadState(name, None, of, peers, site, self._thread)
 
 
-def look() -> dict[int, Look]:
-    """Looks at the main thread, and at all others that are in an operation."""
+def snapshots() -> dict[int, Snapshot]:
+    """Takes a snapshot of the main thread, and of all other threads that are in an operation."""
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    seen = {}
+    found = {}
     for ident, innermost in sys._current_frames().items():
-        operations = [frame for frame in _outwards(innermost) if frame.f_code in _verbs]
+        operations = [frame for frame in _outwards(innermost) if frame.f_code in _registered]
         if (operations or ident == main) and ident != threading.get_ident():
             name = '' if ident == main else names.get(ident, '?')
-            seen[ident] = Look(innermost, operations, name)
-    return seen
+            found[ident] = Snapshot(innermost, operations, name)
+    return found
 
 
 def stacks() -> str:
-    """The stacks of all threads but this one."""
+    """Formats the stacks of all threads except this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return '\n'.join(
         f'Thread {names.get(ident, ident)}:\n' + ''.join(traceback.format_stack(frame)).rstrip()
@@ -152,26 +151,26 @@ def _of(calls: Calls) -> str:
     return '' if is_first else f'the {calls.name}' if calls.number == 1 else calls.name
 
 
-def _calls_of(verb: FrameType) -> tuple[Calls, ...]:
+def _calls_of(operation: FrameType) -> tuple[Calls, ...]:
     with contextlib.suppress(Exception):  # it may be finalized by now, or be no method
-        owner = verb.f_locals[verb.f_code.co_varnames[0]]
-        return tuple(owner.recent_calls())
+        owner = operation.f_locals[operation.f_code.co_varnames[0]]
+        return tuple(owner.flight_records())
     return ()
 
 
-def _made_from(frame: FrameType) -> MPI.Intracomm | None:
-    """What create_communicator makes a communicator from, if it is that which is called."""
+def _creation_from(frame: FrameType) -> MPI.Intracomm | None:
+    """Returns the argument of create_communicator, if that is the operation."""
     mpi_comm = frame.f_locals.get('mpi_comm')
-    is_creation = _verbs[frame.f_code] == 'create_communicator'
+    is_creation = _registered[frame.f_code] == 'create_communicator'
     return mpi_comm if is_creation and isinstance(mpi_comm, MPI.Intracomm) else None
 
 
-def _site(frame: FrameType) -> str:
-    """File, line and function of the first frame that is not of a package that passes calls on."""
-    here = next((frame for frame in _outwards(frame)
-                 if not frame.f_code.co_filename.startswith(_PACKAGES)), frame)
-    name = here.f_code.co_name
-    return f'{os.path.basename(here.f_code.co_filename)}:{here.f_lineno}' + (
+def _call_site(frame: FrameType) -> str:
+    """Returns file, line and function of the innermost frame of the program."""
+    found = next((frame for frame in _outwards(frame)
+                  if not frame.f_code.co_filename.startswith(call_site.PACKAGES)), frame)
+    name = found.f_code.co_name
+    return f'{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}' + (
         '' if name == '<module>' else f' in {name}()')
 
 

@@ -1,7 +1,7 @@
-"""What can no longer be used raises, instead of waiting for ranks that will not come.
+"""Unusable communicators raise an error instead of waiting for ranks that will not come.
 
-That is a communicator that was finalized, every communicator once the program has ended,
-and every one in a forked child, which is no rank.
+A communicator becomes unusable when it is finalized, when the program ends, and in a forked child,
+which is no rank.
 """
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from types import FrameType
+from typing import NoReturn, Protocol
 
 from chainermn import _forked
 from chainermn._diagnostics import call_site
 
-# Functions through which every operation passes, whatever its name.
-_PASS_ON = {(call_site.PACKAGE + os.path.join('_collectives', 'operation.py'), 'operation'),
-            (call_site.PACKAGE + os.path.join('_collectives', 'traced.py'), 'timed'),
-            (call_site.PACKAGE + os.path.join('_collectives', 'traced.py'), 'spanned')}
+#: The wrapper of each operation, a function called ``operation``.
+_WRAPPERS = call_site.PACKAGE + os.path.join('_collectives', 'operation.py')
 
 _SHUT_DOWN = (
     'the communicators of this rank were shut down at the end of the program, so it cannot reach '
@@ -30,71 +29,73 @@ _FORKED = (
 
 
 class Unusable:
-    """Stands for what an object no longer has.  Whatever it is asked for, it says why."""
+    """Replaces an attribute of an unusable object.  Any access raises an error with the reason."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError(f'{_operation()}: {self._why}')
+        raise RuntimeError(f'{_operation()}: {self._reason}')
 
-    def __iter__(self) -> Iterator[Any]:
-        raise RuntimeError(f'{_operation()}: {self._why}')
-
-
-class _GivesUp(Protocol):
-    def give_up(self, unusable: Unusable) -> None:
-        """Puts that in place of all by which this object reaches other ranks."""
+    def __iter__(self) -> Iterator[NoReturn]:
+        raise RuntimeError(f'{_operation()}: {self._reason}')
 
 
-_known: weakref.WeakSet[_GivesUp] = weakref.WeakSet()
+class _MpiUser(Protocol):
+    def make_unusable(self, unusable: Unusable) -> None:
+        """Replaces all attributes that reach other ranks."""
+
+
+_registered: weakref.WeakSet[_MpiUser] = weakref.WeakSet()
 _unusable: Unusable | None = None
 
 
-def know(user: _GivesUp) -> None:
-    """Makes a user of MPI known, which gives up when the program ends or this process is forked."""
-    _known.add(user)
+def register(user: _MpiUser) -> None:
+    """Registers an object that becomes unusable when the program ends or the process is forked."""
+    _registered.add(user)
 
 
-def forget(user: _GivesUp) -> None:
-    """Undoes :func:`know`."""
-    _known.discard(user)
+def deregister(user: _MpiUser) -> None:
+    """Undoes :func:`register`."""
+    _registered.discard(user)
 
 
 def shut_down() -> None:
-    """Lets all communicators of this process raise from now on, at the end of the program."""
-    _give_up(_SHUT_DOWN)
+    """Makes all communicators of this process unusable, at the end of the program."""
+    _make_all_unusable(_SHUT_DOWN)
 
 
 def check(operation: str) -> None:
-    """Raises if no communicator can be made any more."""
+    """Raises if communicators can no longer be created."""
     if _forked.parent:
         _in_child()
     if _unusable is not None:
-        raise RuntimeError(f'{operation}: {_unusable._why}')
+        raise RuntimeError(f'{operation}: {_unusable._reason}')
 
 
 def _in_child() -> None:
     if _forked.parent:
-        _give_up(_FORKED.format(_forked.parent))
+        _make_all_unusable(_FORKED.format(_forked.parent))
 
 
-def _give_up(why: str) -> None:
+def _make_all_unusable(reason: str) -> None:
     global _unusable
-    _unusable = Unusable(why)
-    for user in list(_known):
-        user.give_up(_unusable)
+    _unusable = Unusable(reason)
+    for user in list(_registered):
+        user.make_unusable(_unusable)
 
 
 def _operation() -> str:
-    """The name of the operation that is being called."""
-    frame, name = sys._getframe(2), ''
+    """Returns the name of the operation that the program called."""
+    frame: FrameType | None = sys._getframe(2)
+    name = ''
     while frame is not None and frame.f_code.co_filename.startswith(call_site.LAYERS):
-        if (frame.f_code.co_filename, frame.f_code.co_name) not in _PASS_ON:
-            name = frame.f_code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
+        code = frame.f_code
+        is_wrapper = code.co_filename == _WRAPPERS and code.co_name == 'operation'
+        name = frame.f_locals['method'].__name__ if is_wrapper else code.co_name
+        frame = frame.f_back
     return name
 
 
-# After that of _forked.
+# Registered after _forked, so called after it.
 os.register_at_fork(after_in_child=_in_child)

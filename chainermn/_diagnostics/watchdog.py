@@ -1,12 +1,12 @@
-"""A thread of each rank ensures that nobody waits forever for a rank that will not come.
+"""The watchdog: a thread of each rank that detects hangs, so that no rank waits forever.
 
-It wakes up once a second or so and looks whether its rank makes progress.  If the rank has been in
-one operation for longer than the time limit, or waits for a message of ranks that have reached the
-end of their programs, it raises an alarm: each thread says what its rank is doing, the lowest rank
-that answers prints all of it, and ends the job.
+It polls about once per second whether its rank makes progress.  It raises an alarm if the rank has
+been in one operation for longer than the timeout, or waits for a message of finished ranks.  Then
+the watchdog of each rank responds with the state of its rank, the lowest rank that responds prints
+the report, and the job is aborted.
 
-These messages travel on a communicator of their own, which needs MPI_THREAD_MULTIPLE; without it
-each rank knows of itself only.
+The watchdogs exchange messages on their own communicators.  This requires MPI_THREAD_MULTIPLE;
+without it, each rank only reports its own state.
 """
 from __future__ import annotations
 
@@ -17,80 +17,86 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable
+from typing import Protocol, TypeAlias
 
 from mpi4py import MPI
 
 from chainermn import _environment, _streams, global_except_hook
-from chainermn._diagnostics import hang_report, progress, thread_state
-from chainermn._diagnostics.flight_recorder import Calls
-from chainermn._diagnostics.hang_report import Said
-from chainermn._diagnostics.progress import Progress
+from chainermn._diagnostics import hang_report, rank_progress, thread_state
+from chainermn._diagnostics.flight_recorder import world_ranks
+from chainermn._diagnostics.hang_report import Response
+from chainermn._diagnostics.rank_progress import Progress
+from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._ranks import ranks_text
 from chainermn._tracing import recorder
 
 VARIABLE = _environment.TIMEOUT
 
-#: Seconds that an operation may take, where the environment and the communicator say nothing: long
-#: enough for what one rank may do while the others wait, such as to prepare a data set.
-LIMIT = 3600.
+#: The timeout per operation in seconds, unless the environment or the communicator sets one: long
+#: enough for typical work of one rank while the others wait, such as preparing a data set.
+DEFAULT_TIMEOUT = 3600.
 
 # Tags.
-_ALARM, _SAID, _ENDED = 1, 2, 3
+_ALARM, _RESPONSE, _FINISHED = 1, 2, 3
 
 # Seconds.
 _INTERVAL = 1.
 _INTERVAL_ALARMED = .02
-_COLLECTED_WITHIN = 2.5  # more than the interval, since others have to wake up
-_NEXT_AFTER = 2.  # then the next rank reports, should the one before have come to a halt
-_PATIENCE = 2.  # for a message that a rank sent just before it ended
+_RESPONSE_TIMEOUT = 2.5  # longer than the interval, since the others have to wake up
+_REPORT_TIMEOUT = 2.  # then the next rank reports, in case the previous one has stopped
+_GRACE = 2.  # for a message that a rank sent just before it finished
 
-#: Errors one after the other, at which it gives up.
-_FAILURES = 3
+#: The watchdog stops after this number of consecutive errors.
+_MAX_ERRORS = 3
 
-#: How many ranks may be the one that reports.
-_REPORTERS = 16
+#: The maximum number of ranks that may report.
+_MAX_REPORTERS = 16
+
+#: The content of a message, by tag: none, a response, or the progress of a finished rank.
+_Content: TypeAlias = Response | Progress | None
+_Snapshots: TypeAlias = dict[int, Snapshot]  # by thread
 
 
-def limit_of(value: Any, name: str = 'a time limit') -> float:
-    """Returns a time limit in seconds, 0 for none.
+def parse_timeout(value: object, name: str = 'a timeout') -> float:
+    """Returns a timeout in seconds, 0 for none.
 
     Raises:
-        TypeError, ValueError: If it is none.
+        TypeError, ValueError: If the value is invalid.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(f'{name} has to be a number of seconds, not {value!r}')
     try:
-        limit = float(value)
+        timeout = float(value)
     except ValueError:
-        limit = math.nan
-    if not 0 <= limit < math.inf:
+        timeout = math.nan
+    if not 0 <= timeout < math.inf:
         raise ValueError(f'{name} has to be a number of seconds, 0 for none, not {value!r}')
-    return limit
+    return timeout
 
 
 class _Group:
-    """The ranks of a communicator, as far as their threads have heard of one another."""
+    """The ranks of a communicator, and the messages of their watchdogs."""
 
-    def __init__(self, mpi_comm: Any) -> None:
-        can_talk = MPI.Query_thread() >= MPI.THREAD_MULTIPLE and mpi_comm.size > 1
-        self.mpi_comm = mpi_comm.Dup() if can_talk else None
-        self.ranks = Calls(mpi_comm).ranks
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        can_send = MPI.Query_thread() >= MPI.THREAD_MULTIPLE and mpi_comm.size > 1
+        self.mpi_comm = mpi_comm.Dup() if can_send else None
+        self.ranks = world_ranks(mpi_comm)
         self.rank = mpi_comm.rank
-        self.told: Progress | None = None  # to the others, at the end of the program
+        self.sent_progress: Progress | None = None  # of this rank, once it has finished
         self.alarmed_at: float | None = None
-        self.said: dict[int, Said] = {}
-        self.sent: list[Any] = []
+        self.responses: dict[int, Response] = {}
+        self._requests: list[MPI.Request] = []
 
-    def send(self, content: Any, tag: int, ranks: Any) -> None:
+    def send(self, content: _Content, tag: int, ranks: Iterable[int]) -> None:
         if self.mpi_comm is not None:
             data = pickle.dumps(content)
-            self.sent += [self.mpi_comm.Isend(data, rank, tag) for rank in ranks
-                          if rank != self.rank]
+            self._requests += [self.mpi_comm.Isend(data, rank, tag) for rank in ranks
+                               if rank != self.rank]
 
-    def receive(self) -> list[tuple[int, int, Any]]:
-        """Who sent what under which tag."""
-        received = []
+    def receive(self) -> list[tuple[int, int, _Content]]:
+        """Returns sender, tag and content of all messages that have arrived."""
+        received: list[tuple[int, int, _Content]] = []
         status = MPI.Status()
         while self.mpi_comm is not None:
             message = self.mpi_comm.Improbe(status=status)
@@ -102,47 +108,49 @@ class _Group:
         return received
 
 
-class Watch:
-    """Watches this process, and tells the other ranks of the communicators that it was given."""
+class Watchdog:
+    """Polls the threads of this process, and exchanges alarms with other ranks."""
 
     def __init__(self) -> None:
-        self._alone = _Group(MPI.COMM_SELF)  # until there is another one
+        self._alone = _Group(MPI.COMM_SELF)  # until a group is added
         self._groups: list[_Group] = []
-        self._default = limit_of(_environment.text(VARIABLE) or LIMIT, VARIABLE)
-        # One rank may go on for long when the others have ended, unless somebody says otherwise.
-        self._at_the_end = self._default if _environment.text(VARIABLE) else 0
+        self._default = parse_timeout(_environment.text(VARIABLE) or DEFAULT_TIMEOUT, VARIABLE)
+        # By default there is none in shutdown: one rank may go on after the others have finished.
+        self._shutdown_timeout = self._default if _environment.text(VARIABLE) else 0
         self._interval = _INTERVAL
-        self.allow(self._default)
-        self._since: dict[int, tuple[tuple[Any, ...], float]] = {}  # by thread
-        self._ended: dict[int, Progress] = {}  # ranks at the end of the program, of COMM_WORLD
+        self.limit_interval(self._default)
+        # By thread: its progress, and since when it is the same.
+        self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
+        self._finished: dict[int, Progress] = {}  # by rank of COMM_WORLD
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def cover(self, mpi_comm: Any) -> bool:
-        """Watches over the ranks of a communicator; says whether that is new.
+    def add_group(self, mpi_comm: MPI.Intracomm) -> bool:
+        """Adds the ranks of a communicator; returns whether they are new.
 
         Collective: every rank of it calls it.
         """
         self.start()
-        ranks = set(Calls(mpi_comm).ranks)
+        ranks = set(world_ranks(mpi_comm))
         if mpi_comm.size == 1 or any(ranks <= set(group.ranks) for group in self._groups):
             return False
         self._groups.append(_Group(mpi_comm))
         return True
 
     def start(self) -> None:
-        """Starts the thread, unless it runs."""
+        """Starts the thread if it is not running."""
         if self._thread is None and MPI.COMM_WORLD.size > 1:
-            self._thread = threading.Thread(target=self._run, name='chainermn watch', daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name='chainermn watchdog', daemon=True)
             self._thread.start()
 
-    def allow(self, limit: float | None) -> None:
-        """Wakes up often enough for a time limit."""
-        if limit:
-            self._interval = min(self._interval, limit / 4)
+    def limit_interval(self, timeout: float | None) -> None:
+        """Shortens the interval of polls if a timeout requires it."""
+        if timeout:
+            self._interval = min(self._interval, timeout / 4)
 
-    def wait_for_the_end(self) -> None:
-        """Returns once all other ranks have come here.  Collective: every rank calls it."""
+    def wait_for_shutdown(self) -> None:
+        """Returns once all other ranks have called it.  Collective: every rank calls it."""
         for group in self._groups:
             if group.mpi_comm is not None:
                 request, pause = group.mpi_comm.Ibarrier(), 1e-5
@@ -154,142 +162,154 @@ class Watch:
             self._thread.join()
 
     def _run(self) -> None:
-        failures = 0
-        while failures < _FAILURES and not self._closed.wait(
+        errors = 0
+        while errors < _MAX_ERRORS and not self._closed.wait(
                 _INTERVAL_ALARMED if any(group.alarmed_at for group in self._groups)
                 else self._interval):
             try:
-                self._look()
-                failures = 0
-            except Exception:  # what it looks at changes meanwhile
-                failures += 1
-                if failures == _FAILURES:
-                    _streams.write(f'{traceback.format_exc()}chainermn: this rank is watched over '
-                                   'no more, because of this error; time limits do not hold any '
-                                   'more\n')
+                self._poll()
+                errors = 0
+            except Exception:  # the threads change while it polls them
+                errors += 1
+                if errors == _MAX_ERRORS:
+                    _streams.write(f'{traceback.format_exc()}chainermn: the watchdog of this rank '
+                                   'has stopped because of this error; timeouts have no effect\n')
 
-    def _look(self) -> None:
-        recorder.write()  # what this rank did, should it hang or be killed
+    def _poll(self) -> None:
+        recorder.write()  # in case this rank hangs or is killed
         now = time.monotonic()
-        seen = thread_state.look()
-        before, self._since = self._since, {}
-        for ident, look in seen.items():
-            state, since = before.get(ident, ((), now))
-            self._since[ident] = look.state, since if look.state == state else now
-        self._tell_the_end(seen, now)
+        snapshots = thread_state.snapshots()
+        before, self._progress = self._progress, {}
+        for ident, snapshot in snapshots.items():
+            progress, since = before.get(ident, ((), now))
+            self._progress[ident] = snapshot.progress, (
+                since if snapshot.progress == progress else now)
+        self._send_progress(snapshots, now)
         for group in list(self._groups) or [self._alone]:
             for source, tag, content in group.receive():
-                if tag == _ENDED:
-                    self._ended[group.ranks[source]] = content
-                elif tag == _SAID:
-                    group.said[source] = content
-                if tag != _ENDED and group.alarmed_at is None:
-                    self._tell(group, '', {source}, seen, now)
-            for ident, look in seen.items():
-                if look.state:
-                    self._check(group, look, now - self._since[ident][1], seen, now)
-            if group.alarmed_at is None and (why := self._wrong_on_devices()):
-                self._tell(group, why, (), seen, now)
+                if isinstance(content, Progress):
+                    self._finished[group.ranks[source]] = content
+                elif isinstance(content, Response):
+                    group.responses[source] = content
+                if tag != _FINISHED and group.alarmed_at is None:
+                    self._respond(group, '', {source}, snapshots, now)
+            for ident, snapshot in snapshots.items():
+                if snapshot.progress and group.alarmed_at is None and (
+                        reason := self._hang(group, snapshot, now - self._progress[ident][1])):
+                    self._respond(group, reason, (), snapshots, now)
+            if group.alarmed_at is None and (reason := self._device_failure()):
+                self._respond(group, reason, (), snapshots, now)
             if group.alarmed_at is not None:
                 self._report(group, now)
 
-    def _wrong_on_devices(self) -> str:
-        """What is wrong with the exchanges on the device, which block no operation."""
+    def _device_failure(self) -> str:
+        """Returns why exchanges on devices, which block no operation, have failed; '' if not."""
         for device in list(_on_devices):
             if error := device.error():
                 return f'NCCL failed: {error}'
-            seconds, what = device.waits()
-            limit = self._default if device.limit is None else device.limit
-            if limit and seconds > limit:
-                return (f'no progress for {seconds:.0f} s in {what}, and the time limit is '
-                        f'{limit:g} s ({VARIABLE}, or timeout of the communicator)')
+            seconds, operation = device.running()
+            timeout = self._default if device.timeout is None else device.timeout
+            if timeout and seconds > timeout:
+                return f'no progress for {seconds:.0f} s in {operation}; {_timeout_text(timeout)}'
         return ''
 
-    def _check(self, group: _Group, look: thread_state.Look, seconds: float,
-               seen: dict[int, thread_state.Look], now: float) -> None:
-        if group.alarmed_at is not None:
-            return
-        limit = self._default if look.limit is None else look.limit
-        if look.is_at_the_end:
-            limit = self._at_the_end
-            if seconds > _PATIENCE and MPI.COMM_WORLD.rank in progress.deadlocked(self._ended):
-                self._tell(group, 'ranks have reached the end of the program, but some have '
-                           'communicators that others lack, and wait for them', (), seen, now)
-        if limit and seconds > limit:
-            self._tell(group, f'no progress for {seconds:.0f} s, and the time limit is '
-                       f'{limit:g} s ({VARIABLE}, or timeout of the communicator)', (), seen, now)
-        elif seconds > _PATIENCE and not look.is_at_the_end and (
-                gone := look.awaited(self._ended) & set(group.ranks)):
-            self._tell(group, f'{ranks_text([MPI.COMM_WORLD.rank])} waits for '
-                       f'{ranks_text(sorted(gone))}, at the end of the program', (), seen, now)
+    def _hang(self, group: _Group, snapshot: Snapshot, seconds: float) -> str:
+        """Returns why a thread hangs that has made no progress for some time; '' if it does not."""
+        me = MPI.COMM_WORLD.rank
+        timeout = self._default if snapshot.timeout is None else snapshot.timeout
+        if snapshot.is_finished:
+            timeout = self._shutdown_timeout
+            if seconds > _GRACE and me in rank_progress.deadlocked(self._finished):
+                return ('ranks have reached the end of the program, but some have communicators '
+                        'that others lack, and wait for them')
+        if timeout and seconds > timeout:
+            return f'no progress for {seconds:.0f} s; {_timeout_text(timeout)}'
+        if seconds > _GRACE and not snapshot.is_finished and (
+                awaited := snapshot.awaited(self._finished) & set(group.ranks)):
+            return (f'{ranks_text([me])} waits for {ranks_text(sorted(awaited))}, at the end of '
+                    'the program')
+        return ''
 
-    def _tell_the_end(self, seen: dict[int, thread_state.Look], now: float) -> None:
-        """Tells the other ranks how far this one has come, once it does nothing but end."""
-        operations = [(ident, look) for ident, look in seen.items() if look.state]
-        if [look.is_at_the_end for _, look in operations] != [True] or (
-                now - self._since[operations[0][0]][1] < self._interval):
+    def _send_progress(self, snapshots: _Snapshots, now: float) -> None:
+        """Sends the progress of this rank to the others, once it has finished."""
+        operations = [ident for ident, snapshot in snapshots.items() if snapshot.progress]
+        if [snapshots[ident].is_finished for ident in operations] != [True] or (
+                now - self._progress[operations[0]][1] < self._interval):
             return
-        own = self._ended[MPI.COMM_WORLD.rank] = Progress.own()
+        own = self._finished[MPI.COMM_WORLD.rank] = Progress.own()
         for group in self._groups:
-            if group.told != own:
-                group.told = own
-                group.send(own, _ENDED, range(len(group.ranks)))
+            if group.sent_progress != own:
+                group.sent_progress = own
+                group.send(own, _FINISHED, range(len(group.ranks)))
 
-    def _tell(self, group: _Group, why: str, sources: Any, seen: dict[int, thread_state.Look],
-              now: float) -> None:
-        """Says what this rank is doing, to those who may report it and to who asked."""
+    def _respond(self, group: _Group, reason: str, sources: Collection[int],
+                 snapshots: _Snapshots, now: float) -> None:
+        """Sends the state of this rank to the ranks that may report; raises an alarm for a reason.
+
+        Args:
+            group: The ranks.
+            reason: For raising the alarm; '' if another rank raised it.
+            sources: Ranks from which the alarm came.
+            snapshots: Of the threads of this rank.
+            now: The current time.
+        """
         group.alarmed_at = now
-        said = Said.of(why, {
-            ident: (look.doing, now - self._since[ident][1]) for ident, look in seen.items()})
-        group.said[group.rank] = said
-        reporters = set(range(min(_REPORTERS, len(group.ranks)))) | set(sources)
-        group.send(said, _SAID, reporters)
-        if why:
+        response = Response.of(reason, {
+            ident: (snapshot.state, now - self._progress[ident][1])
+            for ident, snapshot in snapshots.items()})
+        group.responses[group.rank] = response
+        reporters = set(range(min(_MAX_REPORTERS, len(group.ranks)))) | set(sources)
+        group.send(response, _RESPONSE, reporters)
+        if reason:
             group.send(None, _ALARM, set(range(len(group.ranks))) - reporters)
 
     def _report(self, group: _Group, now: float) -> None:
+        """Prints the report and aborts the job, if all ranks have responded or had enough time."""
         assert group.alarmed_at is not None
         waited = now - group.alarmed_at
-        if group.mpi_comm is None:  # each rank would report; the first that does ends the job
-            is_complete, before = True, min(MPI.COMM_WORLD.rank, _REPORTERS)
+        if group.mpi_comm is None:  # each rank reports; the first one aborts the job
+            is_complete, before = True, min(MPI.COMM_WORLD.rank, _MAX_REPORTERS)
         else:
-            is_complete = len(group.said) == len(group.ranks)
-            before = sum(rank < group.rank for rank in group.said)
+            is_complete = len(group.responses) == len(group.ranks)
+            before = sum(rank < group.rank for rank in group.responses)
         if waited < (0 if is_complete and not before else
-                     _COLLECTED_WITHIN + _NEXT_AFTER * before):
+                     _RESPONSE_TIMEOUT + _REPORT_TIMEOUT * before):
             return
-        why = next(filter(None, (said.why for _, said in sorted(group.said.items()))), '')
-        for device in list(_on_devices):  # in threads, as it may wait, too
+        reasons = (response.reason for _, response in sorted(group.responses.items()))
+        for device in list(_on_devices):  # in threads, as it may block too
             threading.Thread(target=device.abort, daemon=True).start()
-        global_except_hook.end_the_job(why, hang_report.text(
-            {group.ranks[rank]: said for rank, said in group.said.items()},
+        global_except_hook.abort_job(next(filter(None, reasons), ''), hang_report.text(
+            {group.ranks[rank]: response for rank, response in group.responses.items()},
             group.ranks if group.mpi_comm is not None else (), group is self._alone))
 
 
-#: Exchanges on devices, which block no operation.  Never changed but replaced, as the watchdog may
-#: be looking through it.
-_on_devices: weakref.WeakSet[OnDevice] = weakref.WeakSet()
+def _timeout_text(timeout: float) -> str:
+    return f"the timeout is {timeout:g} s ({VARIABLE}, or the communicator's timeout)"
 
 
 class OnDevice(Protocol):
-    """Exchanges on a device, which the watchdog watches."""
+    """Exchanges on a device, which the watchdog polls."""
 
     @property
-    def limit(self) -> float | None:
-        """Seconds that an exchange may take, 0 for any time; ``None`` if nothing is set."""
+    def timeout(self) -> float | None:
+        """Timeout per exchange in seconds, 0 for none, ``None`` for the default."""
 
     def error(self) -> str:
-        """What has failed; '' if nothing has."""
+        """Returns an error of the device; '' if there is none."""
 
-    def waits(self) -> tuple[float, str]:
-        """For how many seconds the oldest exchange has been running, and which one it is."""
+    def running(self) -> tuple[float, str]:
+        """Returns for how many seconds the newest exchange has been running, and its name."""
 
     def abort(self) -> None:
-        """Ends what is running."""
+        """Aborts the running exchanges."""
+
+
+#: Exchanges on devices.  Replaced instead of changed, as the watchdog may iterate over it.
+_on_devices: weakref.WeakSet[OnDevice] = weakref.WeakSet()
 
 
 def add_device(exchanges: OnDevice) -> None:
-    """Watches exchanges on a device, until :func:`remove_device`."""
+    """Adds exchanges on a device, until :func:`remove_device`."""
     global _on_devices
     _on_devices = weakref.WeakSet({*_on_devices, exchanges})
 
@@ -300,13 +320,13 @@ def remove_device(exchanges: OnDevice) -> None:
     _on_devices = weakref.WeakSet({*_on_devices} - {exchanges})
 
 
-_watch: Watch | None = None
+_watchdog: Watchdog | None = None
 _process = 0
 
 
-def get() -> Watch:
-    """The watch of this process."""
-    global _watch, _process
-    if _watch is None or _process != os.getpid():
-        _watch, _process = Watch(), os.getpid()
-    return _watch
+def get() -> Watchdog:
+    """Returns the watchdog of this process."""
+    global _watchdog, _process
+    if _watchdog is None or _process != os.getpid():
+        _watchdog, _process = Watchdog(), os.getpid()
+    return _watchdog

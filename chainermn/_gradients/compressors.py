@@ -4,28 +4,30 @@ from __future__ import annotations
 import ast
 import numbers
 from collections.abc import Hashable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import chainer
 import numpy as np
 
+from chainermn._types import Array, Serializer
+
 _FLOAT32 = np.finfo(np.float32)
 
-#: So many values at a time stay in the cache of a CPU.  A multiple of 16.
+#: Number of values per step, which fit into the cache of a CPU; a multiple of 16.
 _CHUNK = 1 << 15
 
 __all__ = ['Bf16', 'Fp16', 'TwoBit', 'describe', 'get']
 
 
-def get(compression: Any) -> Any:
-    """Returns the compressor that is meant.
+def get(compression: Array) -> Array:
+    """Returns a compressor by name, parameters or instance.
 
     Args:
         compression: ``None`` (no compression), ``'fp16'``, ``'bf16'``, ``'2bit'``, a dict such as
             ``{'type': '2bit', 'threshold': 0.5}``, or a compressor.
 
     Returns:
-        A compressor, or ``None``.  A name or a dict gives a new one, which has sent nothing yet.
+        A compressor, or ``None``.  A name or a dict gives a new compressor, without state.
 
     Raises:
         TypeError: If it is none of these, or the threshold is no number.
@@ -36,15 +38,15 @@ def get(compression: Any) -> Any:
     if isinstance(compression, str):
         compression = {'type': compression}
     if not isinstance(compression, dict):
-        raise TypeError('compression has to be None, the name of a type, a dict such as '
+        raise TypeError('compression must be None, the name of a type, a dict such as '
                         "{'type': '2bit', 'threshold': 0.5}, or an object with the methods "
                         f'compress and decompress, not {compression!r}')
     parameters = dict(compression)
     kind = parameters.pop('type', None)
     if kind is None:
-        raise ValueError(f"compression needs a 'type', but has only {compression!r}")
+        raise ValueError(f"compression needs a 'type', but got {compression!r}")
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise ValueError(f'there is no compression of type {kind!r}; there are '
+        raise ValueError(f'unknown compression type {kind!r}; use one of '
                          + ', '.join(map(repr, _TYPES)))
     takes = ['threshold'] if kind == '2bit' else []
     if unknown := sorted(set(map(str, parameters)) - set(takes)):
@@ -53,8 +55,8 @@ def get(compression: Any) -> Any:
     return _TYPES[kind](**parameters)
 
 
-def describe(compressor: Any) -> str:
-    """What has to be equal on all ranks."""
+def describe(compressor: Array) -> str:
+    """The description that must be equal on all ranks."""
     kind = type(compressor)
     has_own = any('__repr__' in vars(base) for base in kind.__mro__[:-1])
     return repr(compressor) if has_own else kind.__qualname__
@@ -63,23 +65,23 @@ def describe(compressor: Any) -> str:
 class Fp16:
     """Half precision: 2 bytes per value.
 
-    What is beyond 65504 becomes infinite, as in any float16 calculation, so that dynamic loss
-    scaling notices it.
+    Values beyond 65504 become infinite, as in any float16 calculation, which dynamic loss scaling
+    detects.
     """
 
-    #: One element on the wire for each value, which depends on that value alone.
+    #: Each value is encoded as one element, independently of the others.
     elementwise: ClassVar[bool] = True
-    #: What the elements on the wire are.
-    wire_dtype: ClassVar[str] = 'float16'
+    #: The dtype of the encoded elements.
+    encoded_dtype: ClassVar[str] = 'float16'
 
-    def compress(self, x: Any, key: Hashable = None) -> Any:
+    def compress(self, x: Array, key: Hashable = None) -> Array:
         """Rounds to the nearest float16."""
         with np.errstate(over='ignore'):
             return x.astype(np.float16)
 
-    def decompress(self, wire: Any, size: int, dtype: Any) -> Any:
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Casts back, without rounding."""
-        return wire.astype(dtype)
+        return encoded.astype(dtype)
 
     def __repr__(self) -> str:
         return 'fp16'
@@ -88,13 +90,13 @@ class Fp16:
 class Bf16:
     """The upper half of a float32, rounded to nearest even: its range, 8 significant bits, 2 bytes.
 
-    On the wire as uint16, since NumPy has no such dtype.
+    Encoded as uint16, since NumPy has no bfloat16.
     """
 
     elementwise: ClassVar[bool] = True
-    wire_dtype: ClassVar[str] = 'bfloat16'
+    encoded_dtype: ClassVar[str] = 'bfloat16'
 
-    def compress(self, x: Any, key: Hashable = None) -> Any:
+    def compress(self, x: Array, key: Hashable = None) -> Array:
         """Rounds to the nearest bfloat16; a NaN stays one."""
         xp = chainer.backend.get_array_module(x)
         with np.errstate(over='ignore'):
@@ -102,16 +104,16 @@ class Bf16:
         bits = x.view(np.uint32)
         rounded = bits >> np.uint32(16)
         rounded &= np.uint32(1)
-        rounded += np.uint32(0x7fff)  # with the bit above: a tie goes to the even one
+        rounded += np.uint32(0x7fff)  # with the bit above: ties to even
         rounded += bits
         rounded >>= np.uint32(16)
         # The payload of a NaN could be in the lower half only, or carry over.
         nan = (bits >> np.uint32(16)) | np.uint32(0x40)
         return xp.where(x == x, rounded, nan).astype(np.uint16)
 
-    def decompress(self, wire: Any, size: int, dtype: Any) -> Any:
-        """Casts back; without rounding but for float16."""
-        bits = wire.astype(np.uint32)
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        """Casts back, rounding only to float16."""
+        bits = encoded.astype(np.uint32)
         bits <<= np.uint32(16)
         with np.errstate(over='ignore'):
             return bits.view(np.float32).astype(dtype, copy=False)
@@ -121,18 +123,18 @@ class Bf16:
 
 
 class TwoBit:
-    """2 bits per value, 16 values in the place of one float32, and error feedback.
+    """2 bits per value, 16 values in the space of one float32, with error feedback.
 
-    To each value is added what was not sent of the values before, the residual.  If the sum is
-    ``threshold`` or more, ``threshold`` is sent; if it is ``-threshold`` or less, ``-threshold``;
-    else 0.  The rest is the new residual::
+    The residual, the part of earlier values that was not sent, is added to each value.  If the sum
+    is ``threshold`` or more, ``threshold`` is sent; if it is ``-threshold`` or less,
+    ``-threshold``; else 0.  The rest is the new residual::
 
         value = x + residual
         sent = threshold * ((value >= threshold) - (value <= -threshold))
         residual = value - sent
 
-    So over many steps everything is sent, but not more than ``threshold`` at a time: it should be
-    of the size of the largest gradients.  What is not finite is sent as NaN, and changes no
+    So over many steps everything is sent, but at most ``threshold`` at a time: choose a threshold
+    of the size of the largest gradients.  Infinities and NaNs are sent as NaN and change no
     residual.
 
     Args:
@@ -140,24 +142,24 @@ class TwoBit:
     """
 
     threshold: float
-    #: By key; float32, or float64 for float64, with the length of what is sent, where that is.
-    residuals: dict[Hashable, Any]
+    #: By key; of the length and on the device of the gradients; float64 for float64, else float32.
+    residuals: dict[Hashable, Array]
 
     def __init__(self, threshold: float = 0.5) -> None:
         if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
-            raise TypeError(f'threshold has to be a positive number, not {threshold!r}')
+            raise TypeError(f'threshold must be a positive number, not {threshold!r}')
         threshold = float(threshold)
         if not float(_FLOAT32.tiny) <= threshold <= float(_FLOAT32.max):
-            raise ValueError(f'threshold has to be a positive number, not {threshold!r}')
+            raise ValueError(f'threshold must be a positive number, not {threshold!r}')
         self.threshold = threshold
         self.residuals = {}
 
-    def compress(self, x: Any, key: Hashable = None) -> Any:
+    def compress(self, x: Array, key: Hashable = None) -> Array:
         """Returns uint32, ``ceil(len(x) / 16)`` of them, with two bits for each value.
 
         The first value is in the lowest bits.  1 is ``threshold``, 2 ``-threshold``, 3 NaN.
 
-        If ``x`` has another length or dtype than before under this key, its residual begins anew.
+        If the length or dtype of ``x`` has changed for this key, its residual restarts at zero.
         """
         xp = chainer.backend.get_array_module(x)
         dtype = np.promote_types(x.dtype, np.float32)
@@ -167,16 +169,16 @@ class TwoBit:
         elif not isinstance(residual, xp.ndarray):  # the model has moved
             residual = chainer.backend.get_device_from_array(x).send(residual)
         self.residuals[key] = residual
-        wire = xp.empty(-(-x.size // 16), np.uint32)
+        encoded = xp.empty(-(-x.size // 16), np.uint32)
         chunk = _CHUNK if xp is np else max(x.size, 1)
         for start in range(0, x.size, chunk):
             end = start + chunk
             codes = self._quantize(x[start:end], residual[start:end])
-            wire[start // 16:-(-end // 16)].view(np.uint8)[...] = _packed(codes)
-        return wire
+            encoded[start // 16:-(-end // 16)].view(np.uint8)[...] = _packed(codes)
+        return encoded
 
-    def _quantize(self, x: Any, residual: Any) -> Any:
-        """Returns what to send of each value, and updates the residual."""
+    def _quantize(self, x: Array, residual: Array) -> Array:
+        """Returns the code of each value, and updates the residual."""
         xp = chainer.backend.get_array_module(x)
         value = residual + x
         finite = xp.isfinite(value)
@@ -189,22 +191,22 @@ class TwoBit:
         codes |= (~finite).view(np.uint8) * np.uint8(3)
         return codes
 
-    def decompress(self, wire: Any, size: int, dtype: Any) -> Any:
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Returns ``threshold``, ``-threshold``, 0 or NaN for each value."""
-        xp = chainer.backend.get_array_module(wire)
+        xp = chainer.backend.get_array_module(encoded)
         with np.errstate(over='ignore'):
             values = np.array([0, self.threshold, -self.threshold, np.nan]).astype(dtype)
         of_byte = xp.asarray(values[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3])
-        return of_byte.take(wire.view(np.uint8), axis=0).reshape(-1)[:size]
+        return of_byte.take(encoded.view(np.uint8), axis=0).reshape(-1)[:size]
 
     def reset(self) -> None:
-        """Forgets all residuals."""
+        """Drops all residuals."""
         self.residuals.clear()
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: Serializer) -> None:
         """Saves or loads the residuals; see :meth:`chainer.Link.serialize`.
 
-        What was saved without compression is loaded as having no residuals.
+        A snapshot saved without compression is loaded without residuals.
         """
         if isinstance(serializer, chainer.serializer.Deserializer):
             try:
@@ -224,19 +226,19 @@ class TwoBit:
         return f'2bit threshold={self.threshold!r}'
 
 
-_TYPES: dict[str, Any] = {'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit}
+_TYPES: dict[str, Array] = {'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit}
 
 
-def _packed(codes: Any) -> Any:
-    """Returns codes of two bits, four in each byte, up to a multiple of four bytes."""
+def _packed(codes: Array) -> Array:
+    """Packs codes of two bits, four per byte, padded to a multiple of four bytes."""
     if missing := -codes.size % 16:
         codes = chainer.backend.get_array_module(codes).pad(codes, (0, missing))
-    fours = codes.view(np.uint32)  # those of each into its lowest byte
+    fours = codes.view(np.uint32)  # moves four codes into the lowest byte
     fours |= fours >> np.uint32(6)
     fours |= fours >> np.uint32(12)
     return fours.astype(np.uint8)
 
 
-def _is_compressor(compression: Any) -> bool:
+def _is_compressor(compression: Array) -> bool:
     return not isinstance(compression, type) and all(
         callable(getattr(compression, method, None)) for method in ('compress', 'decompress'))

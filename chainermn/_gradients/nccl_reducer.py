@@ -1,82 +1,85 @@
-"""Means of one list of arrays after another by NCCL, on a CUDA stream of their own.
+"""Averages gradients in the background by NCCL, on a separate CUDA stream.
 
-No thread is needed: what is put is queued on the stream, after what the caller's stream was given.
+No thread is needed: each exchange is queued on the stream, after the work of the caller's stream.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from chainermn._diagnostics import unusable
-from chainermn._gradients import compressed_mean
+from chainermn._diagnostics.unusable import Unusable
+from chainermn._gradients.codec import Codec
+from chainermn._gradients.parameters import ParameterList
+from chainermn._gradients.reducer import Gradients
+from chainermn._tracing import recorder
+from chainermn._transport.base import Compressor
+from chainermn._transport.nccl.transport import NcclTransport, is_gathered, wait
+from chainermn._types import Array, DeviceEvent, Model
 
 
 class NcclMeanQueue:
-    """Made by :meth:`CommunicatorBase.mean_queue`, which says how it is used.
+    """Made by :meth:`CommunicatorBase.mean_queue`, which describes its use.
 
     Args:
-        mpi_comm: The ranks; its messages are for this object alone.
-        agree: Gives the gradients of a model by path, once all ranks are known to have the like.
-        check: Checks the mean gradients of a model.
-        start: Queues the exchange of arrays by path, with a compressor or ``None``, on a stream;
-            returns the results, an event after them, and the array that travels.  The arrays
-            themselves must stay as they are: backward may still read them.
-        send_zeros: Queues an exchange like one of another rank, of which it gets the dtype and
-            size of what travels, and whether each rank receives all of it; returns an event.
+        mpi_comm: The ranks; nothing else may use this communicator.
+        gradients: Returns the gradients of a model by path, after the consistency check.
+        check: Checks the mean gradients of a model, in debug mode.
+        transport: Averages; only this object uses it.
     """
 
-    can_hide = True
+    is_profitable = True
 
-    def __init__(self, mpi_comm: Any, agree: Callable[..., dict[str, Any]],
-                 check: Callable[[Any], None],
-                 start: Callable[[dict[str, Any], Any], tuple[list[Any], Any, Any]],
-                 send_zeros: Callable[[np.dtype, int, bool], Any]) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, gradients: Gradients,
+                 check: Callable[[Model], None], transport: NcclTransport) -> None:
         self._control = mpi_comm
-        self._start = start
-        self._send_zeros = send_zeros
-        self._done: Any = None
-        self._held: list[Any] = []  # what the stream reads, whatever becomes of the gradients
+        self._transport = transport
+        self._done: DeviceEvent | None = None
+        self._held: list[ParameterList] = []  # alive while the stream reads them
         self._sent: list[tuple[np.dtype, int, bool]] = []  # since the last wait
-        self.agree = agree
+        self.gradients = gradients
         self.check = check
-        unusable.know(self)
+        unusable.register(self)
 
-    def put(self, arrays: dict[str, Any], compressor: Any = None) -> list[Any]:
-        """Queues the exchange of arrays by path; returns an array for the mean of each."""
-        results, self._done, wire = self._start(arrays, compressor)
-        self._held.append(list(arrays.values()))
-        self._sent.append((wire.dtype, wire.size, compressed_mean.is_gathered(compressor)))
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+               ) -> list[Array]:
+        """Starts to average gradients by path; returns an array for the mean of each."""
+        arrays = ParameterList.named(gradients)
+        # Without a check, which would block.
+        codec = None if compressor is None else Codec(compressor, arrays.paths)
+        results, self._done, sent = self._transport.begin_new_mean(arrays, codec)
+        self._held.append(arrays)
+        self._sent.append((sent.dtype, sent.size, is_gathered(compressor)))
         return results
 
     def wait(self) -> None:
-        """Lets the current stream wait for all that was put.  It does not block."""
-        if self._done is not None:
-            import cupy
-
-            cupy.cuda.get_current_stream().wait_event(self._done)
+        """Makes the current stream wait for everything submitted.  Does not block."""
+        with recorder.span('wait for means', 'operation'):
+            wait(self._done)
         self._done = None
         self._held.clear()
         self._sent.clear()
 
     @property
     def pending(self) -> bool:
-        """Whether something was put for which nobody has waited yet."""
+        """Whether gradients are in flight."""
         return bool(self._sent)
 
     def cancel(self) -> None:
-        """Forgets what was put, as after an error.  Collective: every rank calls it."""
+        """Discards everything submitted, as after an error.  Collective: every rank calls it."""
         longest = max(self._control.allgather(self._sent), key=len)
         for sent in longest[len(self._sent):]:
-            self._done = self._send_zeros(*sent)
+            self._done = self._transport.send_zeros(*sent)
         self.wait()
 
-    def give_up(self, unusable: Any) -> None:
-        """Makes whatever needs the other ranks raise from now on."""
-        self._control = self._start = self._send_zeros = unusable
+    def make_unusable(self, unusable: Unusable) -> None:
+        """Makes every later exchange raise an error."""
+        for name in ('_control', '_transport'):
+            setattr(self, name, unusable)
 
     def free(self) -> None:
-        """Frees what this object holds.  Collective: every rank calls it, once."""
+        """Frees the resources of this queue.  Collective: every rank calls it, once."""
         self.cancel()
         self._control.Free()

@@ -1,54 +1,65 @@
-"""Why a rank failed, and the error that says so in the caller."""
+"""The failure of a rank, and the error raised in the caller."""
 from __future__ import annotations
 
 import glob
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from chainermn._launch import _parcel
+from chainermn._launch import _serialization
+from chainermn._types import Json
 
 
-class RemoteTraceback(Exception):  # noqa: N818  it is the cause of an error, and no error
-    """Where a rank failed; shown above the error, as its cause."""
+class RemoteTraceback(Exception):  # noqa: N818  it is only the cause of an error
+    """The traceback of the rank that failed, shown as the cause of the error."""
 
 
 class Failure(NamedTuple):
-    """What a rank, or the process that watches over it, wrote down."""
+    """A failure reported by a rank or by its parent process."""
 
-    when: float  # seconds, on a clock that all ranks share
+    when: float  # seconds, time.monotonic()
     rank: int
     host: str
     process: int
-    what: str
-    text: str  # its traceback, if it has one
+    reason: str
+    traceback: str  # empty if there is none
 
     def error(self, folder: str, n: int, others: list[Failure]) -> Exception:
-        """Returns what to raise: the rank's own error, where that could be pickled."""
+        """Return the error to raise: the rank's own error if it can be unpickled.
+
+        Args:
+            folder: The folder of the job.
+            n: The number of ranks.
+            others: Other failures, for the message.
+        """
         where = f'rank {self.rank} of {n} (host {self.host}, process {self.process})'
-        also = ''.join(f'\nrank {other.rank} failed as well: {other.what}' for other in others)
-        if not self.text:
-            return RuntimeError(f'{where} {self.what}{also}')
+        also = ''.join(f'\nrank {other.rank} also failed: {other.reason}' for other in others)
+        if not self.traceback:
+            return RuntimeError(f'{where} {self.reason}{also}')
         error = self._own_error(folder)
         if error is None:
-            error = RuntimeError(f'{self.what} [{where}]')
+            error = RuntimeError(f'{self.reason} [{where}]')
         elif len(error.args) == 1 and str(error) == error.args[0]:
             error.args = (f'{error} [{where}]',)
-        error.__cause__ = RemoteTraceback(f'{where} failed:\n\n{self.text}{also}')
+        error.__cause__ = RemoteTraceback(f'{where} failed:\n\n{self.traceback}{also}')
         return error
 
     def _own_error(self, folder: str) -> Exception | None:
         try:
-            error = _parcel.load(f'{folder}/error-{self.rank}')
-        except Exception:  # unpickling runs code of the error
+            error = _serialization.load(f'{folder}/error-{self.rank}')
+        except Exception:  # unpickling can run arbitrary code
             return None
         return error if isinstance(error, Exception) else None
 
 
-def failures_in(folder: str) -> list[Failure]:
-    """Returns the failures so far, the first one first."""
-    found = []
+def read_failures(folder: str) -> list[Failure]:
+    """Return the failures so far, in order of time.
+
+    Args:
+        folder: The folder of the job.
+    """
+    failures = []
     for path in glob.glob(f'{glob.escape(folder)}/failed-*[0-9]'):
         with open(path) as file:
-            said: dict[str, Any] = json.load(file)
-        found.append(Failure(rank=int(path.rpartition('-')[2]), **said))
-    return sorted(found)
+            content: dict[str, Json] = json.load(file)
+        failures.append(Failure(rank=int(path.rpartition('-')[2]), **content))
+    return sorted(failures)

@@ -1,4 +1,4 @@
-"""Where the time went: of each rank, of each operation, and for whom the others waited."""
+"""Time per rank, time per operation, and stragglers."""
 from __future__ import annotations
 
 import bisect
@@ -7,70 +7,70 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from chainermn._timeline._read import Event, Rank, Run
+from chainermn._timeline._trace_files import Event, Rank, Run
 
 #: Operations that wait for a message.
 _RECEIVING = 'recv', 'recv_obj', 'wait'
 _MESSAGES = *_RECEIVING, 'send', 'send_obj', 'isend', 'irecv', 'waitall', 'ask', 'wait for means'
 
-#: Part of the run from which on waiting is worth a word.
-_WORTH = .01
+#: A straggler is reported if it delays the others by this fraction of the run.
+_MIN_DELAY = .01
 
-#: Part of the run up to which what was named counts with the rest.
-_SHORT = .005
+#: Spans below this fraction of the run have no column in the table.
+_MIN_SPAN = .005
 
 
 class Shares(NamedTuple):
-    """Seconds of a rank, in its main thread."""
+    """Time of a rank in its main thread, in seconds."""
 
-    spans: dict[str, float]  # of what was named, such as forward; operations inside are not in it
-    working: float  # in operations, apart from
+    spans: dict[str, float]  # by name, such as forward, without the operations inside
+    communicating: float  # in operations, without
     waiting: float  # for other ranks
-    background: float  # exchanging in other threads
+    background: float  # communicating in other threads
 
 
 class Straggler(NamedTuple):
-    """For whom the others waited."""
+    """How much a rank delayed the others."""
 
     rank: int
-    seconds: float  # that each other rank waited for it, in the mean
-    last: int  # how many times it came last
-    calls: int  # of how many collective calls
+    seconds: float  # delay, averaged over the other ranks
+    last: int  # number of collective calls in which it arrived last
+    calls: int  # number of collective calls
 
 
-class Verb(NamedTuple):
-    """All calls of an operation."""
+class Operation(NamedTuple):
+    """Statistics of all calls of an operation."""
 
     name: str
-    calls: int  # of the rank that called it most
-    seconds: float  # of a call, in the mean
-    waiting: float  # of them
-    nbytes: float  # of a call, 0 if it is not known
-    bandwidth: float  # bytes per second of work, 0 likewise
+    calls: int  # on the rank with most calls
+    seconds: float  # mean duration of a call
+    waiting: float  # mean waiting time in a call
+    nbytes: float  # mean size of a call, 0 if unknown
+    bandwidth: float  # bytes per second, without waiting time; 0 if unknown
 
 
 def shares(rank: Rank) -> Shares:
-    """Divides the time of a rank."""
+    """Divide the time of a rank into activities."""
     main = [event for event in rank.events if event.row == 0]
     inside = _merged(event for event in main if event.category)
     waiting = _length(_merged(event for event in main if is_waiting(event)))
     spans: dict[str, float] = collections.defaultdict(float)
     ended = 0.
     for event in main:
-        if not event.category and event.begin >= ended:  # what is inside another one is part of it
+        if not event.category and event.begin >= ended:  # nested spans count as the outer one
             spans[event.name] += event.seconds - _overlap(event, inside)
             ended = event.end
     background = sum(event.seconds for event in rank.events
-                     if event.row > 0 and event.category == 'verb')
+                     if event.row > 0 and event.category == 'operation')
     return Shares(dict(spans), _length(inside) - waiting, waiting, background)
 
 
 def stragglers(run: Run) -> list[Straggler]:
-    """For whom the others waited in collective calls, most first."""
+    """Return how much each rank delayed the others in collective calls, worst first."""
     arrivals: dict[tuple[str, int], dict[int, float]] = collections.defaultdict(dict)
     for rank in run.ranks:
         for event in rank.events:
-            if event.category == 'verb' and event.name not in _MESSAGES and (
+            if event.category == 'operation' and event.name not in _MESSAGES and (
                     'number' in event.details):
                 call = str(event.details.get('comm')), int(event.details['number'])
                 arrivals[call].setdefault(rank.rank, event.begin)
@@ -85,15 +85,15 @@ def stragglers(run: Run) -> list[Straggler]:
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def verbs(run: Run) -> list[Verb]:
-    """The operations, those that took longest first."""
+def operations(run: Run) -> list[Operation]:
+    """Return statistics of all operations, the most expensive first."""
     calls: dict[str, list[tuple[int, Event, float]]] = collections.defaultdict(list)
     for rank in run.ranks:
         waits = {row: _merged(event for event in rank.events
                               if event.category == 'wait' and event.row == row)
                  for row in {event.row for event in rank.events}}
         for event in rank.events:
-            if event.category == 'verb':
+            if event.category == 'operation':
                 waited = event.seconds if event.name in _RECEIVING else _overlap(
                     event, waits[event.row])
                 calls[event.name].append((rank.rank, event, waited))
@@ -104,80 +104,80 @@ def verbs(run: Run) -> list[Verb]:
         sizes = [event.details.get('bytes', 0) for _, event, _ in members]
         work = sum(times) - waited
         most = collections.Counter(rank for rank, *_ in members).most_common(1)[0][1]
-        found.append(Verb(name, most, statistics.mean(times), waited / len(times),
+        found.append(Operation(name, most, statistics.mean(times), waited / len(times),
                           statistics.mean(sizes), sum(sizes) / work if work > 0 else 0.))
-    return sorted(found, key=lambda verb: -verb.seconds * verb.calls)
+    return sorted(found, key=lambda one: -one.seconds * one.calls)
 
 
 def text(run: Run) -> str:
-    """The summary in words and tables."""
+    """Return the summary as text."""
     every = {rank.rank: shares(rank) for rank in run.ranks}
-    behind = stragglers(run)
-    lines = [f'{len(run.ranks)} rank{"s" * (len(run.ranks) > 1)}, {run.seconds:.2f} s; the clocks '
-             f'agree within {run.error * 1e6:.0f} us']
+    delays = stragglers(run)
+    lines = [f'{len(run.ranks)} rank{"s" * (len(run.ranks) > 1)}, {run.seconds:.2f} s; maximum '
+             f'clock error {run.error * 1e6:.0f} us']
     steps = max(sum(event.name == 'update' and not event.category for event in rank.events)
                 for rank in run.ranks)
     if steps:
-        lines[0] += f'; {steps} updates, one in {run.seconds / steps * 1e3:.2f} ms'
+        lines[0] += f'; {steps} updates, {run.seconds / steps * 1e3:.2f} ms per update'
     names = list(dict.fromkeys(name for each in every.values() for name, seconds
-                               in each.spans.items() if seconds > _SHORT * run.seconds))
+                               in each.spans.items() if seconds > _MIN_SPAN * run.seconds))
     has_background = any(each.background for each in every.values())
-    head = ['rank', *map(_clean, names), 'in verbs', 'waiting', 'rest',
-            *(['in background'] if has_background else []), 'others waited for it']
-    waited_for = {one.rank: one for one in behind}
+    head = ['rank', *map(_clean, names), 'communication', 'waiting', 'other',
+            *(['background'] if has_background else []), 'delayed others by']
+    delay = {one.rank: one.seconds for one in delays}
     rows = [head]
     for number, each in every.items():
-        parts = [*(each.spans.get(name, 0.) for name in names), each.working, each.waiting]
+        parts = [*(each.spans.get(name, 0.) for name in names), each.communicating, each.waiting]
         parts.append(max(0., run.seconds - sum(parts)))
         rows.append([str(number),
                      *(f'{seconds:.2f} s {_percent(seconds, run):>4}' for seconds in parts),
                      *([f'{each.background:.2f} s'] if has_background else []),
-                     f'{waited_for[number].seconds:.2f} s'])
+                     f'{delay[number]:.2f} s'])
     lines += ['', *_table(rows), '']
-    rows = [['verb', 'calls', 'ms per call', 'waiting', 'KiB per call', 'GB/s']]
-    rows += [[_clean(verb.name), str(verb.calls), f'{verb.seconds * 1e3:.3f}',
-              f'{verb.waiting * 1e3:.3f}', f'{verb.nbytes / 1024:.1f}' if verb.nbytes else '',
-              f'{verb.bandwidth / 1e9:.2g}' if verb.bandwidth else ''] for verb in verbs(run)]
-    lines += [*_table(rows), '', *_verdict(run, every, behind)]
+    rows = [['operation', 'calls', 'ms per call', 'waiting', 'KiB per call', 'GB/s']]
+    rows += [[_clean(one.name), str(one.calls), f'{one.seconds * 1e3:.3f}',
+              f'{one.waiting * 1e3:.3f}', f'{one.nbytes / 1024:.1f}' if one.nbytes else '',
+              f'{one.bandwidth / 1e9:.2g}' if one.bandwidth else ''] for one in operations(run)]
+    lines += [*_table(rows), '', *_conclusions(run, every, delays)]
     return '\n'.join([*lines, *(f'Note: {_clean(note)}' for note in run.notes)])
 
 
-def _verdict(run: Run, every: dict[int, Shares], behind: Sequence[Straggler]) -> list[str]:
-    """What to look at first."""
+def _conclusions(run: Run, every: dict[int, Shares], delays: Sequence[Straggler]) -> list[str]:
+    """Return what to optimize first."""
     if len(run.ranks) < 2:
         return []
     waiting = statistics.mean(each.waiting for each in every.values())
-    working = statistics.mean(each.working for each in every.values())
-    said = [f'Of the time {_percent(working, run)} went into verbs and '
-            f'{_percent(waiting, run)} into waiting for other ranks.']
-    worst = behind[0]
-    if worst.seconds < _WORTH * run.seconds:
-        return [*said, f'No rank keeps the others waiting for {_WORTH:.0%} of the time.']
-    said.append(f'The others waited for rank {worst.rank}, for {worst.seconds:.2f} s each: it came '
-                f'last in {worst.last} of {worst.calls} collective calls.')
+    communicating = statistics.mean(each.communicating for each in every.values())
+    lines = [f'{_percent(communicating, run)} of the time was communication, '
+             f'{_percent(waiting, run)} waiting for other ranks.']
+    worst = delays[0]
+    if worst.seconds < _MIN_DELAY * run.seconds:
+        return [*lines, f'No rank delays the others by more than {_MIN_DELAY:.0%} of the time.']
+    lines.append(f'The other ranks waited for rank {worst.rank}, {worst.seconds:.2f} s each: it '
+                 f'arrived last in {worst.last} of {worst.calls} collective calls.')
     mine = every[worst.rank]
     others = [each for number, each in every.items() if number != worst.rank]
     more = {name: seconds - statistics.median(other.spans.get(name, 0.) for other in others)
             for name, seconds in mine.spans.items()}
 
-    def rest(each: Shares) -> float:
-        return run.seconds - sum(each.spans.values()) - each.working - each.waiting
+    def other_time(each: Shares) -> float:
+        return run.seconds - sum(each.spans.values()) - each.communicating - each.waiting
 
-    more['what has no name here, such as reading data, extensions and plots'] = (
-        rest(mine) - statistics.median(map(rest, others)))
+    more['code outside any span, such as reading data, extensions and plots'] = (
+        other_time(mine) - statistics.median(map(other_time, others)))
     name = max(more, key=lambda name: more[name])
     if more[name] > 0:
-        said.append(f'It spent {more[name]:.2f} s more than the others in {_clean(name)}.')
-    return said
+        lines.append(f'It spent {more[name]:.2f} s more than the others in {_clean(name)}.')
+    return lines
 
 
 def is_waiting(event: Event) -> bool:
-    """Whether it is waiting for other ranks; of a message, all of it, since nobody can tell."""
-    return event.category == 'wait' or (event.category == 'verb' and event.name in _RECEIVING)
+    """Return whether an event is waiting; a receive counts as waiting as a whole."""
+    return event.category == 'wait' or (event.category == 'operation' and event.name in _RECEIVING)
 
 
 def _merged(events: Iterable[Event]) -> list[tuple[float, float]]:
-    """The times of events, ascending and without overlap."""
+    """Return the intervals of events, sorted and merged."""
     merged: list[tuple[float, float]] = []
     for begin, end in sorted((event.begin, event.end) for event in events):
         if merged and begin <= merged[-1][1]:
@@ -192,7 +192,7 @@ def _length(times: Iterable[tuple[float, float]]) -> float:
 
 
 def _overlap(event: Event, times: Sequence[tuple[float, float]]) -> float:
-    """Seconds of an event that are in one of the times, which ascend."""
+    """Return how long an event overlaps the intervals, which are sorted."""
     total = 0.
     for begin, end in times[max(0, bisect.bisect(times, (event.begin,)) - 1):]:
         if begin >= event.end:
@@ -206,7 +206,7 @@ def _percent(seconds: float, run: Run) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without what could steer a terminal."""
+    """Replace control characters, which could manipulate the terminal."""
     return ''.join(c if c.isprintable() else '?' for c in text)
 
 

@@ -1,1 +1,1 @@
-"""Timelines: what each rank does when."""
+"""Record timelines of the operations of each rank."""

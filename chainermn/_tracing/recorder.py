@@ -1,12 +1,12 @@
-"""The timeline: what this rank does when, in a file that Perfetto and chrome://tracing read.
+"""The timeline: the operations of this rank, in a file for Perfetto and chrome://tracing.
 
 With ``CHAINERMN_TIMELINE=out.json`` in the environment of all ranks, rank 3 of COMM_WORLD writes
 ``out.3.json``, from its first communicator on.  It is in Chrome's trace event format, as an array
-with an event per line, to which events are appended: so it can be read while it is written, and
-after a rank was killed, too.  Without the variable nothing is done.
+with one event per line.  Events are appended, so the file can be read while it is written, and
+after the rank was killed.  Without the variable, nothing is recorded.
 
-Times are those of the rank's own clock; events named ``clock`` say how it stands to that of the
-first rank of a group, and ``python -m chainermn timeline`` puts all on one clock.
+Times are those of the rank's own clock.  Events named ``clock`` have its offset from the first rank
+of a group; ``python -m chainermn timeline`` converts all times to one clock.
 """
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import TypeAlias
+
+import numpy as np
 
 from chainermn import _environment, _streams
+from chainermn._types import Array
 
 VARIABLE = _environment.TIMELINE
 
-_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
-#: Nanoseconds after which what happened is written, once something else happens.
-_WRITTEN_AFTER = 50_000_000
+#: Nanoseconds after which events are written, at the next event.
+_WRITE_INTERVAL = 50_000_000
+
+#: Row, name, category, begin, end, details.
+_Event: TypeAlias = tuple[int, str, str, int, int, str]
 
 now = time.perf_counter_ns
 
@@ -39,34 +45,34 @@ _current: Timeline | None = None
 
 
 def is_on() -> bool:
-    """Whether the environment asks for a timeline."""
+    """Returns whether the environment asks for a timeline."""
     return bool(_environment.text(VARIABLE))
 
 
 def get() -> Timeline | None:
-    """The timeline of this process, or ``None``."""
+    """Returns the timeline of this process, or ``None``."""
     return _current
 
 
-def span(name: str, category: str = '', arrays: Iterable[Any] = ()
-         ) -> AbstractContextManager[Any]:
-    """Puts what runs inside the with statement on the timeline, if there is one.
+def span(name: str, category: str = '', arrays: Iterable[Array] = ()
+         ) -> AbstractContextManager[None]:
+    """Records the body of the with statement on the timeline, if there is one.
 
     Args:
-        name: What it is.
-        category: ``'verb'`` for what communicates, ``'wait'`` for waiting for other ranks.
-        arrays: What is exchanged.
+        name: The name of the event.
+        category: ``'operation'`` for communication, ``'wait'`` for waiting for other ranks.
+        arrays: Exchanged arrays.
     """
     if _current is None:
         return _NOTHING
-    return _Span(_current, name, category, described(arrays) if category == 'verb' else '')
+    return _Span(_current, name, category, describe(arrays) if category == 'operation' else '')
 
 
 def open_file(rank: int, size: int) -> None:
-    """Begins the timeline of this process.
+    """Starts the timeline of this process.
 
     Raises:
-        OSError: If there can be no such file.
+        OSError: If the file cannot be created.
     """
     global _current
     if _current is None or _current.process != os.getpid():
@@ -75,13 +81,13 @@ def open_file(rank: int, size: int) -> None:
 
 
 def write() -> None:
-    """Writes what is not written yet."""
+    """Writes pending events."""
     if _current is not None:
         _current.write()
 
 
 def close() -> None:
-    """Ends the timeline; what happens from now on is not on it."""
+    """Completes the timeline; later events are not recorded."""
     global _current
     timeline, _current = _current, None
     if timeline is not None:
@@ -89,19 +95,19 @@ def close() -> None:
 
 
 def path_of(name: str, rank: int) -> pathlib.Path:
-    """The file of a rank: its number goes before the suffix, which is ``.json`` by default."""
+    """Returns the file of a rank: its number precedes the suffix, by default ``.json``."""
     path = pathlib.Path(name)
     return path.with_name(f'{path.stem}.{rank}{path.suffix or ".json"}')
 
 
 @functools.lru_cache(maxsize=4096)
 def quoted(text: str) -> str:
-    """The text as JSON."""
+    """Returns the text as JSON."""
     return json.dumps(text)
 
 
-def described(arrays: Iterable[Any]) -> str:
-    """Bytes, dtypes and shape of arrays, as members of a JSON object."""
+def describe(arrays: Iterable[Array]) -> str:
+    """Returns bytes, dtypes and shape of arrays, as members of a JSON object."""
     xs = list(arrays)
     if len(xs) == 1:
         return _described(xs[0].nbytes, (xs[0].dtype,), xs[0].shape)
@@ -110,14 +116,14 @@ def described(arrays: Iterable[Any]) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _described(nbytes: int, dtypes: tuple[Any, ...], shape: Any) -> str:
+def _described(nbytes: int, dtypes: tuple[np.dtype, ...], shape: object) -> str:
     return (f'"bytes":{nbytes},"dtype":{quoted(", ".join(map(str, dtypes)))},'
             f'"shape":{quoted(str(shape))}')
 
 
 @functools.lru_cache(maxsize=4096)
 def _head(pid: int, row: int, name: str, category: str) -> str:
-    """The beginning of an event."""
+    """Returns the beginning of an event."""
     kind = f',"cat":{quoted(category)}' if category else ''
     return f'{{"ph":"X","pid":{pid},"tid":{row},"name":{quoted(name)}{kind}'
 
@@ -126,80 +132,80 @@ class Timeline:
     """Writes the events of this process; any thread may add some.
 
     Args:
-        path: Of the file, which is made anew, readable by this user only.
-        rank: Of this process in COMM_WORLD.
-        size: How many there are.
+        path: The file; an existing one is replaced. Only this user can read it.
+        rank: The rank of this process in COMM_WORLD.
+        size: The number of ranks.
     """
 
     def __init__(self, path: pathlib.Path, rank: int, size: int) -> None:
-        path.unlink(missing_ok=True)  # whoever it belongs to, and whoever can read it
+        path.unlink(missing_ok=True)  # others may own it or be able to read it
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self.process = os.getpid()
         self.origin = now()
-        #: How many communicators there have been, by the names of their ranks.
+        #: The number of communicators, by the names of their ranks.
         self.communicators: collections.Counter[str] = collections.Counter()
-        #: Groups of ranks whose clocks were compared, with what does that once more; in an order
-        #: that is the same on all their ranks.
+        #: Groups of ranks whose clocks were compared, with a function that compares them again; in
+        #: the same order on all their ranks.
         self.compared: dict[tuple[int, ...], Callable[[], None]] = {}
         self._pid = rank
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._in_child)
         self._threads: dict[int, int] = {}  # rows by identifier
-        # What is not written yet: lines, and events, of which lines are made then.
-        self._events: collections.deque[Any] = collections.deque(['[\n'])
+        # Pending: lines, and events that are formatted later.
+        self._events: collections.deque[str | _Event] = collections.deque(['[\n'])
         self._write_at = 0
         self._is_closed = False
-        self._say('process_name', {
+        self._add_metadata('process_name', {
             'name': f'rank {rank} ({os.uname().nodename}, process {os.getpid()})',
             'rank': rank, 'size': size, 'host': os.uname().nodename, 'started': time.time()})
-        self._say('process_sort_index', {'sort_index': rank})
+        self._add_metadata('process_sort_index', {'sort_index': rank})
         self._row(threading.main_thread())
         self.write()
 
     def add(self, name: str, category: str, begin: int, end: int, details: str = '') -> None:
-        """Adds what lasted from one time to another, both as :func:`now` gives them.
+        """Adds an event.
 
         Args:
-            name: What it was.
-            category: Of what kind.
-            begin: When it began.
-            end: When it ended.
+            name: The name of the event.
+            category: As in :func:`span`.
+            begin: The start time, from :func:`now`.
+            end: The end time.
             details: Members of a JSON object.
         """
         row = self._threads.get(threading.get_ident())
         if row is None:
             row = self._row(threading.current_thread())
         self._events.append((row, name, category, begin, end, details))
-        if end > self._write_at and category != 'wait':  # what waits is not over yet
+        if end > self._write_at and category != 'wait':  # its operation still runs
             self.write()
 
-    def say_clock(self, details: dict[str, Any]) -> None:
-        """Adds how the clock of this rank stands to another one just now."""
+    def add_clock(self, details: dict[str, object]) -> None:
+        """Adds the current offset of this clock from another one."""
         self._events.append(json.dumps({
             'ph': 'i', 's': 'p', 'pid': self._pid, 'tid': 0, 'name': 'clock', 'cat': 'clock',
             'ts': (now() - self.origin) / 1000, 'args': details}) + ',\n')
         self.write()
 
     def _in_child(self) -> None:
-        """The file is for the rank alone, of which another thread can have the lock."""
+        """Closes the timeline in a forked child; another thread of the rank may hold the lock."""
         self._lock = threading.Lock()
         self._is_closed = True
 
     def write(self) -> None:
-        """Writes what was added."""
+        """Writes pending events."""
         with self._lock:
             lines = []
             while self._events:
                 event = self._events.popleft()
                 lines.append(event if isinstance(event, str) else self._line(*event))
-            self._write_at = now() + _WRITTEN_AFTER
+            self._write_at = now() + _WRITE_INTERVAL
             if self._is_closed:
                 return
             data = memoryview(''.join(lines).encode())
             try:
                 while data:
                     data = data[os.write(self._file, data):]
-            except OSError as error:  # the disk is full; the program has other things to do
+            except OSError as error:  # such as a full disk; the program continues
                 self._is_closed = True
                 os.close(self._file)
                 _streams.write(f'chainermn: the timeline of rank {self._pid} ends here: {error}\n')
@@ -223,17 +229,17 @@ class Timeline:
         is_main = thread is threading.main_thread()
         with self._lock:
             row = self._threads[thread.ident] = 0 if is_main else len(self._threads)
-        self._say('thread_name', {'name': 'main thread' if is_main else thread.name}, row)
-        self._say('thread_sort_index', {'sort_index': row}, row)
+        self._add_metadata('thread_name', {'name': 'main thread' if is_main else thread.name}, row)
+        self._add_metadata('thread_sort_index', {'sort_index': row}, row)
         return row
 
-    def _say(self, name: str, details: dict[str, Any], row: int = 0) -> None:
+    def _add_metadata(self, name: str, details: dict[str, object], row: int = 0) -> None:
         self._events.append(json.dumps({'ph': 'M', 'pid': self._pid, 'tid': row, 'name': name,
                                         'args': details}) + ',\n')
 
 
 class _Span:
-    """What runs inside a with statement."""
+    """An event that lasts as long as a with statement."""
 
     __slots__ = ('_begin', '_category', '_details', '_name', '_timeline')
 
@@ -247,5 +253,5 @@ class _Span:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  tb: TracebackType | None) -> None:
         self._timeline.add(self._name, self._category, self._begin, now(), self._details)
-        if kind is not None:  # it may be the last thing that this rank does
+        if kind is not None:  # this rank may exit
             self._timeline.write()

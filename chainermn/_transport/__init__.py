@@ -1,1 +1,1 @@
-"""How bytes move between ranks: MPI, shared memory, NCCL."""
+"""Data transfer between ranks: MPI, shared memory, NCCL."""

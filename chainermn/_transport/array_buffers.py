@@ -1,25 +1,25 @@
-"""How an array crosses MPI: what may cross, and as which buffer.
+"""Conversion of arrays to MPI buffers and back.
 
-NumPy arrays cross as they are.  CuPy arrays cross as they are where the MPI library can read device
-memory (``CHAINERMN_CUDA_AWARE=1``), else through page-locked ("pinned") host memory.
+MPI reads NumPy arrays directly.  It reads CuPy arrays directly if it is CUDA-aware
+(``CHAINERMN_CUDA_AWARE=1``); otherwise they are staged in page-locked ("pinned") host memory.
 """
 from __future__ import annotations
 
 import math
 import operator
 import sys
-from typing import Any
 
 import chainer
 import numpy as np
 
 from chainermn import _environment, _signature
+from chainermn._types import Array
 
 
-def checked(x: Any) -> Any:
-    """Returns ``x`` as an array that can cross, or raises TypeError.
+def checked(x: Array) -> Array:
+    """Returns ``x`` as an array that MPI can send, or raises TypeError.
 
-    NumPy scalars become arrays without dimensions; foreign byte orders become this machine's.
+    Converts NumPy scalars to arrays without dimensions, and foreign byte orders to the native one.
     """
     if is_plain(x):
         return x
@@ -38,17 +38,17 @@ def checked(x: Any) -> Any:
     return x
 
 
-def is_plain(x: Any) -> bool:
-    """Whether ``x`` is a NumPy array that :func:`checked` takes as it is."""
+def is_plain(x: Array) -> bool:
+    """Whether ``x`` is a NumPy array that :func:`checked` returns unchanged."""
     return type(x) is np.ndarray and x.dtype in _signature.CODES
 
 
-def checked_root(root: Any, size: int) -> int:
-    """Returns a root as a rank, or raises."""
+def checked_root(root: int, size: int) -> int:
+    """Returns a valid root, or raises."""
     if isinstance(root, bool) or not hasattr(root, '__index__'):
-        raise TypeError(f'root has to be an integer, not {root!r}')
+        raise TypeError(f'root must be an integer, not {root!r}')
     if not 0 <= root < size:
-        raise ValueError(f'root has to be a rank from 0 to {size - 1}, not {root}')
+        raise ValueError(f'root must be a rank from 0 to {size - 1}, not {root}')
     return operator.index(root)
 
 
@@ -57,13 +57,13 @@ def summed_in(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
-def on_device(x: Any) -> bool:
+def on_device(x: Array) -> bool:
     """Whether ``x`` is a CuPy array."""
     cupy = sys.modules.get('cupy')
     return cupy is not None and isinstance(x, getattr(cupy, 'ndarray', ()))
 
 
-def to_buffer(x: Any) -> Any:
+def to_buffer(x: Array) -> Array:
     """Returns the elements of a checked array as a flat C-ordered array that MPI can read.
 
     The result may share memory with ``x``.
@@ -79,8 +79,8 @@ def to_buffer(x: Any) -> Any:
     return x.reshape(-1) if x.flags.c_contiguous else x.flatten()
 
 
-def copied(buffer: Any) -> Any:
-    """Returns a copy of a buffer that MPI can read, which is complete."""
+def copied(buffer: Array) -> Array:
+    """Returns a copy of an MPI buffer, after the device has finished it."""
     copy = buffer.copy()
     if on_device(copy):
         import cupy
@@ -88,10 +88,10 @@ def copied(buffer: Any) -> Any:
     return copy
 
 
-def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Any:
-    """Returns an empty flat array to receive into, for an array of that shape.
+def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Array:
+    """Returns an empty flat array to receive an array of that shape.
 
-    It is where MPI can write at once and the way to the device is short, if ``device`` is true.
+    For ``device`` it is in device memory if MPI is CUDA-aware, else in page-locked host memory.
     """
     size = math.prod(shape)
     if not device or not has_device() or not size:
@@ -99,34 +99,34 @@ def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Any:
     if cuda_aware():
         import cupy
         buffer = cupy.empty(size, dtype)
-        # The memory may be that of an array which the device has still to read or to write.
+        # The device may still be using the previous contents of this memory.
         cupy.cuda.get_current_stream().synchronize()
         return buffer
     return _pinned(size, dtype)
 
 
-def from_buffer(buffer: Any, shape: tuple[int, ...], device: bool) -> Any:
-    """Returns a received buffer as an array: on the current device if ``device``, else on the host.
+def from_buffer(buffer: Array, shape: tuple[int, ...], device: bool) -> Array:
+    """Returns a received buffer as an array, on the current device or on the host.
 
-    The array shares memory with the buffer where it can.
+    The array shares memory with the buffer if possible.
     """
     if device and not on_device(buffer) and has_device():
         import cupy
         array = cupy.empty(shape, buffer.dtype)
         if buffer.size:
             array.set(buffer.reshape(shape))
-            cupy.cuda.get_current_stream().synchronize()  # the pinned memory is free after this
+            cupy.cuda.get_current_stream().synchronize()  # then the pinned memory may be reused
         return array
     return buffer.reshape(shape)
 
 
-def raw(buffer: Any) -> Any:
-    """Returns a flat buffer as bytes: what moves without arithmetic moves as bytes."""
+def raw(buffer: Array) -> Array:
+    """Returns a flat buffer as bytes, for transfers without arithmetic."""
     return buffer.view(np.uint8)
 
 
 def cuda_aware() -> bool:
-    """Whether the user says that the MPI library reads and writes device memory."""
+    """Whether the user declares the MPI library CUDA-aware."""
     return _environment.flag(_environment.CUDA_AWARE)
 
 
@@ -140,7 +140,7 @@ def _pinned(size: int, dtype: np.dtype) -> np.ndarray:
     return cupyx.empty_pinned((size,), dtype)
 
 
-def _kind_of(x: Any) -> str:
+def _kind_of(x: Array) -> str:
     if isinstance(x, chainer.Variable):
         return ('a chainer.Variable; pass its .array, or use chainermn.functions, whose '
                 'results can be differentiated')

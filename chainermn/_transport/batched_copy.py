@@ -1,9 +1,9 @@
-"""All gradients into one device buffer, or out of it, by one kernel launch.
+"""Copies all gradients into or out of one device buffer by a single kernel launch.
 
-The host cuts the arrays into pieces of at most ``LENGTH`` elements and uploads a table of them; one
-block of threads copies one piece.  So small arrays cost a block each and large ones fill the
-device, and no thread has to search for the array it works on.  A table is kept for as long as
-gradients come back at the same addresses, which is the rule once the memory pool is warm.
+The host splits the arrays into pieces of at most ``LENGTH`` elements and uploads a table of them;
+one block of threads copies one piece.  So small arrays cost one block each, large ones fill the
+device, and no thread has to search for its array.  Tables are cached, since gradients usually have
+the same addresses once the memory pool is warm.
 """
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+
+from chainermn._types import Array
+
+#: Arrays, each with its start in the buffer.
+Placed = Sequence[tuple[int, Array]]
 
 LENGTH = 8192
 THREADS = 256
@@ -22,13 +26,13 @@ THREADS = 256
 PIECE = np.dtype([('array', np.int64), ('start', np.int64), ('size', np.int32),
                   ('itemsize', np.int32)])
 
-#: By the size of an element of the buffer: its type.
+#: The element type of the buffer, by size in bytes.
 _ELEMENTS = {2: '__half', 4: 'float', 8: 'double'}
 
 _KERNELS = r'''
 struct Piece {
     long long array;  // address of the first element
-    long long start;  // where in the buffer it belongs
+    long long start;  // offset in the buffer
     int size;         // number of elements
     int itemsize;     // 2, 4, 8: the array is of float16, float32, float64
 };
@@ -45,7 +49,7 @@ __device__ inline void put(double& to, double x) { to = x; }
 template <typename T, int n>
 struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Elements { T x[n]; };
 
-// Each thread reads four times before it writes, so that the memory has enough to do.
+// Each thread reads four times before it writes, to keep more loads in flight.
 template <int n, typename From, typename To, typename Wider>
 __device__ inline void copy_by(const From* __restrict__ from, To* __restrict__ to, int count,
                                Wider scale) {
@@ -69,7 +73,7 @@ __device__ inline void copy_by(const From* __restrict__ from, To* __restrict__ t
     }
 }
 
-// 16 bytes or more at a time where both sides begin at a multiple of that; the rest one by one.
+// 16 bytes or more at a time if both sides are aligned to 16 bytes; the rest one by one.
 template <typename From, typename To>
 __device__ inline void copy(const From* from, To* to, int size, double factor) {
     typedef decltype(wide(*from) * wide(*to)) Wider;
@@ -105,7 +109,7 @@ extern "C" __global__ void unpack(const Piece* pieces, const Element* buffer, do
 '''
 
 
-def pack(buffer: Any, placed: Sequence[tuple[int, Any]], scale: float) -> list[tuple[int, Any]]:
+def pack(buffer: Array, placed: Placed, scale: float) -> list[tuple[int, Array]]:
     """Copies arrays into a flat buffer, on the current stream.
 
     Args:
@@ -114,13 +118,13 @@ def pack(buffer: Any, placed: Sequence[tuple[int, Any]], scale: float) -> list[t
         scale: Multiplies the elements, which are then rounded to the dtype of the buffer.
 
     Returns:
-        Those arrays that the kernel does not take and that are not copied: those that are not
-        C-contiguous or not on the device of the buffer.
+        The arrays that were not copied, because they are not C-contiguous or not on the device
+        of the buffer.
     """
     return _launch('pack', buffer, placed, scale)
 
 
-def unpack(buffer: Any, placed: Sequence[tuple[int, Any]], scale: float) -> list[tuple[int, Any]]:
+def unpack(buffer: Array, placed: Placed, scale: float) -> list[tuple[int, Array]]:
     """Copies a flat buffer into arrays, multiplied by ``scale`` and cast to theirs; see `pack`."""
     return _launch('unpack', buffer, placed, scale)
 
@@ -131,7 +135,7 @@ def source(itemsize: int) -> str:
 
 
 def pieces(arrays: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Cuts arrays, given as (address, start, size, itemsize), into pieces."""
+    """Splits arrays, given as (address, start, size, itemsize), into pieces."""
     address, start, size, itemsize = np.array(arrays, np.int64).reshape(-1, 4).T
     counts = -(-size // LENGTH)
     which = np.repeat(np.arange(len(counts)), counts)
@@ -145,8 +149,8 @@ def pieces(arrays: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
     return table
 
 
-def _launch(name: str, buffer: Any, placed: Sequence[tuple[int, Any]],
-            scale: float) -> list[tuple[int, Any]]:
+def _launch(name: str, buffer: Array, placed: Sequence[tuple[int, Array]],
+            scale: float) -> list[tuple[int, Array]]:
     import cupy
 
     device = buffer.data.device_id
@@ -164,12 +168,12 @@ def _launch(name: str, buffer: Any, placed: Sequence[tuple[int, Any]],
 
 
 class Tables:
-    """Tables of pieces on devices.  Those that were used last are kept, as long as there is room.
+    """An LRU cache of tables on devices.
 
-    Uploaded on a stream, a table is there for the kernels on this stream only.
+    A table is valid only for kernels on the stream that uploaded it.
 
     Args:
-        n_bytes: What they may take, all together.
+        n_bytes: Maximum total size.
     """
 
     def __init__(self, n_bytes: int) -> None:
@@ -177,8 +181,8 @@ class Tables:
         self._lock = threading.Lock()
         self.clear()
 
-    def get(self, *key: Any) -> tuple[int, Any]:
-        """Returns the number of pieces and the table of them on the device.
+    def get(self, *key: Array) -> tuple[int, Array]:
+        """Returns the number of pieces and the table on the device.
 
         Args:
             *key: Device, stream, and the arrays as for `pieces`.
@@ -196,20 +200,20 @@ class Tables:
 
     def clear(self) -> None:
         """Frees all tables."""
-        self._tables: OrderedDict[Any, tuple[int, Any]] = OrderedDict()
+        self._tables: OrderedDict[Array, tuple[int, Array]] = OrderedDict()
         self._taken = 0
         self.n_made = 0
 
 
-def _upload(arrays: Sequence[tuple[int, int, int, int]]) -> tuple[int, Any]:
+def _upload(arrays: Sequence[tuple[int, int, int, int]]) -> tuple[int, Array]:
     import cupy
 
     table = pieces(arrays)
     return len(table), cupy.asarray(table.view(np.uint8))
 
 
-def _memory(table: tuple[int, Any]) -> int:
-    """Bytes that a table takes; CuPy's pool gives at least 512."""
+def _memory(table: tuple[int, Array]) -> int:
+    """Size of a table in bytes; CuPy's pool allocates at least 512."""
     return max(512, table[1].nbytes)
 
 
@@ -218,7 +222,7 @@ tables = Tables(1 << 24)
 
 
 @functools.cache
-def _kernel(name: str, itemsize: int) -> Any:
+def _kernel(name: str, itemsize: int) -> Array:
     import cupy
 
     return cupy.RawModule(code=source(itemsize)).get_function(name)

@@ -1,36 +1,38 @@
-"""How arrays are combined element by element: what an operation means, whatever carries it out.
+"""Element-wise reductions with equal results on every transport.
 
-The result has the same bits wherever it arrives, is rounded once, and does not depend on which rank
-has a NaN or the zero with a sign.
+The result is bitwise equal on all ranks, is rounded once, and does not depend on which rank has a
+NaN or a negative zero.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import chainer
 import numpy as np
 
+from chainermn._types import Array
+
 OPS = ('sum', 'prod', 'max', 'min')
 
 
-def check_op(op: Any, dtype: Any = None) -> None:
-    """Raises if there is no such operation, or none for arrays of that dtype."""
+def check_op(op: object, dtype: np.dtype | None = None) -> None:
+    """Raises if the operation is unknown, or not defined for arrays of that dtype."""
     if op not in OPS:
-        raise ValueError(f'op has to be one of {", ".join(map(repr, OPS))}, not {op!r}')
+        raise ValueError(f'op must be one of {", ".join(map(repr, OPS))}, not {op!r}')
     if dtype is not None and dtype.kind == 'c' and op in ('max', 'min'):
-        raise TypeError(f'complex numbers have no order: op={op!r} takes no {dtype} array')
+        raise TypeError(f'complex numbers have no order: use op="sum" or op="prod" for {dtype} '
+                        f'arrays, not op={op!r}')
 
 
-def combined(x: Any, op: str, combine: Callable[..., Any], *args: Any) -> Any:
-    """Combines arrays of any dtype by a function that rounds and compares as it likes.
+def combined(x: Array, op: str, combine: Callable[..., Array], *args: Array) -> Array:
+    """Reduces arrays of any dtype by a function that may round and compare differently.
 
     Args:
         x: This rank's array.
         op: The operation.
-        combine: Combines the arrays of all ranks: ``combine(x, op, *args)``.  It gets floats with
-            ``'max'`` and ``'min'`` only as integers, and float16 not at all.  It may return
-            ``None``, as on ranks that get nothing.
+        combine: Reduces the arrays of all ranks: ``combine(x, op, *args)``.  For ``'max'`` and
+            ``'min'`` it gets floats as integers, and never float16.  It may return ``None``, as on
+            ranks without a result.
     """
     if x.dtype.kind == 'f':
         if x.dtype == np.float16:
@@ -42,22 +44,22 @@ def combined(x: Any, op: str, combine: Callable[..., Any], *args: Any) -> Any:
             if y is None:
                 return None
             y = _flipped(y).view(x.dtype)
-            return y if x.ndim == 1 else y.reshape(x.shape)  # a piece has its own length
+            return y if x.ndim == 1 else y.reshape(x.shape)  # a part has its own length
     return combine(x, op, *args)
 
 
-def _ordered_bits(x: Any, op: str) -> Any:
-    """Floats as integers in the same order; a NaN is beyond all others, so that ``op`` keeps it.
+def _ordered_bits(x: Array, op: str) -> Array:
+    """Floats as integers in the same order; NaN is the extreme value, so that ``op`` keeps it.
 
-    MPI's own comparison of NaNs, and of 0.0 with -0.0, depends on the order of the ranks, and can
-    come out differently on them.
+    MPI's comparison of NaNs, and of 0.0 with -0.0, depends on the order of the ranks, and may give
+    different results on them.
     """
     nan = x.dtype.type(np.nan if op == 'max' else -np.nan)
     x = chainer.backend.get_array_module(x).where(x == x, x, nan)
     return _flipped(x.view(f'i{x.dtype.itemsize}'))
 
 
-def _flipped(bits: Any) -> Any:
-    """Reverses the order of the negative ones; its own inverse."""
+def _flipped(bits: Array) -> Array:
+    """Reverses the order of negative numbers; its own inverse."""
     info = np.iinfo(bits.dtype)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)

@@ -1,8 +1,8 @@
-"""Communicators that no rank refers to any more are freed when the next one is created.
+"""Frees unreferenced communicators when the next one is created.
 
-MPI can hold about 2,000 communicators, and freeing one is collective: the garbage collectors of the
-ranks cannot do it alone.  So each rank notes which of its communicators are gone, and whenever a
-communicator is created its ranks compare their notes and free what is gone on all of them.
+MPI is limited to about 2,000 communicators, and freeing one is collective, so a garbage collector
+cannot do it.  Each rank records which of its communicators are unreferenced.  When a communicator
+is created, its ranks compare these records and free communicators unreferenced on all their ranks.
 """
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpi4py import MPI
 
 from chainermn._diagnostics.flight_recorder import Key
 from chainermn._transport.pending import Pending
 
-#: Reference cycles are collected whenever there are this many more communicators.
+#: Number of new communicators between two garbage collections.
 _COLLECT_EVERY = 16
 
 
 class _Held(NamedTuple):
-    """What a communicator holds."""
+    """The resources of a communicator."""
 
-    free: list[Callable[[], Any]]  # collective
+    free: list[Callable[[], object]]  # collective
     pending: Pending  # messages that may still be in flight
 
 
@@ -32,32 +32,32 @@ _held: dict[Key, _Held] = {}
 _gone: set[Key] = set()
 
 
-def hold(owner: object, key: Key, free: list[Callable[[], Any]], pending: Pending) -> None:
-    """Notes what to free once nobody refers to ``owner``, a part of a communicator.
+def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending) -> None:
+    """Records the resources to free once ``owner``, a part of a communicator, is unreferenced.
 
     Args:
-        owner: It must not be reachable from the other arguments.
-        key: Of the communicator.
+        owner: Must not be reachable from the other arguments.
+        key: The key of the communicator.
         free: Called in this order, on all ranks; the list may still grow.
-        pending: Messages that keep the communicator until they are received.
+        pending: The communicator is not freed before these messages are received.
     """
     _held[key] = _Held(free, pending)
     weakref.finalize(owner, _gone.add, key).atexit = False
 
 
 def release(key: Key) -> None:
-    """Undoes :func:`hold`, for a communicator that was finalized."""
+    """Undoes :func:`hold`, for a finalized communicator."""
     _held.pop(key, None)
 
 
 def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
-    """Frees communicators of some of these ranks that are gone on all of theirs.
+    """Frees communicators within these ranks that are unreferenced on all of their ranks.
 
     Collective: every rank of ``mpi_comm`` calls it.
 
     Args:
-        mpi_comm: The communicator of which a new one will be made.
-        ranks: Its ranks, as COMM_WORLD numbers them.
+        mpi_comm: The parent of the communicator that will be created.
+        ranks: Its ranks in COMM_WORLD.
     """
     if len(_held) % _COLLECT_EVERY == _COLLECT_EVERY - 1:
         gc.collect()
@@ -75,7 +75,7 @@ def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
     """Duplicates a communicator twice.  Collective: every rank calls it.
 
     Raises:
-        RuntimeError: On all ranks, if MPI can hold no more communicators.
+        RuntimeError: On all ranks, if the limit of MPI is reached.
     """
     with explained(mpi_comm):
         first = mpi_comm.Dup()
@@ -88,16 +88,13 @@ def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
 
 @contextlib.contextmanager
 def explained(mpi_comm: MPI.Intracomm) -> Iterator[None]:
-    """Says what to do where MPI can hold no more communicators.
-
-    MPI fails on all ranks alike then.
-    """
+    """Explains the error if the limit of MPI is reached, which MPI raises on all ranks."""
     try:
         yield
     except MPI.Exception as error:
         counts = mpi_comm.allgather(len(_held))
         raise RuntimeError(
-            f'MPI cannot create another communicator; {counts} of ChainerMN exist, by rank.  Call '
-            'finalize() on those that are no longer needed, on all of their ranks, or drop all '
-            'references to them.'
+            f'MPI cannot create another communicator; ChainerMN holds {counts} (by rank).  Call '
+            'finalize() on unused communicators, on all of their ranks, or drop all references '
+            'to them.'
         ) from error

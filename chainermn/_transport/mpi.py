@@ -1,133 +1,200 @@
-"""What carries flat arrays between the ranks, once they have agreed on the call: here, MPI."""
+"""The transport on MPI, and the fallback of all others."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._transport import array_buffers
-from chainermn._transport.packed_arrays import Pieces
+from chainermn._transport import array_buffers, encoded_mean, packing
+from chainermn._transport.array_list import ArrayList
+from chainermn._transport.base import Codec, Compressor, Group
+from chainermn._transport.packed_arrays import PackedArrays
+from chainermn._types import Array
 
 _OPS = {'sum': MPI.SUM, 'prod': MPI.PROD, 'max': MPI.MAX, 'min': MPI.MIN}
 _BOOL_OPS = {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}
 
 
-#: Bytes from which on a way with more steps but less copying is faster.
+#: Size in bytes from which shared memory is faster: more steps, but less copying.
 LARGE = 64 * 1024
 
 
 class MpiTransport:
-    """The collectives of MPI.  Arrays on a device go through the host, or as they are.
+    """MPI, for arrays on the host and on a device; one all-reduce per gradient.
 
-    Args:
-        mpi_comm: The ranks.  Nothing else may use its messages meanwhile.
+    Arrays on a device are staged on the host unless MPI is CUDA-aware.  See
+    :class:`chainermn._transport.base.Transport` for the methods.
     """
 
-    def __init__(self, mpi_comm: Any) -> None:
-        self._mpi_comm = mpi_comm
+    averages: ClassVar[bool] = True
+    needs_device: ClassVar[bool] = False
+    allows_mixed_devices: ClassVar[bool] = True
 
-    def bcast(self, x: Any, shape: tuple[int, ...], dtype: np.dtype, device: bool, root: int
-              ) -> Any:
-        """The root's array, of that shape and dtype; on the root ``x``."""
-        if self._mpi_comm.rank == root:
-            self._mpi_comm.Bcast(array_buffers.raw(array_buffers.to_buffer(x)), root)
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.mpi_comm = group.mpi_comm
+        self.rank = group.mpi_comm.rank
+        self.size = group.mpi_comm.size
+
+    def carries(self, on_device: bool) -> bool:
+        return True
+
+    def requirements(self, paths: Sequence[str], arrays: ArrayList, for_mean: bool
+                     ) -> dict[str, str]:
+        return {}
+
+    def connect(self) -> None:
+        """Does nothing: MPI is already connected."""
+
+    def set_passive_wait(self, passive: bool) -> None:
+        """Does nothing: the MPI library decides how to wait."""
+
+    def free(self) -> None:
+        """Does nothing: the communicator frees its MPI communicators."""
+
+    # --- models --------------------------------------------------------------------------------
+
+    def groups(self, arrays: ArrayList, results: Sequence[Array] | None
+               ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
+        """Groups arrays of one dtype that share a buffer; equal on all ranks."""
+        return [([x], [y]) for x, y in zip(
+            arrays, arrays if results is None else results, strict=True)]
+
+    def mean(self, arrays: ArrayList, results: Sequence[Array] | None = None) -> None:
+        for group, targets in self.groups(arrays, results):
+            self._packed_mean(group, targets)
+
+    def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
+        """Averages arrays of one dtype in one buffer."""
+        batched = self.group.batched_copy
+        buffer = packing.pack(group, array_buffers.summed_in(group[0].dtype), batched)
+        if len(group) == 1 and targets[0] is not group[0]:
+            buffer = buffer.copy()  # summed in place; the array itself must not change
+        packing.unpack(self._sum(buffer), targets, 1 / self.size, batched)
+
+    def _sum(self, buffer: Array) -> Array:
+        """Returns the sum of the flat buffers of all ranks; may overwrite the buffer."""
+        staged = array_buffers.to_buffer(buffer)
+        self.mpi_comm.Allreduce(MPI.IN_PLACE, staged)
+        return array_buffers.from_buffer(staged, staged.shape, array_buffers.on_device(buffer))
+
+    def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
+                        ) -> None:
+        batched = self.group.batched_copy
+        groups = self.groups(arrays, results)
+        buffers = [packing.pack(group, array_buffers.summed_in(group[0].dtype), batched)
+                   for group, _ in groups]
+        encoded = codec.encode(buffers)
+        for (_, targets), buffer, one in zip(groups, buffers, encoded, strict=True):
+            mean = self._mean_encoded(codec.compressor, one, buffer.size, buffer.dtype)
+            packing.unpack(mean, targets, 1, batched)
+
+    def _mean_encoded(self, compressor: Compressor, encoded: Array, size: int, dtype: np.dtype
+                      ) -> Array:
+        """Returns the mean of the encoded buffers of all ranks."""
+        return encoded_mean.by_mpi(self.mpi_comm, compressor, encoded, size, dtype)
+
+    def bcast_arrays(self, arrays: ArrayList) -> None:
+        for group, _ in self.groups(arrays, None):
+            self._packed_bcast(group)
+
+    def _packed_bcast(self, group: Sequence[Array]) -> None:
+        """Broadcasts arrays of one dtype in one buffer."""
+        if self.rank == 0:
+            sent = array_buffers.to_buffer(packing.pack(group))
+            self.mpi_comm.Bcast(array_buffers.raw(sent))
+            return
+        shape, device = (sum(array.size for array in group),), array_buffers.on_device(group[0])
+        buffer = array_buffers.new_buffer(shape, group[0].dtype, device)
+        self.mpi_comm.Bcast(array_buffers.raw(buffer))
+        packing.unpack(array_buffers.from_buffer(buffer, shape, device), group)
+
+    # --- single arrays -------------------------------------------------------------------------
+
+    def bcast(self, x: Array, shape: tuple[int, ...], dtype: np.dtype, on_device: bool, root: int
+              ) -> Array:
+        if self.mpi_comm.rank == root:
+            self.mpi_comm.Bcast(array_buffers.raw(array_buffers.to_buffer(x)), root)
             return x
-        buffer = array_buffers.new_buffer(shape, dtype, device)
-        self._mpi_comm.Bcast(array_buffers.raw(buffer), root)
-        return array_buffers.from_buffer(buffer, shape, device)
+        buffer = array_buffers.new_buffer(shape, dtype, on_device)
+        self.mpi_comm.Bcast(array_buffers.raw(buffer), root)
+        return array_buffers.from_buffer(buffer, shape, on_device)
 
-    def gather(self, x: Any, shapes: Sequence[tuple[int, ...]], root: int
-               ) -> tuple[Any, ...] | None:
-        """The arrays of all ranks, which have those shapes, on the root; ``None`` elsewhere."""
-        sent, are_alike = array_buffers.raw(array_buffers.to_buffer(x)), len(set(shapes)) == 1
-        if self._mpi_comm.rank != root:
-            (self._mpi_comm.Gather if are_alike else self._mpi_comm.Gatherv)(sent, None, root)
+    def gather(self, x: Array, shapes: Sequence[tuple[int, ...]], root: int
+               ) -> tuple[Array, ...] | None:
+        sent, homogeneous = array_buffers.raw(array_buffers.to_buffer(x)), len(set(shapes)) == 1
+        if self.mpi_comm.rank != root:
+            (self.mpi_comm.Gather if homogeneous else self.mpi_comm.Gatherv)(sent, None, root)
             return None
-        received = Pieces(shapes, x.dtype, array_buffers.on_device(x))
-        if are_alike:
-            self._mpi_comm.Gather(sent, received.raw, root)
+        received = PackedArrays(shapes, x.dtype, array_buffers.on_device(x))
+        if homogeneous:
+            self.mpi_comm.Gather(sent, received.raw, root)
         else:
-            self._mpi_comm.Gatherv(sent, received.spec, root)
+            self.mpi_comm.Gatherv(sent, received.spec, root)
         return received.arrays()
 
-    def scatter(self, xs: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype, device: bool,
-                are_alike: bool, root: int) -> Any:
-        """This rank's array, of that shape and dtype, of those that the root has.
-
-        Elsewhere ``xs`` is empty.  ``are_alike`` says whether all have one shape.
-        """
-        scatter = self._mpi_comm.Scatter if are_alike else self._mpi_comm.Scatterv
-        if self._mpi_comm.rank == root:
-            sent = Pieces.of(xs)
-            scatter(sent.raw if are_alike else sent.spec, MPI.IN_PLACE, root)
+    def scatter(self, xs: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype,
+                on_device: bool, homogeneous: bool, root: int) -> Array:
+        scatter = self.mpi_comm.Scatter if homogeneous else self.mpi_comm.Scatterv
+        if self.mpi_comm.rank == root:
+            sent = PackedArrays.of(xs)
+            scatter(sent.raw if homogeneous else sent.spec, MPI.IN_PLACE, root)
             return xs[root].copy()
-        buffer = array_buffers.new_buffer(shape, dtype, device)
+        buffer = array_buffers.new_buffer(shape, dtype, on_device)
         scatter(None, array_buffers.raw(buffer), root)
-        return array_buffers.from_buffer(buffer, shape, device)
+        return array_buffers.from_buffer(buffer, shape, on_device)
 
-    def alltoall(self, xs: Sequence[Any], shapes: Sequence[tuple[int, ...]], are_alike: bool
-                 ) -> tuple[Any, ...]:
-        """The arrays that the ranks have for this one, of those shapes.
-
-        ``are_alike`` says whether all of all ranks have one shape.
-        """
-        sent = Pieces.of(xs)
-        received = Pieces(shapes, xs[0].dtype, array_buffers.on_device(xs[0]))
-        if are_alike:
-            self._mpi_comm.Alltoall(sent.raw, received.raw)
+    def alltoall(self, xs: Sequence[Array], shapes: Sequence[tuple[int, ...]], homogeneous: bool
+                 ) -> tuple[Array, ...]:
+        sent = PackedArrays.of(xs)
+        received = PackedArrays(shapes, xs[0].dtype, array_buffers.on_device(xs[0]))
+        if homogeneous:
+            self.mpi_comm.Alltoall(sent.raw, received.raw)
         else:
-            self._mpi_comm.Alltoallv(sent.spec, received.spec)
+            self.mpi_comm.Alltoallv(sent.spec, received.spec)
         return received.arrays()
 
-    def allgather(self, x: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
-        """The arrays of all ranks, which have those shapes."""
+    def allgather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
         sent = array_buffers.raw(array_buffers.to_buffer(x))
-        received = Pieces(shapes, x.dtype, array_buffers.on_device(x))
-        if received.are_alike:
-            self._mpi_comm.Allgather(sent, received.raw)
+        received = PackedArrays(shapes, x.dtype, array_buffers.on_device(x))
+        if received.homogeneous:
+            self.mpi_comm.Allgather(sent, received.raw)
         else:
-            self._mpi_comm.Allgatherv(sent, received.spec)
+            self.mpi_comm.Allgatherv(sent, received.spec)
         return received.arrays()
 
-    def allreduce(self, x: Any, op: str, out: Any = None) -> Any:
-        """The arrays, combined, on every rank.
-
-        They are in ``out`` if that is a C-ordered host array of the right dtype, which is ``x``
-        itself or apart from it.
-        """
+    def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
         if type(x) is np.ndarray and x.flags.c_contiguous:
             y = np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out
             source = MPI.IN_PLACE if out is not None and np.may_share_memory(x, y) else x
-            self._mpi_comm.Allreduce(source, y, _op(x, op))
+            self.mpi_comm.Allreduce(source, y, _op(x, op))
             return y
         y = _new(x.size, x)
-        self._mpi_comm.Allreduce(array_buffers.to_buffer(x), y, _op(x, op))
+        self.mpi_comm.Allreduce(array_buffers.to_buffer(x), y, _op(x, op))
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
-    def sums(self, xs: Sequence[Any]) -> list[Any] | None:
-        """The sums of several arrays; ``None`` where they had better be packed into one."""
+    def sums(self, xs: ArrayList) -> list[Array] | None:
         return None
 
-    def reduce(self, x: Any, op: str, root: int) -> Any:
-        """The arrays, combined, on the root; ``None`` elsewhere."""
-        y = _new(x.size, x) if self._mpi_comm.rank == root else None
-        self._mpi_comm.Reduce(array_buffers.to_buffer(x), y, _op(x, op), root)
+    def reduce(self, x: Array, op: str, root: int) -> Array | None:
+        y = _new(x.size, x) if self.mpi_comm.rank == root else None
+        self.mpi_comm.Reduce(array_buffers.to_buffer(x), y, _op(x, op), root)
         if y is None:
             return None
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
-    def reduce_scatter(self, x: Any, op: str, sizes: Sequence[int]) -> Any:
-        """This rank's piece of the flat arrays, combined; there is one of that size for each."""
-        y = _new(sizes[self._mpi_comm.rank], x)
-        self._mpi_comm.Reduce_scatter(array_buffers.to_buffer(x), y, sizes, _op(x, op))
+    def reduce_scatter(self, x: Array, op: str, sizes: Sequence[int]) -> Array:
+        y = _new(sizes[self.mpi_comm.rank], x)
+        self.mpi_comm.Reduce_scatter(array_buffers.to_buffer(x), y, sizes, _op(x, op))
         return array_buffers.from_buffer(y, y.shape, array_buffers.on_device(x))
 
 
-def _new(size: int, x: Any) -> Any:
+def _new(size: int, x: Array) -> Array:
     return array_buffers.new_buffer((size,), x.dtype, array_buffers.on_device(x))
 
 
-def _op(x: Any, op: str) -> MPI.Op:
+def _op(x: Array, op: str) -> MPI.Op:
     return (_BOOL_OPS if x.dtype == np.bool_ else _OPS)[op]
+

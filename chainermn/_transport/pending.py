@@ -1,4 +1,4 @@
-"""Sends that are not complete yet."""
+"""Incomplete sends."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -7,21 +7,21 @@ from mpi4py import MPI
 
 
 class Pending:
-    """Keeps requests, since MPI reads what they hold, whether or not the caller keeps it."""
+    """Keeps requests and their buffers alive while MPI reads them."""
 
     def __init__(self) -> None:
         self._sends: list[tuple[str, list[MPI.Request]]] = []
 
-    def keep(self, call: str, requests: Iterable[MPI.Request]) -> None:
-        """Keeps what a call has begun to send."""
-        self._forget()
+    def record(self, call: str, requests: Iterable[MPI.Request]) -> None:
+        """Records the requests of a call."""
+        self._drop_complete()
         self._sends.append((call, list(requests)))
 
     def calls(self) -> list[str]:
-        """The calls of which something was not received yet."""
-        self._forget()
+        """The calls with incomplete requests."""
+        self._drop_complete()
         return [call for call, _ in self._sends]
 
-    def _forget(self) -> None:
+    def _drop_complete(self) -> None:
         self._sends = [send for send in self._sends
                        if not all([request.Test() for request in send[1]])]

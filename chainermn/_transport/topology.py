@@ -1,15 +1,15 @@
-"""Which ranks share a node: host names become intra and inter ranks."""
+"""The topology: intra and inter ranks from the host name of each rank."""
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpi4py import MPI
 
 
 class Topology(NamedTuple):
-    """Where one rank stands among the nodes."""
+    """The place of one rank among the nodes."""
 
     intra_rank: int
     intra_size: int
@@ -17,7 +17,7 @@ class Topology(NamedTuple):
     inter_size: int
 
 
-def discover(mpi_comm: Any) -> Topology:
+def discover(mpi_comm: MPI.Intracomm) -> Topology:
     """Exchanges host names.  Collective: every rank calls it."""
     return place(mpi_comm.rank, mpi_comm.allgather(MPI.Get_processor_name()))
 
@@ -42,8 +42,8 @@ def cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def are_cores_left(mpi_comm: Any) -> bool:
-    """Whether the ranks, all of one node, may run on more cores than there are ranks.
+def are_cores_left(mpi_comm: MPI.Intracomm) -> bool:
+    """Whether the ranks of one node may run on more cores than there are ranks.
 
     Collective: every rank calls it.
     """

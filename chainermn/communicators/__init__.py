@@ -3,17 +3,23 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from chainermn._consistency.mismatch import CollectiveMismatchError
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from numpy.typing import DTypeLike
+    from typing_extensions import Unpack
+
+    from chainermn._types import Object
+    from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 __all__ = ['CollectiveMismatchError', 'CommunicatorBase', 'CommunicatorName', 'create_communicator']
 
-#: The names of communicators; the last three are those of older versions.
+#: The names of communicators; the last three are from older versions.
 CommunicatorName = Literal[
     'naive', 'flat', 'pure_nccl', 'non_cuda_aware', 'dummy',
     'hierarchical', 'two_dimensional', 'single_node']
@@ -26,7 +32,7 @@ _CLASSES: dict[CommunicatorName, tuple[str, str]] = {
     'dummy': ('dummy_communicator', 'DummyCommunicator'),
 }
 
-#: Communicators of older versions, with today's name.
+#: Communicators of older versions, with their current names.
 _RENAMED = {
     'hierarchical': 'pure_nccl',
     'two_dimensional': 'pure_nccl',
@@ -34,16 +40,25 @@ _RENAMED = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """A module with a communicator: with ChainerMN 7 they are there without an import."""
+class _Options(TypedDict, total=False):
+    """The keyword arguments of :func:`create_communicator`."""
+
+    allreduce_grad_dtype: DTypeLike
+    batched_copy: bool
+    timeout: float | None
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import the module of a communicator: in ChainerMN 7 they are imported with this package."""
     if name in [module for module, _ in _CLASSES.values()]:
         return importlib.import_module(f'chainermn.communicators.{name}')
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}', name=name)
 
 
 def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
-                        mpi_comm: MPI.Intracomm | None = None, **kwargs: Any) -> CommunicatorBase:
-    """Makes a communicator.  Collective: every rank of ``mpi_comm`` calls it.
+                        mpi_comm: MPI.Intracomm | None = None,
+                        **kwargs: Unpack[_Options]) -> CommunicatorBase:
+    """Create a communicator.  Collective: every rank of ``mpi_comm`` calls it.
 
     ==================  ======  ======  ============  ==============================================
     Name                CPU     GPU     NCCL          Recommended use
@@ -57,22 +72,25 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
 
     Args:
         communicator_name: The name; the same on all ranks.
-        mpi_comm: ``mpi4py.MPI.Intracomm``, by default ``mpi4py.MPI.COMM_WORLD``.
-        allreduce_grad_dtype: Dtype in which ``pure_nccl`` exchanges gradients (float16, float32 or
-            float64); by default that of ``chainer.config.dtype``.
-        batched_copy (bool): Whether a GPU copies all gradients in and out of the buffer with one
-            kernel launch; true by default.
-        timeout (float): Seconds that an operation may take before the job is ended with a report of
-            what each rank is doing; 0 for any time.  By default ``CHAINERMN_TIMEOUT`` in the
-            environment, or else an hour.
+        mpi_comm: The ranks; by default ``mpi4py.MPI.COMM_WORLD``.
+        kwargs: Options, the same on all ranks:
+
+            - allreduce_grad_dtype: Dtype in which ``pure_nccl`` exchanges gradients (float16,
+              float32 or float64); by default ``chainer.config.dtype``.
+            - batched_copy (bool): Whether a GPU copies all gradients to and from the buffer
+              with one kernel launch; true by default.
+            - timeout (float): Seconds until an operation times out: the job is aborted with a
+              report that shows what each rank is doing.  0 disables the timeout.  By default the
+              environment variable ``CHAINERMN_TIMEOUT``, or else 3600.
 
     Returns:
-        A communicator; see :class:`chainermn.CommunicatorBase`.
+        The communicator of this rank; see :class:`chainermn.CommunicatorBase`.
 
     Raises:
         CollectiveMismatchError: If the arguments are not the same on all ranks.
-        ValueError: If the name is unknown, or the communicator does not take an argument.
-        RuntimeError: If the communicator needs CuPy or NCCL and they are not there.
+        ValueError: If the name is unknown, or the communicator does not support an argument.
+        TypeError: If ``mpi_comm`` is not an ``mpi4py.MPI.Intracomm``, or an argument is unknown.
+        RuntimeError: If the communicator needs CuPy or NCCL, and one of them is not available.
         ImportError: If mpi4py or its MPI library is missing.
     """
     try:
@@ -85,55 +103,57 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
     from chainermn._diagnostics import flight_recorder, shutdown, thread_state, unusable, watchdog
 
     unusable.check('create_communicator')
-    thread_state.know([create_communicator])
+    thread_state.register([create_communicator])
     watchdog.get().start()
-    refusal = None
+    failure = None
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
     elif not isinstance(mpi_comm, MPI.Intracomm):
-        refusal = mismatch.Refusal.of('create_communicator', TypeError(
-            f'mpi_comm has to be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
-        mpi_comm = MPI.COMM_WORLD  # the likeliest one that the other ranks pass
+        failure = mismatch.RemoteError.of('create_communicator', TypeError(
+            f'mpi_comm must be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
+        mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
     flight_recorder.creations[flight_recorder.world_ranks(mpi_comm)] += 1
     # This starts a process, which takes a while: the imports below run beside it.
-    shutdown.cover(mpi_comm)
-    communicator_class, config = None, kwargs
+    shutdown.add_group(mpi_comm)
+    communicator_class, config = None, cast('dict[str, object]', kwargs)
     try:
         communicator_class = _find_class(communicator_name)
-        config = _checked_config(communicator_class, kwargs)
+        config = _checked_config(communicator_class, config)
     except Exception as error:
-        refusal = refusal or mismatch.Refusal.of('create_communicator', error)
+        failure = failure or mismatch.RemoteError.of('create_communicator', error)
     call = f'create_communicator({communicator_name!r}' + ''.join(
         f', {name}={value!r}' for name, value in sorted(config.items())) + ')'
-    said = mpi_comm.allgather((call, refusal))
-    calls, refusals = [call for call, _ in said], [refusal for _, refusal in said]
-    if any(refusals):
-        raise mismatch.refused_error(calls, refusals)
+    responses = mpi_comm.allgather((call, failure))
+    calls, failures = [call for call, _ in responses], [failure for _, failure in responses]
+    if any(failures):
+        raise mismatch.remote_error(calls, failures)
     if len(set(calls)) > 1:
         raise mismatch.calls_differ_error('create_communicator', calls)
     assert communicator_class is not None
-    communicator: CommunicatorBase = communicator_class(mpi_comm=mpi_comm)
+    communicator = communicator_class(mpi_comm=mpi_comm)
     for name, value in config.items():
         communicator.set_config(name, value)
     return communicator
 
 
-def _find_class(name: Any) -> Any:
-    """Returns the class of a name, once what it needs is known to be there."""
+def _find_class(name: str) -> type[MpiCommunicatorBase]:
+    """Return the class of that name, after checking its requirements."""
     if name in _RENAMED:
-        warnings.warn(f'the communicator {name!r} of older versions is {_RENAMED[name]!r} today; '
-                      f'use that name', DeprecationWarning, stacklevel=3)
+        warnings.warn(f'the communicator {name!r} is deprecated; use {_RENAMED[name]!r}',
+                      DeprecationWarning, stacklevel=3)
         name = _RENAMED[name]
-    if name not in _CLASSES:
-        raise ValueError(f'Unrecognized communicator: "{name}"; there are {", ".join(_CLASSES)}')
-    module, class_name = _CLASSES[name]
-    found = getattr(importlib.import_module(f'chainermn.communicators.{module}'), class_name)
-    found.check_requirements()
-    return found
+    for known, (module, class_name) in _CLASSES.items():
+        if name == known:
+            found: type[MpiCommunicatorBase] = getattr(
+                importlib.import_module(f'chainermn.communicators.{module}'), class_name)
+            found.check_requirements()
+            return found
+    raise ValueError(f'Unrecognized communicator: "{name}"; use one of {", ".join(_CLASSES)}')
 
 
-def _checked_config(communicator_class: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the configuration that the keyword arguments ask for."""
+def _checked_config(communicator_class: type[MpiCommunicatorBase], kwargs: dict[str, Object]
+                    ) -> dict[str, object]:
+    """Return the configuration items for the keyword arguments."""
     from chainermn._diagnostics import watchdog
 
     config = {'batched_copy': True, **kwargs}
@@ -141,7 +161,7 @@ def _checked_config(communicator_class: Any, kwargs: dict[str, Any]) -> dict[str
     if unknown := set(config) - {'batched_copy', 'timeout'}:
         raise TypeError(f'create_communicator got unexpected keyword arguments {sorted(unknown)}')
     if config.get('timeout') is not None:
-        config['timeout'] = watchdog.limit_of(config['timeout'])
+        config['timeout'] = watchdog.parse_timeout(config['timeout'])
     if grad_dtype is not None:
         config['allreduce_grad_dtype'] = communicator_class.check_grad_dtype(grad_dtype)
     return config

@@ -1,16 +1,16 @@
-"""The interface of every communicator: what each rank gives and what each rank gets.
+"""The interface of all communicators.
 
 The operations are named after the functions of MPI (MPI standard, chapters 3 "Point-to-Point" and
-6 "Collective Communication").  An operation whose name ends in ``_obj`` takes any picklable Python
-object; the others take arrays.  ``numpy`` and ``cupy`` arrays are both meant by "array".
+6 "Collective Communication").  Operations whose names end in ``_obj`` accept any picklable Python
+object; the others accept arrays: ``numpy.ndarray`` or ``cupy.ndarray``.
 
-Every collective operation begins with an agreement: all ranks compare what they are about to do.
-If a rank was refused (a bad argument), or calls another operation, or with another root, operation,
+Every collective operation starts with a consistency check: all ranks compare their calls.  If an
+argument is invalid on one rank, or ranks call different operations, or pass a different root, op,
 dtype or shape where these must be equal, then **every rank raises the same error**, which shows
-what each rank called, and no data moves.
+what each rank called, and no data is sent.
 
-A communicator is for one thread at a time.  Messages between two ranks arrive in the order in which
-they are sent; large objects and arrays are sent whole only while the other rank receives them.
+Communicators are not thread-safe.  Messages between two ranks arrive in the order in which they
+were sent; large objects and arrays are only transferred while the other rank receives them.
 """
 from __future__ import annotations
 
@@ -19,50 +19,136 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    import numpy as np
     from mpi4py import MPI
+    from numpy.typing import DTypeLike
+    from typing_extensions import Self
+
+    from chainermn._collectives.activations import Activation
+    from chainermn._collectives.nonblocking import Request
+    from chainermn._collectives.rpc import Service
+    from chainermn._transport.base import Compressor
+    from chainermn._types import Array, Model, Object
+
+_T = TypeVar('_T')
+
+#: A ChainerMN or mpi4py communicator.
+CommunicatorLike: TypeAlias = 'CommunicatorBase | MPI.Intracomm'
+
+
+class MeanRequest(Protocol):
+    """Gradients that are being averaged in the background."""
+
+    def wait(self) -> None:
+        """Wait until the gradients of the model are means."""
+
+
+class GradientQueue(Protocol):
+    """Averages gradients in the background; see :meth:`chainermn.CommunicatorBase.mean_queue`."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`submit` was called since the last :meth:`wait`."""
+
+    @property
+    def is_profitable(self) -> bool:
+        """Whether ranks can compute during an exchange; the same on all ranks.
+
+        True if it uses a network, a device, or a core that no rank needs.
+        """
+
+    def gradients(self, model: Model, zero_fill: bool, compression: object, /
+                  ) -> dict[str, Array]:
+        """Return the gradients of a model by path, after the ranks have compared them.
+
+        Collective: every rank calls it.  For arguments and errors, see
+        :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`.
+        """
+
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+               ) -> list[Array]:
+        """Start averaging gradients.
+
+        All ranks submit the same gradients in the same order, at any time; no rank waits for
+        another one here.
+
+        Args:
+            gradients: Gradients by path, at least one; do not change them before :meth:`wait`.
+            compressor: Encodes them, unless it is ``None``.
+
+        Returns:
+            One array for each gradient, which contains the mean after :meth:`wait`.
+        """
+
+    def wait(self) -> None:
+        """Wait until all submitted gradients are averaged."""
+
+    def check(self, model: Model, /) -> None:
+        """In debug mode, raise ValueError if a gradient of the model is not finite."""
+
+    def cancel(self) -> None:
+        """Drop all submitted gradients.  Collective: every rank calls it.
+
+        The ranks may have submitted different numbers of times.
+        """
 
 
 class CommunicatorBase(metaclass=abc.ABCMeta):
-    """What all communicators can do.
+    """The interface of all communicators.
 
-    A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``.  Make one with
+    A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``.  Create one with
     :func:`chainermn.create_communicator`.
 
-    Attribute assignments inside ``with self.config_scope():`` become configuration items, to be
-    read by :meth:`get_config`.
+    Attributes assigned inside ``with self.config_scope():`` become configuration items, which
+    :meth:`get_config` returns.
     """
 
-    _configs: dict[str, Any]
+    _configs: dict[str, object]
     _in_config_scope: bool
 
     def __init__(self) -> None:
         object.__setattr__(self, '_configs', {})
         object.__setattr__(self, '_in_config_scope', False)
 
-    @classmethod  # noqa: B027  (most communicators need nothing)
+    @classmethod  # noqa: B027  (most communicators have no requirements)
     def check_requirements(cls) -> None:
-        """Raises RuntimeError if this process lacks what the communicator needs."""
+        """Check whether this process can use the communicator.
+
+        Raises:
+            RuntimeError: If something is missing, such as CuPy or NCCL.
+        """
 
     @classmethod
-    def check_grad_dtype(cls, dtype: Any) -> Any:
-        """Returns a dtype in which the communicator can exchange all gradients, or raises."""
-        raise ValueError('allreduce_grad_dtype is for pure_nccl; the other communicators exchange '
-                         'each gradient in its own dtype')
+    def check_grad_dtype(cls, dtype: DTypeLike) -> np.dtype:
+        """Check the dtype in which all gradients are to be exchanged.
 
-    # --- who and where -----------------------------------------------------------------------
+        Args:
+            dtype: A dtype, or its name.
+
+        Returns:
+            The dtype.
+
+        Raises:
+            ValueError: If the communicator cannot exchange gradients in this dtype.
+        """
+        raise ValueError(
+            f'allreduce_grad_dtype={dtype!r} is not supported by {cls.__name__}, which exchanges '
+            'each gradient in its own dtype. Use pure_nccl, or omit allreduce_grad_dtype.')
+
+    # --- ranks and nodes ---------------------------------------------------------------------
 
     @property
     def mpi_comm(self) -> MPI.Intracomm:
-        """The mpi4py communicator it was made from, for messages of the program itself."""
-        raise AttributeError(f'{type(self).__name__} was not made from an mpi4py communicator')
+        """The mpi4py communicator passed by the user, for the program's own messages."""
+        raise AttributeError(f'{type(self).__name__} was not created from an mpi4py communicator')
 
     @property
     @abc.abstractmethod
     def rank(self) -> int:
-        """Number of this process among the ranks of the communicator, from 0."""
+        """Number of this process in the communicator, from 0."""
 
     @property
     @abc.abstractmethod
@@ -82,7 +168,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     @property
     @abc.abstractmethod
     def inter_rank(self) -> int:
-        """Number of this node, from 0; nodes are ordered by the lowest rank they hold."""
+        """Number of this node, from 0; nodes are ordered by their lowest rank."""
 
     @property
     @abc.abstractmethod
@@ -91,12 +177,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @property
     def can_overlap(self) -> bool:
-        """Whether :meth:`multi_node_mean_grad_async` can run while the caller computes."""
+        """Whether :meth:`multi_node_mean_grad_async` runs while the caller computes."""
         return False
 
     @property
     def has_nccl(self) -> bool:
-        """Whether arrays on a device can travel by NCCL."""
+        """Whether NCCL sends the arrays that are on a device."""
         return False
 
     def __repr__(self) -> str:
@@ -104,38 +190,48 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 f'{self.inter_rank} of {self.inter_size} as rank {self.intra_rank} of '
                 f'{self.intra_size}>')
 
-    def __deepcopy__(self, memo: Any) -> CommunicatorBase:
-        """A copy of what holds a communicator, such as a model, shares it."""
+    def __deepcopy__(self, memo: dict[int, object]) -> CommunicatorBase:
+        """Return the communicator itself, so that a copy of a model shares it."""
         return self
 
     # --- configuration -----------------------------------------------------------------------
 
-    def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Sets one configuration item of this communicator.
+    def set_config(self, name: str, value: Object = True, **kwargs: object) -> None:
+        """Set a configuration item of this communicator.
 
-        Every rank should set the same value.  ``batched_copy`` (bool) says whether the GPU copies
-        all gradients in and out of the exchange buffer with one kernel launch.  ``timeout``
-        (seconds) is how long an operation may take before the job is ended with a report of what
-        each rank is doing; 0 allows any time, ``None`` what ``CHAINERMN_TIMEOUT`` says.
+        Every rank should set the same value.  The items are:
+
+        - ``batched_copy`` (bool): copy all gradients to and from the exchange buffer with one
+          kernel launch, on GPUs.
+        - ``timeout`` (float): seconds until an operation times out: the job is aborted with a
+          report that shows what each rank is doing.  0 disables the timeout; ``None`` uses
+          ``CHAINERMN_TIMEOUT``.
 
         Args:
             name: Name of the item.
             value: Its new value.
+            kwargs: None; for the signature of ChainerMN 7.
 
         Raises:
             ValueError: If the communicator has no such item.
-            TypeError: If other keyword arguments are given.
+            TypeError: If other keyword arguments are passed.
         """
         if kwargs:
             raise TypeError(f'set_config got unexpected keyword arguments {sorted(kwargs)}')
         if name != 'batched_copy':
-            raise ValueError(f'{type(self).__name__} has no configuration item {name!r}; it has '
-                             f'{sorted(self._configs)}')
+            raise ValueError(f'{type(self).__name__} has no configuration item {name!r}; use one '
+                             f'of {sorted(self._configs)}')
         with self.config_scope():
             self.batched_copy = bool(value)
 
-    def get_config(self, name: str | None = None) -> Any:
-        """Returns the value of a configuration item, or a dict of all of them for ``None``.
+    def get_config(self, name: str | None = None) -> Object:
+        """Return the value of a configuration item.
+
+        Args:
+            name: Name of the item.
+
+        Returns:
+            Its value; a dict of all items if ``name`` is ``None``.
 
         Raises:
             KeyError: If the communicator has no such item.
@@ -146,7 +242,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @contextlib.contextmanager
     def config_scope(self) -> Iterator[None]:
-        """Context in which an attribute assignment also sets the configuration item so named."""
+        """Return a context in which assigned attributes become configuration items."""
         outer = self._in_config_scope
         object.__setattr__(self, '_in_config_scope', True)
         try:
@@ -159,297 +255,317 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """Whether the code runs inside :meth:`config_scope`."""
         return self._in_config_scope
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self.__dict__.get('_in_config_scope', False):
             self._configs[name] = value
         object.__setattr__(self, name, value)
 
     # --- timeline ----------------------------------------------------------------------------
 
-    def span(self, name: str) -> AbstractContextManager[Any]:
-        """Names what runs inside ``with comm.span('augment'):`` on the timeline.
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Return a context that is shown on the timeline: ``with comm.span('augment'):``.
 
-        The multi-node optimizer does so with ``'forward'``, ``'backward'``, ``'exchange'`` (or
-        ``'broadcast'``) and ``'update'``.  Without ``CHAINERMN_TIMELINE`` nothing happens.
+        The multi-node optimizer uses ``'forward'``, ``'backward'``, ``'exchange'`` (or
+        ``'broadcast'``) and ``'update'``.  Without ``CHAINERMN_TIMELINE`` it has no effect.
+
+        Args:
+            name: Name on the timeline.
         """
         return contextlib.nullcontext()
 
     # --- groups ------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def split(self, color: int, key: int) -> Any:
-        """Splits the ranks into new communicators (MPI_Comm_split, MPI section 7.4.2).
+    def split(self, color: int, key: int) -> Self:
+        """Split the ranks into new communicators (MPI_Comm_split, MPI section 7.4.2).
 
         Collective: every rank calls it.
 
         Args:
-            color: Ranks that pass the same number, 0 or above, end in the same communicator.
-            key: Orders the ranks within it; ties are ordered by the old rank.
+            color: A number of at least 0; ranks with the same color get the same communicator.
+            key: Orders the ranks in it; ties are ordered by the old rank.
 
         Returns:
-            A communicator of the same class and configuration whose members are the ranks of this
-            rank's color.
+            A communicator of the ranks with this rank's color, with the same class and
+            configuration.
         """
 
     @abc.abstractmethod
-    def new_group(self, ranks: Sequence[int]) -> Any:
-        """Makes a communicator of some of the ranks (MPI_Group_incl, MPI section 7.3.2).
+    def new_group(self, ranks: Sequence[int]) -> Self | None:
+        """Create a communicator of some of the ranks (MPI_Group_incl, MPI section 7.3.2).
 
-        Collective: every rank of this communicator calls it, also those outside the group.
+        Collective: every rank of this communicator calls it, also ranks outside the group.
 
         Args:
-            ranks: The ranks of the group, each once, in the order that they will have in it; the
-                same on all ranks.
+            ranks: The ranks of the group, without duplicates, in their new order; the same on all
+                ranks.
 
         Returns:
-            On the ranks of the group a communicator of the same class and configuration, in which
-            rank ``ranks[i]`` has the number ``i``.  ``None`` on the others.
+            On the ranks of the group, a communicator with the same class and configuration, in
+            which ``ranks[i]`` has rank ``i``.  ``None`` on the other ranks.
         """
 
     @abc.abstractmethod
     def barrier(self) -> None:
-        """Returns once every rank has called it.  Collective: every rank calls it."""
+        """Wait until every rank has called it.  Collective: every rank calls it."""
 
     @abc.abstractmethod
-    def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Any:
-        """Starts a thread on each rank that answers requests of the other ranks.
+    def serve(self, answer: Callable[[int, np.ndarray], Sequence[Object]]) -> Service:
+        """Start a thread on each rank that answers requests of the other ranks.
 
-        Collective: every rank calls it.  Asking is not: a rank asks when it likes, and is answered
-        whether the rank that it asks computes, sleeps or waits.
+        Collective: every rank calls it.  The requests are not: a rank can send one at any time,
+        and gets an answer even while the other rank computes, sleeps or waits.
 
         Args:
             answer: Called as ``answer(source, request)`` for each request to this rank, with the
-                rank that asks and a flat uint8 array; returns a list of C-ordered host arrays or
-                bytes, which are joined.  It runs in the thread, for one request at a time, or, for
-                what this rank asks itself, in the thread that asks.  What it raises is raised on
-                the rank that asks.
+                rank that sent it and a flat uint8 array; returns a list of C-ordered host arrays
+                or bytes, which are concatenated.  It runs in the thread, one request at a time;
+                requests of this rank to itself run in the calling thread.  If it raises an
+                error, the rank that sent the request raises that error.
 
         Returns:
-            A service.  ``ask({rank: [array, ...], ...})`` sends a request to some ranks at once
-            and returns their answers, each a flat uint8 array, by rank.  ``close()`` says that
-            this rank will not ask any more, and returns at once; the rank goes on answering until
-            every rank has said so or has reached the end of the program.
+            A service.  ``ask({rank: [array, ...], ...})`` sends requests to several ranks at once
+            and returns their answers, flat uint8 arrays, by rank.  ``close()`` declares that
+            this rank sends no more requests, and returns at once; the rank answers requests
+            until every rank has called it or has reached the end of the program.
 
         Raises:
-            RuntimeError: If the MPI library cannot be called from several threads at once.
+            RuntimeError: If the MPI library does not support calls from several threads.
         """
 
     @abc.abstractmethod
-    def refuse(self, verb: str, error: Exception) -> NoReturn:
-        """Raises ``error`` on every rank, in place of this rank's next collective operation.
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
+        """Raise ``error`` on every rank, in place of this rank's next collective operation.
 
-        Collective: the other ranks call any collective operation, or :meth:`refuse` as well.  For
-        functions built on communicators that find a bad argument on one rank only: the ranks
-        without an error go on to their first operation, which raises the same error there.
+        Collective: the other ranks call any collective operation, or :meth:`refuse` as well.  Use
+        it in functions built on communicators, if an argument is invalid on one rank only: the
+        ranks without an error continue to their first operation, which raises the same error.
 
         Args:
-            verb: What was refused, for the message.
-            error: The reason.  Every rank raises an error of its type (where all ranks know it,
-                otherwise of its nearest built-in base) whose message contains its message.
+            operation: Name of the failed operation, for the message.
+            error: The reason.  Every rank raises an error of this type (or of its nearest built-in
+                base, if some rank does not know the type) whose message contains its message.
         """
 
     @abc.abstractmethod
-    def agree_to_join(self, number: int) -> tuple[int, ...]:
-        """Exchanges what the ranks say in :func:`chainermn.join`.  Collective: every rank calls it.
+    def join_turn(self, number: int) -> tuple[int, ...]:
+        """Exchange the states of all ranks in :func:`chainermn.join`.
+
+        Collective: every rank calls it.
 
         Args:
-            number: An integer.
+            number: The state of this rank.
 
         Returns:
             The numbers of all ranks, by rank.
         """
 
     @abc.abstractmethod
-    def said_in_join(self, error: BaseException) -> tuple[int | None, ...] | None:
-        """Says whether all ranks raised this error, and what they said in :func:`chainermn.join`.
+    def join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
+        """Find out whether all ranks raised this error, and their states in ``chainermn.join``.
+
+        Args:
+            error: An error that this rank raised.
 
         Returns:
-            ``None`` if it is not an error of the agreement of this communicator.  Otherwise the
-            number of each rank, by rank, ``None`` for those that called something else; or nothing
-            if a rank was refused or had ended.
+            ``None`` if the error is not from a consistency check of this communicator.  Otherwise
+            the number of each rank, by rank, with ``None`` for ranks that called something else;
+            empty if a rank raised an error before the check, or had exited.
         """
 
     # --- arrays ------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def send(self, data: Any, dest: int, tag: int) -> None:
-        """Sends an array, or a tuple or list of arrays, to one rank.
+    def send(self, data: Array | Sequence[Array], dest: int, tag: int) -> None:
+        """Send an array, or a tuple or list of arrays, to one rank.
 
-        Returns once the receiver has begun to receive it (synchronous mode, MPI section 3.4).
+        Returns once the receiver has started to receive it (synchronous mode, MPI section 3.4).
 
         Args:
             data: Array of any shape, or a tuple or list of arrays, on host or device.
             dest: Rank of the receiver; not this rank.
-            tag: Number from 0 to 32767 that the receiver asks for.
+            tag: Number from 0 to 32767; the receiver passes the same one.
 
         Raises:
-            TypeError, ValueError: If an argument is refused.  A receiver that waits for this
+            TypeError, ValueError: If an argument is invalid.  A receiver that waits for this
                 message raises the same error.
         """
 
     @abc.abstractmethod
-    def recv(self, source: int, tag: int) -> Any:
-        """Receives what :meth:`send` sent on rank ``source`` with the same tag.
+    def recv(self, source: int, tag: int) -> Array:
+        """Receive an array, or a tuple of arrays, from one rank.
+
+        Args:
+            source: Rank of the sender, which calls :meth:`send` or :meth:`isend`.
+            tag: The tag of the sender.
 
         Returns:
-            A new array (or a tuple of arrays where a tuple or list was sent), with the dtype and
-            shape that were sent.  It is on the current device if it was sent from a device and
-            this process has CuPy, else on the host.
+            A new array (or a tuple of arrays if a tuple or list was sent), with the sender's dtype
+            and shape.  It is on the current device if it was sent from a device and this process
+            has CuPy, else on the host.
         """
 
     @abc.abstractmethod
-    def isend(self, x: Any, dest: int, tag: int = 0) -> Any:
-        """Begins to send an array, or a tuple or list of arrays, and returns at once (MPI_Isend).
+    def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request:
+        """Start to send an array, or a tuple or list of arrays, and return at once (MPI_Isend).
 
-        Several messages may be on their way to one rank, with the same tag too; they are received
-        in the order in which they were sent.  :meth:`recv` receives them as well.
+        Several messages to one rank can be in flight, also with the same tag; they are received
+        in the order in which they were sent.  :meth:`recv` can receive them, too.
 
         Args:
-            x: As for :meth:`send`.  It is copied, so it may be written at once.
-            dest: Rank of the receiver; this rank too.
-            tag: Number from 0 to 32767 that the receiver asks for.
+            x: As for :meth:`send`.  It is copied, so it can be changed at once.
+            dest: Rank of the receiver; may be this rank.
+            tag: Number from 0 to 32767; the receiver passes the same one.
 
         Returns:
-            A request.  ``wait()`` returns ``None``; it does not wait for the receiver.  ``test()``
+            A request.  ``wait()`` returns ``None``, without waiting for the receiver.  ``test()``
             returns whether ``wait()`` would return at once.  Wait for each request, once.
 
         Raises:
-            TypeError, ValueError: If an argument is refused.  A receiver that waits for this
+            TypeError, ValueError: If an argument is invalid.  A receiver that waits for this
                 message raises the same error.
         """
 
     @abc.abstractmethod
-    def irecv(self, source: int, tag: int = 0) -> Any:
-        """Begins to receive what :meth:`isend` or :meth:`send` sends, and returns at once.
+    def irecv(self, source: int, tag: int = 0) -> Request:
+        """Start to receive a message of :meth:`isend` or :meth:`send`, and return at once.
 
         Args:
-            source: Rank of the sender; this rank too.
-            tag: The tag with which it was or will be sent.
+            source: Rank of the sender; may be this rank.
+            tag: The tag of the sender.
 
         Returns:
-            A request.  ``wait()`` returns what :meth:`recv` would, and raises what that would.
-            ``test()`` returns at once and says whether ``wait()`` would do so too.  A large array
-            is on its way only while this rank is inside one of them, of any request, or sends or
-            receives something else; a :meth:`send` of it ends no earlier.  So wait before a
-            collective call that the sender makes after its :meth:`send` (not ``isend``).
+            A request.  ``wait()`` returns the result of :meth:`recv`, or raises its error.
+            ``test()`` returns at once whether ``wait()`` would return at once.  A large array is
+            only transferred while this rank waits for or tests some request, or sends or
+            receives something else; until then, :meth:`send` on the other rank does not return.
+            So wait before a collective call that the sender makes after :meth:`send` (not
+            ``isend``).
         """
 
     @abc.abstractmethod
-    def waitall(self, requests: Sequence[Any]) -> list[Any]:
-        """Waits for requests of :meth:`isend` and :meth:`irecv` (MPI_Waitall).
+    def waitall(self, requests: Sequence[Request]) -> list[Object]:
+        """Wait for requests of :meth:`isend` and :meth:`irecv` (MPI_Waitall).
+
+        Args:
+            requests: The requests.
 
         Returns:
-            A list with what the ``wait()`` of each returns, in the order of ``requests``.
+            The results of their ``wait()``, in the order of ``requests``.
 
         Raises:
-            Exception: The first of the errors that they raise, once all have been waited for.
+            Exception: The first error that one of them raised, after waiting for all.
         """
 
     @abc.abstractmethod
-    def send_activation(self, data: Any, dest: int, tag: int, needs_gradient: bool) -> Any:
-        """Sends what :func:`chainermn.functions.send` sends.
+    def send_activation(self, data: Array | Sequence[Array], dest: int, tag: int,
+                        needs_gradient: bool) -> Activation:
+        """Send the output of a part of a model, for :func:`chainermn.functions.send`.
 
-        :meth:`send` that is marked, so that a gradient is never taken for data.  :meth:`recv`
-        receives it, too.
+        It is marked, so that a gradient is never received in place of data.  Otherwise it is
+        like :meth:`send`; :meth:`recv` can receive it, too.
 
         Args:
             data: Array, or a tuple or list of arrays.
             dest: Rank of the receiver; not this rank.
-            tag: Number that the receiver asks for.
+            tag: Number from 0 to 32767; the receiver passes the same one.
             needs_gradient: Whether :meth:`recv_gradient` will be called.
 
         Returns:
             An object for :meth:`recv_gradient`.  Its attribute ``needs_gradient`` is the argument.
 
         Raises:
-            ValueError: If the two ranks wait for each other; the error on both ranks names both
-                calls.
+            ValueError: If two ranks wait for each other; the error on both ranks names both calls.
         """
 
     @abc.abstractmethod
-    def recv_activation(self, source: int, tag: int) -> tuple[Any, Any]:
-        """Receives what :meth:`send_activation`, or :meth:`send`, sent.
+    def recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
+        """Receive a message of :meth:`send_activation` or :meth:`send`.
+
+        Args:
+            source: Rank of the sender.
+            tag: The tag of the sender.
 
         Returns:
             The array, or a tuple of arrays; and an object for :meth:`send_gradient`, whose
-            attribute ``needs_gradient`` says whether the sender calls :meth:`recv_gradient`.
+            attribute ``needs_gradient`` tells whether the sender calls :meth:`recv_gradient`.
 
         Raises:
-            ValueError: If a gradient came, or if the two ranks wait for each other.
+            ValueError: If a gradient arrives, or if two ranks wait for each other.
         """
 
     @abc.abstractmethod
-    def send_gradient(self, gradients: Any, activation: Any) -> None:
-        """Sends the gradient of what :meth:`recv_activation` received, if its sender needs it.
+    def send_gradient(self, gradients: Array | Sequence[Array], activation: Activation) -> None:
+        """Send the gradient of a received activation to its sender, if the sender needs it.
 
         Args:
             gradients: Array, or a tuple of arrays.
-            activation: From :meth:`recv_activation`.
+            activation: The second result of :meth:`recv_activation`.
 
         Raises:
-            ValueError: If the two ranks wait for each other.
+            ValueError: If two ranks wait for each other.
         """
 
     @abc.abstractmethod
-    def recv_gradient(self, activation: Any) -> Any:
-        """Receives the gradient of what :meth:`send_activation` sent.
+    def recv_gradient(self, activation: Activation) -> Array:
+        """Receive the gradient of a sent activation.
 
         Args:
-            activation: From :meth:`send_activation`, with ``needs_gradient`` true.
+            activation: The result of :meth:`send_activation`, with ``needs_gradient`` true.
 
         Returns:
             The array, or a tuple of arrays.
 
         Raises:
-            ValueError: If data came, or if the two ranks wait for each other.
+            ValueError: If data other than a gradient arrives, or if two ranks wait for each other.
         """
 
     @abc.abstractmethod
-    def bcast(self, x: Any, root: int = 0, max_buf_len: int | None = None) -> Any:
-        """Broadcasts an array from the root to all ranks (MPI_Bcast).
+    def bcast(self, x: Array, root: int = 0, max_buf_len: int | None = None) -> Array:
+        """Broadcast an array from the root to all ranks (MPI_Bcast).
 
         Collective: every rank calls it.
 
         Args:
             x: On the root, an array of any shape.  Ignored on the other ranks.
             root: The rank whose array is sent; the same on all ranks.
-            max_buf_len: Ignored; arrays of any length travel in one piece.
+            max_buf_len: Ignored; arrays of any length are supported.
 
         Returns:
             On the root ``x`` itself.  On the others a new array of the same dtype and shape, on the
-            current device if the root's is on a device.
+            current device if the root's array is on a device.
         """
 
     @abc.abstractmethod
-    def gather(self, x: Any, root: int = 0) -> tuple[Any, ...] | None:
-        """Collects one array from each rank on the root (MPI_Gatherv).
+    def gather(self, x: Array, root: int = 0) -> tuple[Array, ...] | None:
+        """Collect one array from each rank on the root (MPI_Gatherv).
 
         Collective: every rank calls it.
 
         Args:
-            x: Array.  Shapes may differ between the ranks, dtypes may not.
+            x: Array; the same dtype on all ranks, of any shape.
             root: The rank that gets the arrays; the same on all ranks.
 
         Returns:
-            On the root a tuple with the array of each rank, by rank.  ``None`` elsewhere.
+            On the root, a tuple with the arrays of all ranks, by rank.  ``None`` elsewhere.
         """
 
     @abc.abstractmethod
-    def allgather(self, x: Any) -> tuple[Any, ...]:
-        """Collects one array from each rank on all ranks (MPI_Allgatherv).
+    def allgather(self, x: Array) -> tuple[Array, ...]:
+        """Collect one array from each rank on all ranks (MPI_Allgatherv).
 
         Collective: every rank calls it.
 
         Args:
-            x: Array.  Shapes may differ between the ranks, dtypes may not.
+            x: Array; the same dtype on all ranks, of any shape.
 
         Returns:
-            On every rank a tuple with the array of each rank, by rank.
+            On every rank, a tuple with the arrays of all ranks, by rank.
         """
 
     @abc.abstractmethod
-    def allreduce(self, x: Any, op: str = 'sum', out: Any = None) -> Any:
-        """Combines the arrays of all ranks element by element (MPI_Allreduce).
+    def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
+        """Combine the arrays of all ranks element by element (MPI_Allreduce).
 
         Collective: every rank calls it.
 
@@ -457,32 +573,32 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             x: Array; the same dtype and shape on all ranks.
             op: ``'sum'``, ``'prod'``, ``'max'`` or ``'min'``.  For bool arrays sum and max mean
                 "or", prod and min mean "and".
-            out: Where to put the result: an array of the same dtype and shape, on host or device
-                as ``x``, which it may be itself.  By default a new array.
+            out: Array for the result, with the same dtype, shape and device as ``x``; it may be
+                ``x`` itself.  By default a new array.
 
         Returns:
-            On every rank ``out``, or a new array, with the same bits (but for those of a NaN).
-            float16 is combined in float32 and rounded once.
+            On every rank ``out``, or a new array, with the same bits (except for NaN).  float16 is
+            combined in float32 and rounded once.
         """
 
     @abc.abstractmethod
-    def allreduce_many(self, xs: Sequence[Any], op: str = 'sum') -> tuple[Any, ...]:
-        """Combines several arrays at once: one exchange for all arrays of a dtype.
+    def allreduce_many(self, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
+        """Combine several arrays at once: one exchange for all arrays of a dtype.
 
-        Collective: every rank calls it.  For many small arrays it is faster than
-        :meth:`allreduce` of one after another.
+        Collective: every rank calls it.  For many small arrays it is faster than one
+        :meth:`allreduce` per array.
 
         Args:
             xs: Tuple or list of arrays of any dtypes and shapes; the same ones on all ranks.
             op: As for :meth:`allreduce`.
 
         Returns:
-            On every rank a tuple of new arrays with the same bits, in the order of ``xs``.
+            On every rank, a tuple of new arrays with the same bits, in the order of ``xs``.
         """
 
     @abc.abstractmethod
-    def reduce(self, x: Any, op: str = 'sum', root: int = 0) -> Any:
-        """Combines the arrays of all ranks on the root (MPI_Reduce).
+    def reduce(self, x: Array, op: str = 'sum', root: int = 0) -> Array | None:
+        """Combine the arrays of all ranks on the root (MPI_Reduce).
 
         Collective: every rank calls it.
 
@@ -496,37 +612,37 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def reduce_scatter(self, xs: Any, op: str = 'sum') -> Any:
-        """Combines one array for each rank, and gives each rank its own (MPI_Reduce_scatter).
+    def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> Array:
+        """Combine one array for each rank, and give each rank its own (MPI_Reduce_scatter).
 
         Collective: every rank calls it.
 
         Args:
             xs: One array for each rank, by rank, all of one dtype, or an array whose first axis has
-                length ``size``.  Those meant for one rank have the same shape on all ranks.
+                length ``size``.  ``xs[i]`` has the same shape on all ranks.
             op: As for :meth:`allreduce`.
 
         Returns:
-            A new array, to which the arrays that all ranks meant for this rank combine.
+            On rank ``i`` a new array: ``xs[i]`` of all ranks combined.
         """
 
     @abc.abstractmethod
-    def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        """Sends one array to each rank and gets one from each rank (MPI_Alltoallv).
+    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+        """Send one array to each rank and get one from each rank (MPI_Alltoallv).
 
         Collective: every rank calls it.
 
         Args:
-            xs: One array for each rank, by rank, all of one dtype, the same on all ranks.  Shapes
-                are free.
+            xs: One array for each rank, by rank, of any shape and of one dtype, which is the same
+                on all ranks.
 
         Returns:
-            A tuple with the array that each rank meant for this rank, by rank.
+            On rank ``i``, a tuple with ``xs[i]`` of all ranks, by rank.
         """
 
     @abc.abstractmethod
-    def scatter(self, xs: Any, root: int = 0) -> Any:
-        """Sends one array to each rank from the root (MPI_Scatterv).
+    def scatter(self, xs: Array | Sequence[Array] | None, root: int = 0) -> Array:
+        """Send one array to each rank from the root (MPI_Scatterv).
 
         Collective: every rank calls it.
 
@@ -536,12 +652,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             root: The rank whose arrays are sent; the same on all ranks.
 
         Returns:
-            On every rank the array (or the row) with the number of its rank.
+            On rank ``i``, ``xs[i]`` of the root.
         """
 
     @abc.abstractmethod
-    def multi_node_mean(self, x: Any) -> Any:
-        """Means of floating-point arrays over all ranks, element by element.
+    def multi_node_mean(self, x: Array) -> Array:
+        """Average floating-point arrays over all ranks, element by element.
 
         Collective: every rank calls it.
 
@@ -555,43 +671,43 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     # --- objects -----------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends a picklable object to one rank.  May return before it is received.
+    def send_obj(self, obj: Object, dest: int, tag: int = 0) -> None:
+        """Send a picklable object to one rank.  May return before it is received.
 
         Args:
             obj: Any picklable object.
             dest: Rank of the receiver.
-            tag: Number from 0 to 32767 that the receiver may ask for.
+            tag: Number from 0 to 32767; the receiver may pass the same one.
 
         Raises:
-            Exception: What pickling raises.  The receiver raises the same error.
-            TypeError, ValueError: If there is no such rank or tag.
+            Exception: The error of pickling, if that fails.  The receiver raises the same error.
+            TypeError, ValueError: If ``dest`` or ``tag`` is invalid.
         """
 
     @abc.abstractmethod
-    def recv_obj(self, source: int, status: Any = None, tag: int = -1) -> Any:
-        """Receives what :meth:`send_obj` sent.
+    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = -1) -> Object:
+        """Receive an object of :meth:`send_obj`.
 
         Args:
             source: Rank of the sender, or ``mpi4py.MPI.ANY_SOURCE``.
             status: ``mpi4py.MPI.Status`` that gets source and tag of the message, or ``None``.
-            tag: The tag asked for; any by default (``mpi4py.MPI.ANY_TAG``).
+            tag: The tag of the sender; by default any tag (``mpi4py.MPI.ANY_TAG``).
 
         Returns:
             The object.
 
         Raises:
-            Exception: What :meth:`send_obj` raised because it could not pickle the object.
-            TypeError, ValueError: If there is no such rank or tag.
+            Exception: The error of :meth:`send_obj`, if it could not pickle the object.
+            TypeError, ValueError: If ``source`` or ``tag`` is invalid.
         """
 
     @abc.abstractmethod
-    def bcast_obj(self, obj: Any, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Any:
-        """Broadcasts a picklable object from the root.  Collective: every rank calls it.
+    def bcast_obj(self, obj: Object, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Object:
+        """Broadcast a picklable object from the root.  Collective: every rank calls it.
 
         Args:
-            obj: On the root, any picklable object, ``None`` too.  Ignored on the other ranks.
-            max_buf_len: Ignored; objects of any size travel.
+            obj: On the root, any picklable object, also ``None``.  Ignored on the other ranks.
+            max_buf_len: Ignored; objects of any size are supported.
             root: The rank whose object is sent; the same on all ranks.
 
         Returns:
@@ -599,157 +715,169 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Collects one object from each rank on the root.  Collective: every rank calls it.
+    def gather_obj(self, obj: _T, root: int = 0) -> list[_T] | None:
+        """Collect one object from each rank on the root.  Collective: every rank calls it.
+
+        Args:
+            obj: Any picklable object.
+            root: The rank that gets the objects; the same on all ranks.
 
         Returns:
-            On the root a list with the object of each rank, by rank.  ``None`` elsewhere.
+            On the root, a list with the objects of all ranks, by rank.  ``None`` elsewhere.
         """
 
     @abc.abstractmethod
-    def allgather_obj(self, obj: Any) -> list[Any]:
-        """Collects one object from each rank on all ranks.  Collective: every rank calls it.
+    def allgather_obj(self, obj: _T) -> list[_T]:
+        """Collect one object from each rank on all ranks.  Collective: every rank calls it.
+
+        Args:
+            obj: Any picklable object.
 
         Returns:
-            On every rank a list with the object of each rank, by rank.
+            On every rank, a list with the objects of all ranks, by rank.
         """
 
     @abc.abstractmethod
-    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Sends one object to each rank from the root.  Collective: every rank calls it.
+    def scatter_obj(self, objs: Sequence[Object] | None, root: int = 0) -> Object:
+        """Send one object to each rank from the root.  Collective: every rank calls it.
 
         Args:
             objs: On the root, a sequence of ``size`` objects.  Ignored on the other ranks.
             root: The rank whose objects are sent; the same on all ranks.
 
         Returns:
-            On every rank the object with the number of its rank.
+            On rank ``i``, ``objs[i]`` of the root.
         """
 
     @abc.abstractmethod
-    def allreduce_obj(self, obj: Any, op: str = 'sum') -> Any:
-        """Combines the objects of all ranks, by rank.  Collective: every rank calls it.
+    def allreduce_obj(self, obj: _T, op: str = 'sum') -> _T:
+        """Combine the objects of all ranks, by rank.  Collective: every rank calls it.
 
         Args:
             obj: A picklable object.
             op: ``'sum'`` for ``+``, ``'prod'`` for ``*``, ``'max'`` or ``'min'``.
 
         Returns:
-            On every rank ``obj_0 + obj_1 + ...``, and likewise for the other operations.
+            On every rank ``obj_0 + obj_1 + ...``, or the same with another operator.
         """
 
     # --- models ------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def bcast_data(self, model: Any) -> None:
-        """Copies the parameters of rank 0's model into the models of all ranks.
+    def bcast_data(self, model: Model) -> None:
+        """Copy the parameters of rank 0's model to the models of all ranks.
 
         Collective: every rank calls it.  Persistent values (such as the statistics of batch
-        normalization) stay as they are; parameters that are not initialized yet are skipped.
+        normalization) are not changed; uninitialized parameters are skipped.
 
         Args:
             model: A ``chainer.Link`` with the same initialized parameters on all ranks.
         """
 
-    def broadcast_data(self, model: Any) -> None:
-        """The older name of :meth:`bcast_data`.  Collective: every rank calls it."""
+    def broadcast_data(self, model: Model) -> None:
+        """The older name of :meth:`bcast_data`.  Collective: every rank calls it.
+
+        Args:
+            model: As for :meth:`bcast_data`.
+        """
         self.bcast_data(model)
 
     @abc.abstractmethod
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False,
-                             compression: Any = None) -> None:
-        """Replaces each gradient of the model by its mean over all ranks, in place.
+    def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
+                             compression: Object = None) -> None:
+        """Replace each gradient of the model by its mean over all ranks, in place.
 
-        Collective: every rank calls it.  Afterwards the gradients have the same bits everywhere.
+        Collective: every rank calls it.  Afterwards the gradients are bitwise equal on all ranks.
 
         Args:
             model: A ``chainer.Link`` with the same parameters on all ranks.
-            zero_fill: If true, an initialized parameter without a gradient counts as one whose
-                gradient is zero.  If false it is skipped, and it is an error if some rank has a
-                gradient for it.  Parameters that are not initialized are always skipped.
-            compression: ``None``, ``'fp16'``, ``'bf16'``, or a compressor, with the same parameters
-                on all ranks, through which the gradients of each rank go;
+            zero_fill: If true, the gradient of an initialized parameter that has none is zero.  If
+                false, such a parameter is skipped, and it is an error if some rank has a gradient
+                for it.  Uninitialized parameters are always skipped.
+            compression: ``None``, ``'fp16'``, ``'bf16'``, or a compressor with the same parameters
+                on all ranks, which encodes the gradients of each rank;
                 see :mod:`chainermn.communicators.compression`.
         """
 
     def at_update(self, number: int, since_last: int) -> AbstractContextManager[None]:
-        """Lets :meth:`multi_node_mean_grad` compare at which update of an optimizer each rank is.
+        """Return a context in which gradient exchanges check that ranks are at the same update.
 
-        Inside ``with comm.at_update(...):`` it raises a ValueError on all ranks if ``since_last``
-        is not equal on all of them.  The multi-node optimizer uses it.
+        Inside ``with comm.at_update(...):``, :meth:`multi_node_mean_grad` raises ValueError on all
+        ranks if ``since_last`` differs.  The multi-node optimizer uses it.
 
         Args:
-            number: The update, for the error.
-            since_last: How many updates this rank has begun since the last exchange, this one
-                included.
+            number: Number of the update, for the error message.
+            since_last: Number of updates that this rank has started since the last exchange,
+                including this one.
         """
         return contextlib.nullcontext()
 
-    def multi_node_mean_grad_async(self, model: Any, zero_fill: bool = False,
-                                   compression: Any = None) -> Any:
-        """Starts :meth:`multi_node_mean_grad` and returns at once.
+    def multi_node_mean_grad_async(self, model: Model, zero_fill: bool = False,
+                                   compression: Object = None) -> MeanRequest:
+        """Start :meth:`multi_node_mean_grad` and return at once.
 
-        Collective: every rank calls it.  Only where :attr:`can_overlap` is true.
+        Collective: every rank calls it.  Requires :attr:`can_overlap`.
+
+        Args:
+            model: As for :meth:`multi_node_mean_grad`.
+            zero_fill: As for :meth:`multi_node_mean_grad`.
+            compression: As for :meth:`multi_node_mean_grad`.
 
         Returns:
-            An object whose ``wait()`` returns once the gradients are means.  Until then neither
-            they nor the model may be touched.
+            An object whose ``wait()`` returns once the gradients are means.  Do not use the model
+            or its gradients before.
+
+        Raises:
+            ValueError: If the communicator does not support it.
         """
         raise ValueError(f'{type(self).__name__} cannot exchange gradients in the background; '
-                         'pure_nccl can.')
+                         'use pure_nccl.')
 
-    def mean_queue(self) -> Any:
-        """Returns what averages lists of arrays over all ranks while the caller computes.
+    def mean_queue(self) -> GradientQueue:
+        """Return the queue that averages gradients in the background.
 
-        Collective: every rank calls it.  Each call returns the same queue, of this communicator.
-        What is exchanged there and what the caller exchanges meanwhile are not confused.
+        Collective: every rank calls it.
 
         Returns:
-            An object with
+            Always the same queue of this communicator; it has its own messages.
 
-            - ``agree(model, zero_fill, compression)``: Collective.  The gradients of the model by
-              path, once all ranks are known to have the like; arguments and errors are those of
-              :meth:`multi_node_mean_grad`.
-            - ``put(arrays, compression=None)``: Begins to average arrays, by path, and returns an
-              array for the mean of each.  The ranks put the same arrays in the same order, but
-              when they like: none waits here for another.
-            - ``wait()``: Returns once all that was put is averaged.
-            - ``pending``: Whether something was put for which nobody has waited yet.
-            - ``check(model)``: In debug mode, raises if a gradient is not finite, as
-              :meth:`multi_node_mean_grad` does.
-            - ``can_hide``: Whether it can run beside computing: over a network, on a device, or on
-              a core that no rank of this one node needs; the same on all ranks.
-            - ``cancel()``: Collective.  Forgets what was put, of which the ranks may have put more
-              and less.
+        Raises:
+            ValueError: If the communicator does not support it.
         """
-        raise ValueError(f'{type(self).__name__} has no queue for means')
+        raise ValueError(f'{type(self).__name__} cannot average gradients in the background; use '
+                         'overlap=False.')
 
-    def check_replicas(self, model: Any) -> None:  # noqa: B027  (others have none to compare)
-        """Compares the parameters of a model, bit by bit.  Collective: every rank calls it.
+    def check_replicas(self, model: Model) -> None:  # noqa: B027  (some have nothing to compare)
+        """Compare the parameters of a model, bit by bit.  Collective: every rank calls it.
 
         In debug mode (``chainer.set_debug(True)`` or ``CHAINERMN_DEBUG=1``) the multi-node
-        optimizer does so after every 100th update, or every k-th with ``CHAINERMN_DEBUG_EVERY=k``.
+        optimizer calls it after every 100th update, or every k-th with
+        ``CHAINERMN_DEBUG_EVERY=k``.
 
         Args:
             model: A ``chainer.Link``.
 
         Raises:
-            ValueError: On all ranks, if a parameter differs; the first one is named, with the
-                ranks that have the same.
+            ValueError: On all ranks, if a parameter differs; the message names the first one, and
+                the ranks with equal values.
         """
 
-    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
+    def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
         """The older name of :meth:`multi_node_mean_grad`.  Collective: every rank calls it.
 
         .. deprecated:: v7.0.0
+
+        Args:
+            model: As for :meth:`multi_node_mean_grad`.
+            zero_fill: As for :meth:`multi_node_mean_grad`.
         """
         warnings.warn('allreduce_grad() is deprecated; call multi_node_mean_grad() instead.',
                       DeprecationWarning, stacklevel=2)
         self.multi_node_mean_grad(model, zero_fill)
 
-    def finalize(self) -> None:  # noqa: B027  (a communicator may hold nothing)
-        """Frees what the communicator holds.  Collective: every rank calls it, once.
+    def finalize(self) -> None:  # noqa: B027  (some communicators hold no resources)
+        """Free the resources of the communicator.  Collective: every rank calls it, once.
 
-        The communicator must not be used afterwards.  Programs that make only a few communicators
+        Do not use the communicator afterwards.  Programs that create only a few communicators
         need not call it.
         """

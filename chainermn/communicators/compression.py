@@ -1,22 +1,29 @@
-"""Gradient compression: what gradients look like on the wire, in fewer bytes.
+"""Gradient compression: encodes gradients in fewer bytes for the exchange.
 
 A compressor is any object with two methods::
 
-    wire = compressor.compress(x, key)
-    x = compressor.decompress(wire, size, dtype)
+    encoded = compressor.compress(x, key)
+    x = compressor.decompress(encoded, size, dtype)
 
-``x`` is a flat NumPy or CuPy array of float16, float32 or float64, which ``compress`` leaves as it
-is.  ``wire`` is a new flat array of any dtype that can be exchanged; its dtype and length depend on
-``len(x)`` alone.  ``key`` is a string, an integer or a tuple of them that names the stream: a
-compressor that remembers something of what it sent remembers it for each key.  It then also has
-``serialize(serializer)``, as Chainer's links have, and ``reset()``, which forgets it.
+``x`` is a flat NumPy or CuPy array of float16, float32 or float64, which ``compress`` keeps as is.
+``encoded`` is a new flat array of any dtype that can be exchanged; its dtype and length depend on
+``len(x)`` only.  ``key`` names the stream: a string, an integer or a tuple of these.  A compressor
+with state, such as error feedback, keeps it per key.  It also has ``serialize(serializer)``, like a
+Chainer link, and ``reset()``, which drops the state.
 
-If there is one element on the wire for each value, and it depends on that value alone, an attribute
-``elementwise = True`` lets means be compressed too, so that the bytes do not grow with the ranks.
+An attribute ``elementwise = True`` declares that each value is encoded as one element,
+independently of the others.  Then means are compressed too, and the bytes per rank do not grow with
+the number of ranks.  ``encoded_dtype = 'float16'`` or ``'bfloat16'`` declares that NCCL can add
+encoded arrays.
 
-The ranks compare the ``repr`` of their compressors (the name of the class, if the class defines
-none), so it should tell the parameters.
+The ranks compare the ``repr`` of their compressors (the class name by default), so it should show
+the parameters.
 """
+from typing import TYPE_CHECKING
+
 from chainermn._gradients.compressors import Bf16, Fp16, TwoBit, describe, get
+
+if TYPE_CHECKING:  # importing it at run time would import mpi4py
+    from chainermn._transport.base import Compressor as Compressor
 
 __all__ = ['Bf16', 'Fp16', 'TwoBit', 'describe', 'get']

@@ -1,8 +1,8 @@
-"""One collective per parameter: the communicator to read, and to test the others against."""
+"""One all-reduce per parameter: the simplest communicator, and the reference for tests."""
 from __future__ import annotations
 
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 
 class NaiveCommunicator(MpiCommunicatorBase):
-    """Averages each gradient by an MPI_Allreduce of its own, on host and device arrays."""
+    """Averages each gradient by its own MPI_Allreduce, for arrays on the host and on a device."""

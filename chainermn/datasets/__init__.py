@@ -1,4 +1,4 @@
-"""Data sets for several ranks: each gets its own part."""
+"""Data sets for several ranks: each gets its own shard."""
 from chainermn.datasets.empty_dataset import create_empty_dataset
 from chainermn.datasets.scatter import DataSizeError, scatter_dataset, scatter_index
 

@@ -1,15 +1,14 @@
-"""Cuts a part out of a data set that is held in memory, without reading a single example.
+"""Cuts a shard out of a data set that is in memory, without reading a single example.
 
-A part travels to another rank, so it should be small and quick to pickle: of arrays an array is
-cut, not a list of rows. What is not known here is not cut. To read the examples of, say, a
+A shard is sent to another rank, so it should be small and quick to pickle: the shard of an array is
+an array, not a list of rows. Data sets of unknown types are not cut: reading the examples of a
 ``LabeledImageDataset`` would load all images into memory, and would freeze random augmentation.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy
+import numpy as np
 from chainer.backends import cuda
 from chainer.datasets import (
     ConcatenatedDataset,
@@ -19,13 +18,15 @@ from chainer.datasets import (
     TupleDataset,
 )
 
+from chainermn._types import Array, Dataset
+
 
 class NotInMemoryError(Exception):
-    """The data set, or one that it is made of, is of a type whose parts we cannot cut."""
+    """The data set, or a data set inside it, is of a type that cannot be cut."""
 
 
-def cut(dataset: Any, indexes: Any) -> Any:
-    """Cuts out the examples with the given numbers.
+def cut(dataset: Dataset, indexes: np.ndarray) -> Dataset:
+    """Cut out the examples with the given numbers.
 
     Args:
         dataset: A data set.
@@ -38,9 +39,9 @@ def cut(dataset: Any, indexes: Any) -> Any:
     Raises:
         NotInMemoryError: If the data set cannot be cut.
     """
-    if isinstance(dataset, (numpy.ndarray, cuda.ndarray)):
+    if isinstance(dataset, (np.ndarray, cuda.ndarray)):
         return _cut_array(dataset, indexes)
-    # Not isinstance: a subclass may give other examples than its base class would.
+    # Not isinstance: a subclass may return other examples than its base class.
     try:
         cut_this = _CUTTERS[type(dataset)]
     except KeyError:
@@ -48,47 +49,47 @@ def cut(dataset: Any, indexes: Any) -> Any:
     return cut_this(dataset, indexes)
 
 
-def _cut_array(array: Any, indexes: Any) -> Any:
-    if len(indexes) and (numpy.diff(indexes) == 1).all():
+def _cut_array(array: Array, indexes: np.ndarray) -> Array:
+    if len(indexes) and (np.diff(indexes) == 1).all():
         return array[indexes[0]:indexes[-1] + 1]  # a view: no copy on the root
     return array[indexes]
 
 
-def _cut_list(items: Any, indexes: Any) -> Any:
+def _cut_list(items: Dataset, indexes: np.ndarray) -> Dataset:
     return type(items)(items[i] for i in indexes.tolist())
 
 
-def _cut_tuple_dataset(dataset: Any, indexes: Any) -> Any:
+def _cut_tuple_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     return TupleDataset(*(cut(column, indexes) for column in dataset._datasets))
 
 
-def _cut_dict_dataset(dataset: Any, indexes: Any) -> Any:
+def _cut_dict_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     return DictDataset(**{key: cut(column, indexes) for key, column in dataset._datasets.items()})
 
 
-def _cut_sub_dataset(dataset: Any, indexes: Any) -> Any:
+def _cut_sub_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     indexes = dataset._start + indexes
     if dataset._order is not None:
-        indexes = numpy.asarray(dataset._order, dtype=numpy.intp)[indexes]
+        indexes = np.asarray(dataset._order, dtype=np.intp)[indexes]
     return cut(dataset._dataset, indexes)
 
 
-def _cut_transform_dataset(dataset: Any, indexes: Any) -> Any:
+def _cut_transform_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     return TransformDataset(cut(dataset._dataset, indexes), dataset._transform)
 
 
-def _cut_concatenated_dataset(dataset: Any, indexes: Any) -> Any:
+def _cut_concatenated_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     lengths = [len(child) for child in dataset._datasets]
-    begins = numpy.cumsum([0, *lengths])
-    owners = numpy.searchsorted(begins, indexes, side='right') - 1
+    begins = np.cumsum([0, *lengths])
+    owners = np.searchsorted(begins, indexes, side='right') - 1
     parts = [cut(child, indexes[owners == i] - begins[i])
              for i, child in enumerate(dataset._datasets)]
-    # The parts one after another hold the examples by owner; this is the way back.
-    order = numpy.argsort(numpy.argsort(owners, kind='stable'))
+    # The concatenated parts have the examples by owner; restore their order.
+    order = np.argsort(np.argsort(owners, kind='stable'))
     return SubDataset(ConcatenatedDataset(*parts), 0, len(indexes), order)
 
 
-_CUTTERS: dict[type, Callable[[Any, Any], Any]] = {
+_CUTTERS: dict[type, Callable[[Dataset, np.ndarray], Dataset]] = {
     list: _cut_list,
     tuple: _cut_list,
     TupleDataset: _cut_tuple_dataset,

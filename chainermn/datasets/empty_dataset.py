@@ -1,20 +1,20 @@
-"""A data set without content, for a rank whose model gets its input from another rank."""
+"""A data set without content, for a rank whose model receives its input from another rank."""
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sized
 
 
-def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
-    """Makes a data set that is as long as ``dataset`` and holds nothing.
+def create_empty_dataset(dataset: Sized) -> list[tuple[()]]:
+    """Create a data set of the same length without content.
 
-    In model parallelism a model may begin with :func:`chainermn.functions.recv` and end with
-    :func:`chainermn.functions.send`: its ``forward`` takes no arguments. An iterator over an empty
-    data set calls it so, as often and in epochs as long as on the ranks that read the data.
+    In model parallelism, a model can start with :func:`chainermn.functions.recv` and end with
+    :func:`chainermn.functions.send`, so that its ``forward`` has no arguments. With an empty data
+    set, its iterator has the same iterations and epochs as on the ranks that read the data.
 
     Args:
-        dataset: The data set that the first model reads; only its length matters.
+        dataset: The data set that the first model reads; only its length is used.
 
     Returns:
-        ``[(), (), ...]``, one empty tuple for each example.
+        ``[(), (), ...]``, one empty tuple per example.
     """
     return [()] * len(dataset)

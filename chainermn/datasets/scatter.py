@@ -1,13 +1,13 @@
-"""Scatters a data set: the root holds all of it, each rank gets its own part.
+"""Scatters a data set: the root has all of it, each rank gets its own shard.
 
-The part of rank ``r`` of ``s``, for ``n`` examples, is the half-open interval of positions::
+The shard of rank ``r`` of ``s``, for ``n`` examples, is the half-open interval of positions::
 
-    equal lengths:  begins at floor(n r / s), has length ceil(n / s); neighbors share one or none
-    otherwise:      length ceil(n / s) on the first n mod s ranks, floor(n / s) on the rest
+    equal lengths:  starts at floor(n r / s), has length ceil(n / s); neighbors share at most one
+    otherwise:      length ceil(n / s) on the first n mod s ranks, floor(n / s) on the others
 
-Neighbors in an array are sent from where they are.  Parts that the root has to copy go out in a few
-turns, so that it has the copies of some of them at a time, not of all.  (One copy for a node, in
-memory that its ranks share, takes longer and no less memory: the root would write all of it.)
+Shards that are contiguous in an array are sent without copying. Other shards are sent in several
+turns, so that the root has only the copies of one turn in memory. (A single copy per node, in
+shared memory, would take longer and no less memory: the root would write all of it.)
 """
 from __future__ import annotations
 
@@ -16,17 +16,24 @@ import functools
 import itertools
 import operator
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sized
+from typing import NamedTuple, TypeVar
 
-import numpy
+import numpy as np
 from chainer.datasets import SubDataset
 
+from chainermn._errors import raise_on_all_ranks
+from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
-from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.communicator_base import CommunicatorBase, CommunicatorLike
 from chainermn.datasets._part import NotInMemoryError, cut
 
-#: In how many turns the root sends parts that it has to copy.
+_T = TypeVar('_T')
+
+#: Start and end of the shard of each rank.
+Shards = list[tuple[int, int]]
+
+#: Number of turns in which the root sends shards that it has to copy.
 _TURNS = 8
 
 
@@ -35,8 +42,8 @@ class DataSizeError(RuntimeError):
 
 
 def scatter_dataset(
-    dataset: Any,
-    comm: Any,
+    dataset: Dataset,
+    comm: CommunicatorLike,
     root: int = 0,
     shuffle: bool = False,
     seed: int | None = None,
@@ -44,93 +51,94 @@ def scatter_dataset(
     *,
     force_equal_length: bool = True,
 ) -> SubDataset:
-    """Gives each rank its own part of the root's data set.
+    """Scatter the root's data set: each rank gets its own shard.
 
     Collective: every rank calls it.
 
-    What the root sends depends on the type of the data set, as it never reads an example:
+    The root never reads an example. What it sends depends on the type of the data set:
 
     - Arrays, lists, tuples, and ``TupleDataset``, ``DictDataset``, ``SubDataset``,
-      ``ConcatenatedDataset`` and ``TransformDataset`` made of these: each rank is sent its own
-      part only, arrays as arrays. A transform is sent as it is and runs where the examples are
-      used, each time they are.
-    - Any other object with ``__len__`` and ``__getitem__``, subclasses of those above too: all of
-      it is pickled and sent to all ranks. That is what a data set should be that reads files, such
-      as ``LabeledImageDataset``: a list of paths, and no image is opened here.
+      ``ConcatenatedDataset`` and ``TransformDataset`` of these: each rank gets only its own
+      shard, arrays as arrays. Transforms are sent as functions; they run when an example is
+      used, each time.
+    - Other objects with ``__len__`` and ``__getitem__``, including subclasses of these types: the
+      whole data set is pickled and sent to all ranks. So a data set of files should be a list of
+      paths, like ``LabeledImageDataset``; no image is opened here.
 
-    Arrays in their order are sent from where they are. Of what is shuffled, and of lists, the root
-    has the parts of one eighth of the ranks in memory at a time, or of one rank.
+    Arrays that are not shuffled are sent without copying. For shuffled data sets, and for lists,
+    the root copies the shards of one eighth of the ranks at a time, or of one rank.
 
     Args:
         dataset: On the root, the data set. Ignored on the other ranks (pass ``None``).
         comm: ChainerMN or mpi4py communicator.
         root: The rank that has the data set; the same on all ranks.
-        shuffle: If true, the examples are put in a random order first.
-        seed: Seed of that order, from 0 to 2**32 - 1; another order each time if ``None``.
-            The root's counts.
-        max_buf_len: Ignored; data sets of any size travel.
-        force_equal_length: If true, all parts have the same length, ceil(n / size); where n is no
-            multiple of size some examples belong to two parts. If false, each example belongs to
-            one part, and lengths differ by one at most. The root's counts.
+        shuffle: Whether to shuffle the examples first. Only the root's argument is used.
+        seed: Seed for shuffling, from 0 to 2**32 - 1; ``None`` shuffles differently each time.
+            Only the root's argument is used.
+        max_buf_len: Ignored; data sets of any size are supported.
+        force_equal_length: If true, all shards have the same length, ceil(n / size); if n is not a
+            multiple of size, some examples belong to two shards. If false, each example belongs to
+            one shard, and lengths differ by at most one. Only the root's argument is used.
 
     Returns:
-        This rank's part. On the root it is a view of ``dataset``.
+        This rank's shard. On the root it is a view of ``dataset``.
 
     Raises:
         TypeError: If ``comm`` is not a communicator, or the data set has no length.
         ValueError: If the seed is out of range.
     """
-    with _as_communicator(comm) as comm:
-        plan, order = _on_root(comm, root, 'scatter_dataset', lambda: _plan(
-            dataset, comm.size, shuffle, seed, force_equal_length)) or (None, None)
-        shards, at_once = comm.bcast_obj(plan, root=root)
-        begin, end = shards[comm.rank]
-        if not at_once:
-            dataset, order = comm.bcast_obj((dataset, order), root=root)
+    with _as_communicator(comm) as ours:
+        own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
+            dataset, ours.size, shuffle, seed, force_equal_length)) or (None, None)
+        plan: _Plan = ours.bcast_obj(own_plan, root=root)
+        begin, end = plan.shards[ours.rank]
+        if not plan.at_once:
+            dataset, order = ours.bcast_obj((dataset, order), root=root)
             return SubDataset(dataset, begin, end, order)
-        part = _dealt(dataset, order, shards, at_once, comm, root)
-    if comm.rank == root:
+        shard = _scattered(dataset, order, plan, ours, root)
+    if ours.rank == root:
         return SubDataset(dataset, begin, end, order)
-    return SubDataset(part, 0, end - begin)
+    return SubDataset(shard, 0, end - begin)
 
 
 def scatter_index(
-    n_total_samples: int, comm: Any, root: int = 0, *, force_equal_length: bool = True
+    n_total_samples: int, comm: CommunicatorLike, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
-    """Gives each rank its own interval of ``range(n_total_samples)``.
+    """Return this rank's interval of ``range(n_total_samples)``.
 
-    Collective: every rank calls it. For data that every rank can read by itself; the intervals
-    are those of :func:`scatter_dataset`.
+    Collective: every rank calls it. Use it for data that every rank can read by itself; the
+    intervals are the same as in :func:`scatter_dataset`.
 
     Args:
-        n_total_samples: Number of examples. The root's counts.
+        n_total_samples: Number of examples. Only the root's argument is used.
         comm: ChainerMN or mpi4py communicator.
-        root: The rank whose arguments count; the same on all ranks.
-        force_equal_length: See :func:`scatter_dataset`. The root's counts.
+        root: The rank whose arguments are used; the same on all ranks.
+        force_equal_length: See :func:`scatter_dataset`. Only the root's argument is used.
 
     Returns:
-        ``(begin, end)`` of this rank; ``end`` is not included.
+        ``(begin, end)`` of this rank; ``end`` is exclusive.
 
     Raises:
         TypeError: If ``comm`` is not a communicator, or ``n_total_samples`` is not an integer.
         ValueError: If ``n_total_samples`` is negative.
     """
-    with _as_communicator(comm) as comm:
-        shards = _on_root(comm, root, 'scatter_index', lambda: _shards(
-            n_total_samples, comm.size, force_equal_length))
-        return comm.scatter_obj(shards, root)
+    with _as_communicator(comm) as ours:
+        shards = _on_root(ours, root, 'scatter_index', lambda: _shards(
+            n_total_samples, ours.size, force_equal_length))
+        return ours.scatter_obj(shards, root)
 
 
-def get_n_iterations_for_one_epoch(dataset: Any, local_batch_size: int, comm: Any) -> int:
-    """Number of iterations in which rank 0 goes through its part once.
+def get_n_iterations_for_one_epoch(dataset: Sized, local_batch_size: int, comm: CommunicatorLike
+                                   ) -> int:
+    """Return the number of iterations in which rank 0 reads its shard once.
 
     Collective: every rank calls it.
 
     Deprecated: triggers such as ``(1, 'epoch')`` work with several ranks.
 
     Args:
-        dataset: This rank's part. Rank 0's counts.
-        local_batch_size: Examples in a batch of one rank. Rank 0's counts.
+        dataset: This rank's shard. Only rank 0's is used.
+        local_batch_size: Number of examples in the batch of one rank. Only rank 0's is used.
         comm: ChainerMN or mpi4py communicator.
 
     Returns:
@@ -141,9 +149,9 @@ def get_n_iterations_for_one_epoch(dataset: Any, local_batch_size: int, comm: An
 
 
 def get_epoch_trigger(
-    n_epochs: int, dataset: Any, local_batch_size: int, comm: Any
+    n_epochs: int, dataset: Sized, local_batch_size: int, comm: CommunicatorLike
 ) -> tuple[int, str]:
-    """A Trainer's trigger for every ``n_epochs`` epochs, counted in iterations.
+    """Return a trainer's trigger for every ``n_epochs`` epochs, counted in iterations.
 
     Collective: every rank calls it.
 
@@ -151,8 +159,8 @@ def get_epoch_trigger(
 
     Args:
         n_epochs: Number of epochs.
-        dataset: This rank's part. Rank 0's counts.
-        local_batch_size: Examples in a batch of one rank. Rank 0's counts.
+        dataset: This rank's shard. Only rank 0's is used.
+        local_batch_size: Number of examples in the batch of one rank. Only rank 0's is used.
         comm: ChainerMN or mpi4py communicator.
 
     Returns:
@@ -163,73 +171,73 @@ def get_epoch_trigger(
 
 
 @contextlib.contextmanager
-def _as_communicator(comm: Any) -> Iterator[CommunicatorBase]:
+def _as_communicator(comm: CommunicatorLike) -> Iterator[CommunicatorBase]:
     if isinstance(comm, CommunicatorBase):
         yield comm
         return
     if not hasattr(comm, 'Get_rank'):
-        raise TypeError(f'A ChainerMN or mpi4py communicator is needed as comm, got {comm!r}.')
+        raise TypeError(f'comm must be a ChainerMN or mpi4py communicator, not {comm!r}')
     ours = create_communicator('naive', mpi_comm=comm)
     yield ours
-    ours.finalize()  # not after an error: it is collective, and others may not have come as far
+    ours.finalize()  # not after an error: it is collective, and other ranks may not reach it
 
 
-def _on_root(comm: CommunicatorBase, root: int, name: str, compute: Callable[[], Any]) -> Any:
-    """What ``compute`` gives on the root, ``None`` elsewhere; its error is raised on every rank."""
+def _on_root(comm: CommunicatorBase, root: int, name: str, compute: Callable[[], _T]) -> _T | None:
+    """Return the result of ``compute`` on the root, else ``None``; all ranks raise its error."""
     if comm.rank != root:
         return None
-    try:
-        return compute()
-    except Exception as error:
-        comm.refuse(name, error)
+    with raise_on_all_ranks(comm, name):
+        result = compute()
+    return result
 
 
-def _plan(
-    dataset: Any, size: int, shuffle: bool, seed: int | None, force_equal_length: bool
-) -> tuple[tuple[list[tuple[int, int]], int], Any]:
-    """On the root: the shards, and to how many ranks to send at once; the order (or ``None``).
+class _Plan(NamedTuple):
+    shards: Shards
+    at_once: int  # number of ranks to send shards to in one turn; 0 sends everything to all ranks
 
-    To none if the data set cannot be cut: all ranks get all of it.
-    """
+
+def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_equal_length: bool
+          ) -> tuple[_Plan, np.ndarray | None]:
+    """On the root: return the plan, and the order of the examples (``None``: not shuffled)."""
     try:
         n = len(dataset)
     except TypeError as error:
-        what = 'None' if dataset is None else f'of type {type(dataset).__name__}'
-        raise TypeError('the root has to pass a data set that has a length, but what it passed '
-                        f'is {what}') from error
-    order = numpy.random.RandomState(seed).permutation(n) if shuffle else None
+        kind = 'None' if dataset is None else f'of type {type(dataset).__name__}'
+        raise TypeError(f'the data set of the root has no length: it is {kind}. Pass a data set '
+                        'with __len__ on the root.') from error
+    order = np.random.RandomState(seed).permutation(n) if shuffle else None
     shards = _shards(n, size, force_equal_length)
     try:
-        cut(dataset, numpy.arange(0))
+        cut(dataset, np.arange(0))
     except NotInMemoryError:
-        return (shards, 0), order
+        return _Plan(shards, 0), order
     is_copied = shuffle or isinstance(dataset, (list, tuple))  # the examples of a list are pickled
-    return (shards, -(-size // _TURNS) if is_copied else size), order
+    return _Plan(shards, -(-size // _TURNS) if is_copied else size), order
 
 
-def _dealt(dataset: Any, order: Any, shards: list[tuple[int, int]], at_once: int,
-           comm: CommunicatorBase, root: int) -> Any:
-    """The part of this rank, sent to it in its turn; ``None`` on the root, which has it."""
-    def cut_for(receivers: list[int]) -> list[Any]:
-        positions = numpy.arange(len(dataset)) if order is None else order
+def _scattered(dataset: Dataset, order: np.ndarray | None, plan: _Plan, comm: CommunicatorBase,
+               root: int) -> Dataset | None:
+    """Send the shards in turns; return this rank's shard, or ``None`` on the root."""
+    def cut_for(receivers: list[int]) -> list[Dataset | None]:
+        positions = np.arange(len(dataset)) if order is None else order
         return [cut(dataset, positions[begin:end]) if rank in receivers else None
-                for rank, (begin, end) in enumerate(shards)]
+                for rank, (begin, end) in enumerate(plan.shards)]
 
     mine = None
     others = [rank for rank in range(comm.size) if rank != root]
-    for i in range(0, len(others), at_once):
-        receivers = others[i:i + at_once]
-        part = comm.scatter_obj(
+    for i in range(0, len(others), plan.at_once):
+        receivers = others[i:i + plan.at_once]
+        shard = comm.scatter_obj(
             _on_root(comm, root, 'scatter_dataset', functools.partial(cut_for, receivers)), root)
         if comm.rank in receivers:
-            mine = part
+            mine = shard
     return mine
 
 
-def _shards(n_total: int, size: int, force_equal_length: bool) -> list[tuple[int, int]]:
+def _shards(n_total: int, size: int, force_equal_length: bool) -> Shards:
     n = operator.index(n_total)
     if n < 0:
-        raise ValueError(f'There cannot be {n} examples; pass 0 or more.')
+        raise ValueError(f'n_total_samples must be at least 0, not {n}')
     quotient, remainder = divmod(n, size)
     if force_equal_length:
         length = quotient + (remainder > 0)
@@ -243,7 +251,7 @@ def _warn_deprecated(name: str) -> None:
                   DeprecationWarning, stacklevel=3)
 
 
-def _n_iterations(dataset: Any, local_batch_size: int, comm: Any) -> int:
-    with _as_communicator(comm) as comm:
-        return comm.bcast_obj(_on_root(comm, 0, 'get_n_iterations_for_one_epoch', lambda: (
+def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorLike) -> int:
+    with _as_communicator(comm) as ours:
+        return ours.bcast_obj(_on_root(ours, 0, 'get_n_iterations_for_one_epoch', lambda: (
             -(-len(dataset) // local_batch_size))))

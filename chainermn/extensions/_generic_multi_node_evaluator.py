@@ -1,4 +1,4 @@
-"""An evaluator whose result is not a mean: each rank computes, one rank combines."""
+"""GenericMultiNodeEvaluator: each rank evaluates its batches, one rank combines the results."""
 from __future__ import annotations
 
 import copy
@@ -8,28 +8,31 @@ from typing import Any
 
 import chainer
 
+from chainermn._errors import raise_on_all_ranks
+from chainermn.communicators.communicator_base import CommunicatorBase
+
 _NOTHING = object()
 
 
 class GenericMultiNodeEvaluator(chainer.training.Extension):
-    """An evaluator for measures such as BLEU or F1, which have to see all results at once.
+    """An evaluator for measures such as BLEU or F1, which are not means over batches.
 
-    Every rank calls :meth:`calc_local` on each of its batches.  The root gets all results and
+    Every rank calls :meth:`calc_local` for each of its batches.  The root gathers all results and
     calls :meth:`aggregate`.  Collective: every rank runs the extension; the numbers of batches may
-    differ.  The results are exchanged once, so an error of one rank is raised on each of the others
-    when that is done with its own batches.
+    differ.  The results are exchanged once, so an error of one rank is raised on the others after
+    their last batches.
 
-    As it is, it calls the target, and returns all results on the root.  Derive from it to compute
-    something else.
+    By default it calls the target, and returns all results on the root.  Override the two methods
+    to compute something else.
 
     Args:
         comm: ChainerMN communicator.
-        iterator: This rank's iterator, without repeat.
-        target: What ``calc_local`` calls, such as a model; at ``self._targets['main']``.
-        device: Where the converter puts the batches.
-        converter: Turns a batch into the arguments of ``calc_local``.
-        root: The rank that aggregates; the same on all ranks.
-        progress_hook: Function that the root calls with each batch once it is done.
+        iterator: Iterator of this rank, without repeat.
+        target: Function that ``calc_local`` calls, such as a model; ``self._targets['main']``.
+        device: Device that the converter sends the batches to.
+        converter: Function that converts a batch to the arguments of ``calc_local``.
+        root: Rank that aggregates; the same on all ranks.
+        progress_hook: Function that the root calls with each batch after its evaluation.
     """
 
     trigger = 1, 'epoch'
@@ -40,10 +43,11 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
     #: Function that :meth:`calc_local` calls instead of the target.
     eval_func: Callable[..., Any] | None = None
 
-    def __init__(self, comm: Any, iterator: Any, target: Any, device: Any = None,
-                 converter: Any = chainer.dataset.concat_examples, root: int = 0, **kwargs: Any
-                 ) -> None:
-        self._progress_hook: Callable[[Any], Any] | None = kwargs.pop('progress_hook', None)
+    def __init__(self, comm: CommunicatorBase, iterator: chainer.dataset.Iterator,
+                 target: Callable[..., Any], device: chainer.backend.Device | None = None,
+                 converter: Callable[..., Any] = chainer.dataset.concat_examples, root: int = 0,
+                 **kwargs: Callable[[Any], object] | None) -> None:
+        self._progress_hook = kwargs.pop('progress_hook', None)
         if kwargs:
             raise TypeError(f'{type(self).__name__} got unexpected keyword arguments '
                             f'{sorted(kwargs)}')
@@ -58,10 +62,10 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         """Evaluates one batch: calls the target, or ``eval_func``.
 
         Args:
-            args: What the converter made of the batch; by name if it made a dict.
+            args: The converted batch; as keyword arguments if the converter returned a dict.
 
         Returns:
-            Any picklable object but ``None``.
+            Any picklable object, except ``None``.
         """
         function = self._targets['main'] if self.eval_func is None else self.eval_func
         return function(*args, **kwargs)
@@ -70,32 +74,38 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         """Combines the results: returns them as they are.  Called on the root only.
 
         Args:
-            results: The results of all batches of all ranks: of the first batches by rank, of the
-                second batches by rank, and so on.
+            results: The results of the first batches of all ranks, ordered by rank, then of their
+                second batches, and so on.
 
         Returns:
-            What the extension returns on the root.  To log it, call ``chainer.report`` here.
+            The result of the extension on the root.  To log it, call ``chainer.report`` here.
         """
         return results
 
-    def __call__(self, trainer: Any = None) -> Any:
-        """Evaluates.  Returns the result on the root, ``None`` elsewhere."""
-        verb = f'{type(self).__name__}'
-        with chainer.using_config('train', False), chainer.no_backprop_mode():
-            try:
-                results = list(self._local_results())
-            except Exception as error:
-                self.comm.refuse(verb, error)
+    def __call__(self, trainer: chainer.training.Trainer | None = None) -> Any:
+        """Evaluates.  Collective: every rank calls it.
+
+        Args:
+            trainer: Has no effect.
+
+        Returns:
+            On the root the result of :meth:`aggregate`; ``None`` elsewhere.
+
+        Raises:
+            Exception: On every rank, any error of ``calc_local`` or ``aggregate`` on a rank.
+        """
+        operation = type(self).__name__
+        with raise_on_all_ranks(self.comm, operation), \
+                chainer.using_config('train', False), chainer.no_backprop_mode():
+            results = list(self._local_results())
         gathered = self.comm.gather_obj(results, self.root)
         result = None
-        try:
+        with raise_on_all_ranks(self.comm, operation):
             if gathered is not None:
                 rows = zip_longest(*gathered, fillvalue=_NOTHING)
                 result = self.aggregate([result for row in rows for result in row
                                          if result is not _NOTHING])
-        except Exception as error:
-            self.comm.refuse(verb, error)
-        self.comm.barrier()  # where the others learn of the error
+        self.comm.barrier()  # raises an error of the root on the other ranks
         return result
 
     def _local_results(self) -> Iterator[Any]:

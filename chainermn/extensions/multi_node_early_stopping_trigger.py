@@ -1,45 +1,44 @@
-"""Stops training on all ranks at once, by a value aggregated over them."""
+"""MultiNodeEarlyStoppingTrigger: stops all ranks at once, by a mean over all ranks."""
 from __future__ import annotations
-
-from typing import Any
 
 import chainer
 
-from chainermn.extensions.observation_aggregator import ObservationAggregator
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions.observation_aggregator import ObservationAggregator, Trigger
 
 
 class MultiNodeEarlyStoppingTrigger:
     """Chainer's ``EarlyStoppingTrigger`` on the mean of a value over all ranks.
 
-    To be a trainer's stop trigger.  Collective whenever ``check_trigger`` fires.
+    Pass it to a trainer as the stop trigger.  Collective whenever ``check_trigger`` fires.
 
     Args:
         comm: ChainerMN communicator.
-        check_trigger: When to look at the value.
+        check_trigger: When to check the value.
         monitor: The key of the value in ``trainer.observation``.
-        patience: How many times the value may fail to improve; 3 by default.  ``patients`` is its
-            older name.
-        mode: ``'min'``, ``'max'`` or ``'auto'`` (by the name of the key).
-        verbose: Whether to print when training stops early.
-        max_trigger: When training stops at the latest.
-        suffix: The mean is written to ``trainer.observation[monitor + suffix]``.
+        patience: Number of checks without improvement after which training stops; 3 by default.
+            ``patients`` is the old name.
+        mode: ``'min'``, ``'max'`` or ``'auto'`` (from the name of the key).
+        verbose: Whether to print a message when training stops early.
+        max_trigger: End of the training if it does not stop early.
+        suffix: The key of the mean in ``trainer.observation`` is ``monitor + suffix``.
     """
 
-    def __init__(self, comm: Any, *, check_trigger: Any = (1, 'epoch'), monitor: str = 'main/loss',
-                 patience: int | None = None, mode: str = 'auto', verbose: bool = False,
-                 max_trigger: Any = (100, 'epoch'), suffix: str = '_aggregated', **kwargs: Any
-                 ) -> None:
+    def __init__(self, comm: CommunicatorBase, *, check_trigger: Trigger = (1, 'epoch'),
+                 monitor: str = 'main/loss', patience: int | None = None, mode: str = 'auto',
+                 verbose: bool = False, max_trigger: tuple[float, str] = (100, 'epoch'),
+                 suffix: str = '_aggregated', **kwargs: int) -> None:
         self.actual_trigger = chainer.training.triggers.EarlyStoppingTrigger(
             check_trigger=check_trigger, monitor=monitor + suffix, patience=patience, mode=mode,
             verbose=verbose, max_trigger=max_trigger, **kwargs)
         self.aggregator = ObservationAggregator(
             comm, monitor, monitor + suffix, comm_trigger=check_trigger)
 
-    def __call__(self, trainer: Any) -> bool:
-        """Whether to stop; the same on all ranks."""
+    def __call__(self, trainer: chainer.training.Trainer) -> bool:
+        """Returns whether to stop, the same on all ranks."""
         self.aggregator(trainer)
         return self.actual_trigger(trainer)
 
-    def get_training_length(self) -> Any:
-        """The longest that training can take, such as ``(100, 'epoch')``."""
+    def get_training_length(self) -> tuple[float, str]:
+        """Returns the maximal length of the training, such as ``(100, 'epoch')``."""
         return self.actual_trigger.get_training_length()

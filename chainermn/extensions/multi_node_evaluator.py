@@ -1,37 +1,48 @@
-"""An evaluator whose result is the mean over the examples of all ranks."""
+"""create_multi_node_evaluator: an evaluator that reports means over all ranks."""
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import chainer
 
 from chainermn._delegate import Delegate
+from chainermn._errors import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
+from chainermn.extensions._observation import Value, to_host
 
 __all__ = ['GenericMultiNodeEvaluator', 'create_multi_node_evaluator']
 
 
-def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
+class _Evaluator(Protocol):
+    """Such as ``chainer.training.extensions.Evaluator``."""
+
+    def evaluate(self) -> Mapping[str, Value]: ...
+
+
+_E = TypeVar('_E', bound=_Evaluator)
+
+
+def create_multi_node_evaluator(actual_evaluator: _E, communicator: CommunicatorBase) -> _E:
     r"""Makes an evaluator report means over all ranks.
 
-    The evaluator is changed in place: from now on its ``evaluate`` is collective (every rank calls
-    it), and gives on every rank the same result. Each rank evaluates what its own iterator yields;
-    then for each key
+    The evaluator is changed in place: its ``evaluate`` becomes collective (every rank calls it) and
+    returns the same result on every rank. Each rank evaluates the batches of its own iterator; then
+    for each key
 
     .. math::
         \text{result} = \frac{\sum_r n_r v_r}{\sum_r n_r}
 
-    where :math:`v_r` is what rank :math:`r` alone would report (with Chainer's ``Evaluator``, the
-    mean over its batches) and :math:`n_r` is the number of examples that its iterator yielded. So
-    parts may have any length; a rank with an empty part, or one that does not report the key,
-    does not count. If no rank drew examples from an iterator of the evaluator, because
-    ``evaluate`` was overridden to do without one, all ranks weigh the same. NaN stays NaN.
+    where :math:`v_r` is the value of rank :math:`r` alone (with Chainer's ``Evaluator``, the mean
+    over its batches) and :math:`n_r` the number of examples of its iterator. So shards may have any
+    length; ranks with an empty shard, or without the key, do not count. If no rank uses an iterator
+    of the evaluator, because ``evaluate`` is overridden, all ranks have the same weight. NaN stays
+    NaN.
 
-    An exception in ``evaluate`` of one rank is raised on all ranks.
+    An exception in ``evaluate`` on one rank is raised on all ranks.
 
     Args:
         actual_evaluator: Evaluator, such as :class:`chainer.training.extensions.Evaluator`, or any
@@ -39,8 +50,8 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         communicator: ChainerMN communicator.
 
     Returns:
-        ``actual_evaluator`` itself. Its former ``evaluate`` is at ``_mn_original_evaluate``, and
-        ``communicator`` at ``_mn_communicator``.
+        ``actual_evaluator``. Its attribute ``_mn_original_evaluate`` is the former ``evaluate``,
+        ``_mn_communicator`` is ``communicator``.
 
     Raises:
         TypeError: If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is not a
@@ -56,39 +67,37 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
             'create_multi_node_evaluator needs an evaluator as its first argument, got '
             f'{actual_evaluator!r}.'))
 
-    def evaluate() -> dict[str, Any]:
+    def evaluate() -> dict[str, Value]:
         counts: list[int] = []
-        try:
-            with _counted_iterators(actual_evaluator, counts):
-                observation = {key: _to_host(value)
-                               for key, value in original_evaluate().items()}
-        except Exception as error:
-            communicator.refuse('evaluate', error)
+        with raise_on_all_ranks(communicator, 'evaluate'), \
+                _counted_iterators(actual_evaluator, counts):
+            observation = {key: to_host(value) for key, value in original_evaluate().items()}
         return _weighted_means(communicator.allgather_obj((sum(counts), observation)))
 
-    actual_evaluator._mn_original_evaluate = original_evaluate
-    actual_evaluator._mn_communicator = communicator
-    actual_evaluator.evaluate = evaluate
+    evaluator: Any = actual_evaluator
+    evaluator._mn_original_evaluate = original_evaluate
+    evaluator._mn_communicator = communicator
+    evaluator.evaluate = evaluate
     return actual_evaluator
 
 
 class _CountingIterator(Delegate, wraps='iterator'):
     """Appends the length of every batch to ``counts``.
 
-    Ends at once over an empty data set, where Chainer's iterators divide by zero.
+    It is exhausted at once if the data set is empty; Chainer's iterators would divide by zero.
     """
 
-    iterator: Any
+    iterator: chainer.dataset.Iterator
     counts: list[int]
 
-    def __init__(self, iterator: Any, counts: list[int]) -> None:
+    def __init__(self, iterator: chainer.dataset.Iterator, counts: list[int]) -> None:
         super().__init__(iterator)
         self.counts = counts
 
     def __iter__(self) -> _CountingIterator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Any:  # a batch: whatever the data set holds
         if len(getattr(self.iterator, 'dataset', [()])) == 0:
             raise StopIteration
         batch = next(self.iterator)
@@ -104,6 +113,7 @@ class _CountingIterator(Delegate, wraps='iterator'):
 
 @contextlib.contextmanager
 def _counted_iterators(evaluator: Any, counts: list[int]) -> Iterator[None]:
+    """Counts the examples of the iterators of an evaluator of Chainer."""
     iterators = getattr(evaluator, '_iterators', None)
     if iterators is None:  # not derived from Chainer's Evaluator
         yield
@@ -116,23 +126,14 @@ def _counted_iterators(evaluator: Any, counts: list[int]) -> Iterator[None]:
         evaluator._iterators = iterators
 
 
-def _to_host(value: Any) -> Any:
-    """GPU arrays would be received on device 0 by all ranks of a node."""
-    if isinstance(value, chainer.Variable):
-        value = value.array
-    if isinstance(value, chainer.get_array_types()):
-        return chainer.get_device('@numpy').send(value)
-    return value
-
-
-def _weighted_means(ranks: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Means over the ranks of what they reported, by key; a pure function of ``ranks``."""
-    means = {}
-    for key in sorted({key for _, observation in ranks for key in observation}):
-        reports = [(n, observation[key]) for n, observation in ranks if key in observation]
+def _weighted_means(by_rank: list[tuple[int, dict[str, Value]]]) -> dict[str, Value]:
+    """Returns the mean of each key over the ranks, weighted by their numbers of examples."""
+    means: dict[str, Value] = {}
+    for key in sorted({key for _, observation in by_rank for key in observation}):
+        reports = [(n, observation[key]) for n, observation in by_rank if key in observation]
         total = sum(n for n, _ in reports)
-        if total == 0:  # no iterator was used, or all parts are empty
+        if total == 0:  # no iterator was used, or all shards are empty
             reports, total = [(1, value) for _, value in reports], len(reports)
-        # A rank with an empty part may report NaN, and 0 times NaN would be NaN.
+        # A rank with an empty shard may report NaN, and 0 times NaN would be NaN.
         means[key] = sum(value * (n / total) for n, value in reports if n > 0)
     return means

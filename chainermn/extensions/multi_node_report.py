@@ -1,51 +1,55 @@
-"""Logs, plots and progress bars of all ranks, which rank 0 writes and the others do not.
+"""create_multi_node_report: logs, plots and progress bars of all ranks, written by rank 0.
 
-Chainer's reports are changed in place, each in the one respect in which it knows of its own rank
-only: the mean of a log or plot is taken over the observations of all ranks, a progress bar counts
-the examples of all.
+Chainer's reports are changed in place: logs and plots get means over the observations of all ranks,
+and a progress bar counts the examples of all ranks.
 """
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TextIO, TypeVar
 
 import chainer
 from chainer.training import extensions
 from chainer.training.extensions import progress_bar
 
+from chainermn.communicators.communicator_base import CommunicatorBase
+
 _MEANS = extensions.LogReport, extensions.PlotReport
 _WRITERS = extensions.PrintReport, extensions.ProgressBar
 
 
-def create_multi_node_report(actual_report: Any, communicator: Any) -> Any:
-    """Makes a report of Chainer's Trainer one of all ranks, which rank 0 writes.
+_R = TypeVar('_R', bound=chainer.training.Extension)
 
-    All ranks extend their trainers by it::
+
+def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) -> _R:
+    """Makes a report of Chainer's Trainer cover all ranks; rank 0 writes it.
+
+    Add it to the trainer on all ranks::
 
         trainer.extend(create_multi_node_report(extensions.LogReport(), comm))
         trainer.extend(create_multi_node_report(extensions.PrintReport(['main/loss']), comm))
 
-    - ``LogReport`` and ``PlotReport``: what they report are means over the observations of all
-      ranks since the last time, each observation counted once.  Collective whenever their trigger
-      fires, so it has to fire on all ranks in the same iteration.  ``log`` is the same on all
-      ranks; files are written by rank 0.
-    - ``ProgressBar``: shows the examples that all ranks take per second.  Collective when training
-      begins, to count the data sets.
+    - ``LogReport`` and ``PlotReport`` report means over the observations of all ranks since the
+      last report; each observation counts once.  Collective whenever their trigger fires, so it
+      must fire in the same iteration on all ranks.  ``log`` is the same on all ranks; rank 0 writes
+      the files.
+    - ``ProgressBar`` shows the examples per second of all ranks.  Collective at the beginning of
+      the training, to count the data sets.
     - ``PrintReport`` and ``ProgressBar`` print on rank 0 only.
 
     Args:
         actual_report: One of these extensions of ``chainer.training.extensions``.  It is changed.
-        communicator: ChainerMN communicator; the ranks that have different examples.
+        communicator: ChainerMN communicator of the ranks that have different examples.
 
     Returns:
         ``actual_report``.
 
     Raises:
-        TypeError: On all ranks, if it is another extension.
+        TypeError: On every rank, if it is another extension.
     """
     if not isinstance(actual_report, (*_MEANS, *_WRITERS)):
         communicator.refuse('create_multi_node_report', TypeError(
-            'create_multi_node_report takes a LogReport, PlotReport, PrintReport or ProgressBar of '
+            'create_multi_node_report needs a LogReport, PlotReport, PrintReport or ProgressBar of '
             f'chainer.training.extensions, not {actual_report!r}'))
     report, is_root = actual_report, communicator.rank == 0
     if isinstance(report, _MEANS):
@@ -65,14 +69,14 @@ def create_multi_node_report(actual_report: Any, communicator: Any) -> Any:
     return report
 
 
-def _begin_summary(report: Any, communicator: Any) -> None:
+def _begin_summary(report: chainer.training.Extension, communicator: CommunicatorBase) -> None:
     report._summary = _Summary(communicator)
 
 
 class _Summary(chainer.reporter.DictSummary):
-    """Takes the mean over what all ranks added."""
+    """Computes means over the values of all ranks."""
 
-    def __init__(self, communicator: Any) -> None:
+    def __init__(self, communicator: CommunicatorBase) -> None:
         super().__init__()
         self._communicator = communicator
 
@@ -89,11 +93,11 @@ class _Summary(chainer.reporter.DictSummary):
 
 
 class _Undrawn(extensions.PlotReport):
-    """Takes part in the means of a plot that another rank draws."""
+    """Computes the means of a plot that another rank draws."""
 
     default_name = 'PlotReport'
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
         observation = trainer.observation
         self._summary.add({key: observation[key] for key in self._y_keys if key in observation})
         if trainer.is_before_training or self._trigger(trainer):
@@ -104,20 +108,21 @@ class _Undrawn(extensions.PlotReport):
 class _Bar(progress_bar._TrainerProgressBar):
     """Also shows how many examples all ranks take per second."""
 
-    def __init__(self, communicator: Any, bar_length: int, out: Any) -> None:
+    def __init__(self, communicator: CommunicatorBase, bar_length: int, out: TextIO | _Silence
+                 ) -> None:
         super().__init__(bar_length, out)
         self._communicator = communicator
-        self._examples = 0  # of all ranks in an epoch; 0 if that is not known
+        self._examples = 0  # of all ranks in an epoch; 0 if unknown
         self._epochs_per_second = 0.
 
-    def count_examples(self, trainer: Any) -> None:
+    def count_examples(self, trainer: chainer.training.Trainer) -> None:
         """Adds up the data sets of all ranks.  Collective: every rank calls it."""
         try:
             examples = len(trainer.updater.get_iterator('main').dataset)
         except Exception:  # an updater or iterator of another kind
             examples = 0
-        everybody = self._communicator.allgather_obj(examples)
-        self._examples = sum(everybody) if all(everybody) else 0
+        by_rank = self._communicator.allgather_obj(examples)
+        self._examples = sum(by_rank) if all(by_rank) else 0
 
     def update_speed(self, iteration: int, epoch_detail: float) -> tuple[float, float]:
         speeds = super().update_speed(iteration, epoch_detail)
@@ -134,7 +139,7 @@ class _Bar(progress_bar._TrainerProgressBar):
 
 
 class _Silence:
-    """Swallows what is written to it."""
+    """A file that ignores all text."""
 
     def write(self, text: str) -> int:
         return len(text)

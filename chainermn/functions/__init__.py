@@ -1,4 +1,4 @@
-"""Differentiable communication: what moves forward between ranks, its gradients move back."""
+"""Differentiable communication: gradients are sent in the opposite direction."""
 from chainermn.functions.collective_communication import (
     all_to_all,
     allgather,

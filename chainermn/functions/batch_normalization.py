@@ -1,15 +1,22 @@
 """Batch normalization with the statistics of the batches of all ranks."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, cast
 
 import chainer
 import numpy as np
 from chainer.functions.normalization import batch_normalization as chainer_bn
 
+from chainermn._types import Array, ArrayModule, FunctionNode, VariableOrArray
+from chainermn.communicators.communicator_base import CommunicatorBase
 
-def get_communication_backend(comm: Any, communication_backend: str = 'auto') -> str:
-    """Says by what the statistics travel.
+#: Library that sends the statistics.
+Backend = Literal['mpi', 'nccl']
+
+
+def get_communication_backend(comm: CommunicatorBase, communication_backend: str = 'auto'
+                              ) -> Backend:
+    """Select the library that sends the statistics.
 
     Args:
         comm: ChainerMN communicator.
@@ -21,33 +28,33 @@ def get_communication_backend(comm: Any, communication_backend: str = 'auto') ->
     Raises:
         ValueError: If the communicator has no such backend.
     """
-    backends = ('mpi', 'nccl') if comm.has_nccl else ('mpi',)
     if communication_backend == 'auto':
-        return backends[-1]
+        return 'nccl' if comm.has_nccl else 'mpi'
     if communication_backend not in ('mpi', 'nccl'):
-        raise ValueError(f"communication_backend has to be 'auto', 'mpi' or 'nccl', not "
+        raise ValueError(f"communication_backend must be 'auto', 'mpi' or 'nccl', not "
                          f'{communication_backend!r}')
-    if communication_backend not in backends:
-        raise ValueError(f'nccl is not supported by {type(comm).__name__}; use pure_nccl, or '
-                         "communication_backend='auto'")
-    return communication_backend
+    if communication_backend == 'nccl' and not comm.has_nccl:
+        raise ValueError(f'nccl is not supported by {type(comm).__name__}. Use pure_nccl, or '
+                         "communication_backend='auto'.")
+    return cast(Backend, communication_backend)
 
 
 class MultiNodeBNImplSelector:
-    """Makes Chainer's batch normalization use the statistics of all ranks.
+    """Lets Chainer's batch normalization use the statistics of all ranks.
 
     An ``impl_selector`` of Chainer's ``BatchNormalization`` function node.
 
     Args:
         comm: ChainerMN communicator.
-        communication_backend_name: As :func:`get_communication_backend` returns it.
+        communication_backend_name: The result of :func:`get_communication_backend`.
     """
 
-    def __init__(self, comm: Any, communication_backend_name: str) -> None:
+    def __init__(self, comm: CommunicatorBase, communication_backend_name: Backend) -> None:
         self.comm = comm
         self.communication_backend_name = communication_backend_name
 
-    def __call__(self, batch_norm_func: Any, inputs: Any) -> Any:
+    def __call__(self, batch_norm_func: FunctionNode, inputs: tuple[VariableOrArray, ...]
+                 ) -> _MultiNodeBatchNormalization:
         return _MultiNodeBatchNormalization(self.comm, self.communication_backend_name)
 
 
@@ -63,17 +70,18 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         \sigma^2 = \sum_r n_r \bigl(\sigma_r^2 + (\mu_r - \mu)^2\bigr) / n
     """
 
-    def __init__(self, comm: Any, backend: str) -> None:
+    def __init__(self, comm: CommunicatorBase, backend: Backend) -> None:
         self._comm = comm
-        # NCCL would take arrays on a device; MPI takes those on the host.
+        # Such a communicator uses NCCL for arrays on a device, and MPI for arrays on the host.
         self._is_through_host = backend == 'mpi' and comm.has_nccl
 
-    def _to_send(self, x: Any) -> Any:
+    def _to_send(self, x: Array) -> Array:
         if self._is_through_host and chainer.backend.get_array_module(x) is not np:
             return x.get()
         return x
 
-    def get_mean_and_var(self, axis: Any, gamma: Any, x: Any, xp: Any, interm_dtype: Any) -> Any:
+    def get_mean_and_var(self, axis: tuple[int, ...], gamma: Array, x: Array, xp: ArrayModule,
+                         interm_dtype: np.dtype) -> tuple[Array, Array]:
         dtype = np.promote_types(interm_dtype, np.float32)
         count = _count(x.shape, axis)
         if count:
@@ -85,9 +93,9 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         parts = self._comm.allgather(self._to_send(mine))
         if len({part.size for part in parts}) > 1:
             raise ValueError(
-                'multi-node batch normalization refused: the number of channels differs\n'
+                'multi-node batch normalization: the number of channels differs between ranks\n'
                 + '\n'.join(f'  rank {rank}: {part.size // 2}' for rank, part in enumerate(parts))
-                + '\nAll ranks need the same model.')
+                + '\nUse the same model on all ranks.')
         table = xp.stack([xp.asarray(part) for part in parts])  # (rank, 1 + 2 * channels)
         weights = table[:, :1] / table[:, :1].sum()
         means, variances = table[:, 1:1 + mean.size], table[:, 1 + mean.size:]
@@ -97,12 +105,13 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         return (merged.reshape(mean.shape).astype(interm_dtype),
                 spread.reshape(mean.shape).astype(interm_dtype))
 
-    def backward(self, axis: Any, gamma: Any, gy: Any, x: Any, x_layout: Any, xp: Any,
-                 expander: Any, mean: Any, inv_std: Any, eps: Any, var: Any,
-                 forward_data: Any) -> Any:
+    def backward(self, axis: tuple[int, ...], gamma: Array, gy: Array, x: Array, x_layout: object,
+                 xp: ArrayModule, expander: tuple[slice | None, ...], mean: Array, inv_std: Array,
+                 eps: float, var: Array, forward_data: object
+                 ) -> tuple[Array, None, Array, Array]:
         if chainer.config.enable_backprop:
-            raise RuntimeError('multi-node batch normalization has no second derivative; run '
-                               'backward without enable_double_backprop')
+            raise RuntimeError('multi-node batch normalization has no second derivative. Run '
+                               'backward without enable_double_backprop.')
         dtype = np.promote_types(np.promote_types(x.dtype, gamma.dtype), np.float32)
         x_hat = (x - mean[expander]) * inv_std[expander]
         gbeta = gy.sum(axis=axis, dtype=dtype)
@@ -111,13 +120,13 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         gbeta, ggamma = sums[0], sums[1]
         gx = (gamma * inv_std)[expander] * (
             gy - (x_hat * ggamma[expander] + gbeta[expander]) / self._total)
-        # The optimizer averages the gradients of all ranks; these are averages already.
+        # The optimizer averages these gradients over all ranks; they are already averages.
         return (gx.astype(x.dtype, copy=False), None,
                 (ggamma / self._comm.size).astype(gamma.dtype, copy=False),
                 (gbeta / self._comm.size).astype(gamma.dtype, copy=False))
 
 
-def _count(shape: tuple[int, ...], axis: Any) -> int:
+def _count(shape: tuple[int, ...], axis: tuple[int, ...]) -> int:
     count = 1
     for i in axis:
         count *= shape[i]

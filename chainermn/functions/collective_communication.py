@@ -1,4 +1,4 @@
-"""Differentiable collectives; the gradient of each is another one of them.
+"""Differentiable collectives; the backward of each is another collective.
 
 =================  =============================================================
 forward            backward
@@ -12,36 +12,38 @@ gather             scatter
 scatter            gather
 =================  =============================================================
 
-A gradient is sent for every output, zeros for one that the loss does not use; so if backward runs
-on one rank it has to run on all.  Sums of float16 gradients are computed in float32.
+Every output gets a gradient, zeros if the loss does not use it; so if backward runs on one rank,
+run it on all ranks.  Sums of float16 gradients are computed in float32.
 """
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import chainer
+import numpy as np
 
-from chainermn.functions._node import Node, placeholder
+from chainermn._types import Array, ArrayModule, Variable, VariableOrArray
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.functions._node import Gradients, Indexes, Node, placeholder
 
 
 class _Collective(Node):
-    """A function node on a communicator that knows how to fill in missing gradients."""
+    """A function node on a communicator that fills in missing gradients."""
 
-    def __init__(self, comm: Any, root: int = 0) -> None:
+    def __init__(self, comm: CommunicatorBase, root: int = 0) -> None:
         super().__init__()
         self.comm = comm
         self.root = root
 
-    def _zeros_for_missing(self, gys: Sequence[Any]) -> tuple[Any, ...]:
-        """Replaces gradients that are ``None`` by zeros shaped as the outputs."""
+    def _zeros_for_missing(self, gys: Gradients) -> tuple[Variable, ...]:
+        """Replace gradients that are ``None`` by zeros with the shapes of the outputs."""
         return tuple(
             _zeros(self._xp, shape, dtype) if gy is None else gy
             for gy, (shape, dtype) in zip(gys, self._described, strict=True))
 
-    def _outputs(self, ys: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Remembers what the gradients of the outputs look like."""
+    def _outputs(self, ys: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Keep the shapes and dtypes of the outputs for their gradients."""
         self._xp = chainer.backend.get_array_module(*ys)
         self._described = [(y.shape, y.dtype) for y in ys]
         return ys
@@ -50,52 +52,52 @@ class _Collective(Node):
 class AllGather(_Collective):
     """Gives every rank the arrays of all ranks."""
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         return self._outputs(self.comm.allgather(inputs[0]))
 
-    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         return ReduceScatter(self.comm).apply(self._zeros_for_missing(gys))
 
 
 class ReduceScatter(_Collective):
-    """Gives each rank the sum of the arrays that all ranks hold for it."""
+    """Gives rank ``i`` the sum of the ``i``-th inputs of all ranks."""
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         return self._outputs((self.comm.reduce_scatter(inputs),))
 
-    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         return AllGather(self.comm).apply(self._zeros_for_missing(gys))
 
 
 class AllToAll(_Collective):
     """Sends one array to each rank and gets one from each."""
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         return self._outputs(self.comm.alltoall(inputs))
 
-    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         return AllToAll(self.comm).apply(self._zeros_for_missing(gys))
 
 
 class AllReduce(_Collective):
     """Gives every rank the sum of the arrays of all ranks."""
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         return self._outputs((self.comm.allreduce(inputs[0]),))
 
-    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         return AllReduce(self.comm).apply(self._zeros_for_missing(gys))
 
 
 class Bcast(_Collective):
     """Gives every rank the array of the root; its input on the other ranks is a placeholder."""
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         y = self.comm.bcast(inputs[0], self.root)
-        # Chainer takes an array that is input and output at once for an in-place change.
+        # If an array is both input and output, Chainer treats it as changed in place.
         return self._outputs((y.copy() if self.comm.rank == self.root else y,))
 
-    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         gxs = _SumOnRoot(self.comm, self.root).apply(self._zeros_for_missing(gys))
         return gxs if self.comm.rank == self.root else (None,)
 
@@ -103,163 +105,184 @@ class Bcast(_Collective):
 class _SumOnRoot(_Collective):
     """Gives the root the sum of the arrays of all ranks, and the others an empty array."""
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         y = self.comm.reduce(inputs[0], root=self.root)
         return self._outputs((_empty_like(inputs[0]) if y is None else y,))
 
-    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         return Bcast(self.comm, self.root).apply(self._zeros_for_missing(gys))
 
 
 class Gather(_Collective):
     """Gives the root the arrays of all ranks, and the others an empty array."""
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         ys = self.comm.gather(inputs[0], self.root)
         return self._outputs((_empty_like(inputs[0]),) if ys is None else ys)
 
-    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         return Scatter(self.comm, self.root).apply(self._zeros_for_missing(gys))
 
 
 class Scatter(_Collective):
     """Gives each rank one array of the root; its input on the other ranks is a placeholder."""
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         return self._outputs((self.comm.scatter(inputs, self.root),))
 
-    def backward(self, indexes: Any, gys: tuple[Any, ...]) -> tuple[Any, ...]:
+    def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         gxs = Gather(self.comm, self.root).apply(self._zeros_for_missing(gys))
         return gxs if self.comm.rank == self.root else (None,)
 
 
-def allgather(comm: Any, x: Any) -> tuple[chainer.Variable, ...]:
+def allgather(comm: CommunicatorBase, x: VariableOrArray) -> tuple[chainer.Variable, ...]:
     """Differentiable all-gather.  Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        x: Variable or array; shapes may differ between the ranks, dtypes may not.
+        x: Variable or array; the same dtype on all ranks, of any shape.
 
     Returns:
-        On every rank a tuple with the Variable of each rank, by rank.
+        On every rank, a tuple with the Variables of all ranks, by rank.
     """
     return AllGather(comm).apply((x,))
 
 
-def reduce_scatter(comm: Any, xs: Sequence[Any]) -> chainer.Variable:
+def reduce_scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> chainer.Variable:
     """Differentiable reduce-scatter.  Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        xs: One Variable or array for each rank; what all ranks hold for one rank has one shape.
+        xs: One Variable or array for each rank, all of one dtype; or one Variable with these as
+            rows.  ``xs[i]`` has the same shape on all ranks.
 
     Returns:
-        The sum of what all ranks hold for this rank.
+        On rank ``i``, the sum of ``xs[i]`` over all ranks.
+
+    Raises:
+        ValueError: If ``xs`` does not have one element for each rank; on all ranks.
     """
-    return ReduceScatter(comm).apply(_one_for_each_rank(comm, xs))[0]
+    return ReduceScatter(comm).apply(_one_for_each_rank(comm, xs, 'reduce_scatter'))[0]
 
 
-def alltoall(comm: Any, xs: Sequence[Any]) -> tuple[chainer.Variable, ...]:
+def alltoall(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> tuple[chainer.Variable, ...]:
     """Differentiable all-to-all.  Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        xs: One Variable or array for each rank, of one dtype; shapes are free.  Or one Variable,
-            whose rows they are.
+        xs: One Variable or array for each rank, of any shape and one dtype; or one Variable with
+            these as rows.
 
     Returns:
-        A tuple with the Variable that each rank meant for this rank, by rank.
+        On rank ``i``, a tuple with ``xs[i]`` of all ranks, by rank.
 
     Raises:
-        ValueError: If ``xs`` has not one element for each rank.
+        ValueError: If ``xs`` does not have one element for each rank; on all ranks.
     """
-    return AllToAll(comm).apply(_one_for_each_rank(comm, xs))
+    return AllToAll(comm).apply(_one_for_each_rank(comm, xs, 'alltoall'))
 
 
-def all_to_all(comm: Any, xs: Sequence[Any], device: int = -1) -> tuple[chainer.Variable, ...]:
-    """The name of :func:`alltoall` in ChainerMN 1.0 to 1.2; ``device`` is ignored."""
-    warnings.warn('chainermn.functions.all_to_all is called alltoall today, without device',
+def all_to_all(comm: CommunicatorBase, xs: Sequence[VariableOrArray], device: int = -1
+               ) -> tuple[chainer.Variable, ...]:
+    """The name of :func:`alltoall` in ChainerMN 1.0 to 1.2.  Collective: every rank calls it.
+
+    Args:
+        comm: ChainerMN communicator.
+        xs: As for :func:`alltoall`.
+        device: Ignored.
+
+    Returns:
+        As :func:`alltoall`.
+    """
+    warnings.warn('chainermn.functions.all_to_all is deprecated; use alltoall, without device',
                   DeprecationWarning, stacklevel=2)
     return alltoall(comm, xs)
 
 
-def allreduce(comm: Any, x: Any) -> chainer.Variable:
+def allreduce(comm: CommunicatorBase, x: VariableOrArray) -> chainer.Variable:
     """Differentiable all-reduce (sum).  Collective: every rank calls it, and runs backward.
 
-    If every rank computes its own loss from the sum, the gradient of ``x`` is that of the sum of
-    the losses of all ranks.
+    If every rank computes its own loss from the sum, ``x`` gets the gradient of the sum of all
+    losses.
 
     Args:
         comm: ChainerMN communicator.
         x: Variable or array; the same dtype and shape on all ranks.
 
     Returns:
-        On every rank the sum over all ranks.
+        On every rank, the sum over all ranks.
     """
     return AllReduce(comm).apply((x,))[0]
 
 
-def bcast(comm: Any, x: Any, root: int = 0) -> chainer.Variable:
+def bcast(comm: CommunicatorBase, x: VariableOrArray | None, root: int = 0) -> chainer.Variable:
     """Differentiable broadcast.  Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
         x: On the root, Variable or array.  Ignored on the other ranks.
-        root: The rank whose array is sent.
+        root: The rank whose array is sent; the same on all ranks.
 
     Returns:
-        On every rank a Variable with the root's array.
+        On every rank, a Variable with the root's array.
     """
     return Bcast(comm, root).apply((x if comm.rank == root else placeholder(),))[0]
 
 
-def gather(comm: Any, x: Any, root: int = 0) -> Any:
+def gather(comm: CommunicatorBase, x: VariableOrArray, root: int = 0
+           ) -> chainer.Variable | tuple[chainer.Variable, ...]:
     """Differentiable gather.  Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        x: Variable or array; shapes may differ between the ranks, dtypes may not.
-        root: The rank that gets the arrays.
+        x: Variable or array; the same dtype on all ranks, of any shape.
+        root: The rank that gets the arrays; the same on all ranks.
 
     Returns:
-        On the root a tuple with the Variable of each rank, by rank.  Elsewhere one Variable of
-        shape ``(0,)``, from which backward runs.
+        On the root, a tuple with the Variables of all ranks, by rank.  Elsewhere one Variable of
+        shape ``(0,)``, for ``backward()``.
     """
     ys = Gather(comm, root).apply((x,))
     return ys if comm.rank == root else ys[0]
 
 
-def scatter(comm: Any, xs: Sequence[Any] | None, root: int = 0) -> chainer.Variable:
+def scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None, root: int = 0
+            ) -> chainer.Variable:
     """Differentiable scatter.  Collective: every rank calls it, and runs backward.
 
     Args:
         comm: ChainerMN communicator.
-        xs: On the root, one Variable or array for each rank, or one Variable, whose rows they are.
-            Ignored on the other ranks.
-        root: The rank whose arrays are sent.
+        xs: On the root, one Variable or array for each rank, of any shape and one dtype; or one
+            Variable with these as rows.  Ignored on the other ranks.
+        root: The rank whose arrays are sent; the same on all ranks.
 
     Returns:
-        The Variable with the number of this rank.
+        On rank ``i``, ``xs[i]`` of the root.
+
+    Raises:
+        ValueError: If ``xs`` does not have one element for each rank; on all ranks.
     """
-    inputs = (placeholder(),)
+    inputs: tuple[VariableOrArray, ...] = (placeholder(),)
     if comm.rank == root:
         inputs = _one_for_each_rank(comm, xs, 'scatter')
     return Scatter(comm, root).apply(inputs)[0]
 
 
-def _one_for_each_rank(comm: Any, xs: Any, verb: str = 'alltoall') -> tuple[Any, ...]:
-    if getattr(xs, 'ndim', 0):  # a Variable or an array
+def _one_for_each_rank(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None,
+                       operation: str) -> tuple[VariableOrArray, ...]:
+    if xs is not None and getattr(xs, 'ndim', 0) > 0:  # a Variable or an array
         xs = [xs[i] for i in range(len(xs))]
     if not isinstance(xs, (tuple, list)) or len(xs) != comm.size:
         got = len(xs) if isinstance(xs, (tuple, list)) else type(xs)
-        comm.refuse(verb, ValueError(f'expected a tuple or list of one Variable for each of the '
-                                     f'{comm.size} ranks but got {got}'))
+        comm.refuse(operation, ValueError(
+            f'expected a tuple or list of one Variable for each of the {comm.size} ranks, got '
+            f'{got}'))
     return tuple(xs)
 
 
-def _empty_like(x: Any) -> Any:
+def _empty_like(x: Array) -> Array:
     return chainer.backend.get_array_module(x).empty(0, x.dtype)
 
 
-def _zeros(xp: Any, shape: tuple[int, ...], dtype: Any) -> chainer.Variable:
+def _zeros(xp: ArrayModule, shape: tuple[int, ...], dtype: np.dtype) -> chainer.Variable:
     return chainer.Variable(xp.zeros(shape, dtype), requires_grad=False)

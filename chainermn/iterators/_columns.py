@@ -1,34 +1,44 @@
-"""A batch in a form that is quick to pickle: equal arrays side by side, as bytes.
+"""A batch in a form that is quick to pickle: columns of equal arrays, as bytes.
 
-To pickle a small array takes longer than to send it, and a batch has one or two for each example.
-So a batch of pairs ``[(x, t), ...]`` is packed as its two columns, and a column of arrays of one
-shape and dtype, or of NumPy scalars of one type, as what these hold.
+Pickling a small array takes longer than sending it, and a batch has one or two arrays per example.
+So a batch of pairs ``[(x, t), ...]`` is packed as two columns, and a column of arrays of one shape
+and dtype, or of NumPy scalars of one type, as the bytes of their elements.
 """
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
-#: Arrays of more bytes are left as they are: to pickle one of them takes no longer than to copy it.
+from chainermn._types import Object
+
+#: Larger arrays are not packed: pickling them takes no longer than copying. In bytes.
 _LARGE = 2**15
 
-#: Kinds of dtypes whose elements are no more than bytes: booleans and numbers.
+#: Kinds of dtypes whose elements are plain bytes: booleans and numbers.
 _KINDS = 'biufc'
 
-#: The types of NumPy's numbers with the name of the dtype of each.
+#: NumPy's scalar types, and the names of their dtypes.
 _SCALARS = {kind: np.dtype(kind).str for kind in {*np.sctypeDict.values()}
             if np.dtype(kind).kind in _KINDS}
 _TUPLES = {tuple}
 
 _dtype_of, _shape_of = attrgetter('dtype'), attrgetter('shape')
 
+#: A packed batch: its form, and a column, a list of columns or the batch itself.
+Packed = tuple[str, Object]
+#: Dtype, shape of one example, and the elements of all examples; or None, None and the column.
+_Column = tuple[str | None, tuple[int, ...] | None, Object]
 
-def pack(batch: Any) -> tuple[str, Any]:
-    """Returns something of which :func:`unpack` makes an equal batch."""
+
+def pack(batch: Object) -> Packed:
+    """Return a batch in a form that is quick to pickle, for :func:`unpack`.
+
+    Args:
+        batch: Any object; lists of arrays, scalars or tuples of these become quicker to pickle.
+    """
     if type(batch) is not list or not batch:
         return 'as it is', batch
     if {*map(type, batch)} == _TUPLES and batch[0]:
@@ -40,29 +50,35 @@ def pack(batch: Any) -> tuple[str, Any]:
     return 'column', _packed(batch)
 
 
-def unpack(packed: tuple[str, Any]) -> Any:
-    """Returns the batch.  Its arrays are its own: they can be written to, and share no elements."""
+def unpack(packed: Packed) -> Object:
+    """Return a batch that is equal to the argument of :func:`pack`.
+
+    Args:
+        packed: The result of :func:`pack`.
+
+    Returns:
+        The batch.  Its arrays can be written to, and do not overlap.
+    """
     form, content = packed
     if form == 'tuples':
         return [*zip(*map(_unpacked, content), strict=True)]
     return content if form == 'as it is' else _unpacked(content)
 
 
-def _packed(column: Sequence[Any]) -> tuple[str | None, Any, Any]:
-    """The dtype, the shape of one example, and the elements of all; or only the column itself."""
+def _packed(column: Sequence[Object]) -> _Column:
     kinds = {*map(type, column)}
     if len(kinds) == 1:
         kind, = kinds
         if kind in _SCALARS:
             return _SCALARS[kind], (), b''.join(column)
-        if kind is np.ndarray and _are_alike(column):  # no subclass, which may have more to it
+        if kind is np.ndarray and _are_alike(column):  # not a subclass
             with contextlib.suppress(TypeError):  # not in C order
                 return column[0].dtype.str, column[0].shape, b''.join(column)
     return None, None, column
 
 
-def _are_alike(column: Sequence[Any]) -> bool:
-    """Whether arrays are small and hold just elements of one dtype in one shape."""
+def _are_alike(column: Sequence[np.ndarray]) -> bool:
+    """Return whether arrays are small, of one dtype and shape, and contain plain bytes."""
     first = column[0]
     dtype, shape = first.dtype, first.shape
     return (dtype.kind in _KINDS and shape != () and first.nbytes <= _LARGE
@@ -70,8 +86,8 @@ def _are_alike(column: Sequence[Any]) -> bool:
             and [*map(_shape_of, column)].count(shape) == len(column))
 
 
-def _unpacked(column: tuple[str | None, Any, Any]) -> Any:
+def _unpacked(column: _Column) -> Object:
     dtype, shape, content = column
-    if dtype is None:
+    if dtype is None or shape is None:
         return content
     return [*np.frombuffer(content, dtype).copy().reshape(-1, *shape)]

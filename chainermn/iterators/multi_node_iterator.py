@@ -1,41 +1,46 @@
-"""One rank reads the batches, all ranks get them."""
+"""An iterator on one rank, whose batches are broadcast to all ranks."""
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING
 
 import chainer
 
 from chainermn._delegate import Delegate
+from chainermn._types import Dataset, DatasetIterator, Object, Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.iterators._columns import pack, unpack
 
 _MISSING = object()
 
-#: What Chainer's updaters, triggers and reports ask of an iterator.
+#: The attributes that Chainer's updaters, triggers and reports read.
 _PROGRESS = ('current_position', 'epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
 
 
-def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorBase,
-                               rank_master: int = 0) -> Any:
-    """Makes an iterator that gives all ranks the batches of one.
+def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: CommunicatorBase,
+                               rank_master: int = 0) -> _MultiNodeIterator:
+    """Create an iterator that returns the batches of one rank on all ranks.
 
-    Collective: every rank calls it.  So are ``next()`` and ``reset()`` of the result, and
-    loading it: each sends one message from ``rank_master``, with the batch and the progress.  For
-    models that span several ranks and so need the same batch on all of them.  Where reading the
-    data twice is cheaper than sending it, see :func:`create_synchronized_iterator`.
+    Collective: every rank calls it.  ``next()`` and ``reset()`` of the result, and loading it, are
+    collective, too: each broadcasts one message from ``rank_master``, with the batch and the
+    progress.  Use it for models on several ranks, which need the same batch on all of them.  If
+    reading the data on each rank is cheaper than sending it, see
+    :func:`create_synchronized_iterator`.
 
     Args:
-        actual_iterator: On ``rank_master``, any iterator, over batches that can be pickled.  On
-            the other ranks an iterator that is never asked for a batch; its attributes that are
-            not about progress are there to read.  With
-            :func:`chainermn.datasets.create_empty_dataset` it needs no data.
+        actual_iterator: On ``rank_master``, any iterator whose batches can be pickled.  On the
+            other ranks an iterator that never reads a batch; its attributes can be read, except
+            for the progress.  With :func:`chainermn.datasets.create_empty_dataset` it needs no
+            data.
         communicator: ChainerMN communicator.
         rank_master: The rank whose iterator is used; the same on all ranks.
 
     Returns:
         An iterator.  Batches, and ``epoch``, ``epoch_detail``, ``previous_epoch_detail``,
         ``is_new_epoch`` and ``current_position``, are the same on all ranks.
+
+    Raises:
+        TypeError: If ``communicator`` is not a ChainerMN communicator.
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_iterator needs a ChainerMN communicator as its second '
@@ -46,7 +51,7 @@ def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorB
 class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_iterator'):
     """See :func:`create_multi_node_iterator`."""
 
-    actual_iterator: Any
+    actual_iterator: DatasetIterator
     communicator: CommunicatorBase
     rank_master: int
 
@@ -55,10 +60,15 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     is_new_epoch: bool
     epoch_detail: float
     previous_epoch_detail: float | None
-    _order: Any  # of the examples in this epoch; None if they are not shuffled
+    _order: Object  # of the examples in this epoch; None if they are not shuffled
 
-    def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
-                 ) -> None:
+    if TYPE_CHECKING:  # attributes of the actual iterator, for editors
+        dataset: Dataset
+        batch_size: int
+        repeat: bool
+
+    def __init__(self, actual_iterator: DatasetIterator, communicator: CommunicatorBase,
+                 rank_master: int) -> None:
         super().__init__(actual_iterator)
         self.communicator = communicator
         self.rank_master = rank_master
@@ -68,8 +78,9 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     def __iter__(self) -> _MultiNodeIterator:
         return self
 
-    def __next__(self) -> Any:
-        batch, message = None, None
+    def __next__(self) -> Object:
+        batch: Object = None
+        message: list[Object] | None = None
         if self._is_root:
             try:
                 batch = next(self.actual_iterator)
@@ -87,18 +98,21 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     next = __next__
 
     def reset(self) -> None:
-        """Starts again from the first batch.  Collective: every rank calls it."""
+        """Restart from the first batch.  Collective: every rank calls it."""
         if self._is_root:
             self.actual_iterator.reset()
         self._share_progress()
 
-    def serialize(self, serializer: Any) -> None:
-        """Saves or loads the iterator of ``rank_master``.
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the iterator of ``rank_master``.
 
-        Every rank saves the progress of ``rank_master``, by itself, in the form of Chainer's
-        iterators: any of these snapshots can be loaded into an ordinary iterator, such as that of
-        a single process.  Loading is collective (every rank calls it): ``rank_master`` loads, and
-        the other ranks take over its progress, whatever their own snapshots hold.
+        Every rank saves the progress of ``rank_master``, without communication and in the format
+        of Chainer's iterators, so any of these snapshots can be loaded into an ordinary iterator,
+        such as in a single process.  Loading is collective (every rank calls it): ``rank_master``
+        loads, and broadcasts its progress; the snapshots of the other ranks are ignored.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
         """
         if self._is_root:
             self.actual_iterator.serialize(serializer)
@@ -108,11 +122,11 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
             self._save_progress(serializer)
 
     def finalize(self) -> None:
-        """Frees what the iterator of this rank holds, such as its processes."""
+        """Free the resources of this rank's iterator, such as its processes."""
         self.actual_iterator.finalize()
 
     def __del__(self) -> None:
-        """Leaves it to the actual iterator, which others may still use."""
+        """Do nothing: the actual iterator may still be in use."""
 
     def __copy__(self) -> _MultiNodeIterator:
         return _MultiNodeIterator(
@@ -122,8 +136,8 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     def _is_root(self) -> bool:
         return self.communicator.rank == self.rank_master
 
-    def _own_progress(self, with_order: bool = False) -> dict[str, Any]:
-        """What the other ranks need.  The order is large, but changes only once in an epoch."""
+    def _own_progress(self, with_order: bool = False) -> dict[str, Object]:
+        """Return the progress.  The order is large, but changes only once per epoch."""
         actual = self.actual_iterator
         values = [(name, getattr(actual, name, _MISSING)) for name in _PROGRESS]
         progress = {name: value for name, value in values if value is not _MISSING}
@@ -135,12 +149,12 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         progress = self._own_progress(with_order=True) if self._is_root else None
         self.__dict__.update(self.communicator.bcast_obj(progress, root=self.rank_master))
 
-    def _save_progress(self, serializer: Any) -> None:
+    def _save_progress(self, serializer: Serializer) -> None:
         for name in ('current_position', 'epoch', 'is_new_epoch'):
             if name in self.__dict__:
                 serializer(name, self.__dict__[name])
         if isinstance(self.actual_iterator, chainer.iterators.MultithreadIterator):
-            serializer('_order', self._order)  # its name for it, which it loads even if it is None
+            serializer('_order', self._order)  # it loads this name, even if it is None
         elif self._order is not None:
             serializer('order', self._order)
         if 'previous_epoch_detail' in self.__dict__:

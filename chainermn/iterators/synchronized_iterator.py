@@ -1,38 +1,40 @@
-"""All ranks read the same batches in the same order, by sharing a seed."""
+"""Iterators that read the same batches on all ranks, by sharing a seed."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 import chainer
 import numpy as np
 
 from chainermn._delegate import Delegate
+from chainermn._types import Dataset, DatasetIterator, Object, Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
-def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
-    """Makes the iterators of all ranks shuffle in the same order.
+def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator: CommunicatorBase
+                                 ) -> _SynchronizedIterator:
+    """Shuffle the iterators of all ranks in the same order.
 
     Collective: every rank calls it.  Afterwards nothing is sent: each rank reads its own data set,
-    which should be the same on all, in an order drawn from a seed of rank 0.  For models that span
+    which should be the same on all ranks, in an order from a random seed of rank 0.  For models on
     several ranks, see also :func:`create_multi_node_iterator`.
 
     Args:
         actual_iterator: An iterator with an ``order_sampler``, such as
-            ``chainer.iterators.SerialIterator``; it starts again from its first batch.
+            ``chainer.iterators.SerialIterator``; it restarts from its first batch.
         communicator: ChainerMN communicator.
 
     Returns:
-        A proxy for the iterator.
+        On each rank a proxy for its iterator.
 
     Raises:
-        ValueError: If the iterator has no ``order_sampler``, on all ranks.
+        ValueError: If the iterator has no ``order_sampler``; on all ranks.
     """
     if not hasattr(actual_iterator, 'order_sampler'):
         communicator.refuse('create_synchronized_iterator', ValueError(
-            f'{type(actual_iterator).__name__} has no order_sampler; use SerialIterator, '
-            'MultiprocessIterator or MultithreadIterator'))
+            f'{type(actual_iterator).__name__} has no order_sampler. Use SerialIterator, '
+            'MultiprocessIterator or MultithreadIterator.'))
     seed = None
     if communicator.rank == 0:
         seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)
@@ -46,28 +48,44 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
 class _SynchronizedIterator(Delegate, chainer.dataset.Iterator, wraps='actual_iterator'):
     """See :func:`create_synchronized_iterator`."""
 
-    actual_iterator: Any
+    actual_iterator: DatasetIterator
+
+    if TYPE_CHECKING:  # attributes of the actual iterator, for editors
+        dataset: Dataset
+        batch_size: int
+        repeat: bool
+        epoch: int
+        is_new_epoch: bool
+        epoch_detail: float
+        previous_epoch_detail: float | None
+
+        def reset(self) -> None: ...
 
     def __iter__(self) -> _SynchronizedIterator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Object:
         return next(self.actual_iterator)
 
     next = __next__
 
     def finalize(self) -> None:
+        """Free the resources of the iterator, such as its processes."""
         self.actual_iterator.finalize()
 
-    def serialize(self, serializer: Any) -> None:
-        """Saves or loads the iterator, and the state from which it draws the next orders."""
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the iterator, and the random state for the orders of the next epochs.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
+        """
         self.actual_iterator.serialize(serializer)
         random = self.order_sampler._random
         _, keys, position, _, _ = random.get_state(legacy=True)
-        with contextlib.suppress(KeyError):  # a snapshot of an older version
+        with contextlib.suppress(KeyError):  # a snapshot of an older version has none
             keys = serializer('order_keys', keys)
             position = serializer('order_position', position)
             random.set_state(('MT19937', keys, position))
 
     def __del__(self) -> None:
-        """Leaves it to the actual iterator, which others may still use."""
+        """Do nothing: the actual iterator may still be in use."""

@@ -30,9 +30,9 @@ def create(name: StoreType = 'local', communicator: CommunicatorBase | None = No
     ====================  =========  ===============================================================
     Type                  Shared by  A push
     ====================  =========  ===============================================================
-    ``local``             nobody     sums values over the devices of the process, in host memory,
+    ``local``             one rank   sums values over the devices of the process, in host memory,
                                      and calls the updater with the sum
-    ``device``, ``nccl``  nobody     the same, but on the device of the first value; the stored
+    ``device``, ``nccl``  one rank   the same, but on the device of the first value; the stored
                                      arrays stay on their devices
     ``dist_sync``         all ranks  sums values over all ranks as well; every rank pushes and pulls
                                      the same keys at the same time

@@ -1,9 +1,10 @@
-"""Backends: how what workers push and pull gets to the servers, for each type of store."""
+"""Backends: how values travel between workers and servers, for each type of store."""
 from __future__ import annotations
 
 import abc
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn, TypeVar
 
 import chainer
@@ -72,6 +73,14 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
         """Raises an error on all ranks that take part in an operation of the store."""
+
+    @contextlib.contextmanager
+    def errors_on_all(self, operation: str) -> Iterator[None]:
+        """Raises errors of the block with :meth:`raise_on_all`."""
+        try:
+            yield
+        except Exception as error:
+            self.raise_on_all(operation, error)
 
     @abc.abstractmethod
     def check_same(self, operation: str, arguments: str) -> None:
@@ -200,11 +209,9 @@ class DistSyncBackend(_DistBackend):
     def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
         entries = shard_values(layouts, values, self.size, self.server.compressor)
         received = self._exchange('push', layouts, [encode(one) for one in entries.values()])
-        try:
+        with self.errors_on_all('push'):  # of the updater
             for entries_of_key in zip(*map(decode, received), strict=True):
                 self.server.apply(entries_of_key)
-        except Exception as error:  # of the updater
-            self.raise_on_all('push', error)
 
     def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
@@ -224,7 +231,7 @@ class DistSyncBackend(_DistBackend):
 
     def _exchange(self, operation: str, layouts: Sequence[Layout],
                   messages: Sequence[list[Buffer]]) -> list[np.ndarray]:
-        """Sends the n-th message to rank n; returns those of all ranks."""
+        """Sends the n-th message to rank n; returns the messages from all ranks."""
         digest = _digest(operation, layouts)
         return self._check(operation, layouts, digest, self._comm.alltoall(
             [join([digest, *message]) for message in messages]))

@@ -74,10 +74,8 @@ class KVStore:
             ValueError: If a key is already initialized, or the ranks differ.
             TypeError: If a key or a value has a wrong type.
         """
-        try:
+        with self._backend.errors_on_all('init'):
             layouts, values = self._new_layouts(key, value)
-        except Exception as error:
-            self._backend.raise_on_all('init', error)
         self._backend.check_same('init', ', '.join(map(str, layouts)))
         self._backend.init(layouts, values)
         self._layouts.update({layout.key: layout for layout in layouts})
@@ -104,7 +102,7 @@ class KVStore:
             TypeError: If a value has not the key's dtype, or an argument has a wrong type.
             Exception: Any error of the updater.
         """
-        try:
+        with self._backend.errors_on_all('push'):
             layouts = self._find_layouts(key)
             of_keys = _arguments.check_values(key, value)
             for layout, values in zip(layouts, of_keys, strict=True):
@@ -112,8 +110,6 @@ class KVStore:
                     _arguments.check_fits(x, layout)
             summed = [self._backend.sum_devices(layout, values)
                       for layout, values in zip(layouts, of_keys, strict=True)]
-        except Exception as error:
-            self._backend.raise_on_all('push', error)
         self._backend.push(layouts, summed)
 
     @overload  # a str is one key, although it is a sequence of str, too
@@ -150,15 +146,13 @@ class KVStore:
             ValueError: If a key is not initialized, or an output has not the key's shape.
             TypeError: If an output has not the key's dtype, or an argument has a wrong type.
         """
-        try:
+        with self._backend.errors_on_all('pull'):
             layouts = self._find_layouts(key)
             outs = [[] for _ in layouts] if out is None else \
                 _arguments.check_lists(key, out, 'out')
             for layout, of_key in zip(layouts, outs, strict=True):
                 for x in of_key if not layout.is_row_sparse else ():
                     _arguments.check_output(x, layout)
-        except Exception as error:
-            self._backend.raise_on_all('pull', error)
         dense = [layout for layout in layouts if not layout.is_row_sparse]
         if len(dense) < len(layouts):
             warnings.warn('pull skips row-sparse keys; use row_sparse_pull', UserWarning,
@@ -210,7 +204,7 @@ class KVStore:
             ValueError: If a key is not initialized or not row-sparse, or a row is out of range.
             TypeError: If an argument has a wrong type.
         """
-        try:
+        with self._backend.errors_on_all('row_sparse_pull'):
             layouts = self._find_layouts(key)
             outs = None if out is None else _arguments.check_lists(key, out, 'out')
             for n, layout in enumerate(layouts):
@@ -221,8 +215,6 @@ class KVStore:
                     _arguments.check_output(x, layout)
             n_outs = [1] * len(layouts) if outs is None else [len(of_key) for of_key in outs]
             ids = _arguments.check_row_lists(row_ids, key, n_outs, layouts)
-        except Exception as error:
-            self._backend.raise_on_all('row_sparse_pull', error)
         rows = self._backend.pull(layouts, ids)
         if outs is not None:
             for of_key, its_ids, its_rows in zip(outs, ids, rows, strict=True):
@@ -279,7 +271,7 @@ class KVStore:
             ValueError: If a hook needs all parameters at once, if the optimizer cannot update
                 shards and there are some already, or if the ranks differ.
         """
-        try:
+        with self._backend.errors_on_all('set_optimizer'):
             updater = OptimizerUpdater(optimizer, rescale_grad)
             split = [layout for layout in self._layouts.values() if layout.is_split]
             if split and not updater.is_elementwise:
@@ -288,8 +280,6 @@ class KVStore:
                     f'these are split over the servers: {", ".join(map(str, split))}. Call '
                     'set_optimizer before init, or create the store with a larger bigarray_bound')
             description = _optimizer_updater.describe(optimizer)
-        except Exception as error:
-            self._backend.raise_on_all('set_optimizer', error)
         self._backend.check_same('set_optimizer', repr((description, rescale_grad)))
         self._backend.server.set_updater(updater)
         self._backend.barrier()
@@ -299,8 +289,8 @@ class KVStore:
 
         Each value is sent as ``threshold``, ``-threshold`` or 0, so 16 values take the bytes of one
         float32.  The sender keeps the difference (error feedback) and adds it to its next push of
-        the key.  ``dist`` types compress what workers send to servers; the other types, what is
-        summed over the devices of a process, if a key is pushed with several values.  Only
+        the key.  ``dist`` types compress the pushes of workers to servers; the other types, the
+        values of several devices of a process, if a key is pushed with several values.  Only
         floating-point arrays are compressed, not :class:`RowSparse` values; pulls never are.
 
         ``dist`` types: collective, every rank calls it with the same parameters.
@@ -313,7 +303,7 @@ class KVStore:
             TypeError: If ``compression_params`` is not a dict, or the threshold not a number.
             ValueError: If the type or a parameter is unknown or out of range, or the ranks differ.
         """
-        try:
+        with self._backend.errors_on_all('set_gradient_compression'):
             if not isinstance(compression_params, dict):
                 raise TypeError('compression_params must be a dict such as '
                                 f"{{'type': '2bit', 'threshold': 0.5}}, not {compression_params!r}")
@@ -321,8 +311,6 @@ class KVStore:
                 raise ValueError("the compression of a store must be of type '2bit', not "
                                  f'{compression_params.get("type")!r}')
             compressor = compression.get(compression_params)
-        except Exception as error:
-            self._backend.raise_on_all('set_gradient_compression', error)
         self._backend.check_same('set_gradient_compression', repr(compressor))
         self._backend.server.compressor = compressor
         self._backend.barrier()
@@ -347,13 +335,11 @@ class KVStore:
             RuntimeError: If no optimizer is set.
             OSError: If rank 0 cannot write the file.
         """
-        try:
+        with self._backend.errors_on_all('save_optimizer_states'):
             optimizer = self._optimizer('save')
-        except Exception as error:
-            self._backend.raise_on_all('save_optimizer_states', error)
         by_server = self._backend.gather(self._backend.server.optimizer_states())
         if by_server is not None:
-            try:
+            with self._backend.errors_on_all('save_optimizer_states'):
                 states = {}
                 for layout in self._layouts.values():
                     shards = {server: found[layout.key_id] for server, found in enumerate(by_server)
@@ -363,8 +349,6 @@ class KVStore:
                 _optimizer_updater.write_states(
                     fname, states,
                     _optimizer_updater.describe(optimizer) if dump_optimizer else None)
-            except Exception as error:
-                self._backend.raise_on_all('save_optimizer_states', error)
         self._backend.barrier()
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
@@ -384,12 +368,10 @@ class KVStore:
             OSError: If rank 0 cannot read the file.
         """
         found = None
-        try:
+        with self._backend.errors_on_all('load_optimizer_states'):
             optimizer = self._optimizer('load')
             if self.rank == 0:
                 found = _optimizer_updater.read_states(fname)
-        except Exception as error:
-            self._backend.raise_on_all('load_optimizer_states', error)
         found = self._backend.bcast(found)
         assert found is not None
         states, saved = found

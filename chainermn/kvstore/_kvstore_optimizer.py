@@ -59,15 +59,13 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         raise TypeError('create_kvstore_optimizer needs a KVStore as its second argument, not '
                         f'{kvstore!r}. Make one with chainermn.kvstore.create().')
     is_async = kvstore.type == 'dist_async'
-    try:
+    with kvstore._backend.errors_on_all('create_kvstore_optimizer'):
         if not isinstance(actual_optimizer, chainer.optimizer.GradientMethod):
             raise TypeError('create_kvstore_optimizer needs a chainer.optimizer.GradientMethod as '
                             f'its first argument, not {actual_optimizer!r}.')
         if is_async and update_on_kvstore is not None and not update_on_kvstore:
             raise ValueError('dist_async has no mean gradient to update with: pass '
                              'update_on_kvstore=True, or use dist_sync.')
-    except Exception as error:
-        kvstore._backend.raise_on_all('create_kvstore_optimizer', error)
     if is_async or update_on_kvstore:
         kvstore.set_optimizer(actual_optimizer, 1. if is_async else 1 / kvstore.num_workers)
         return _StoreUpdate(actual_optimizer, kvstore)
@@ -151,7 +149,7 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
                           priority=[-i for i in range(len(parameters))])
 
     def _pull(self, parameters: _Parameters) -> None:
-        """Pulls the parameters, also those that this optimizer does not update."""
+        """Pulls the parameters, including parameters that this optimizer does not update."""
         self.kvstore.pull(list(parameters), [parameter.array for parameter in parameters.values()],
                           priority=[-i for i in range(len(parameters))])
 

@@ -1,7 +1,6 @@
 """OptimizerUpdater: an updater that steps a Chainer optimizer, whose states can be saved."""
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import zipfile
@@ -12,6 +11,7 @@ import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
+from chainermn._atomic_file import open_atomic
 from chainermn.kvstore._sharding import Key, Layout
 from chainermn.kvstore.row_sparse import Array
 
@@ -81,11 +81,11 @@ class OptimizerUpdater:
                 for key, rule in self._rules.items()}
 
     def check_state(self, layout: Layout, state: OptimizerState) -> None:
-        """Raises ValueError if these are not states of this optimizer for a whole array."""
+        """Raises ValueError if these are not states of this optimizer for a full array."""
         expected = {'t': 0, **self._rule_with_states(np.zeros(layout.shape, layout.dtype)).state}
         if set(expected) != set(state):
-            raise ValueError(f'the states of key {layout.key!r} are {sorted(state)}, but those of '
-                             f'{type(self.optimizer).__name__} are {sorted(expected)}')
+            raise ValueError(f'the states of key {layout.key!r} are {sorted(state)}, but '
+                             f'{type(self.optimizer).__name__} has {sorted(expected)}')
         for name, value in expected.items():
             if np.shape(value) != np.shape(state[name]):
                 raise ValueError(f'the state {name!r} of key {layout.key!r} has the shape '
@@ -149,11 +149,11 @@ _FORMAT = 1
 
 
 def join_states(layout: Layout, states: Mapping[int, OptimizerState]) -> OptimizerState:
-    """Joins the states of a key's shards to those of the whole array.
+    """Joins the states of a key's shards.
 
     Args:
         layout: The layout of the key.
-        states: By server, for those that have states.
+        states: By server; servers without states are missing.
 
     Returns:
         The states.  Those that have not the shape of the shard, such as the number of steps, are
@@ -165,10 +165,10 @@ def join_states(layout: Layout, states: Mapping[int, OptimizerState]) -> Optimiz
         if not layout.is_split or not isinstance(value, np.ndarray) \
                 or value.shape != layout.shard_shape(first):
             continue
-        joined[name] = whole = np.zeros(layout.shape, value.dtype)
+        joined[name] = full = np.zeros(layout.shape, value.dtype)
         for server in layout.shards:
             if server in states:
-                layout.shard(whole, server)[...] = states[server][name]
+                layout.shard(full, server)[...] = states[server][name]
     return joined
 
 
@@ -192,21 +192,8 @@ def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerSta
             arrays[f'{i}/{name}'] = np.asarray(value)
             if arrays[f'{i}/{name}'].dtype.hasobject:
                 raise TypeError(f'the state {name!r} of a key is {value!r}, not an array')
-    path = os.fspath(path)
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f'tmp-{name}-{os.getpid()}')
-    try:
-        with open(temporary, 'xb') as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        if isinstance(error, OSError) and error.filename:
-            error.filename = path
-        raise
+    with open_atomic(os.fspath(path)) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read_states(path: str | os.PathLike[str]

@@ -111,7 +111,7 @@ class Server:
                     if self.layouts[key_id].key in states}
 
     def load_optimizer_states(self, states: Mapping[Key, OptimizerState]) -> None:
-        """Sets the optimizer states of whole arrays, also of keys that are initialized later.
+        """Sets the optimizer states of full arrays, also of keys that are initialized later.
 
         Raises:
             ValueError: If they do not fit the optimizer or an array, on whichever server it is.
@@ -121,7 +121,7 @@ class Server:
             self._restore(self._pop_loaded(self.layouts))
 
     def _pop_loaded(self, layouts: Sequence[Layout]) -> list[tuple[Layout, OptimizerState]]:
-        """Takes the loaded states of some keys; checks those of all servers, so all raise."""
+        """Takes the loaded states of keys; checks them for all servers, so all servers raise."""
         if not isinstance(self.updater, OptimizerUpdater):
             return []
         loaded = [(layout, self._loaded.pop(layout.key)) for layout in layouts

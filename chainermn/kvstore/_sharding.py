@@ -22,7 +22,7 @@ from chainermn.kvstore.row_sparse import Array, RowSparse
 Key: TypeAlias = int | str
 
 #: What a pull reads of an array: the rows with these indices (ascending int64), or, for ``None``,
-#: the whole array.
+#: the full array.
 Rows: TypeAlias = np.ndarray | None
 
 #: C-ordered bytes of a message.
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     is_row_sparse: bool
-    #: By server: ``...`` for the whole array, or a range of its rows or of its elements.
+    #: By server: ``...`` for the full array, or a range of its rows or of its elements.
     shards: dict[int, slice | types.EllipsisType]
 
     @classmethod
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
         return len(self.shards) > 1
 
     def shard(self, x: Array, server: int) -> Array:
-        """Returns a server's shard of the whole array; a view where possible."""
+        """Returns a server's shard of the full array; a view where possible."""
         where = self.shards[server]
         if where is ...:
             return x
@@ -82,7 +82,7 @@ class Layout(NamedTuple):
         return range(self.shape[0])[where] if isinstance(where, slice) else range(self.shape[0])
 
     def slice_of(self, row_ids: np.ndarray, server: int) -> slice:
-        """Returns which of some row indices, in ascending order, are those of a server."""
+        """Returns the slice of row indices, in ascending order, that a server stores."""
         rows = self.shard_rows(server)
         return slice(*np.searchsorted(row_ids, [rows.start, rows.stop]))
 
@@ -175,7 +175,7 @@ def join_shards(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]],
             a flat uint8 array.
 
     Returns:
-        For each key one new array for each read: the rows, or the whole array.
+        For each key one new array for each read: the rows, or the full array.
     """
     replies = dict(replies)
 

@@ -25,7 +25,7 @@ class RowSparse:
         row_ids: Indices of the stored rows: a one-dimensional array or list of integers from 0 to
             ``shape[0] - 1``, in any order.  Rows with the same index are summed.
         rows: NumPy or CuPy array of shape ``(len(row_ids), *shape[1:])`` and any dtype.
-        shape: Shape of the whole array, with at least one dimension.
+        shape: Shape of the full array, with at least one dimension.
 
     Raises:
         TypeError: If ``rows`` is not an array, or ``row_ids`` are not integers.
@@ -36,7 +36,7 @@ class RowSparse:
     row_ids: np.ndarray
     #: The stored rows, an array of shape ``(len(row_ids), *shape[1:])``.
     rows: Array
-    #: Shape of the whole array.
+    #: Shape of the full array.
     shape: tuple[int, ...]
 
     def __init__(self, row_ids: Array | Sequence[int], rows: Array, shape: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class RowSparse:
         return self.rows.dtype
 
     def todense(self) -> Array:
-        """Makes the whole array.
+        """Makes the full array.
 
         Returns:
             A new array of this shape and dtype, on the device of the rows.

@@ -1,4 +1,4 @@
-"""Links: models and layers that span several ranks."""
+"""Links: models and layers on several ranks."""
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 from chainermn.links.create_mnbn_model import create_mnbn_model
 from chainermn.links.multi_node_chain_list import MultiNodeChainList

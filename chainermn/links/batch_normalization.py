@@ -1,19 +1,20 @@
 """Batch normalization over the batches of all ranks, as a link."""
 from __future__ import annotations
 
-from typing import Any
-
 import chainer
 from chainer.functions.normalization import batch_normalization as chainer_bn
+from numpy.typing import DTypeLike
 
+from chainermn._types import Initializer, VariableOrArray
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import batch_normalization
 
 
 class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
-    """Batch normalization whose mean and variance are those of the batches of all ranks.
+    """Batch normalization with the mean and variance over the batches of all ranks.
 
-    Small batches per rank make the statistics of a rank noisy; here they are as good as those of
-    one process with all the examples.  In training mode forward and backward are collective: every
+    Small batches make the statistics of a single rank noisy; these are equal to the statistics of
+    one process with all examples.  In training mode forward and backward are collective: every
     rank runs them, in the same order.
 
     Args:
@@ -21,17 +22,18 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
         comm: ChainerMN communicator.
         decay: Decay rate of the moving averages.
         eps: Added to the variance for numerical stability.
-        dtype: Dtype of the parameters; ``chainer.config.dtype`` by default, float32 for mixed16.
-        use_gamma: Whether to scale.
-        use_beta: Whether to shift.
-        initial_gamma: Initializer of the scale, ones by default.
-        initial_beta: Initializer of the shift, zeros by default.
+        dtype: Dtype of the parameters; by default ``chainer.config.dtype``, float32 for mixed16.
+        use_gamma: Whether to scale the output.
+        use_beta: Whether to shift the output.
+        initial_gamma: Initializer of the scale; ones by default.
+        initial_beta: Initializer of the shift; zeros by default.
         communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.
     """
 
-    def __init__(self, size: Any, comm: Any, decay: float = 0.9, eps: float = 2e-5,
-                 dtype: Any = None, use_gamma: bool = True, use_beta: bool = True,
-                 initial_gamma: Any = None, initial_beta: Any = None,
+    def __init__(self, size: int | tuple[int, ...], comm: CommunicatorBase, decay: float = 0.9,
+                 eps: float = 2e-5, dtype: DTypeLike | None = None, use_gamma: bool = True,
+                 use_beta: bool = True, initial_gamma: Initializer = None,
+                 initial_beta: Initializer = None,
                  communication_backend: str = 'auto') -> None:
         super().__init__(
             size, decay=decay, eps=eps, dtype=dtype, use_gamma=use_gamma, use_beta=use_beta,
@@ -40,13 +42,22 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
         self._communication_backend = batch_normalization.get_communication_backend(
             comm, communication_backend)
 
-    def forward(self, x: Any, finetune: bool = False) -> chainer.Variable:
-        """Normalizes ``x``; in training mode by the statistics of all ranks, and updates averages.
+    def forward(self, x: VariableOrArray, finetune: bool = False) -> chainer.Variable:
+        """Normalize ``x``.  In training mode collective: every rank calls it.
+
+        In training mode it uses the statistics of all ranks, and updates the moving averages;
+        otherwise it uses the moving averages.
 
         Args:
-            x: Variable or array of shape (batch, size, ...); batch sizes may differ.
-            finetune: Whether to accumulate plain averages over all calls since
-                :meth:`start_finetuning` in place of moving averages.
+            x: Variable or array of shape (batch, size, ...); batch sizes may differ between ranks.
+            finetune: Whether to average over all calls since :meth:`start_finetuning`, instead of
+                moving averages.
+
+        Returns:
+            A Variable of the shape of ``x``.
+
+        Raises:
+            ValueError: On all ranks, if the number of channels differs between ranks.
         """
         if not chainer.config.train:
             return super().forward(x)

@@ -1,49 +1,55 @@
-"""Turns the batch normalization of an existing model into that of all ranks."""
+"""Converts the batch normalization of an existing model to multi-node batch normalization."""
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import chainer
 
+from chainermn._types import Model
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 
 
-def create_mnbn_model(link: Any, comm: Any, communication_backend: str = 'auto') -> Any:
-    """Copies a model with :class:`MultiNodeBatchNormalization` for each ``BatchNormalization``.
+def create_mnbn_model(link: Model, comm: CommunicatorBase, communication_backend: str = 'auto'
+                      ) -> Model:
+    """Copy a model, with each ``BatchNormalization`` replaced by the multi-node one.
 
-    Every rank converts its own; nothing is exchanged.
+    See :class:`MultiNodeBatchNormalization`.  Every rank converts its own model; nothing is sent.
 
     Args:
-        link: A link; chains, chain lists and ``Sequential`` are searched to any depth.
+        link: A link; chains, chain lists and ``Sequential`` are converted recursively.
         comm: ChainerMN communicator.
         communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.
 
     Returns:
-        A deep copy of the link.  Parameters, moving averages and settings are those of the
-        original.
+        A deep copy of the link, with the same parameters, moving averages and settings.
 
     Raises:
-        ValueError: If a batch normalization has its own ``axis``.
+        ValueError: If a batch normalization has an ``axis``, or the communicator does not support
+            the backend.
     """
     return _Converter(comm, communication_backend).replacement(copy.deepcopy(link))
 
 
 class _Converter:
-    """Replaces links in place, each object once, wherever and however often the model holds it."""
+    """Replaces links in place, each object once, even if the model contains it several times."""
 
-    def __init__(self, comm: Any, communication_backend: str) -> None:
+    def __init__(self, comm: CommunicatorBase, communication_backend: str) -> None:
         self._comm = comm
         self._communication_backend = communication_backend
-        self._done: dict[int, tuple[Any, Any]] = {}  # with the link itself, so that its id stays
+        self._done: dict[int, tuple[Model, Model]] = {}  # by id; keep the link, so its id stays
 
-    def replacement(self, link: Any) -> Any:
-        """Returns what stands in the place of a link; functions stay."""
+    def replacement(self, link: Model) -> Model:
+        """Return the link that replaces this one; links of other types and functions stay.
+
+        Args:
+            link: A link, or a function in a ``Sequential``.
+        """
         if id(link) not in self._done:
             self._done[id(link)] = link, self._replace(link)
         return self._done[id(link)][1]
 
-    def _replace(self, link: Any) -> Any:
+    def _replace(self, link: Model) -> Model:
         if isinstance(link, MultiNodeBatchNormalization):
             return link
         if isinstance(link, chainer.links.BatchNormalization):
@@ -60,10 +66,11 @@ class _Converter:
         return link
 
 
-def _converted(bn: Any, comm: Any, communication_backend: str) -> MultiNodeBatchNormalization:
+def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str
+               ) -> MultiNodeBatchNormalization:
     if bn.axis is not None:
-        raise ValueError('multi-node batch normalization keeps axis 1 (and those of size after '
-                         f'it) and takes no axis option, but the model has axis={bn.axis}')
+        raise ValueError('multi-node batch normalization does not support axis: it keeps axis 1, '
+                         f'but the model has axis={bn.axis}. Remove the option from the model.')
     converted = MultiNodeBatchNormalization(
         bn.avg_mean.shape, comm, bn.decay, bn.eps, bn._highprec_dtype,
         use_gamma=bn.gamma is not None, use_beta=bn.beta is not None,

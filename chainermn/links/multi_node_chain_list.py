@@ -1,21 +1,25 @@
-"""A model whose parts live on several ranks and pass their outputs on."""
+"""A model whose parts are on several ranks and send their outputs to each other."""
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import chainer
 
 from chainermn import functions
+from chainermn._types import Model, Variable
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 Ranks = int | Sequence[int] | None
 
+#: A Variable, or a tuple or list of Variables.
+Value = Variable | Sequence[Variable]
+
 
 class MultiNodeChainList(chainer.ChainList):
-    """A chain list of parts, each with the ranks its inputs come from and its outputs go to.
+    """A chain list of the parts of a model, which exchange their outputs between ranks.
 
-    Every rank makes its own list of the parts it computes; together they are one model.  An MLP
+    Every rank creates a list of the parts that it computes; together they are one model.  An MLP
     whose first half is on rank 0 and second half on rank 1:
 
     >>> class First(chainermn.MultiNodeChainList):              # on rank 0
@@ -27,44 +31,52 @@ class MultiNodeChainList(chainer.ChainList):
     ...         super().__init__(comm)
     ...         self.add_link(Half(), rank_in=0, rank_out=None)
 
-    The parts of a rank run in the order in which they were added.  Backward takes exactly the
-    opposite way, so it cannot come to wait in a circle where forward did not.
+    The parts of a rank run in the order in which they were added.  Backward runs exactly in the
+    opposite order, so it cannot deadlock if forward does not.
 
     Args:
         comm: ChainerMN communicator.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         super().__init__()
         self._comm = comm
         self._ranks: list[tuple[list[int] | None, list[int] | None]] = []
 
-    def add_link(self, link: Any, rank_in: Ranks = None, rank_out: Ranks = None) -> None:
-        """Adds a part.
+    def add_link(self, link: Model, rank_in: Ranks = None, rank_out: Ranks = None) -> None:
+        """Add a part.
 
         Args:
             link: The link that computes it.  It gets one argument for each rank in ``rank_in`` (a
-                tuple where a tuple was sent), or what the model is called with.
-            rank_in: Rank or ranks that send its inputs, in their order; this rank for what an
-                earlier part on it gave to it.  ``None`` if its inputs are the model's.
-            rank_out: Rank or ranks that receive its output.  ``None`` if its output is the
-                model's, which one part of a rank may have at most.
+                tuple if a tuple was sent), or the arguments of the model.
+            rank_in: Rank or ranks that send its inputs, in the order of the arguments; this rank
+                for the output of an earlier part on it.  ``None`` for the inputs of the model.
+            rank_out: Rank or ranks that receive its output.  ``None`` for the output of the model;
+                at most one part on each rank.
 
         Raises:
-            ValueError: If another part has the output of the model already.
+            ValueError: If another part has ``rank_out=None``.
         """
         if rank_out is None and any(ranks_out is None for _, ranks_out in self._ranks):
-            raise ValueError('two parts on this rank have rank_out=None, but the model has one '
-                             'output; send that of the first to the rank that uses it')
+            raise ValueError('add_link: two parts on this rank have rank_out=None, but the model '
+                             'has one output. Send the output of the first part to the rank that '
+                             'uses it.')
         self.append(link)
         self._ranks.append((_as_list(rank_in), _as_list(rank_out)))
 
-    def forward(self, *inputs: Any) -> Any:
-        """Runs the parts of this rank.
+    def forward(self, *inputs: Value) -> Value:
+        """Run the parts of this rank.
+
+        Args:
+            inputs: The inputs of the model.
 
         Returns:
             The output of the part with ``rank_out=None``; if there is none, an empty Variable.
-            Call ``backward()`` on it either way.
+            Call ``backward()`` on it in both cases.
+
+        Raises:
+            ValueError: If a part sends to its own rank and no later part uses it, or a part
+                receives from its own rank and no earlier part has sent.
         """
         graph = _Graph(self._comm)
         output = None
@@ -79,37 +91,37 @@ class MultiNodeChainList(chainer.ChainList):
 
 
 class _Graph:
-    """Chains the communication of a rank, each to the one before, so that backward undoes it."""
+    """Connects each communication of a rank to the previous one, for backward."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
         self._last: chainer.Variable | None = None
-        self._to_itself: deque[Any] = deque()
+        self._to_itself: deque[Value] = deque()
 
-    def recv(self, rank: int) -> Any:
+    def recv(self, rank: int) -> Value:
         if rank == self._comm.rank:
             if not self._to_itself:
-                raise ValueError(f'a part on rank {rank} takes an input from its own rank, but no '
-                                 'part before it sent one')
+                raise ValueError(f'a part on rank {rank} receives from its own rank, but no '
+                                 'earlier part has sent to it. Add the part that sends first.')
             return self._to_itself.popleft()
         received = functions.recv(self._comm, rank, self._last)
         self._last = received[0] if isinstance(received, tuple) else received
         return received
 
-    def send(self, y: Any, rank: int) -> None:
+    def send(self, y: Value, rank: int) -> None:
         if rank == self._comm.rank:
             self._to_itself.append(y)
         else:
             self._last = functions.send(self._connected(y), self._comm, rank)
 
-    def close(self, output: Any) -> Any:
-        """Returns the output, tied to all communication."""
+    def close(self, output: Value | None) -> Value:
+        """Return the output, connected to all communication."""
         if self._to_itself:
-            raise ValueError(f'a part on rank {self._comm.rank} sent an output to its own rank, '
-                             'but no part after it takes it')
+            raise ValueError(f'a part on rank {self._comm.rank} sends to its own rank, but no '
+                             'later part receives it. Add a part with this rank in rank_in.')
         return self._last if output is None else self._connected(output)
 
-    def _connected(self, y: Any) -> Any:
+    def _connected(self, y: Value) -> Value:
         if self._last is None:
             return y
         ys = functions.pseudo_connect(self._last, *_as_tuple(y))
@@ -122,5 +134,5 @@ def _as_list(ranks: Ranks) -> list[int] | None:
     return [ranks] if isinstance(ranks, int) else list(ranks)
 
 
-def _as_tuple(y: Any) -> tuple[Any, ...]:
+def _as_tuple(y: Value) -> tuple[Variable, ...]:
     return tuple(y) if isinstance(y, (tuple, list)) else (y,)

@@ -2,118 +2,121 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import chainer
 
+from chainermn._errors import raise_on_all_ranks
+from chainermn._types import Optimizer
 from chainermn.communicators import compression as compression_module
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
 from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
 
+if TYPE_CHECKING:
+    from chainermn.communicators.compression import Compressor
+
 __all__ = ['create_multi_node_optimizer']
 
 
 def create_multi_node_optimizer(
-    actual_optimizer: Any,
+    actual_optimizer: Optimizer,
     communicator: CommunicatorBase,
     double_buffering: bool = False,
     zero_fill: bool = True,
     *,
     n_accumulations: int = 1,
-    compression: Any = None,
+    compression: Compressor | Mapping[str, object] | str | None = None,
     overlap: bool | str = False,
     bucket_mb: float = 25,
-) -> Any:
-    """Makes an optimizer average its gradients over all ranks before each step.
+) -> _MultiNodeOptimizer:
+    """Create an optimizer that averages gradients over all ranks before each step.
 
     Returns a proxy for ``actual_optimizer``: all attributes (``lr``, ``t``, ``target``,
     ``add_hook``, ``serialize``, ...) are those of the actual optimizer, but ``update`` averages.
-    The proxy is not an instance of :class:`chainer.Optimizer`; Chainer's updaters take it.
+    The proxy is not an instance of :class:`chainer.Optimizer`; Chainer's updaters accept it.
 
     ``proxy.update(lossfun, *args)`` is collective: every rank calls it. It computes this rank's
     gradients, replaces them by their mean over all ranks, and lets the actual optimizer step.
-    Hooks such as ``GradientClipping`` therefore see the mean gradients, equal on all ranks.
-    Without ``lossfun`` the gradients must be there already, as with any Chainer optimizer.
+    So hooks such as ``GradientClipping`` use the mean gradients, which are equal on all ranks.
+    Without ``lossfun`` it uses the current gradients, as any Chainer optimizer does.
 
     The first ``update`` does not step (``t`` stays 0): it only copies the parameters of rank 0 to
-    all ranks. So does an ``update`` that finds more, or other, initialized parameters than the one
-    before it, because a layer such as ``Linear(None, 10)`` initializes itself on its first use, on
-    each rank with other random numbers.
+    all ranks. So does an ``update`` in which the set of initialized parameters has changed, since
+    a layer such as ``Linear(None, 10)`` initializes itself on its first use, with different random
+    numbers on each rank.
 
     Args:
-        actual_optimizer: Chainer optimizer, set up with a model or not yet.
+        actual_optimizer: Chainer optimizer, before or after ``setup`` with a model.
         communicator: ChainerMN communicator.
-        double_buffering: If true, gradients travel while the next forward and backward are
-            computed, and a step uses the gradients of the update before. This can change
-            accuracy. Only for communicators that can overlap (``pure_nccl``). The first two
-            updates do not step.
+        double_buffering: If true, gradients are exchanged while the next forward and backward
+            run, and a step uses the gradients of the previous update. This can change accuracy.
+            Only for communicators with ``can_overlap`` (``pure_nccl``). The first two updates do
+            not step.
         zero_fill: If true, an initialized parameter that this rank's loss did not use (its
-            gradient is ``None``) counts as one whose gradient is zero. If false it is skipped, and
-            it is an error if some rank has a gradient for it. Parameters that are not initialized
-            are always skipped.
-        n_accumulations: Number of updates whose gradients make one step: ``update`` adds this
-            rank's gradients up, and every ``n_accumulations``-th one averages them over these
-            updates and all ranks, and steps.  The others end after backward: ``t`` and the hooks
-            do not see them, and the gradients are ``None`` after them.  So two updates with
-            ``n_accumulations=2`` are one update with a batch of twice the size.  Without
-            ``lossfun``, call ``cleargrads`` before each backward, as always.  An update that
-            broadcasts drops what was added up, as does saving and loading; so a snapshot is best
-            taken every so many iterations that ``n_accumulations`` divides them.
-        compression: How gradients travel: ``None`` (as they are), ``'fp16'``, ``'bf16'``,
-            ``'2bit'``, a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or an object of your
-            own; see :mod:`chainermn.communicators.compression`.  What ``'2bit'`` did not send yet
-            is saved with the optimizer, and belongs to the rank: only a snapshot of each rank, as
-            a multi-node checkpointer takes it, holds it for all of them.
-        overlap: If true, ``update(lossfun, ...)`` exchanges gradients while backward computes
-            others, in buckets, and waits for them before the step.  The results are those without
-            it; unlike with double buffering, each step uses the gradients of its own update.
-            ``update()`` without ``lossfun`` exchanges everything at once.  It takes a second
-            communicator, in the background, and as much memory as the gradients.  Where the ranks,
-            on one machine, need all its cores to compute, nothing can be hidden, and everything is
-            exchanged at once as well; ``'always'`` overlaps even there.
-        bucket_mb: Size of a bucket, in units of 2**20 bytes: a larger one is exchanged more
-            efficiently, a smaller one earlier.
+            gradient is ``None``) has a gradient of zero. If false it is skipped, and it is an
+            error if some rank has a gradient for it. Uninitialized parameters are always skipped.
+        n_accumulations: Number of updates per step: ``update`` accumulates this rank's gradients,
+            and every ``n_accumulations``-th one averages them over these updates and all ranks,
+            and steps. So two updates with ``n_accumulations=2`` are equal to one update with a
+            batch of twice the size. The other updates end after backward: ``t`` does not change,
+            hooks are not called, and the gradients are ``None`` afterwards. Without ``lossfun``,
+            call ``cleargrads`` before each backward, as always. An update that broadcasts drops
+            the accumulated gradients, and so do saving and loading; so take snapshots at
+            iterations that are multiples of ``n_accumulations``.
+        compression: Encoding of the gradients: ``None``, ``'fp16'``, ``'bf16'``, ``'2bit'``, a dict
+            such as ``{'type': '2bit', 'threshold': 0.5}``, or your own compressor; see
+            :mod:`chainermn.communicators.compression`. With ``'2bit'``, the gradients that were
+            not sent yet are saved with the optimizer. They belong to the rank: only a snapshot of
+            each rank, as taken by the multi-node checkpointer, contains them for all ranks.
+        overlap: If true, ``update(lossfun, ...)`` exchanges gradients in buckets while backward
+            computes others, and waits for them before the step. The results are the same as
+            without it; unlike with double buffering, each step uses the gradients of its own
+            update. ``update()`` without ``lossfun`` exchanges everything at once. It needs a second
+            communicator in the background, and as much memory as the gradients. If all ranks are
+            on one node and need all its cores to compute, overlap cannot help, and everything is
+            exchanged at once, too; ``'always'`` overlaps even then.
+        bucket_mb: Size of a bucket, in units of 2**20 bytes: larger ones are exchanged more
+            efficiently, smaller ones earlier.
 
     Returns:
         The multi-node optimizer of this rank.
 
     Raises:
-        TypeError: If ``actual_optimizer`` is not a Chainer optimizer, or a multi-node one
-            already, or ``communicator`` is not a communicator.
-        ValueError: If double buffering is asked of a communicator that cannot overlap, or together
-            with ``n_accumulations`` or ``overlap``; or if ``n_accumulations`` is not a positive
-            integer, or ``bucket_mb`` not a positive number, or they or ``overlap`` differ between
-            the ranks; or if ``compression`` is refused.
+        TypeError: If ``actual_optimizer`` is not a Chainer optimizer, or already a multi-node
+            optimizer, or ``communicator`` is not a communicator.
+        ValueError: If ``double_buffering`` is not supported by the communicator, or is combined
+            with ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive
+            integer, ``bucket_mb`` not a positive number, or ``compression`` invalid; or if
+            ``n_accumulations``, ``bucket_mb`` or ``overlap`` differ between ranks.
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '
                         f'argument, got {communicator!r}. '
                         'Make one with chainermn.create_communicator().')
-    if isinstance(actual_optimizer, _MultiNodeOptimizer):
-        communicator.refuse('create_multi_node_optimizer', TypeError(
-            'The optimizer is a multi-node optimizer already; pass the Chainer optimizer itself.'))
-    if not isinstance(actual_optimizer, chainer.Optimizer):
-        communicator.refuse('create_multi_node_optimizer', TypeError(
-            'create_multi_node_optimizer needs a chainer.Optimizer as its first argument, got '
-            f'{actual_optimizer!r}.'))
-    try:
+    with raise_on_all_ranks(communicator, 'create_multi_node_optimizer'):
+        if isinstance(actual_optimizer, _MultiNodeOptimizer):
+            raise TypeError(
+                'actual_optimizer is already a multi-node optimizer. Pass the Chainer optimizer.')
+        if not isinstance(actual_optimizer, chainer.Optimizer):
+            raise TypeError('create_multi_node_optimizer needs a chainer.Optimizer as its first '
+                            f'argument, got {actual_optimizer!r}.')
         compressor = compression_module.get(compression)
         n_accumulations = _checked_number(n_accumulations)
         if double_buffering and n_accumulations > 1:
-            raise ValueError('double_buffering=True takes no n_accumulations; use one of them')
+            raise ValueError('double_buffering=True cannot be combined with n_accumulations. '
+                             'Use one of them.')
         if double_buffering and overlap:
-            raise ValueError('double_buffering=True and overlap=True are two ways to the same end; '
-                             'use overlap=True, which uses fresh gradients')
+            raise ValueError('double_buffering=True cannot be combined with overlap. '
+                             'Use overlap=True; its steps use the gradients of their own update.')
         if not isinstance(overlap, bool) and overlap != 'always':
-            raise ValueError(f"overlap has to be True, False or 'always', not {overlap!r}")
+            raise ValueError(f"overlap must be True, False or 'always', not {overlap!r}")
         bucket_bytes = _checked_size(bucket_mb)
-    except Exception as error:
-        communicator.refuse('create_multi_node_optimizer', error)
     if n_accumulations > 1:
         _check_equal(communicator, 'n_accumulations', n_accumulations)
-    # Asked only by those who overlap: the others know nothing of it, and refuse in another way.
+    # If only some ranks overlap, the consistency check raises an error on all ranks.
     if overlap:
         _check_equal(communicator, 'overlap', overlap)
         _check_equal(communicator, 'bucket_mb', bucket_mb)
@@ -130,25 +133,26 @@ def create_multi_node_optimizer(
     return _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill, compressor)
 
 
-def _checked_number(n_accumulations: Any) -> int:
+def _checked_number(n_accumulations: object) -> int:
     if isinstance(n_accumulations, bool) or not hasattr(n_accumulations, '__index__'):
-        raise TypeError(f'n_accumulations has to be a positive integer, not {n_accumulations!r}')
-    if n_accumulations < 1:
-        raise ValueError(f'n_accumulations has to be a positive integer, not {n_accumulations}')
-    return operator.index(n_accumulations)
+        raise TypeError(f'n_accumulations must be a positive integer, not {n_accumulations!r}')
+    number = operator.index(n_accumulations)
+    if number < 1:
+        raise ValueError(f'n_accumulations must be a positive integer, not {number}')
+    return number
 
 
-def _checked_size(bucket_mb: Any) -> int:
-    """A size in bytes."""
+def _checked_size(bucket_mb: object) -> int:
+    """Return a size in bytes."""
     if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, (int, float)):
-        raise TypeError(f'bucket_mb has to be a positive number, not {bucket_mb!r}')
+        raise TypeError(f'bucket_mb must be a positive number, not {bucket_mb!r}')
     if not 0 < bucket_mb < float('inf'):
-        raise ValueError(f'bucket_mb has to be a positive number, not {bucket_mb}')
+        raise ValueError(f'bucket_mb must be a positive number, not {bucket_mb}')
     return max(1, int(bucket_mb * 2**20))
 
 
-def _check_equal(communicator: CommunicatorBase, name: str, value: Any) -> None:
+def _check_equal(communicator: CommunicatorBase, name: str, value: object) -> None:
     values = communicator.allgather_obj(value)
     if len(set(values)) > 1:
-        raise ValueError(f'{name} has to be equal on all ranks, but is '
+        raise ValueError(f'{name} must be equal on all ranks, but is '
                          + ', '.join(f'{n} on rank {rank}' for rank, n in enumerate(values)))

@@ -1,33 +1,33 @@
-"""Gradients of several updates, added up until their mean is exchanged."""
+"""Gradients of several updates, accumulated until their mean is exchanged."""
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
+from chainermn._types import Array, Model, Parameter
+
 
 class Accumulation:
-    """Takes the gradients of ``n`` updates and gives back their mean.
+    """Accumulates the gradients of ``n`` updates, and returns their mean.
 
-    A parameter that some of them did not use counts with zero there.  float16 is added in float32
-    and rounded once.
+    If an update does not use a parameter, its gradient counts as zero.  float16 is accumulated in
+    float32 and rounded once.
+
+    Args:
+        n: Number of updates.  With 1, do not call :meth:`add`.
     """
 
     def __init__(self, n: int) -> None:
         self.n = n
-        #: Of how many updates the gradients are held.
+        #: Number of updates so far.
         self.count = 0
-        self._sums: dict[int, Any] = {}  # by id of the parameter
+        self._sums: dict[int, Array] = {}  # by id of the parameter
 
-    @property
-    def is_next_last(self) -> bool:
-        """Whether the next gradients are the last of ``n``."""
-        return self.count == self.n - 1
+    def completed(self, param: Parameter, grad: Array) -> Array:
+        """Return the mean that :meth:`add` would store if this is the last of the ``n`` updates.
 
-    def completed(self, param: Any, grad: Any) -> Any:
-        """What :meth:`add` would make of the gradient of a parameter, if it is the last of ``n``.
-
-        The gradient itself stays as it is.
+        Args:
+            param: A parameter.
+            grad: Its gradient in this update; it is not changed.
         """
         if self.n == 1:
             return grad
@@ -35,18 +35,19 @@ class Accumulation:
         total = grad.astype(wide) if id(param) not in self._sums else self._sums[id(param)] + grad
         return _divided(total, self.n, param.dtype)
 
-    def add(self, model: Any) -> bool:
-        """Takes the gradients out of a model.
+    def add(self, model: Model) -> bool:
+        """Move the gradients of a model into the accumulation.
+
+        Args:
+            model: The model; after the last update its gradients are the means.
 
         Returns:
-            Whether they were the last of ``n``.  Then their mean is in the model.
+            Whether this was the last of the ``n`` updates.
         """
-        if self.n == 1:
-            return True
         self.count += 1
         for param in model.params(include_uninit=False):
             grad = param.grad
-            if grad is None:  # not used, or shared and taken already
+            if grad is None:  # not used, or a shared parameter that was already added
                 continue
             if id(param) in self._sums:
                 self._sums[id(param)] += grad
@@ -58,8 +59,13 @@ class Accumulation:
         self.give(model, self.n)
         return True
 
-    def give(self, model: Any, divisor: int) -> None:
-        """Puts what was taken back into the model, divided by ``divisor``."""
+    def give(self, model: Model, divisor: int) -> None:
+        """Move the accumulated gradients back into the model.
+
+        Args:
+            model: The model.
+            divisor: Number to divide them by.
+        """
         for param in model.params(include_uninit=False):
             total = self._sums.pop(id(param), None)
             if total is not None:
@@ -67,13 +73,13 @@ class Accumulation:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was taken."""
+        """Drop the accumulated gradients."""
         self.count = 0
         self._sums.clear()
 
 
-def _divided(total: Any, divisor: int, dtype: np.dtype) -> Any:
-    """Divides a sum in place, and rounds it once."""
+def _divided(total: Array, divisor: int, dtype: np.dtype) -> Array:
+    """Divide a sum in place, and round it once."""
     total *= total.dtype.type(1 / divisor)
     with np.errstate(over='ignore'):
         return total.astype(dtype, copy=False)

@@ -1,4 +1,4 @@
-"""Double buffering: gradients travel while the next ones are computed.
+"""Double buffering: gradients are exchanged while the next ones are computed.
 
 ::
 
@@ -7,69 +7,85 @@
     send        -          g2 ......   g3 ......    g4 ......
     step        -          -           mean(g2)     mean(g3)
 
-The model and its copy are the two buffers: after each backward they exchange their gradients, the
-new ones travel from the copy, and those that have arrived are in the model, where the actual
-optimizer looks for them.
+The model and its copy are the two buffers.  After each backward they swap their gradients.  Then
+the new gradients are exchanged from the copy, and the model has the previous means, for the actual
+optimizer.
 """
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
-from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
+from chainermn._types import Model, Object, Optimizer, Parameter, Serializer
+from chainermn.communicators.communicator_base import CommunicatorBase, MeanRequest
+from chainermn.optimizers._multi_node_optimizer import Joined, _MultiNodeOptimizer
+
+if TYPE_CHECKING:
+    from chainermn.communicators.compression import Compressor
 
 
 class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
-    communicated_target: Any  # the copy of the model, None before the first broadcast
-    _in_flight: Any  # the request of multi_node_mean_grad_async, None if there is none
+    communicated_target: Model  # the copy of the model, None before the first broadcast
+    _in_flight: MeanRequest | None
 
     def __init__(
-        self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
-        compression: Any = None,
+        self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
+        compression: Compressor | None = None,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
         self.communicated_target = None
         self._in_flight = None
 
-    def setup(self, link: Any) -> Any:
+    def setup(self, link: Model) -> _MultiNodeOptimizer:
         self.wait()
         self.communicated_target = None
         return super().setup(link)
 
     def wait(self) -> None:
-        """Returns once no gradients travel."""
+        """Wait until no gradients are in flight."""
         request, self._in_flight = self._in_flight, None
         if request is not None:
             request.wait()
 
-    def swap_grad(self, target1_params: Any, target2_params: Any) -> None:
-        """Exchanges the gradients of two lists of parameters, pair by pair."""
+    def swap_grad(self, target1_params: Sequence[Parameter], target2_params: Sequence[Parameter]
+                  ) -> None:
+        """Swap the gradients of two lists of parameters, pair by pair.
+
+        Args:
+            target1_params: Parameters.
+            target2_params: As many other parameters.
+        """
         for param1, param2 in zip(target1_params, target2_params, strict=True):
             if param1.is_initialized:
                 param1.grad, param2.grad = param2.grad, param1.grad
-            # the scale by which the gradient must be divided goes with it
+            # the update rule divides the gradient by this scale
             param1._loss_scale, param2._loss_scale = param2._loss_scale, param1._loss_scale
 
-    def serialize(self, serializer: Any) -> None:
-        """See the base; what compression has not sent yet is known once nothing travels."""
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the optimizer, once no gradients are in flight.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
+        """
         if self._in_flight is not None:
             self._in_flight.wait()
         super().serialize(serializer)
 
-    def enter_join(self, joined: Any) -> None:
-        """Refused: a rank that runs out cannot shadow gradients that arrive one update later."""
+    def enter_join(self, joined: Joined | None) -> NoReturn:
+        """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
         self.communicator.refuse('join', ValueError(
-            'join takes no optimizer with double buffering; make it with double_buffering=False'))
+            'join does not support double buffering. Create the optimizer with '
+            'double_buffering=False.'))
 
     def _broadcast(self) -> None:
         self.wait()
         super()._broadcast()
         self.communicated_target = copy.deepcopy(self.target)
 
-    def _step(self, *args: Any, **kwds: Any) -> None:
+    def _step(self, *args: Object, **kwds: Object) -> None:
         arrived = self._in_flight is not None
         self.wait()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
@@ -77,8 +93,8 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         with self._at_update():
             self._in_flight = self.communicator.multi_node_mean_grad_async(
                 self.communicated_target, self.zero_fill, **self._compressed())
-        self.progress.close()
+        self._is_started = False
         if arrived:
             with self.communicator.span('update'):
                 self.actual_optimizer.update(None, *args, **kwds)
-        self.replica_check.after_update(self.communicator, self.target)
+        self._check_replicas()

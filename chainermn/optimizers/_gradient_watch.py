@@ -1,18 +1,19 @@
-"""Says when the gradient of a parameter is complete, while backward still runs.
+"""Find out when the gradient of a parameter is complete, while backward still runs.
 
-Chainer stores the gradients of parameters only at the end of backward.  But each function adds to
-them on the way, and once the last one that uses a parameter has run, its gradient is what will be
-stored.  So the graph is walked once, ahead of backward, to count those functions; then each step of
-backward is looked at.  The graph itself is as ever: the same functions run in the same order.
+Chainer stores the gradients of parameters only at the end of backward.  But a gradient is complete
+as soon as all functions that use the parameter have run.  So this module walks the graph before
+backward to count these functions, and wraps each step of backward.  The graph is not changed: the
+same functions run in the same order.
 """
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 from chainer import _backprop_utils
+
+from chainermn._types import Array, FunctionNode, Variable, VariableNode
 
 _step = _backprop_utils.backprop_step
 _lock = threading.Lock()
@@ -21,13 +22,13 @@ _of_thread = threading.local()
 
 
 class _Watch:
-    """Which functions of a graph are still to add to which gradients."""
+    """The functions of a graph that have not added to the gradients yet."""
 
-    def __init__(self, loss: Any, nodes: Collection[Any], ready: Callable[[Any, Any], None]
-                 ) -> None:
+    def __init__(self, loss: Variable, nodes: Collection[VariableNode],
+                 ready: Callable[[VariableNode, Array], None]) -> None:
         self.ready = ready
-        self.adds_to: dict[Any, list[Any]] = {}  # nodes by function
-        self.missing = missing = dict[Any, int]()  # functions that add to a node
+        self.adds_to: dict[FunctionNode, list[VariableNode]] = {}  # nodes by function
+        self.missing = missing = dict[VariableNode, int]()  # functions that add to a node
         found = [loss.node.creator_node]
         seen = set(found)
         while found:
@@ -49,20 +50,20 @@ class _Watch:
 
 
 @contextlib.contextmanager
-def watch(loss: Any, nodes: Collection[Any], ready: Callable[[Any, Any], None]
-          ) -> Iterator[Collection[Any]]:
-    """Watches ``loss.backward()``, of this thread.
+def watch(loss: Variable, nodes: Collection[VariableNode],
+          ready: Callable[[VariableNode, Array], None]) -> Iterator[Collection[VariableNode]]:
+    """Return a context that watches ``loss.backward()`` in this thread.
 
     Args:
-        loss: The Variable.
-        nodes: ``node`` of each parameter to be watched.
-        ready: Called as ``ready(node, gradient)`` with an array that will be the gradient, unless
-            what runs within backward changes it; nobody will write to it before backward ends.
-            It is not called where that is not known, such as for a function that gives no
-            gradient for an input.
+        loss: The loss.
+        nodes: ``node`` of each parameter to watch.
+        ready: Called as ``ready(node, gradient)`` as soon as a gradient is complete.  The array is
+            not written to before backward ends, but code that runs within backward may replace
+            it.  It is not called for all nodes, for example not if a function returns no gradient
+            for an input.
 
     Returns:
-        A context manager that gives the nodes on which the loss depends.
+        A context manager whose value is the nodes that the loss depends on.
     """
     watched = _Watch(loss, nodes, ready)
     outer = getattr(_of_thread, 'watch', None)
@@ -82,11 +83,12 @@ def _count(change: int) -> None:
         _backprop_utils.backprop_step = _watched_step if _watches else _step
 
 
-def _watched_step(func: Any, target_input_indexes: Any, grad_outputs: Any, grad_inputs: Any,
-                  is_debug: bool) -> None:
-    """As Chainer's function of this place, which adds to the lists in ``grad_inputs``."""
-    watched = getattr(_of_thread, 'watch', None)
-    _of_thread.watch = None  # what a function computes gradients of in its backward is its own
+def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],
+                  grad_outputs: tuple[Variable | None, ...],
+                  grad_inputs: dict[VariableNode, list[Variable]], is_debug: bool) -> None:
+    """Run Chainer's function, which appends to the lists in ``grad_inputs``."""
+    watched: _Watch | None = getattr(_of_thread, 'watch', None)
+    _of_thread.watch = None  # a function may run another backward within its own
     try:
         _step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)
     finally:
@@ -97,5 +99,5 @@ def _watched_step(func: Any, target_input_indexes: Any, grad_outputs: Any, grad_
         watched.missing[node] -= 1
         if not watched.missing[node]:
             gradients = grad_inputs[node]
-            if len(gradients) == 1:  # else they are added up later, as configured
+            if len(gradients) == 1:  # otherwise Chainer adds them later
                 watched.ready(node, gradients[0].array)

@@ -3,39 +3,93 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
 
 import chainer
 import numpy as np
 
+from chainermn import _environment
 from chainermn._delegate import Delegate
+from chainermn._types import (
+    Array,
+    Model,
+    Object,
+    Optimizer,
+    Parameter,
+    Serializer,
+    UpdateRule,
+    Variable,
+)
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
-from chainermn.optimizers._progress import Progress
-from chainermn.optimizers._replica_check import ReplicaCheck
+
+if TYPE_CHECKING:
+    from chainermn.communicators.compression import Compressor
 
 #: Parameters with their paths, sorted.
-Named = list[tuple[str, Any]]
+Named = list[tuple[str, Parameter]]
+
+#: What all ranks do together in an update.
+Exchange = Literal['broadcast', 'exchange']
+
+#: Shapes of parameters, by path.
+Layout = dict[str, tuple[int, ...]]
+
+_CHECK_INTERVAL = 100  # updates
+
+
+class Joined(Protocol):
+    """The join that an optimizer takes part in; see :func:`chainermn.join`."""
+
+    def announce(self, what: Exchange) -> None:
+        """Tell all ranks that this rank starts to exchange something."""
+
+    def factor(self) -> float:
+        """Return the number to multiply means over all ranks with."""
+
+
+class _Compression(TypedDict, total=False):
+    compression: Compressor
 
 
 class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
-    actual_optimizer: Any
+    actual_optimizer: Optimizer
     communicator: CommunicatorBase
-    target_params: list[tuple[str, bool]]
+    target_params: list[tuple[str, bool]]  # path, and whether it is initialized
     zero_fill: bool
-    compression: Any  # a compressor, or None
-    joined: Any  # what chainermn.join lets this optimizer announce its exchanges to, or None
+    compression: Compressor | None
+    joined: Joined | None
     accumulation: Accumulation
-    progress: Progress
-    replica_check: ReplicaCheck
+    # The ranks compare this count when they exchange gradients.  An update that raised an error on
+    # one rank counts there, so in the next exchange that rank is ahead of the others.
+    _n_started: int  # updates since the last exchange
+    _is_started: bool  # whether other ranks still wait for this rank in the current update
+    _n_debugged: int  # updates in debug mode
     _takes_zero_fill: bool
 
+    if TYPE_CHECKING:  # attributes of the actual optimizer, for editors
+        target: Model
+        t: int  # number of steps
+        epoch: int
+        lr: float
+
+        def add_hook(self, hook: Callable[[Optimizer], object], name: str | None = None,
+                     timing: str = 'auto') -> None: ...
+        def remove_hook(self, name: str) -> None: ...
+        def call_hooks(self, timing: str = 'pre') -> None: ...
+        def new_epoch(self, auto: bool = False) -> None: ...
+        def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None: ...
+        def set_loss_scale(self, loss_scale: float) -> None: ...
+        def use_cleargrads(self, use: bool = True) -> None: ...
+        def use_fp32_update(self, flag: bool = True) -> None: ...
+
     def __init__(
-        self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool,
-        n_accumulations: int = 1, compression: Any = None,
+        self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
+        n_accumulations: int = 1, compression: Compressor | None = None,
     ) -> None:
         super().__init__(actual_optimizer)
         self.communicator = communicator
@@ -44,12 +98,14 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.compression = compression
         self.joined = None
         self.accumulation = Accumulation(n_accumulations)
-        self.progress = Progress()
-        self.replica_check = ReplicaCheck()
+        self._n_started, self._is_started, self._n_debugged = 0, False, 0
         self._takes_zero_fill = _takes_zero_fill(communicator)
 
-    def setup(self, link: Any) -> Any:
-        """Sets the model to train; see :meth:`chainer.Optimizer.setup`.
+    def setup(self, link: Model) -> _MultiNodeOptimizer:
+        """Set the model to train; see :meth:`chainer.Optimizer.setup`.
+
+        Args:
+            link: The model.
 
         Returns:
             This proxy, so that ``optimizer = create_multi_node_optimizer(...).setup(model)``
@@ -58,24 +114,31 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.actual_optimizer.setup(link)
         self.target_params = []  # another model: the next update broadcasts it
         self.accumulation.clear()
-        self.progress.clear()
-        if hasattr(self.compression, 'reset'):
+        self._n_started, self._is_started = 0, False
+        if self.compression is not None and hasattr(self.compression, 'reset'):
             self.compression.reset()
         return self
 
-    def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
-        """Averages the gradients over all ranks and steps.  Collective: every rank calls it.
+    def update(self, lossfun: Callable[..., Variable] | None = None, *args: Object, **kwds: Object
+               ) -> None:
+        """Average the gradients over all ranks and step.  Collective: every rank calls it.
 
         Args:
-            lossfun: Function of ``args`` and ``kwds`` that returns the loss, a scalar Variable.
-                If ``None``, the gradients that the parameters have now are used.
+            lossfun: Function that returns the loss, a scalar Variable.  If ``None``, the current
+                gradients of the parameters are used.
+            args: Arguments of ``lossfun``.
+            kwds: Keyword arguments of ``lossfun``.
 
         Raises:
-            ValueError: On all ranks, if they are not at the same update: one of them raised an
-                error in an earlier update, and the program went on with the next one there.
+            ValueError: On all ranks, if they are at different updates: one rank raised an error in
+                an earlier update, and the program continued with the next update there.
         """
         self.actual_optimizer._check_set_up()
-        self.progress.begin(lossfun is not None)
+        # After an error, an update without a loss function completes the update of that error.
+        if lossfun is not None or not self._is_started:
+            self._n_started += 1
+        self._is_started = True
+        accumulation = self.accumulation
         span = self.communicator.span
         with span('forward'):
             loss = None if lossfun is None else lossfun(*args, **kwds)
@@ -84,28 +147,34 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         is_changed = seen != self.target_params
         if loss is not None:
             with span('backward'):
-                self._backward(loss, named, not is_changed and self.accumulation.is_next_last)
+                self._backward(loss, named,
+                               not is_changed and accumulation.count == accumulation.n - 1)
             del loss
         if is_changed:
-            self.accumulation.clear()
+            accumulation.clear()
             self._announce('broadcast')
             self._broadcast()
-            self.target_params = seen  # not if it failed: another rank may not have got so far
-        elif self.accumulation.add(self.target):
+            self.target_params = seen  # not if it failed: other ranks may not have reached this
+        elif accumulation.n == 1 or accumulation.add(self.target):
             self._announce('exchange')
             self._step(*args, **kwds)
-            self.progress.clear()
-        self.progress.close()
+            self._n_started = 0
+        self._is_started = False
 
-    def serialize(self, serializer: Any) -> None:
-        """Saves or loads the state of the actual optimizer, and what compression has not sent yet.
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the actual optimizer, and gradients that compression has not sent yet.
 
-        The latter belongs to the rank.  A rank that loads what another one saved begins anew.
+        Those gradients belong to the rank.  A rank that loads a snapshot of another rank drops
+        them.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
         """
         if isinstance(serializer, chainer.Deserializer):
-            self.progress.clear()
+            self._n_started, self._is_started = 0, False
         self.actual_optimizer.serialize(serializer)
-        if not hasattr(self.compression, 'serialize'):
+        compression = self.compression
+        if compression is None or not hasattr(compression, 'serialize'):
             return
         serializer = serializer['compression']
         try:
@@ -113,20 +182,30 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         except KeyError:  # saved without compression
             rank = None
         if rank == self.communicator.rank:
-            self.compression.serialize(serializer)
+            compression.serialize(serializer)
         else:
-            self.compression.reset()
+            compression.reset()  # type: ignore[attr-defined]
 
-    def is_changed(self, target: Any) -> bool:
-        """Whether the parameters of ``target`` are not those of the last call.
+    def is_changed(self, target: Model) -> bool:
+        """Check whether ``target`` has other parameters than in the last call.
 
-        They are the same if there are the same names, and the same of them are initialized.
+        Args:
+            target: The model.
+
+        Returns:
+            False if the paths are the same, and the same parameters are initialized.
         """
         before, self.target_params = self.target_params, _seen(sorted(target.namedparams()))
         return self.target_params != before
 
-    def _backward(self, loss: Any, named: Named, is_exchanged: bool) -> None:
-        """Computes the gradients of the named parameters, which are exchanged next or not."""
+    def _backward(self, loss: Variable, named: Named, is_exchanged: bool) -> None:
+        """Compute the gradients of the named parameters.
+
+        Args:
+            loss: The loss.
+            named: All parameters of the model.
+            is_exchanged: Whether the gradients are exchanged in this update.
+        """
         if getattr(self.actual_optimizer, '_use_cleargrads', True):
             self.target.cleargrads()
         else:
@@ -137,12 +216,12 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def _keep_scale(self, scale: float | None) -> None:
         if scale is not None:
-            # The update rule divides by the scale that backward left in the parameter. One that
-            # this rank's loss did not use has none, but its mean gradient is scaled all the same.
+            # The update rule divides by the scale that backward set in the parameter.  It is not
+            # set if this rank's loss did not use the parameter, but its mean gradient is scaled.
             for param in self.target.params():
                 param._loss_scale = scale
 
-    def _announce(self, what: str) -> None:
+    def _announce(self, what: Exchange) -> None:
         if self.joined is not None:
             self.joined.announce(what)
 
@@ -152,23 +231,23 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         for param in self.target.params():
             rule = param.update_rule
             if param.is_initialized and rule is not None and rule.enabled and rule.state is None:
-                # As the first step would: Chainer loads no snapshot that was taken without them.
+                # As in the first step; otherwise Chainer could not load a snapshot taken before.
                 rule._init_states(_as_updated(rule, param))
 
-    def _step(self, *args: Any, **kwds: Any) -> None:
+    def _step(self, *args: Object, **kwds: Object) -> None:
         with self.communicator.span('exchange'), self._at_update():
             self._exchange()
-        self.progress.close()
+        self._is_started = False
         if self.joined is not None and (factor := self.joined.factor()) != 1:
             params = {id(param): param for param in self.target.params(include_uninit=False)}
-            for param in params.values():  # one that is shared only once
+            for param in params.values():  # once per shared parameter
                 _multiply(param.grad, factor)
         with self.communicator.span('update'):
             self.actual_optimizer.update(None, *args, **kwds)
-        self.replica_check.after_update(self.communicator, self.target)
+        self._check_replicas()
 
     def _exchange(self) -> None:
-        """Replaces the gradients by their means over all ranks."""
+        """Replace the gradients by their means over all ranks."""
         mean_grad = self.communicator.multi_node_mean_grad
         if self._takes_zero_fill:
             mean_grad(self.target, self.zero_fill, **self._compressed())
@@ -180,39 +259,67 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         mean_grad(self.target, **self._compressed())
 
     def _at_update(self) -> AbstractContextManager[None]:
-        """The ranks compare at which update they are; but in a join they may have more or fewer."""
+        """Let the ranks compare their updates; not in a join, where the counts may differ."""
         if self.joined is not None:
             return contextlib.nullcontext()
-        count = self.progress.count
+        count = self._n_started
         return self.communicator.at_update(
             self.actual_optimizer.t * self.accumulation.n + count, count)
 
-    def _compressed(self) -> dict[str, Any]:
-        # Communicators need not know of compression if there is none.
+    def _compressed(self) -> _Compression:
+        # A user's communicator need not accept this argument if it is not used.
         return {} if self.compression is None else {'compression': self.compression}
+
+    def _check_replicas(self) -> None:
+        """In debug mode, compare the models of all ranks after every k-th update."""
+        if chainer.is_debug() or _environment.flag(_environment.DEBUG):
+            self._n_debugged += 1
+            if self._n_debugged % _check_interval() == 0:
+                self.communicator.check_replicas(self.target)
 
     # --- for chainermn.join -------------------------------------------------------------------
 
-    def enter_join(self, joined: Any) -> None:
-        """Lets each exchange be announced to ``joined`` first; ``None`` ends that."""
+    def enter_join(self, joined: Joined | None) -> None:
+        """Announce each exchange to ``joined`` first.
+
+        Args:
+            joined: The join; ``None`` leaves it.
+        """
         self.joined = joined
-        self.progress.clear()
+        self._n_started, self._is_started = 0, False
 
     def flush(self, as_if_whole: bool) -> None:
-        """Exchanges the mean of what is accumulated, or its share of a whole accumulation."""
+        """Exchange accumulated gradients.
+
+        Args:
+            as_if_whole: Whether to divide them by ``n_accumulations`` instead of by the number of
+                updates so far.
+        """
         accumulation = self.accumulation
         if accumulation.count:
             accumulation.give(self.target, accumulation.n if as_if_whole else accumulation.count)
             self._announce('exchange')
             self._step()
 
-    def layout(self, what: str) -> dict[str, Any]:
-        """What :meth:`shadow` has to know: which parameters are broadcast, or have gradients."""
+    def layout(self, what: Exchange) -> Layout:
+        """Return the argument for :meth:`shadow` on other ranks.
+
+        Args:
+            what: The next operation of this rank.
+
+        Returns:
+            The shapes of the parameters that are broadcast, or that have gradients.
+        """
         return {path: param.shape for path, param in self.target.namedparams(include_uninit=False)
                 if what == 'broadcast' or param.grad is not None}
 
-    def shadow(self, what: str, layout: dict[str, Any] | None) -> None:
-        """Takes part in the update of another rank, with nothing of its own."""
+    def shadow(self, what: Exchange, layout: Layout | None) -> None:
+        """Take part in the update of another rank, with gradients of zero.
+
+        Args:
+            what: The operation of the other rank.
+            layout: The result of :meth:`layout` there, or ``None`` if it is not needed.
+        """
         self.target.cleargrads()
         params = dict(self.target.namedparams())
         if what == 'broadcast':
@@ -233,8 +340,8 @@ def _seen(named: Named) -> list[tuple[str, bool]]:
     return [(name, param.is_initialized) for name, param in named]
 
 
-def _multiply(grad: Any, factor: float) -> None:
-    """Multiplies in place; float16 in float32."""
+def _multiply(grad: Array | None, factor: float) -> None:
+    """Multiply in place; compute float16 in float32."""
     if grad is not None:
         wide = np.promote_types(grad.dtype, np.float32)
         with np.errstate(over='ignore', invalid='ignore'):
@@ -242,7 +349,7 @@ def _multiply(grad: Any, factor: float) -> None:
 
 
 def _takes_zero_fill(communicator: CommunicatorBase) -> bool:
-    """Whether its multi_node_mean_grad has this parameter; that of a user's class may not."""
+    """Return whether multi_node_mean_grad has this parameter; in a user's class it may not."""
     try:
         inspect.signature(communicator.multi_node_mean_grad).bind(None, False)
     except TypeError:
@@ -250,8 +357,16 @@ def _takes_zero_fill(communicator: CommunicatorBase) -> bool:
     return True
 
 
-def _as_updated(rule: Any, param: Any) -> Any:
-    """Returns the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
+def _as_updated(rule: UpdateRule, param: Parameter) -> Parameter:
+    """Return the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
     if not rule._use_fp32_update or param.dtype != np.float16:
         return param
     return chainer.Parameter(param.array.astype(np.float32))
+
+
+def _check_interval() -> int:
+    text = _environment.text(_environment.DEBUG_EVERY) or str(_CHECK_INTERVAL)
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f'{_environment.DEBUG_EVERY} must be a number of updates, 1 or more, '
+                         f'not {text!r}')
+    return int(text)

@@ -1,4 +1,4 @@
-"""For tests of programs that use several ranks."""
+"""Devices for tests of programs with several ranks."""
 from chainermn.testing.device import get_device
 
 __all__ = ['get_device']

@@ -1,17 +1,20 @@
-"""The device that a test runs on."""
+"""The device of a test."""
 from __future__ import annotations
-
-from typing import Any
 
 import chainer
 
+from chainermn._types import Device
 
-def get_device(device_id: int | None = None, use_chainerx: bool = False) -> Any:
-    """Returns a Chainer device.
+
+def get_device(device_id: int | None = None, use_chainerx: bool = False) -> Device:
+    """Return a Chainer device.
 
     Args:
         device_id: Number of a GPU, from 0; ``None`` for the host.
-        use_chainerx: Whether to use ChainerX's devices in place of NumPy's and CuPy's.
+        use_chainerx: Whether to return a ChainerX device instead of NumPy's or CuPy's.
+
+    Returns:
+        A ``chainer.backend.Device``.
     """
     if use_chainerx:
         return chainer.get_device('native:0' if device_id is None else f'cuda:{device_id}')

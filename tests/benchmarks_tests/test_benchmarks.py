@@ -1,4 +1,4 @@
-"""Every benchmark runs, with --quick: one round of little, whose figures say nothing."""
+"""Every benchmark runs with --quick: one short round; the figures are meaningless."""
 
 import ast
 import pathlib
@@ -13,7 +13,7 @@ from time_limits import seconds
 BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob('*.py') if path.stem[0] != '_')
 #: These start few processes, and are tried each time.
-SHORT = {'iterator', 'verbs'}
+SHORT = {'iterator', 'collectives'}
 RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d')
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
@@ -50,7 +50,7 @@ def test_writes_one_section_of_a_page_anew(tmp_path):
     section, _, after = rest.partition('\n## overlap\n')
     assert after == '\n2 ms\n'
     assert 'of old' not in section and 'with sites' in section
-    assert re.search(r'These figures are of 20..-..-.. at commit \w+, on this machine: .*Python 3',
+    assert re.search(r'Measured on 20..-..-.. at commit \w+, on this machine: .*Python 3',
                      section)
 
 
@@ -59,12 +59,12 @@ def test_says_what_failed(tmp_path):
                            '--docs', tmp_path / 'page.md'],
                           cwd=tmp_path, timeout=seconds(50), text=True, capture_output=True)
     assert done.returncode == 1
-    assert 'mean_grad ended with 1' in done.stderr
-    assert '- mean_grad ended with 1' in (tmp_path / 'page.md').read_text()
+    assert 'mean_grad exited with status 1' in done.stderr
+    assert '- mean_grad exited with status 1' in (tmp_path / 'page.md').read_text()
 
 
 def test_refuses_an_unknown_name(tmp_path):
-    done = subprocess.run([sys.executable, BENCHMARKS, 'verbs', 'unheard_of'],
+    done = subprocess.run([sys.executable, BENCHMARKS, 'collectives', 'unheard_of'],
                           cwd=tmp_path, timeout=seconds(50), text=True, capture_output=True)
     assert done.returncode == 2
-    assert 'there is no unheard_of' in done.stderr
+    assert 'unknown benchmark: unheard_of' in done.stderr

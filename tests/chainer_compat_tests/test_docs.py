@@ -1,11 +1,11 @@
-"""The table of shims in docs/chainer_compat.md says what the registry says."""
+"""The table of shims in docs/chainer_compat.md matches the registry."""
 
 import pathlib
 import re
 
 import pytest
 
-from chainer_compat import _mend
+from chainer_compat import _patch
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -15,13 +15,13 @@ PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'chainer_compat.md'
 def row(shim):
     why = ' '.join(shim.__doc__.split())
     versions = re.match(r'\w+ >= [\d.]+', why)
-    modules = '<br>'.join(f'`{name}`' for name in _mend.modules_of(shim))
-    return (f'| `{shim.__name__}` | {versions[0] if versions else "every"} | {modules} '
+    modules = '<br>'.join(f'`{name}`' for name in _patch.modules_of(shim))
+    return (f'| `{shim.__name__}` | {versions[0] if versions else "all"} | {modules} '
             f'| {why.replace("``", "`")} |')
 
 
 def test_table():
-    table = [row(shim) for shim in _mend.find_shims()]
+    table = [row(shim) for shim in _patch.find_shims()]
     found = [line for line in PAGE.read_text(encoding='utf-8').splitlines()
              if line.startswith('| `') and line.count('|') == 5]
     assert found == table, 'the table should be\n' + '\n'.join(table)

@@ -18,11 +18,11 @@ def test_start_imports_one_module(python):
     bare = python(code, '-I', CHAINER_COMPAT='0', CHAINERMN_OVERLAY='0').split()
     assert python(code).split() == bare
     assert [name for name in bare if name.startswith('chainer')] == ['chainer_compat']
-    assert not {'numpy', 'importlib.metadata', 'typing', 'chainer_compat._mend'} & set(bare)
+    assert not {'numpy', 'importlib.metadata', 'typing', 'chainer_compat._patch'} & set(bare)
 
 
 def test_numpy_comes_with_chainer_and_not_before(python):
-    code = 'import chainer_compat._mend, chainer_compat.shims, sys; print("numpy" in sys.modules)'
+    code = 'import chainer_compat._patch, chainer_compat.shims, sys; print("numpy" in sys.modules)'
     assert python(code) == 'False'
 
 
@@ -60,7 +60,7 @@ def test_without_overlay_the_old_chainermn_is_found(python, compat):
     assert pathlib.Path(origin).parts[-3:] == ('site-packages', 'chainermn', '__init__.py')
 
 
-def test_without_overlay_chainer_is_mended(python):
+def test_without_overlay_chainer_is_patched(python):
     code = 'import chainermn; print(chainermn.__version__)'
     assert python(code, CHAINERMN_OVERLAY='0') == '7.8.1'
 

@@ -1,8 +1,7 @@
 """Every function of Chainer runs without a warning, and its first two derivatives are right.
 
-Warnings are errors in these tests.  The derivatives are compared with differences.  What the
-functions compute is compared with NumPy where it has them too; of the mended ones, that and more is
-in test_references.py.
+Warnings are errors in these tests.  Derivatives are compared with finite differences, and results
+with NumPy where it has the same function; test_references.py has more tests of the patched ones.
 """
 
 import inspect

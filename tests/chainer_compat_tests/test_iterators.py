@@ -155,4 +155,4 @@ iterator.next()
 
 def test_a_worker_that_is_killed(python):
     said = python(KILLED, check=False)
-    assert 'of a MultiprocessIterator has ended, with exit code -9, and what it was loading' in said
+    assert 'of a MultiprocessIterator died with exit code -9; its batch is lost' in said

@@ -20,7 +20,7 @@ cupy = pytest.importorskip('cupy', reason='needs CuPy, whose NVRTC compiles')
 import chainer  # noqa: E402
 from chainer.backends import cuda  # noqa: E402
 
-from chainer_compat import _mend  # noqa: E402
+from chainer_compat import _patch  # noqa: E402
 
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(600)]
 
@@ -167,7 +167,7 @@ class Reduced(np.ndarray):
         return self
 
 
-MENDED = {
+PATCHED = {
     'chainer.functions.array.resize_images': grad_of_resize_images,
     'chainer.functions.loss.negative_sampling': grad_of_negative_sampling,
     'chainer.links.loss.hierarchical_softmax': grad_of_hierarchical_softmax,
@@ -177,25 +177,25 @@ MENDED = {
 }
 
 
-@pytest.mark.parametrize('name', MENDED)
-def test_mended_kernels_compile(compiler, kernels, name):
-    MENDED[name]()
+@pytest.mark.parametrize('name', PATCHED)
+def test_patched_kernels_compile(compiler, kernels, name):
+    PATCHED[name]()
     assert kernels
     for code in kernels.values():
         compiler(code)
 
 
-@pytest.mark.parametrize('name', MENDED)
-def test_kernels_that_are_not_mended_do_not_compile_on_cupy_14(
+@pytest.mark.parametrize('name', PATCHED)
+def test_unpatched_kernels_do_not_compile_on_cupy_14(
         compiler, kernels, monkeypatch, name):
     from cupy.cuda.compiler import CompileException
 
     module = importlib.import_module(name)
     try:
         with monkeypatch.context() as context:
-            context.setitem(_mend.edits, name, [])
+            context.setitem(_patch.edits, name, [])
             importlib.reload(module)
-        MENDED[name]()
+        PATCHED[name]()
     finally:
         importlib.reload(module)
     for code in kernels.values():
@@ -218,7 +218,7 @@ SKIPPED = {'chainer.backends.cuda', 'chainer.gradient_check',
 
 
 def elementwise_calls(file):
-    """Yields the arguments of each ``cuda.elementwise`` in a file of Chainer, as it is mended.
+    """Yields the arguments of each ``cuda.elementwise`` in a file of Chainer, as patched.
 
     Those that are put together while a function runs are left out.
     """
@@ -226,7 +226,7 @@ def elementwise_calls(file):
     text = file.read_text()
     if 'elementwise(' not in text or name in SKIPPED:
         return
-    for shim in _mend.edits.get(name, ()):
+    for shim in _patch.edits.get(name, ()):
         for old, new in shim().items():
             text = text.replace(old, new)
     names = vars(importlib.import_module(name))

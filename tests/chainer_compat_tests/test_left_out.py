@@ -20,7 +20,7 @@ def test_caffe(python, module):
     said = python(f'import {module}', check=False)
     if said == '0 ':
         pytest.skip('has protobuf 3, which Chainer reads Caffe with')
-    assert "ImportError: Chainer's reader and writer of Caffe models need protobuf 3" in said
+    assert "ImportError: Reading and writing Caffe models with Chainer requires protobuf 3" in said
 
 
 def test_onnx():

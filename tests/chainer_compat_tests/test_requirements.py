@@ -44,5 +44,5 @@ def test_not_installed(installed):
 
 
 def test_unreadable(installed):
-    with pytest.raises(ValueError, match='Cannot read'):
+    with pytest.raises(ValueError, match='Cannot parse'):
         requirements.WorkingSet().require('a>=')

@@ -1,4 +1,4 @@
-"""Each shim is needed: what it mends works with it, and fails without it."""
+"""Each shim is needed: Chainer works with it, and fails without it."""
 
 import itertools
 import pathlib
@@ -8,7 +8,7 @@ import warnings
 import chainer
 import pytest
 
-from chainer_compat import _mend
+from chainer_compat import _patch
 from chainer_compat.shims import cupy_changes
 
 pytestmark = pytest.mark.mpi_skip
@@ -107,7 +107,7 @@ for module in ['chainer.links.caffe', 'chainer.exporters']:
         try:
             __import__(module)
         except ImportError as e:
-            assert 'need protobuf 3' in str(e)
+            assert 'requires protobuf 3' in str(e)
 ''',
     'nccl_available': CUPY_14 + '''
 from chainer.training.updaters import MultiprocessParallelUpdater
@@ -142,7 +142,7 @@ iterator = chainer.iterators.MultiprocessIterator([1, 2, 3], 2, shuffle=False, n
 assert iterator.next() == [1, 2]
 iterator.finalize()
 ''',
-    'worker_ended': '''
+    'dead_worker': '''
 import chainer, os, threading, time, warnings
 warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
 class Deadly(chainer.dataset.DatasetMixin):
@@ -158,7 +158,7 @@ assert iterator.next() == [0, 1]
 give_up = time.monotonic() + 50
 while not said and time.monotonic() < give_up:
     time.sleep(.01)
-assert 'ended, with exit code -9, and what it was loading is lost' in said[0]
+assert 'died with exit code -9; its batch is lost' in said[0]
 os._exit(0)  # the iterator waits for its thread
 ''',
     'large_columns': KERNEL + '''
@@ -176,7 +176,7 @@ assert len(kernels) == 4
 for code, _ in kernels:
     assert 'ptrdiff_t c0 = ' in code
 ''',
-    'scipy_later': '''
+    'lazy_scipy': '''
 import chainer, numpy, sys
 assert not [name for name in sys.modules if name.startswith('scipy')]
 x = numpy.array([.5], 'f')
@@ -203,45 +203,45 @@ TESTS = {
     'atomic_add_of_float16': ['shims_tests/test_cupy_changes.py::test_binary_hierarchical_softmax',
                               'shims_tests/test_numpy_changes.py::test_resize_images',
                               'shims_tests/test_cupy_changes.py::test_negative_sampling',
-                              'test_kernels.py::test_mended_kernels_compile',
+                              'test_kernels.py::test_patched_kernels_compile',
                               '../gpu/test_chainer_on_gpu.py::test_binary_hierarchical_softmax',
                               '../gpu/test_chainer_on_gpu.py::test_negative_sampling'],
     'caffe': ['test_left_out.py::test_caffe'],
     'cudnn_warning': ['test_shims.py::test_cudnn_warning'],
     'deconvolution_cover_all': ['shims_tests/test_chainer_bugs.py::test_deconvolution_2d'],
-    'dependency_check': ['test_mend.py::test_import_without_setuptools'],
-    'distutils': ['test_mend.py::test_import_is_silent_and_leaves_no_trace'],
+    'dependency_check': ['test_patch.py::test_import_without_setuptools'],
+    'distutils': ['test_patch.py::test_import_is_silent_and_leaves_no_trace'],
     'fix': ['shims_tests/test_numpy_changes.py::test_fix',
             'shims_tests/test_numpy_changes.py::test_fmod'],
-    'float16_header': ['test_kernels.py::test_mended_kernels_compile'],
+    'float16_header': ['test_kernels.py::test_patched_kernels_compile'],
     'float_alias': ['shims_tests/test_numpy_changes.py::test_resize_images'],
     'large_columns': ['shims_tests/test_large_columns.py::test_im2col',
                       'shims_tests/test_large_columns.py::test_col2im',
-                      'test_kernels.py::test_mended_kernels_compile',
+                      'test_kernels.py::test_patched_kernels_compile',
                       '../gpu/test_chainer_on_gpu.py::test_large_columns'],
     'meshgrid_tuple': ['shims_tests/test_numpy_changes.py::test_categorical'],
     'nccl_available': ['test_left_out.py::test_parallel_updaters'],
     'negative_padding': ['shims_tests/test_numpy_changes.py::test_pad_sequence',
                          'shims_tests/test_numpy_changes.py::test_concat_examples'],
     'requirements': ['test_requirements.py::test_met', 'test_requirements.py::test_conflict'],
-    'scipy_later': ['shims_tests/test_scipy_changes.py::test_sparse_matmul'],
+    'lazy_scipy': ['shims_tests/test_scipy_changes.py::test_sparse_matmul'],
     'sctypes': ['shims_tests/test_numpy_changes.py::test_as_strided'],
     'set_daemon': ['test_iterators.py::test_start_methods'],
     'sparse_float16': ['shims_tests/test_scipy_changes.py::test_sparse_matmul'],
     'third_argument_of_maximum': ['shims_tests/test_numpy_changes.py::test_concat_examples'],
-    'worker_ended': ['test_iterators.py::test_a_worker_that_is_killed'],
+    'dead_worker': ['test_iterators.py::test_a_worker_that_is_killed'],
 }
 
 FORGET = '''
-from chainer_compat import _mend, shims
-for table in (_mend.edits, _mend.patches):
+from chainer_compat import _patch, shims
+for table in (_patch.edits, _patch.patches):
     for names in table.values():
         names[:] = [shim for shim in names if shim.__name__ != {name!r}]
 '''
 
 
 def test_every_shim_is_here():
-    names = {shim.__name__ for shim in _mend.find_shims()}
+    names = {shim.__name__ for shim in _patch.find_shims()}
     assert names == {*USES, 'cudnn_warning'}
     assert names == set(TESTS)
 
@@ -260,10 +260,10 @@ def test_with(python, name):
 
 @pytest.mark.parametrize('name', [
     # Without its shim, this one waits for long.
-    pytest.param(name, marks=pytest.mark.full if name == 'worker_ended' else ()) for name in USES])
+    pytest.param(name, marks=pytest.mark.full if name == 'dead_worker' else ()) for name in USES])
 def test_fails_without(python, name):
-    shim = next(shim for shim in _mend.find_shims() if shim.__name__ == name)
-    if not _mend.in_effect(shim) and 'cupy' not in shim.__module__:
+    shim = next(shim for shim in _patch.find_shims() if shim.__name__ == name)
+    if not _patch.is_active(shim) and 'cupy' not in shim.__module__:
         pytest.skip('The versions here do not need it')
     said = python(FORGET.format(name=name) + USES[name], check=False)
     assert said.startswith('1 Traceback'), said

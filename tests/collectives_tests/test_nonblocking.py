@@ -1,4 +1,4 @@
-"""Requests: when they are complete, what is refused, and that messages are not confused."""
+"""Requests: completion, errors, and order of messages."""
 
 import gc
 import time
@@ -11,7 +11,7 @@ from chainermn._collectives import point_to_point
 
 pytestmark = pytest.mark.every_size
 
-LARGE = point_to_point.INLINE  # float64: eight times what travels with a header
+LARGE = point_to_point.INLINE  # float64: eight times the inline limit
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_test_says_whether_wait_would_block(comm, left, right):
     complete(sent).wait()
 
 
-def test_nothing_is_confused(comm, left, right):
+def test_messages_are_not_confused(comm, left, right):
     """Large and small messages of one tag, of two tags, and objects, received in any order."""
     many = [np.full(1 if i % 3 else LARGE, i) for i in range(9)]
     sent = [comm.isend(x, right, i % 2) for i, x in enumerate(many)]
@@ -67,21 +67,21 @@ def test_nothing_is_confused(comm, left, right):
 
 
 def test_sends_do_not_wait_for_receives(comm, left, right):
-    """As MPI's: what was asked for before need not be waited for before."""
+    """Like MPI: requests may be waited for in any order."""
     request = comm.irecv(left)
     assert comm.isend(np.full(300000, comm.rank), right).wait() is None
     comm.barrier()
     assert request.wait()[0] == left
 
 
-def test_an_array_may_be_written_once_it_is_being_sent(comm, left, right):
+def test_array_may_be_modified_after_isend(comm, left, right):
     x = np.full(LARGE, comm.rank)
     comm.isend(x, right).wait()
     x[...] = -1
     np.testing.assert_array_equal(comm.irecv(left).wait(), np.full(LARGE, left))
 
 
-def test_waiting_for_one_lets_the_others_go_on(comm):
+def test_wait_makes_progress_with_other_requests(comm):
     """Rank 0 waits for rank 2, which waits for rank 1, which waits for rank 0 to receive."""
     if comm.size < 3:
         return
@@ -98,7 +98,7 @@ def test_waiting_for_one_lets_the_others_go_on(comm):
         comm.send(x, 0, 0)
 
 
-def test_they_fit_together_with_calls_that_block(comm, left, right):
+def test_mixed_with_blocking_calls(comm, left, right):
     if comm.size == 1:
         return
     request = comm.irecv(left, 1)
@@ -115,8 +115,8 @@ def test_they_fit_together_with_calls_that_block(comm, left, right):
     sent.wait()
 
 
-def test_calls_that_block_let_the_others_go_on(comm, left, right):
-    """Each rank sends while what is sent to it is on its way, and receives what comes later."""
+def test_blocking_calls_make_progress_with_requests(comm, left, right):
+    """Each rank sends while a message to it is in flight, and receives later messages."""
     if comm.size == 1:
         return
     x = np.full(LARGE, comm.rank)
@@ -145,7 +145,7 @@ def test_from_any_rank_with_any_tag(comm):
     sent.wait()
 
 
-def test_waiting_twice_is_refused(comm, left, right):
+def test_waiting_twice_raises(comm, left, right):
     requests = [comm.isend(np.zeros(3), right), comm.irecv(left)]
     comm.waitall(requests)
     for request, name in zip(requests, (f'isend to rank {right}', f'irecv from rank {left}'),
@@ -173,8 +173,8 @@ def test_waitall_waits_for_all_before_it_raises(comm, left, right):
         good.wait()
 
 
-def test_the_array_may_be_let_go(comm, left, right):
-    """A request holds what MPI reads, even if nobody holds the request."""
+def test_request_keeps_its_buffer_alive(comm, left, right):
+    """MPI can read the buffer even after the request is dropped."""
     comm.isend(np.arange(300000.) + comm.rank, right, 3)
     gc.collect()
     np.full(300000, -1.)  # likely to be where the array was
@@ -186,11 +186,11 @@ def test_the_array_may_be_let_go(comm, left, right):
     assert comm._messages.receiving() == []
 
 
-def test_finalize_with_a_request_that_is_not_complete(comm, same_error):
+def test_finalize_with_incomplete_request(comm, same_error):
     own = comm.split(0, comm.rank)
     last = own.size - 1
     request = own.irecv(0, 9) if own.rank == last else None
-    error = same_error(own.finalize, refused=last)
+    error = same_error(own.finalize, failed=last)
     assert isinstance(error, RuntimeError)
     assert 'irecv from rank 0 with tag 9' in str(error)
     if own.rank == 0:

@@ -1,4 +1,4 @@
-"""Payloads for which a rank has no memory: it raises, and the rank that sent them goes on."""
+"""Out of memory for a payload: the receiver raises, and the sender continues."""
 
 import contextlib
 import resource
@@ -20,7 +20,7 @@ def comm():
 
 @contextlib.contextmanager
 def little_memory():
-    """This process can get no more than a part of such a payload."""
+    """Limits the memory of this process to less than a payload."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open('/proc/self/statm') as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -58,7 +58,7 @@ def test_messages(comm, way, payload):
             send(comm, np.ones(2) if way != 'send_obj' else 1)
         elif comm.rank == 1:
             with little_memory(), pytest.raises(
-                    MemoryError, match='rank 1 has no memory for what rank 0 sent'):
+                    MemoryError, match='rank 1 has no memory for the message of rank 0'):
                 receive(comm)
             assert np.size(receive(comm).array if way == 'functions.send' else receive(comm)) == (
                 1 if way == 'send_obj' else 2)
@@ -66,28 +66,28 @@ def test_messages(comm, way, payload):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize('verb', ['gather_obj', 'allgather_obj', 'scatter_obj'])
-def test_objects_in_collective_calls(comm, verb):
-    """The others get theirs."""
+@pytest.mark.parametrize('operation', ['gather_obj', 'allgather_obj', 'scatter_obj'])
+def test_objects_in_collective_calls(comm, operation):
+    """The other ranks get their objects."""
     obj = PAYLOADS['object'] if comm.rank == 1 else None
     call = (lambda: comm.scatter_obj([0, obj, *range(2, comm.size)], root=1)
-            ) if verb == 'scatter_obj' else lambda: getattr(comm, verb)(obj)
-    poor = 1 if verb == 'scatter_obj' else 0
+            ) if operation == 'scatter_obj' else lambda: getattr(comm, operation)(obj)
+    poor = 1 if operation == 'scatter_obj' else 0
     if comm.rank == poor:
         with little_memory(), pytest.raises(
-                MemoryError, match=f'rank {poor} has no memory for what rank 1 sent'):
+                MemoryError, match=f'rank {poor} has no memory for the message of rank 1'):
             call()
     else:
         result = call()
-        if verb == 'allgather_obj':
+        if operation == 'allgather_obj':
             assert result[1]['x'].size == SIZE
     assert comm.allgather_obj(comm.rank) == list(range(comm.size))
 
 
 @pytest.mark.mpi(min_size=2)
 def test_broadcast(comm):
-    """All raise before it is sent, since some ranks pass on what they get."""
+    """All ranks raise before data is sent, since some ranks forward it."""
     with little_memory() if comm.rank == 1 else contextlib.nullcontext(), pytest.raises(
-            MemoryError, match='bcast_obj refused on rank 1'):
+            MemoryError, match='bcast_obj failed on rank 1'):
         comm.bcast_obj(PAYLOADS['object'] if comm.rank == 0 else None)
     assert comm.allgather_obj(comm.rank) == list(range(comm.size))

@@ -1,4 +1,4 @@
-"""Point to point, around the limit up to which a payload travels with its header."""
+"""Point-to-point messages, around the size limit of inline payloads."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def messages():
 
 
 def exchange(send, recv, value):
-    """Sends from the first rank to the last; returns what the last received, the others value."""
+    """Sends from the first rank to the last; returns the received value there, else ``value``."""
     if WORLD.size == 1:
         return value
     if WORLD.rank == 0:
@@ -38,14 +38,14 @@ def test_sizes_of_arrays(messages, size):
 @pytest.mark.parametrize('ndim', [8, 9, MAX_DIMS])
 @pytest.mark.parametrize('size', [point_to_point.INLINE, point_to_point.INLINE + 8])
 def test_many_dimensions_around_the_limit(messages, ndim, size):
-    """The shape travels with the header, beside as large a payload as without."""
+    """A long shape in the message does not reduce the limit of the payload."""
     x = np.arange(size // 8).reshape((1,) * (ndim - 1) + (-1,)).swapaxes(0, -1)
-    count, kept = messages.calls.count, len(messages.calls.kept())
+    count, kept = messages.calls.count, len(messages.calls.recorded())
     result = exchange(messages.send, messages.recv, x)
     assert result.shape == x.shape
     np.testing.assert_array_equal(result, x)
     # Each message is in the flight recorder once.
-    assert len(messages.calls.kept()) - kept == min(messages.calls.count - count, 64 - kept)
+    assert len(messages.calls.recorded()) - kept == min(messages.calls.count - count, 64 - kept)
 
 
 @pytest.mark.parametrize('size', [0, point_to_point.INLINE - 100, point_to_point.INLINE - 20,
@@ -57,7 +57,7 @@ def test_sizes_of_objects(messages, size):
     assert exchange(messages.send_obj, recv, obj) == obj
 
 
-def test_long_reasons_of_refusals_are_cut(messages):
+def test_long_error_texts_are_truncated(messages):
     class Broken:
         def __reduce__(self):
             raise ValueError('because ' * 10000)
@@ -71,7 +71,7 @@ def test_long_reasons_of_refusals_are_cut(messages):
         assert len(str(caught.value)) < point_to_point.INLINE
 
 
-def test_what_is_sent_to_oneself_is_let_go(messages):
+def test_completed_sends_to_own_rank_are_freed(messages):
     """The memory of earlier messages is not kept once they were received."""
     for _ in range(5):
         messages.send_obj(np.zeros(100000), WORLD.rank, 1)

@@ -1,4 +1,4 @@
-"""Ranks answer each other whatever they do, errors go to who asks, and the end is clean."""
+"""Services: busy ranks answer, errors are raised on the requesting rank, and programs end."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def serve(comm):
         service._thread.join()
 
 
-def test_everybody_asks_everybody(comm, serve):
+def test_all_ranks_ask_all_ranks(comm, serve):
     def answer(source, request):
         assert (request.dtype, request.ndim) == (np.uint8, 1)
         return [np.array([source, comm.rank]), request, b'end']
@@ -52,7 +52,7 @@ def test_everybody_asks_everybody(comm, serve):
                                        + b'end')
 
 
-def test_asks_some_or_nobody(comm, serve):
+def test_asks_some_or_no_ranks(comm, serve):
     service = serve(lambda source, request: [np.array([comm.rank])])
     assert service.ask({}) == {}
     other = (comm.rank + 1) % comm.size
@@ -61,8 +61,8 @@ def test_asks_some_or_nobody(comm, serve):
 
 
 @pytest.mark.parametrize('how', ['waits in MPI', 'sleeps', 'computes', 'runs Python'])
-def test_answers_whatever_it_does(comm, serve, how):
-    """Rank 0 does not go on before the others have their answers."""
+def test_busy_rank_answers(comm, serve, how):
+    """Rank 0 does not continue before the others have their answers."""
     asked = []
 
     def answer(source, request):
@@ -91,8 +91,8 @@ def test_answers_whatever_it_does(comm, serve, how):
     comm.barrier()
 
 
-def test_large_messages_in_circles(comm, serve):
-    """Everybody asks everybody from two threads; nobody waits for one who waits for him."""
+def test_large_messages_do_not_deadlock(comm, serve):
+    """All ranks ask all ranks from two threads, without a deadlock."""
     service = serve(lambda source, request: [request, request])
     wrong = []
 
@@ -129,7 +129,7 @@ def test_one_request_at_a_time(comm, serve):
     comm.barrier()
 
 
-def test_errors_go_to_who_asks(comm, serve):
+def test_errors_are_raised_on_the_requesting_rank(comm, serve):
     def answer(source, request):
         if len(request):
             raise KeyError('nothing like that')
@@ -146,7 +146,7 @@ def test_errors_go_to_who_asks(comm, serve):
     comm.barrier()
 
 
-def test_an_answer_that_exits_is_an_error_of_who_asks(comm, serve):
+def test_exit_in_answer_is_raised_on_the_requesting_rank(comm, serve):
     def answer(source, request):
         sys.exit('early')
 
@@ -158,24 +158,24 @@ def test_an_answer_that_exits_is_an_error_of_who_asks(comm, serve):
             service.ask({other: []})
 
 
-def test_an_answer_must_not_ask(comm, serve):
+def test_answer_must_not_send_requests(comm, serve):
     def answer(source, request):
         service.ask({source: []})
 
     service = serve(answer)
     comm.barrier()
     for rank in range(comm.size):
-        with pytest.raises(RuntimeError, match='must not make requests itself'):
+        with pytest.raises(RuntimeError, match='must not send requests'):
             service.ask({rank: []})
 
 
-def test_a_bad_function_is_refused_on_every_rank(comm):
-    with pytest.raises(TypeError, match='has to be a function'):
+def test_invalid_answer_raises_on_all_ranks(comm):
+    with pytest.raises(TypeError, match='answer must be a function'):
         comm.serve(None if comm.rank == comm.size - 1 else lambda source, request: [])
     comm.barrier()
 
 
-def test_goes_on_answering_when_closed(comm):
+def test_closed_service_continues_to_answer(comm):
     service = comm.serve(lambda source, request: [request])
     if comm.rank == 0:
         service.close()
@@ -215,7 +215,7 @@ def run(tmp_path, body, ranks=3, **env):
 
 @pytest.mark.sample(3)
 @alone
-@pytest.mark.parametrize('body, agree', [
+@pytest.mark.parametrize('body, check', [
     ('', '1'),
     ('ask(10 * comm.rank, .01)', '1'),  # rank 0 ends first, and the others ask it
     ('ask(10 * comm.rank, .01)', '0'),
@@ -231,8 +231,8 @@ except ValueError:
     pass
 ''', '1'),
 ])
-def test_a_clean_end(tmp_path, body, agree):
-    done = run(tmp_path, body, CHAINERMN_AGREE=agree)
+def test_clean_exit(tmp_path, body, check):
+    done = run(tmp_path, body, CHAINERMN_AGREE=check)
     assert (done.returncode, done.stdout) == (0, '')
 
 
@@ -243,7 +243,7 @@ def test_a_clean_end(tmp_path, body, agree):
     ('ask(3)\nif comm.rank == 1: raise ValueError("no such luck")\nask(10**9)', 'no such luck'),
     ('ask(3)\nif comm.rank == 1: sys.exit(3)\nask(10**9)', 'sys.exit with status 3'),
 ])
-def test_an_end_with_an_error(tmp_path, body, text):
+def test_exit_with_an_error(tmp_path, body, text):
     done = run(tmp_path, body)
     assert done.returncode != 0
     assert text in done.stdout
@@ -255,7 +255,7 @@ def test_needs_threads(tmp_path):
 except RuntimeError as error:
     assert 'MPI_THREAD_MULTIPLE' in str(error), error
     if comm.rank == 0:
-        print('refused')
+        print('failed')
 comm.barrier()
 '''
     start = ('import mpi4py; mpi4py.rc.thread_level = "serialized"\n'
@@ -264,4 +264,4 @@ comm.barrier()
     script.write_text(start + body.lstrip('\n'))
     done = subprocess.run(['mpiexec', '-n', '2', sys.executable, str(script)], text=True,
                           timeout=seconds(40), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert (done.returncode, done.stdout) == (0, 'refused\n')
+    assert (done.returncode, done.stdout) == (0, 'failed\n')

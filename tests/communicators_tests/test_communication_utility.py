@@ -99,6 +99,6 @@ def test_int_max():
 
 
 @pytest.mark.parametrize('max_buf_len', [0, -1, _communication_utility.INT_MAX])
-def test_the_length_of_a_chunk_is_checked(max_buf_len):
-    with pytest.raises(AssertionError, match='max_buf_len has to be from 1 to 2147483646'):
+def test_invalid_max_buf_len(max_buf_len):
+    with pytest.raises(AssertionError, match='max_buf_len must be from 1 to 2147483646'):
         _communication_utility.chunked_bcast_obj(1, WORLD, max_buf_len=max_buf_len)

@@ -1,4 +1,4 @@
-"""The ABC: it has what the reference has, under the same names, and cannot be instantiated."""
+"""The abstract base class: same names as in ChainerMN 7, and not instantiable."""
 
 import inspect
 
@@ -9,7 +9,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 # Method: its parameters, as "name" or "name=default".
 METHODS = {
-    'agree_to_join': 'number',
+    'join_turn': 'number',
     'allgather': 'x',
     'allreduce': "x op='sum' out=None",
     'allreduce_grad': 'model zero_fill=False',
@@ -36,7 +36,7 @@ METHODS = {
     'recv_activation': 'source tag',
     'recv_gradient': 'activation',
     'recv_obj': 'source status=None tag=-1',
-    'said_in_join': 'error',
+    'join_responses': 'error',
     'reduce': "x op='sum' root=0",
     'reduce_scatter': "xs op='sum'",
     'scatter': 'xs root=0',
@@ -67,7 +67,7 @@ def parameters(function):
 
 @pytest.mark.parametrize('method', METHODS)
 def test_methods(comms, method):
-    """The communicators take what the ABC says, by the same names."""
+    """Communicators have the signatures of the base class."""
     assert parameters(getattr(CommunicatorBase, method)) == METHODS[method]
     for comm in comms:
         assert parameters(getattr(type(comm), method)) == METHODS[method]

@@ -1,4 +1,4 @@
-"""What each compressor puts on the wire, what comes back, and what it remembers."""
+"""Compressors: encoded arrays, decoded values and state."""
 
 import math
 
@@ -13,12 +13,12 @@ FLOATS = ['float16', 'float32', 'float64']
 
 
 def sent(compressor, x, key='key'):
-    """What the receiver gets."""
+    """Returns the decoded array."""
     before = x.copy()
-    wire = compressor.compress(x, key)
+    encoded = compressor.compress(x, key)
     np.testing.assert_array_equal(x, before)
-    assert wire.ndim == 1
-    result = compressor.decompress(wire, x.size, x.dtype)
+    assert encoded.ndim == 1
+    result = compressor.decompress(encoded, x.size, x.dtype)
     assert (result.dtype, result.shape) == (x.dtype, x.shape)
     return result
 
@@ -27,8 +27,8 @@ class Halve:
     def compress(self, x, key):
         return x[::2].copy()
 
-    def decompress(self, wire, size, dtype):
-        return np.repeat(wire, 2)[:size].astype(dtype)
+    def decompress(self, encoded, size, dtype):
+        return np.repeat(encoded, 2)[:size].astype(dtype)
 
 
 @pytest.mark.parametrize('meant, kind', [
@@ -49,26 +49,26 @@ def test_thresholds():
 
 
 @pytest.mark.parametrize('meant, error, message', [
-    ('1bit', ValueError, "no compression of type '1bit'; there are 'fp16', 'bf16', '2bit'"),
-    ({'type': ['2bit']}, ValueError, 'no compression of type'),
+    ('1bit', ValueError, "unknown compression type '1bit'; use one of 'fp16', 'bf16', '2bit'"),
+    ({'type': ['2bit']}, ValueError, 'unknown compression type'),
     ({}, ValueError, "needs a 'type'"),
     ({'threshold': 1}, ValueError, "needs a 'type'"),
     ({'type': '2bit', 'treshold': 1}, ValueError, 'no parameter treshold; it has threshold'),
     ({'type': 'fp16', 'threshold': 1}, ValueError, 'no parameter threshold'),
     (2, TypeError, 'compress and decompress, not 2'),
-    (np.float16, TypeError, 'compression has to be'),
-    (TwoBit, TypeError, 'compression has to be'),
-    *[({'type': '2bit', 'threshold': bad}, ValueError, 'threshold has to be a positive number')
+    (np.float16, TypeError, 'compression must be'),
+    (TwoBit, TypeError, 'compression must be'),
+    *[({'type': '2bit', 'threshold': bad}, ValueError, 'threshold must be a positive number')
       for bad in (0, -1, math.inf, math.nan, 1e300, 1e-300)],
-    *[({'type': '2bit', 'threshold': bad}, TypeError, 'threshold has to be a positive number')
+    *[({'type': '2bit', 'threshold': bad}, TypeError, 'threshold must be a positive number')
       for bad in ('1', None, True, np.ones(2))],
 ])
-def test_what_is_refused(meant, error, message):
+def test_invalid_compression(meant, error, message):
     with pytest.raises(error, match=message):
         compression.get(meant)
 
 
-def test_descriptions_tell_what_has_to_be_equal():
+def test_descriptions():
     assert compression.describe(compression.get('2bit')) == compression.describe(TwoBit(0.5))
     assert compression.describe(TwoBit(0.5)) != compression.describe(TwoBit(0.25))
     assert compression.describe(Fp16()) != compression.describe(Bf16())
@@ -78,11 +78,11 @@ def test_descriptions_tell_what_has_to_be_equal():
 @pytest.mark.parametrize('compressor', [Fp16, Bf16, TwoBit])
 @pytest.mark.parametrize('dtype', FLOATS)
 @pytest.mark.parametrize('size', [0, 1, 15, 16, 17, 40000, 65536, 65537])
-def test_bytes_on_the_wire(compressor, dtype, size):
+def test_encoded_size(compressor, dtype, size):
     x = np.linspace(-2, 2, size).astype(dtype)
     result = sent(compressor(), x)
-    wire = compressor().compress(x, 0)
-    assert wire.nbytes == (math.ceil(size / 16) * 4 if compressor is TwoBit else 2 * size)
+    encoded = compressor().compress(x, 0)
+    assert encoded.nbytes == (math.ceil(size / 16) * 4 if compressor is TwoBit else 2 * size)
     if compressor is TwoBit:
         np.testing.assert_array_equal(result, np.select([x >= .5, x <= -.5], [.5, -.5]))
     else:
@@ -101,10 +101,10 @@ def test_bf16_rounds_to_nearest_even():
     x = np.array([0x3f800000, 0x3f807fff, 0x3f808000, 0x3f808001, 0x3f818000, 0x7f7f7fff,
                   0x7f7fffff, 0xff800000, 0x80000000, 0x00008001], np.uint32)
     rounded = [0x3f80, 0x3f80, 0x3f80, 0x3f81, 0x3f82, 0x7f7f, 0x7f80, 0xff80, 0x8000, 0x0001]
-    wire = Bf16().compress(x.view(np.float32), None)
-    assert wire.dtype == np.uint16
-    assert wire.tolist() == rounded
-    back = Bf16().decompress(wire, x.size, np.float32)
+    encoded = Bf16().compress(x.view(np.float32), None)
+    assert encoded.dtype == np.uint16
+    assert encoded.tolist() == rounded
+    back = Bf16().decompress(encoded, x.size, np.float32)
     np.testing.assert_array_equal(back.view(np.uint32), np.array(rounded, np.uint32) << 16)
 
 
@@ -115,7 +115,7 @@ def test_bf16_keeps_nans():
     assert np.isnan(sent(Bf16(), np.array([np.nan], np.float16))).all()
 
 
-def test_every_bf16_comes_back_as_it_is():
+def test_bf16_round_trip():
     bits = np.arange(2**16, dtype=np.uint32) << 16
     x = bits.view(np.float32)
     number = x == x
@@ -139,7 +139,7 @@ def test_two_bit_layout():
 
 
 @pytest.mark.parametrize('dtype', FLOATS)
-def test_what_two_bit_sent_and_the_residual_are_all_that_came(dtype):
+def test_two_bit_loses_nothing(dtype):
     random = np.random.RandomState(0)
     compressor = TwoBit(0.5)
     came, went = np.zeros(1000), np.zeros(1000)
@@ -153,7 +153,7 @@ def test_what_two_bit_sent_and_the_residual_are_all_that_came(dtype):
     assert abs(residual).max() < 2 < abs(came).max()
 
 
-def test_streams_do_not_mix():
+def test_streams_are_independent():
     compressor = TwoBit(1)
     x = np.array([0.75], 'f')
     assert [sent(compressor, x, key)[0] for key in ('a', 1, ('a', 1), 'a')] == [0, 0, 0, 1]
@@ -162,7 +162,7 @@ def test_streams_do_not_mix():
     assert sent(compressor, x, 1)[0] == 0
 
 
-def test_two_bit_sends_what_is_not_finite_as_nan_and_forgets_it():
+def test_two_bit_sends_non_finite_values_as_nan():
     compressor = TwoBit(1)
     sent(compressor, np.full(40000, 0.75, 'f'))
     x = np.zeros(40000, 'f')
@@ -194,7 +194,7 @@ def test_residuals_are_saved_and_loaded(tmp_path, save, load):
     assert not other.residuals
 
 
-def test_what_was_saved_without_compression_is_loaded(tmp_path):
+def test_load_snapshot_saved_without_compression(tmp_path):
     chainer.serializers.save_npz(tmp_path / 'file.npz', chainer.links.Linear(2, 3))
     for strict in (True, False):
         compressor = TwoBit(1)

@@ -52,7 +52,7 @@ def test_unknown_items(own):
 
 
 def test_config_scope(own, name):
-    """Attributes that are set within it become items, of this communicator only."""
+    """Attributes set within it become configuration items of this communicator only."""
     assert own.within_config_scope is False
     own.before = 1
     with own.config_scope():
@@ -93,7 +93,7 @@ def test_split(own, check_usable):
     assert part.get_config('mine') == part.mine == 'kept'
     part.set_config('batched_copy', True)
     assert own.get_config('batched_copy') is False
-    # Groups do not meet, and the whole goes on.
+    # Groups are independent, and the parent remains usable.
     np.testing.assert_array_equal(part.allreduce(np.array([own.rank])), [sum(members)])
     check_usable(part)
     check_usable(own)
@@ -118,8 +118,8 @@ def test_split_of_a_split(own, check_usable):
     assert again.allgather_obj(own.rank) == half.allgather_obj(own.rank)
 
 
-def test_a_finalized_part_leaves_nothing_behind(own):
-    """An MPI library has about 2000 communicators, of which a part takes several."""
+def test_finalized_group_frees_its_mpi_communicators(own):
+    """MPI is limited to about 2000 communicators, and a group uses several."""
     for make in (lambda: own.split(0, 0), lambda: own.new_group(range(own.size))):
         part = make()
         part.finalize()
@@ -128,7 +128,7 @@ def test_a_finalized_part_leaves_nothing_behind(own):
 
 
 def test_new_group(own, check_usable):
-    """Its ranks are numbered in the order given; the others have nothing."""
+    """Ranks are numbered in the order given; other ranks get None."""
     for ranks in ([0], [own.size - 1], list(range(own.size)), list(reversed(range(own.size))),
                   np.arange(0, own.size, 2)):
         group = own.new_group(ranks)
@@ -139,7 +139,7 @@ def test_new_group(own, check_usable):
         assert group.get_config() == own.get_config()
         assert (group.rank, group.size) == (list(ranks).index(own.rank), len(ranks))
         assert group.allgather_obj(own.rank) == list(ranks)
-        with pytest.raises(ValueError, match=f'root has to be a rank from 0 to {len(ranks) - 1}'):
+        with pytest.raises(ValueError, match=f'root must be a rank from 0 to {len(ranks) - 1}'):
             group.bcast(np.zeros(1), len(ranks))  # a rank outside of the group
         check_usable(group)
         group.finalize()
@@ -147,7 +147,7 @@ def test_new_group(own, check_usable):
 
 
 def test_errors_stay_in_their_group(own, check_usable):
-    """The members of the other group have nothing to do with them."""
+    """The members of the other group are not affected."""
     part = own.split(own.rank % 2, own.rank)
     if own.rank % 2 == 0:
         with pytest.raises(TypeError, match='expected a numpy or cupy array'):
@@ -156,7 +156,7 @@ def test_errors_stay_in_their_group(own, check_usable):
     check_usable(own)
 
 
-VERBS = {
+OPERATIONS = {
     'bcast': lambda comm: comm.bcast(np.zeros(1)),
     'gather': lambda comm: comm.gather(np.zeros(1)),
     'allgather': lambda comm: comm.allgather(np.zeros(1)),
@@ -184,16 +184,16 @@ VERBS = {
     'split': lambda comm: comm.split(0, 0),
     'new_group': lambda comm: comm.new_group([0]),
     'barrier': lambda comm: comm.barrier(),
-    'refuse': lambda comm: comm.refuse('verb', ValueError()),
+    'refuse': lambda comm: comm.refuse('operation', ValueError()),
     'bad argument': lambda comm: comm.gather(None),
 }
 
 
-@pytest.mark.parametrize('verb', VERBS)
-def test_after_finalize(own, verb):
+@pytest.mark.parametrize('operation', OPERATIONS)
+def test_after_finalize(own, operation):
     own.finalize()
     with pytest.raises(RuntimeError, match='this communicator was finalized'):
-        VERBS[verb](own)
+        OPERATIONS[operation](own)
 
 
 def test_finalize(own, comm, check_usable):
@@ -209,7 +209,7 @@ def test_finalize(own, comm, check_usable):
 
 
 def test_barrier(own):
-    """Nobody is through before all have come."""
+    """No rank leaves before all ranks have entered."""
     arrived = own.mpi_comm.Dup()
     flags = np.zeros((own.size, 1), np.uint8)
     requests = [arrived.Irecv(flags[rank], rank) for rank in range(own.size)]

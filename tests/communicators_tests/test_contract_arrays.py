@@ -1,4 +1,4 @@
-"""The verbs on arrays: every communicator, verb, dtype and kind of array gives what NumPy gives."""
+"""Array operations: every communicator, dtype and layout gives the result of NumPy."""
 
 import functools
 
@@ -12,7 +12,7 @@ OPS = {'sum': np.add, 'prod': np.multiply, 'max': np.maximum, 'min': np.minimum}
 
 @pytest.fixture
 def given(make):
-    """Makes the array of each rank, and checks at the end that the verbs did not change it."""
+    """Makes the array of each rank, and checks at the end that the operations did not change it."""
     made = []
 
     def given(seed, rows=0):
@@ -179,7 +179,7 @@ def test_reduce_scatter_rows(comms, given, check):
 
 
 def test_isend_irecv(comms, given, check):
-    """To all ranks at once, itself too; what was received by another number is not confused."""
+    """To all ranks at once, including itself; tags are not confused."""
     for comm in comms:
         sent = [comm.isend(given(comm.rank), rank, 3) for rank in range(comm.size)]
         sent += [comm.isend((given(1), given(2, rows=2)), rank, 3) for rank in range(comm.size)]
@@ -229,6 +229,6 @@ def test_multi_node_mean(comms, given, check):
             with pytest.raises(TypeError, match='floating-point'):
                 comm.multi_node_mean(x)
         else:
-            # Around the mean on rank 0, by whole numbers that add up to 0 over the ranks.
+            # Around the mean on rank 0, by integers that add up to 0 over the ranks.
             mine = np.asarray(x + x.dtype.type(2 * comm.rank - comm.size + 1), x.dtype)
             check(comm.multi_node_mean(mine), x, mine)

@@ -1,4 +1,4 @@
-"""The verbs on models: parameters equal to rank 0's, and gradients that are means, in place."""
+"""Model operations: parameters copied from rank 0, and gradients averaged in place."""
 
 import chainer
 import chainer.functions as F
@@ -19,12 +19,12 @@ def takes_models_on_the_cpu(comm):
 
 @pytest.fixture
 def mean(comm, name):
-    """The gradient that is expected, given the mean and the rank's own."""
+    """The expected gradient, given the mean and the gradient of this rank."""
     return lambda mean, own: own if name == 'dummy' else mean
 
 
 class Model(chainer.Chain):
-    """A bit of everything: shared and uninitialized parameters, persistents, several dtypes."""
+    """A model with shared and uninitialized parameters, persistent values and several dtypes."""
 
     def __init__(self, seed):
         super().__init__()
@@ -48,7 +48,7 @@ class Model(chainer.Chain):
 
 
 def set_gradients(model, comm):
-    """Gives the ranks gradients around their mean, which is returned, by path; and their own."""
+    """Assigns gradients with a known mean; returns the means and this rank's gradients by path."""
     means, own = {}, {}
     for n, (path, param) in enumerate(sorted(model.namedparams())):
         if param.array is not None:
@@ -84,7 +84,7 @@ def test_broadcast_data_is_its_older_name(comm):
 
 
 def test_bcast_data_keeps_bits(comm):
-    """NaNs with a payload, negative zeros, and dtypes that are not for gradients."""
+    """NaNs with a payload, negative zeros, and dtypes that gradients cannot have."""
     link = chainer.Link()
     bits = np.array([0x7fc01234, 0xffc00001, 0x80000000, 1], np.uint32)
     with link.init_scope():
@@ -110,11 +110,11 @@ def test_bcast_data_into_strided_arrays(comm):
     np.testing.assert_array_equal(wide[::2, 1::3], first[::2, 1::3] * (comm.rank + 1))
 
 
-@pytest.mark.parametrize('verb', ['bcast_data', 'multi_node_mean_grad'])
+@pytest.mark.parametrize('operation', ['bcast_data', 'multi_node_mean_grad'])
 @pytest.mark.parametrize('model', [chainer.Chain(), L.Linear(None, 2, nobias=True)],
                          ids=['empty', 'uninitialized'])
-def test_models_with_nothing_to_exchange(comm, verb, model, check_usable):
-    getattr(comm, verb)(model)
+def test_models_with_nothing_to_exchange(comm, operation, model, check_usable):
+    getattr(comm, operation)(model)
     check_usable(comm)
 
 
@@ -125,7 +125,7 @@ def test_multi_node_mean_grad(comm, mean, zero_fill):
             for path, param in model.namedparams()}
     means, own = set_gradients(model, comm)
     arrays = {path: param.grad for path, param in model.namedparams(include_uninit=False)}
-    with chainer.using_config('debug', True):  # looks at gradients, of which lazy has none
+    with chainer.using_config('debug', True):  # checks gradients; lazy has none
         comm.multi_node_mean_grad(model, zero_fill)
     for path, param in model.namedparams(include_uninit=False):
         assert param.grad is arrays[path]
@@ -157,7 +157,7 @@ def set_gradients_of(model, comm):
 
 
 def test_gradients_of_a_backward_pass(comm, mean):
-    """The mean of the gradients of parts is the gradient of the whole."""
+    """The mean of the gradients of equal shards is the gradient of the complete batch."""
     random = np.random.RandomState(0)
     x = random.uniform(-1, 1, (4 * comm.size, 3)).astype(np.float32)
     t = random.randint(0, 2, 4 * comm.size).astype(np.int32)
@@ -168,10 +168,10 @@ def test_gradients_of_a_backward_pass(comm, mean):
         F.softmax_cross_entropy(model(x), t).backward()
         return [model.W.grad.copy(), model.b.grad.copy()]
 
-    whole = gradients(x, t)
+    complete = gradients(x, t)
     own = gradients(x[comm.rank::comm.size], t[comm.rank::comm.size])
     comm.multi_node_mean_grad(model)
-    for grad, w, o in zip([model.W.grad, model.b.grad], whole, own, strict=True):
+    for grad, w, o in zip([model.W.grad, model.b.grad], complete, own, strict=True):
         np.testing.assert_allclose(grad, mean(w, o), rtol=1e-5, atol=1e-6)
 
 
@@ -221,7 +221,7 @@ def test_zero_fill_counts_a_missing_gradient_as_zero(comm, mean):
         np.testing.assert_array_equal(model.b.grad, np.zeros(2, np.float32))
 
 
-def test_without_zero_fill_what_has_no_gradient_is_skipped(comm, mean):
+def test_without_zero_fill_missing_gradients_are_skipped(comm, mean):
     model = L.Linear(3, 2)
     model.cleargrads()
     model.b.grad = np.array([comm.rank, 1], np.float32)
@@ -231,7 +231,7 @@ def test_without_zero_fill_what_has_no_gradient_is_skipped(comm, mean):
         model.b.grad, mean([(comm.size - 1) / 2, 1], [comm.rank, 1]), rtol=1e-6)
 
 
-def test_dummy_leaves_gradients_as_they_are(comm, name):
+def test_dummy_does_not_change_gradients(comm, name):
     if name == 'dummy':
         model = Model(0)
         _, own = set_gradients(model, comm)
@@ -255,7 +255,7 @@ def test_allreduce_grad_warns(comm, mean):
 
 @pytest.mark.parametrize('value', [np.nan, np.inf])
 @pytest.mark.parametrize('set_debug', ['config', 'global'])
-def test_debug_mode_finds_what_is_not_finite(comm, name, same_error, check_usable, value,
+def test_debug_mode_finds_non_finite_gradients(comm, name, same_error, check_usable, value,
                                              set_debug):
     def call():
         if set_debug == 'config':
@@ -277,14 +277,14 @@ def test_debug_mode_finds_what_is_not_finite(comm, name, same_error, check_usabl
         if name == 'dummy':
             call()
         else:
-            error = same_error(call, refused=odd)
+            error = same_error(call, failed=odd)
             assert isinstance(error, ValueError)
             assert f'the gradient of /W is not finite: {value} at [1, 2], 1 of 6 ' in str(error)
     comm.multi_node_mean_grad(model)  # without debug mode it passes
     check_usable(comm)
 
 
-def test_overlap_is_refused_where_there_is_none(comm, same_error):
+def test_async_mean_is_unsupported(comm, same_error):
     assert comm.can_overlap is False
     error = same_error(comm.multi_node_mean_grad_async, L.Linear(3, 2), table=False)
     assert isinstance(error, ValueError)

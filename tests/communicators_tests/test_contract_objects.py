@@ -1,4 +1,4 @@
-"""The verbs on objects: any picklable object arrives as it was, from every rank, in order."""
+"""Object operations: picklable objects arrive unchanged, from every rank, in order."""
 
 import fractions
 import math
@@ -113,7 +113,7 @@ def test_allreduce_obj(comm, make_value, total):
 
 
 @pytest.mark.parametrize('op', ['sum', 'prod', 'max', 'min'])
-def test_allreduce_obj_by_other_operations(comm, op, same_error):
+def test_allreduce_obj_operations(comm, op, same_error):
     letter = 'abcd'[comm.rank]
     if op == 'prod':
         assert comm.allreduce_obj(comm.rank + 2, op) == math.factorial(comm.size + 1)
@@ -124,7 +124,7 @@ def test_allreduce_obj_by_other_operations(comm, op, same_error):
             'sum': 'abcd'[:comm.size], 'max': 'abcd'[comm.size - 1], 'min': 'a'}[op]
 
 
-def test_allreduce_obj_of_what_cannot_be_added(comm, same_error, check_usable):
+def test_allreduce_obj_of_unsupported_types(comm, same_error, check_usable):
     if comm.size > 1:
         error = same_error(comm.allreduce_obj, {'loss': comm.rank}, table=False)
         assert type(error) is TypeError
@@ -132,7 +132,7 @@ def test_allreduce_obj_of_what_cannot_be_added(comm, same_error, check_usable):
 
 
 def test_status_says_source_and_tag(comm, make_obj):
-    """Objects of each source arrive in the order in which they were sent."""
+    """Objects of each source arrive in the order of the sends."""
     if comm.rank > 0:
         for n in range(2):
             comm.send_obj((n, make_obj(comm.rank)), 0, 10 * comm.rank + n)
@@ -149,7 +149,7 @@ def test_status_says_source_and_tag(comm, make_obj):
     assert seen == dict.fromkeys(range(1, comm.size), 2)
 
 
-def test_tags_are_told_apart(comm):
+def test_tags_are_distinguished(comm):
     if comm.rank == 0 and comm.size > 1:
         comm.send_obj('first', 1, tag=1)
         comm.send_obj('second', 1, tag=2)
@@ -158,7 +158,7 @@ def test_tags_are_told_apart(comm):
         assert comm.recv_obj(0, tag=1) == 'first'
 
 
-def test_objects_to_oneself(comm, make_obj):
+def test_objects_to_own_rank(comm, make_obj):
     for _ in range(2):
         comm.send_obj(make_obj(1), comm.rank, 1)
         comm.send_obj(make_obj(2), comm.rank, 1)
@@ -206,7 +206,7 @@ def test_receiving_an_array_as_an_object(comm, x):
 
 
 class Broken:
-    """Can be pickled, but not unpickled; with an array of some length."""
+    """Can be pickled but not unpickled; contains an array of some length."""
 
     def __init__(self, length):
         self.length = length
@@ -215,7 +215,7 @@ class Broken:
         return eval, ('1 / 0', {'x': np.zeros(self.length)})
 
 
-#: Verbs to which one rank gives an object; which rank that is, and which ones receive it.
+#: Operations to which one rank gives an object; which rank that is, and which ones receive it.
 RECEIVE = {
     'bcast_obj': (lambda comm, obj, rank: comm.bcast_obj(obj, root=rank),
                   lambda size, rank: {*range(size)} - {rank}),
@@ -232,10 +232,10 @@ RECEIVE = {
 
 
 @pytest.mark.parametrize('length', [1, 5000, 3_000_000])
-@pytest.mark.parametrize('verb', RECEIVE)
-def test_what_cannot_be_unpickled(comms, verb, length, check_usable):
-    """Those who receive it raise, and name the rank it is from; the others go on."""
-    call, receivers_of = RECEIVE[verb]
+@pytest.mark.parametrize('operation', RECEIVE)
+def test_unpicklable_on_receiver(comms, operation, length, check_usable):
+    """Receivers raise and name the sender; other ranks continue."""
+    call, receivers_of = RECEIVE[operation]
     for comm in comms[:1]:
         for rank in {1 % comm.size, comm.size - 1}:
             if comm.rank in receivers_of(comm.size, rank):

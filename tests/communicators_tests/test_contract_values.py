@@ -1,4 +1,4 @@
-"""What arithmetic gives where it is hard: rounding, overflow, long integers, NaN, equal bits."""
+"""Edge cases of arithmetic: rounding, overflow, long integers, NaN, bitwise equality."""
 
 import functools
 
@@ -39,7 +39,7 @@ def test_float16_is_rounded_once(comm, check):
 
 
 def test_float16_overflows_only_where_the_result_does(comm, check):
-    """Three times 65504 is beyond float16 on the way, but not where the last one is taken away."""
+    """An intermediate sum exceeds float16, but the result does not."""
     last = comm.rank == comm.size - 1
     x = np.array([65504, 65504, 1], np.float16) * np.array([1, -1 if last else 1, 1], np.float16)
     wide = np.array([65504. * comm.size, 65504. * (comm.size - 2), comm.size])
@@ -51,7 +51,7 @@ def test_float16_overflows_only_where_the_result_does(comm, check):
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-def test_mean_is_that_of_numpy(comm, dtype):
+def test_mean_equals_numpy(comm, dtype):
     xs = np.random.RandomState(0).uniform(-1, 1, (comm.size, 1000)).astype(dtype)
     expected = xs.astype(np.longdouble).mean(axis=0)
     # Terms near 1 are rounded near 1, however small their mean is.
@@ -60,7 +60,7 @@ def test_mean_is_that_of_numpy(comm, dtype):
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-def test_not_finite(comm, dtype):
+def test_non_finite_values(comm, dtype):
     xs = np.zeros((comm.size, 6), dtype)
     xs[0, 0] = xs[-1, 1] = np.inf
     xs[0, 2] = -np.inf
@@ -74,7 +74,7 @@ def test_not_finite(comm, dtype):
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 @pytest.mark.parametrize('op', ['max', 'min'])
 def test_extremes_keep_nan_and_signs(comm, dtype, op):
-    """As numpy.maximum and numpy.minimum, on whatever rank the odd one is; -0.0 is below 0.0."""
+    """Like numpy.maximum and numpy.minimum, on any rank; -0.0 is below 0.0."""
     combine = {'max': np.maximum, 'min': np.minimum}[op]
     for odd in range(comm.size):
         values = [np.nan, -np.nan, np.inf, -np.inf, 0., -0., -5, 5, np.finfo(dtype).tiny]
@@ -167,7 +167,7 @@ def test_arrays_from_any_source(comm):
         assert all(zeros.shape == (9000,) for _, zeros in received)
 
 
-def test_gathered_arrays_are_apart(comm):
+def test_gathered_arrays_share_no_memory(comm):
     """Writing into one result does not change another."""
     xs = tuple(np.full(4, 7.) for _ in range(comm.size))
     for results in (comm.allgather(xs[0]), comm.alltoall(xs)):
@@ -176,7 +176,7 @@ def test_gathered_arrays_are_apart(comm):
 
 
 def test_messages_of_the_user_do_not_interfere(comm, check, check_usable):
-    """A receive from anyone on the user's own communicator gets nothing of ours."""
+    """A wildcard receive on the user's communicator gets none of our messages."""
     inbox = np.zeros(100000, np.uint8)
     request = comm.mpi_comm.Irecv(inbox, MPI.ANY_SOURCE, MPI.ANY_TAG)
     check_usable(comm)

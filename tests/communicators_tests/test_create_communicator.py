@@ -1,4 +1,4 @@
-"""create_communicator: its names and arguments, and the same error on all ranks for bad ones."""
+"""create_communicator: names, arguments, and the same error on all ranks if they are invalid."""
 
 import warnings
 
@@ -30,7 +30,7 @@ def test_classes():
         comm.finalize()
 
 
-def test_who_and_where(comm):
+def test_ranks(comm):
     assert (comm.rank, comm.size) == (WORLD.rank, WORLD.size)
     assert comm.mpi_comm == WORLD
     # The tests run on one machine.
@@ -40,7 +40,7 @@ def test_who_and_where(comm):
 
 
 def test_on_another_mpi_communicator(name, check_usable):
-    """Here: the ranks in reverse, and each rank alone."""
+    """The ranks in reverse order, and each rank alone."""
     mpi_comm = WORLD.Split(0, -WORLD.rank)
     comm = create_communicator(name, mpi_comm)
     assert comm.rank == WORLD.size - 1 - WORLD.rank
@@ -56,7 +56,7 @@ def test_on_another_mpi_communicator(name, check_usable):
 
 
 def test_by_class(comm, name, check_usable):
-    """Scripts make communicators from their classes, too; batched_copy is off there."""
+    """Communicators created from their class have batched_copy off."""
     other = type(comm)(WORLD)
     assert other.get_config('batched_copy') is False
     check_usable(other)
@@ -71,30 +71,30 @@ def test_many_communicators_live_side_by_side(name, check_usable):
     check_usable(create_communicator(name))
 
 
-def refused(call, same_error, kind, *texts, odd=None):
-    error = same_error(call, refused=odd)
+def rejects(call, same_error, kind, *texts, odd=None):
+    error = same_error(call, failed=odd)
     assert isinstance(error, kind)
     for text in texts:
         assert text in str(error), str(error)
 
 
 @pytest.mark.parametrize('bad, kwargs, kind, text', [
-    ('no_such', {}, ValueError, 'Unrecognized communicator: "no_such"; there are naive, flat,'),
+    ('no_such', {}, ValueError, 'Unrecognized communicator: "no_such"; use one of naive, flat,'),
     (None, {}, ValueError, 'Unrecognized communicator: "None"'),
     (['naive'], {}, TypeError, 'unhashable'),
     ('naive', {'batchedcopy': True}, TypeError, "unexpected keyword arguments ['batchedcopy']"),
-    ('naive', {'allreduce_grad_dtype': np.float32}, ValueError, 'is for pure_nccl'),
-    ('flat', {'allreduce_grad_dtype': 'float16'}, ValueError, 'is for pure_nccl'),
+    ('naive', {'allreduce_grad_dtype': np.float32}, ValueError, 'is not supported by'),
+    ('flat', {'allreduce_grad_dtype': 'float16'}, ValueError, 'is not supported by'),
 ])
-def test_bad_arguments(same_error, bad, kwargs, kind, text):
-    refused(lambda: create_communicator(bad, **kwargs), same_error, kind, text)
+def test_invalid_arguments(same_error, bad, kwargs, kind, text):
+    rejects(lambda: create_communicator(bad, **kwargs), same_error, kind, text)
     if WORLD.size > 1:
         for odd in range(WORLD.size):
             def call(odd=odd):
                 if WORLD.rank == odd:
                     return create_communicator(bad, **kwargs)
                 return create_communicator('naive')
-            refused(call, same_error, kind, text, "create_communicator('naive', batched_copy=True)",
+            rejects(call, same_error, kind, text, "create_communicator('naive', batched_copy=True)",
                     odd=odd)
 
 
@@ -102,22 +102,22 @@ def test_arguments_that_differ(same_error):
     if WORLD.size > 1:
         for odd in range(WORLD.size):
             name = 'flat' if WORLD.rank == odd else 'naive'
-            refused(lambda name=name: create_communicator(name), same_error, ValueError,
-                    'create_communicator refused: the arguments differ between the ranks',
+            rejects(lambda name=name: create_communicator(name), same_error, ValueError,
+                    'Collective mismatch in create_communicator: arguments differ between ranks',
                     f"rank {odd}: create_communicator('flat', batched_copy=True)")
             copy = WORLD.rank != odd
-            refused(lambda copy=copy: create_communicator('naive', batched_copy=copy),
+            rejects(lambda copy=copy: create_communicator('naive', batched_copy=copy),
                     same_error, ValueError, 'batched_copy=True', 'batched_copy=False')
 
 
-def test_mpi_comm_has_to_be_one(comm):
+def test_invalid_mpi_comm(comm):
     for bad in (comm, 'world', 0):
-        with pytest.raises(TypeError, match=r'mpi_comm has to be an mpi4py\.MPI\.Intracomm'):
+        with pytest.raises(TypeError, match=r'mpi_comm must be an mpi4py\.MPI\.Intracomm'):
             create_communicator('naive', bad)
 
 
 def create(name, **kwargs):
-    """Returns a communicator, or the error that says what this machine lacks."""
+    """Returns a communicator, or the error about missing requirements."""
     try:
         return create_communicator(name, **kwargs)
     except RuntimeError as error:
@@ -125,8 +125,8 @@ def create(name, **kwargs):
 
 
 @pytest.mark.parametrize('old', ['hierarchical', 'two_dimensional', 'single_node'])
-def test_names_of_older_versions(old):
-    with pytest.warns(DeprecationWarning, match=f"'{old}'.* is 'pure_nccl' today") as caught:
+def test_old_names_warn(old):
+    with pytest.warns(DeprecationWarning, match=f"'{old}' .* use 'pure_nccl'") as caught:
         made = create(old)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -139,7 +139,7 @@ def test_names_of_older_versions(old):
 
 
 @pytest.mark.parametrize('gpu_only', ['pure_nccl', 'non_cuda_aware'])
-def test_what_is_missing_is_said_with_what_to_do(same_error, gpu_only):
+def test_missing_requirements_give_advice(same_error, gpu_only):
     made = create(gpu_only)
     if isinstance(made, RuntimeError):
         error = same_error(create_communicator, gpu_only)
@@ -164,9 +164,9 @@ def create_default():
         return error
 
 
-def test_what_is_no_mpi_communicator_on_one_rank(same_error):
-    """The others pass the default."""
+def test_invalid_mpi_comm_on_one_rank(same_error):
+    """The other ranks pass the default."""
     mpi_comm = 3 if WORLD.rank == WORLD.size - 1 else None
     error = same_error(lambda: create_communicator('naive', mpi_comm))
     assert type(error) is TypeError
-    assert 'mpi_comm has to be an mpi4py.MPI.Intracomm, not 3' in str(error)
+    assert 'mpi_comm must be an mpi4py.MPI.Intracomm, not 3' in str(error)

@@ -1,4 +1,4 @@
-"""A communicator of a user's own, which only defines how gradients are averaged."""
+"""Communicators that users define: with their own mean, or by naming a transport."""
 
 import chainer
 import chainer.functions as F
@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+from chainermn.communicators.transport import MpiTransport, Transport
 
 
 def average(comm, model):
@@ -44,7 +45,20 @@ class WithState(Own):
         super().multi_node_mean_grad(model, zero_fill)
 
 
-@pytest.fixture(params=[Own, WithoutZeroFill, WithState])
+class RootTransport(MpiTransport):
+    """Averages on rank 0, which broadcasts the means."""
+
+    def mean(self, arrays, results=None):
+        for x, y in zip(arrays, arrays if results is None else results, strict=True):
+            total = self.mpi_comm.reduce(x, root=0)
+            y[...] = self.mpi_comm.bcast(total / self.size if self.rank == 0 else None)
+
+
+class WithTransport(MpiCommunicatorBase):
+    transport_class = RootTransport
+
+
+@pytest.fixture(params=[Own, WithoutZeroFill, WithState, WithTransport])
 def own(request):
     comm = request.param(MPI.COMM_WORLD)
     yield comm
@@ -52,7 +66,7 @@ def own(request):
 
 
 class Model(chainer.Chain):
-    """One of its layers is used on rank 0 only, one nowhere."""
+    """A model with one layer used on rank 0 only, and one unused layer."""
 
     def __init__(self, rank):
         super().__init__()
@@ -108,7 +122,7 @@ def shared_folder(comm, tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore:The checkpointer is deprecated:DeprecationWarning')
-def test_it_trains_as_the_naive_one_does(own, tmp_path):
+def test_trains_like_naive(own, tmp_path):
     naive = chainermn.create_communicator('naive')
     trained, expected = (train(comm, shared_folder(comm, tmp_path / name))
                          for comm, name in [(own, 'own'), (naive, 'naive')])
@@ -150,7 +164,7 @@ def test_all_other_operations(own, check_usable):
     check_usable(own)
 
 
-def test_parts_are_of_its_class(own, check_usable):
+def test_groups_have_the_same_class(own, check_usable):
     own.set_config('batched_copy', True)
     group = own.new_group([own.size - 1])
     assert (group is not None) == (own.rank == own.size - 1)
@@ -169,11 +183,11 @@ def test_parts_are_of_its_class(own, check_usable):
         group.finalize()
 
 
-def test_overlap_does_not_bypass_its_average(own):
+def test_overlap_does_not_bypass_custom_mean(own):
     model = L.Linear(2, 2)
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.SGD(), own, overlap=True).setup(model)
-    if own.size == 1:  # nothing to exchange
+    if own.size == 1 or isinstance(own, WithTransport):  # nothing to exchange, or by the transport
         return
     with pytest.raises(ValueError, match='averages gradients in its own multi_node_mean_grad') as e:
         optimizer.update(lambda x: F.sum(model(x)), np.ones((1, 2), np.float32))
@@ -181,7 +195,7 @@ def test_overlap_does_not_bypass_its_average(own):
 
 
 def test_links_and_functions(own):
-    """Batch normalization over all ranks is that of one process over all examples."""
+    """Batch normalization over all ranks equals that of one process over all examples."""
     x = np.random.RandomState(0).normal(0, 1, (4 * own.size, 3)).astype(np.float32)
     mine = chainer.Variable(x[4 * own.rank:][:4])
     y = chainermn.links.MultiNodeBatchNormalization(3, own)(mine)
@@ -191,3 +205,47 @@ def test_links_and_functions(own):
     np.testing.assert_allclose(F.concat(ys, axis=0).array, expected, atol=1e-5)
     F.sum(ys[0] * ys[0]).backward()
     assert mine.grad is not None
+
+
+@pytest.mark.parametrize('option', [
+    {}, {'overlap': 'always'}, {'compression': 'fp16'}, {'n_accumulations': 2},
+    {'overlap': 'always', 'compression': '2bit', 'bucket_mb': 1e-5}], ids=repr)
+def test_custom_transport_has_all_features(option):
+    """Trains the same model as naive; also in a group."""
+    comm, naive = WithTransport(MPI.COMM_WORLD), chainermn.create_communicator('naive')
+    parts = comm.split(comm.rank % 2, 0), naive.split(naive.rank % 2, 0)
+    for own, usual in ((comm, naive), parts):
+        models = []
+        for each in (own, usual):
+            model = L.Linear(3, 2, initialW=np.ones((2, 3), 'f'))
+            optimizer = chainermn.create_multi_node_optimizer(
+                chainer.optimizers.SGD(.5), each, **option).setup(model)
+            for n in range(5):
+                x = np.random.RandomState(10 * each.rank + n).rand(2, 3).astype('f')
+                optimizer.update(lambda x, model=model: F.sum(model(x) ** 2), x)
+            models.append(model)
+        for array, expected in zip(*[[p.array for p in m.params()] for m in models], strict=True):
+            np.testing.assert_allclose(array, expected, 1e-5)
+        own.finalize()
+
+
+def test_failing_transport_raises_locally():
+    class Fails(MpiTransport):
+        def mean(self, arrays, results=None):
+            raise LookupError('no route')
+
+    class Communicator(MpiCommunicatorBase):
+        transport_class = Fails
+
+    comm = Communicator(MPI.COMM_WORLD)
+    model = L.Linear(1, 1)
+    model.cleargrads()
+    model.W.grad = np.ones((1, 1), 'f')
+    with pytest.raises(LookupError, match='no route'):
+        comm.multi_node_mean_grad(model)
+    comm.finalize()
+
+
+def test_the_transports_have_the_methods_of_the_protocol():
+    for kind in (MpiTransport, chainermn.communicators.transport.SharedMemoryTransport):
+        assert {name for name in vars(Transport) if not name.startswith('_')} <= {*dir(kind)}

@@ -1,4 +1,4 @@
-"""Debug mode names the parameter and the ranks: of gradients, of sums and of replicas."""
+"""Debug mode names parameters and ranks: gradients, means and replicas."""
 
 import chainer
 import chainer.functions as F
@@ -49,13 +49,13 @@ def test_is_on(monkeypatch):
 
 
 @pytest.mark.parametrize('options', [{}, {'compression': 'fp16'}], ids=['', 'compressed'])
-def test_gradients_that_are_not_finite(flat, debug, same_error, options):
+def test_non_finite_gradients(flat, debug, same_error, options):
     for odd in range(flat.size):
         model = Model()
         set_gradients(model)
         if flat.rank == odd:
             model.last.W.grad[2, 1:3] = -np.inf
-        error = same_error(lambda: flat.multi_node_mean_grad(model, **options), refused=odd)  # noqa: B023
+        error = same_error(lambda: flat.multi_node_mean_grad(model, **options), failed=odd)  # noqa: B023
         assert isinstance(error, ValueError)
         assert ('gradients diverged: the gradient of /last/W is not finite: -inf at [2, 1], '
                 '2 of 15 elements') in str(error)
@@ -65,8 +65,8 @@ def test_gradients_that_are_not_finite(flat, debug, same_error, options):
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, np.finfo('f').max])
-def test_scripts_find_the_word_of_chainermn_7(comm, name, same_error, monkeypatch, value):
-    """Whether a gradient or only the sum is not finite."""
+def test_message_of_chainermn_7(comm, name, same_error, monkeypatch, value):
+    """If a gradient or only the sum is not finite."""
     monkeypatch.delenv('CHAINERMN_DEBUG', raising=False)
     if name == 'dummy' or (comm.size == 1 and np.isfinite(value)):
         return
@@ -78,7 +78,7 @@ def test_scripts_find_the_word_of_chainermn_7(comm, name, same_error, monkeypatc
     assert isinstance(error, ValueError) and 'diverged' in str(error)
 
 
-def test_a_sum_that_is_not_finite(flat, debug, same_error):
+def test_non_finite_sum(flat, debug, same_error):
     model = Model()
     set_gradients(model)
     model.first.b.grad[...] = np.finfo('f').max
@@ -115,13 +115,13 @@ def test_replicas(comm, name, same_error):
             model.last.b.array[1] = np.nextafter(before, np.float32(9))
         error = same_error(lambda: comm.check_replicas(model), table=False)
         assert isinstance(error, ValueError)
-        assert '1 of 4 parameters differ between the ranks, the first is /last/b' in str(error)
+        assert '1 of 4 parameters differ between ranks, the first is /last/b' in str(error)
         assert f' on rank {odd}' in str(error)
         model.last.b.array[1] = before
     comm.check_replicas(model)
 
 
-def test_replicas_of_what_is_no_model(comm, name, same_error):
+def test_replicas_of_a_non_model(comm, name, same_error):
     if name != 'dummy':
         assert type(same_error(lambda: comm.check_replicas(3))) is AttributeError
 
@@ -135,7 +135,7 @@ def test_the_optimizer_names_the_gradient(flat, debug, same_error, options):
     for _ in range(3):
         optimizer.update(model, x)
     bad = x * np.float32(np.nan) if flat.rank == flat.size - 1 else x
-    error = same_error(lambda: optimizer.update(model, bad), refused=flat.size - 1)
+    error = same_error(lambda: optimizer.update(model, bad), failed=flat.size - 1)
     assert 'the gradient of /first/' in str(error)
 
 
@@ -162,4 +162,13 @@ def test_how_often_it_compares(flat, debug, same_error, monkeypatch):
         chainer.optimizers.SGD(.01), flat).setup(model)
     optimizer.update(model, np.ones((2, 4), 'f'))
     error = same_error(lambda: optimizer.update(model, np.ones((2, 4), 'f')), table=False)
-    assert 'CHAINERMN_DEBUG_EVERY has to be a number of updates' in str(error)
+    assert 'CHAINERMN_DEBUG_EVERY must be a number of updates' in str(error)
+
+
+def test_check_means():
+    model = Model()
+    set_gradients(model)
+    debug_checks.check_means(model)
+    model.last.b.grad = np.array([1, np.inf, 0], np.float32)
+    with pytest.raises(ValueError, match='mean gradient of /last/b is not finite'):
+        debug_checks.check_means(model)

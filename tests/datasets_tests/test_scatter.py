@@ -1,4 +1,4 @@
-"""Scattering data sets: which examples each rank gets, and how little travels."""
+"""Scattering data sets: the examples of each rank, and the amount of data that is sent."""
 
 import json
 import os
@@ -300,60 +300,60 @@ def test_scatters_within_a_split_communicator(comm):
     half.finalize()
 
 
-def refused_on_all(comm, error_type, call):
+def raised_on_all(comm, error_type, call):
     with pytest.raises(error_type) as caught:
         call()
     text, = set(comm.allgather_obj(str(caught.value)))
     return text
 
 
-def test_a_data_set_without_length_is_refused_on_all_ranks(comm):
-    text = refused_on_all(comm, TypeError,
+def test_a_data_set_without_length_raises_on_all_ranks(comm):
+    text = raised_on_all(comm, TypeError,
                           lambda: chainermn.scatter_dataset(iter([1, 2]), comm))
-    assert 'a data set that has a length' in text
+    assert 'the data set of the root has no length' in text
 
 
 @pytest.mark.parametrize('seed, error_type', [(-1, ValueError), (2**32, ValueError),
                                               ('x', (TypeError, ValueError))])
-def test_a_bad_seed_is_refused_on_all_ranks(comm, seed, error_type):
-    refused_on_all(comm, error_type, lambda: chainermn.scatter_dataset(
+def test_a_bad_seed_raises_on_all_ranks(comm, seed, error_type):
+    raised_on_all(comm, error_type, lambda: chainermn.scatter_dataset(
         [1], comm, shuffle=True, seed=seed if comm.rank == 0 else 0))
 
 
-def test_what_cannot_be_pickled_is_refused_on_all_ranks(comm):
+def test_an_error_of_pickling_raises_on_all_ranks(comm):
     def scatter_lambdas():
         chainermn.scatter_dataset([lambda: None] * N, comm)
 
     if comm.size == 1:
         scatter_lambdas()  # nothing has to be pickled
         return
-    refused_on_all(comm, Exception, scatter_lambdas)
+    raised_on_all(comm, Exception, scatter_lambdas)
 
 
-def test_different_roots_are_refused_on_all_ranks(comm):
+def test_different_roots_raise_on_all_ranks(comm):
     if comm.size == 1:
         pytest.skip('one rank cannot disagree')
-    refused_on_all(comm, Exception, lambda: chainermn.scatter_dataset(
+    raised_on_all(comm, Exception, lambda: chainermn.scatter_dataset(
         [1, 2], comm, root=0 if comm.rank == 0 else 1))
 
 
-def test_a_root_that_is_no_rank_is_refused_on_all_ranks(comm):
-    text = refused_on_all(comm, ValueError,
+def test_an_invalid_root_raises_on_all_ranks(comm):
+    text = raised_on_all(comm, ValueError,
                           lambda: chainermn.scatter_dataset([1, 2], comm, root=comm.size))
     assert 'root' in text
 
 
 @pytest.mark.parametrize('bad', [None, 'naive', 3])
-def test_what_is_no_communicator_is_refused(bad):
-    with pytest.raises(TypeError, match='communicator is needed'):
+def test_another_type_of_communicator_is_rejected(bad):
+    with pytest.raises(TypeError, match='must be a ChainerMN or mpi4py communicator'):
         chainermn.scatter_dataset([1], bad)
-    with pytest.raises(TypeError, match='communicator is needed'):
+    with pytest.raises(TypeError, match='must be a ChainerMN or mpi4py communicator'):
         chainermn.scatter_index(1, bad)
 
 
 @pytest.mark.parametrize('n, error_type', [(-1, ValueError), (2.5, TypeError), ('3', TypeError)])
-def test_a_bad_number_of_samples_is_refused_on_all_ranks(comm, n, error_type):
-    refused_on_all(comm, error_type,
+def test_a_bad_number_of_samples_raises_on_all_ranks(comm, n, error_type):
+    raised_on_all(comm, error_type,
                    lambda: chainermn.scatter_index(n if comm.rank == 0 else 3, comm))
 
 
@@ -377,24 +377,24 @@ ASK = '''
 import json, sys
 import chainer, chainermn
 comm = chainermn.create_communicator('naive')
-said = {'version': chainermn.__version__}
+answers = {'version': chainermn.__version__}
 for n in (0, 1, 2, 7, 30):
     for equal in (True, False):
         for root in range(comm.size):
             index = chainermn.scatter_index(n, comm, root, force_equal_length=equal)
-            said[f'index {n} {equal} {root}'] = list(index)
+            answers[f'index {n} {equal} {root}'] = list(index)
         for shuffle, seed in ((False, None), (True, 0), (True, 2**32 - 1)):
             part = chainermn.scatter_dataset(
                 chainer.datasets.TupleDataset(list(range(n)), ['x'] * n), comm,
                 shuffle=shuffle, seed=seed, force_equal_length=equal)
-            said[f'dataset {n} {equal} {shuffle} {seed}'] = [list(example) for example in part[:]]
-said = comm.gather_obj(said)
+            answers[f'dataset {n} {equal} {shuffle} {seed}'] = [*map(list, part[:])]
+answers = comm.gather_obj(answers)
 if comm.rank == 0:
-    print(json.dumps(said))
+    print(json.dumps(answers))
 '''
 
 
-def test_agrees_with_chainermn_7_run_beside_it(tmp_path):
+def test_equals_chainermn_7(tmp_path):
     if MPI.COMM_WORLD.size > 1:
         pytest.skip('starts processes of its own')
     script = tmp_path / 'ask.py'
@@ -408,6 +408,6 @@ def test_agrees_with_chainermn_7_run_beside_it(tmp_path):
         return json.loads(run.stdout)
 
     ours, theirs = ask('1'), ask('0')
-    assert {said.pop('version') for said in theirs} == {'7.8.1'}
-    assert {said.pop('version') for said in ours} == {chainermn.__version__}
+    assert {answers.pop('version') for answers in theirs} == {'7.8.1'}
+    assert {answers.pop('version') for answers in ours} == {chainermn.__version__}
     assert ours == theirs

@@ -1,4 +1,4 @@
-"""The last calls of each communicator are kept, in order, with what they were called with."""
+"""The flight recorder: the last calls of each communicator, in order, with their arguments."""
 
 import inspect
 
@@ -13,7 +13,7 @@ from chainermn._diagnostics.flight_recorder import LENGTH, Calls
 
 
 def texts(calls):
-    return [call.text for call in calls.kept()]
+    return [call.text for call in calls.recorded()]
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def naive():
 
 
 def test_collective_calls(naive):
-    collective, _ = naive.recent_calls()
+    collective, _ = naive.flight_records()
     naive.allreduce(np.ones((2, 3), 'f'), op='max')
     naive.reduce(np.ones(4, 'd'), root=0)
     naive.barrier()
@@ -34,7 +34,7 @@ def test_collective_calls(naive):
 
 @pytest.mark.mpi(min_size=2)
 def test_messages(naive):
-    _, messages = naive.recent_calls()
+    _, messages = naive.flight_records()
     if naive.rank == 0:
         naive.send(np.ones(3, 'f'), 1, 5)
         naive.send_obj({}, 1, 6)
@@ -52,23 +52,23 @@ def test_messages(naive):
     naive.barrier()
 
 
-def test_only_the_last_ones_are_kept():
+def test_only_the_last_ones_are_recorded():
     calls = Calls(MPI.COMM_WORLD)
     assert calls.newest is None
     for n in range(2 * LENGTH):
         calls.count += 1
-        calls.keep(f'verb with {n}')
-    kept = calls.kept()
-    assert [call.number for call in kept] == [*range(LENGTH + 1, 2 * LENGTH + 1)]
-    assert calls.newest.text == f'verb #{2 * LENGTH} with {2 * LENGTH - 1}'
+        calls.record(f'operation with {n}')
+    recorded = calls.recorded()
+    assert [call.number for call in recorded] == [*range(LENGTH + 1, 2 * LENGTH + 1)]
+    assert calls.newest.text == f'operation #{2 * LENGTH} with {2 * LENGTH - 1}'
 
 
-def test_summary_joins_what_is_alike():
+def test_summary_joins_equal_calls():
     calls = Calls(MPI.COMM_WORLD)
     for what in ['a', 'a', 'a', 'b 1', 'b 2', ('recv', -2, -1, None), 'a']:
         calls.count += 1
-        calls.keep(what)
-    assert flight_recorder.summary(calls.kept()) == (
+        calls.record(what)
+    assert flight_recorder.summary(calls.recorded()) == (
         'a #1-3; b #4 1; b #5 2; recv #6 from any rank any tag; a #7')
 
 
@@ -78,7 +78,7 @@ def test_ranks_are_those_of_the_world():
     reverse.Free()
 
 
-def test_who_called_is_kept_if_somebody_looks_for_it(monkeypatch):
+def test_call_sites_are_recorded_on_request(monkeypatch):
     for name in ('CHAINERMN_TIMEOUT', 'CHAINERMN_DEBUG'):
         monkeypatch.setenv(name, '100')
         comm = chainermn.create_communicator('naive')
@@ -87,9 +87,10 @@ def test_who_called_is_kept_if_somebody_looks_for_it(monkeypatch):
         site = f'test_flight_recorder.py:{inspect.currentframe().f_lineno + 1}'
         called = comm.barrier(), comm.bcast_data(model), comm.send_obj(1, me), comm.recv_obj(me)
         assert called == (None, None, None, 1)
-        collective, messages = comm.recent_calls()
-        assert {call.site for call in collective.kept()[-2:] + messages.kept()} == {site}
-        assert flight_recorder.summary(collective.kept()).endswith(f', called at {site}')
+        collective, messages = comm.flight_records()
+        calls = collective.recorded()[-2:] + messages.recorded()
+        assert {call.call_site for call in calls} == {site}
+        assert flight_recorder.summary(collective.recorded()).endswith(f', called at {site}')
         comm.finalize()
         monkeypatch.delenv(name)
 
@@ -99,7 +100,7 @@ def test_without_agreement(monkeypatch):
     comm = chainermn.create_communicator('naive')
     comm.allreduce(np.ones(1, 'f'))
     comm.barrier()
-    assert texts(comm.recent_calls()[0]) == ['allreduce #1', 'barrier #2']
+    assert texts(comm.flight_records()[0]) == ['allreduce #1', 'barrier #2']
     comm.finalize()
 
 
@@ -108,7 +109,7 @@ def test_the_calls_of_a_communicator_go_with_it():
         return {id(calls) for calls in flight_recorder.everything()}
 
     comm = chainermn.create_communicator('naive')
-    collective, messages = comm.recent_calls()
+    collective, messages = comm.flight_records()
     assert {id(collective), id(messages)} <= all_ids()
     comm.finalize()
     gone = id(collective), id(messages)

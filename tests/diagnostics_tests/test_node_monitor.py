@@ -1,4 +1,4 @@
-"""A rank that ends without a word is named by a process that outlives it."""
+"""A rank that is killed is reported by the node monitor, which outlives it."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 from time_limits import seconds
 
-from chainermn._diagnostics import node_monitor, node_monitor_process
+from chainermn._diagnostics.node_monitor import monitor_process, rank_client
 
 START = '''
 import ctypes, os, signal, sys, threading, time
@@ -24,7 +24,7 @@ comm.barrier()
 DYING = {
     'SIGKILL': ('os.kill(os.getpid(), 9)', 'killed by SIGKILL (Killed', ''),
     'SIGTERM': ('os.kill(os.getpid(), 15)', 'killed by SIGTERM (Terminated)', 'script.py", line 6'),
-    'SIGTERM inside a verb': (
+    'SIGTERM inside an operation': (
         'threading.Timer(.5, lambda: os.kill(os.getpid(), 15)).start(); comm.recv(0, 5)',
         'killed by SIGTERM', 'point_to_point.py"'),
     'SIGSEGV': ('ctypes.string_at(0)', 'killed by SIGSEGV (Segmentation fault)',
@@ -33,7 +33,7 @@ DYING = {
     'SIGUSR2': ('os.kill(os.getpid(), 12)', 'killed by SIGUSR2', ''),
     'exit in C': ('ctypes.CDLL(None)._exit(5)',
                   'exited with status 5 before the end of its program', ''),
-    'raise SystemExit': ('raise SystemExit(4)', '', ''),  # the others learn of the end
+    'raise SystemExit': ('raise SystemExit(4)', '', ''),  # the others report it
 }
 
 starts = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
@@ -49,14 +49,14 @@ def run(tmp_path, body, ranks=3, **env):
 
 @starts
 @pytest.mark.parametrize('body, why, stack', DYING.values(), ids=DYING.keys())
-def test_a_rank_that_ends_without_a_word(tmp_path, body, why, stack):
+def test_a_rank_that_is_killed(tmp_path, body, why, stack):
     done = run(tmp_path, f'if comm.rank == 1: {body}\ncomm.barrier()\nprint("went on")')
     assert done.returncode != 0
     assert 'went on' not in done.stdout
     said = re.findall(r'^chainermn: (rank .*)$', done.stdout, re.MULTILINE)
     if why:
         assert len(said) == 1 and re.match(
-            rf'rank 1 of 3 \(host {os.uname().nodename}, process [0-9]+\) ended the job: '
+            rf'rank 1 of 3 \(host {os.uname().nodename}, process [0-9]+\) failed: '
             + re.escape(why), said[0]), done.stdout
     assert stack in done.stdout and 'Extension modules' not in done.stdout
 
@@ -65,7 +65,7 @@ def test_a_rank_that_ends_without_a_word(tmp_path, body, why, stack):
 @starts
 @pytest.mark.parametrize('body', ['', 'comm.split(comm.rank % 2, 0).barrier()',
                                   'from mpi4py import MPI; MPI.Finalize()', 'sys.exit(0)'])
-def test_an_ordinary_end_is_none_of_its_business(tmp_path, body):
+def test_a_normal_exit_is_not_reported(tmp_path, body):
     done = run(tmp_path, body)
     assert (done.returncode, done.stdout) == (0, '')
 
@@ -84,7 +84,7 @@ for path in glob.glob('/proc/[0-9]*/environ') if comm.rank == 1 else []:
         with (open(path, errors='replace') as environment,
               open(f'{path[:-7]}cmdline', errors='replace') as command):
             if ('MARK=' + os.environ['MARK'] in environment.read()
-                    and 'node_monitor_process.py' in command.read()):
+                    and 'monitor_process.py' in command.read()):
                 with open(os.environ['MARK'], 'a') as file:
                     print(path, file=file)
     except OSError:
@@ -95,17 +95,17 @@ comm.barrier()
 
 
 @starts
-def test_it_ends_with_the_ranks(tmp_path):
+def test_it_exits_with_the_ranks(tmp_path):
     run(tmp_path, OF_THIS_JOB, MARK=str(tmp_path / 'processes'))
     path, = (tmp_path / 'processes').read_text().splitlines()
     while os.path.exists(path):  # until the time limit of a test
         time.sleep(.1)
 
 
-def attended(status, alone=True, words=(), is_busy=False, first=0, is_slow=False):
-    """Two processes that nobody else ends; gives how they ended and what the witness said.
+def monitored(status, alone=True, received=(), is_busy=False, first=0, is_slow=False):
+    """Monitors two processes; returns their signals and the report.
 
-    The first one may be slow to end, once its files are closed.
+    The first one may be slow to exit after its files are closed.
     """
     ranks = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
              for _ in range(2)]
@@ -113,18 +113,18 @@ def attended(status, alone=True, words=(), is_busy=False, first=0, is_slow=False
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f'\0chainermn-test-{os.getpid()}')
         listener.listen()
-        witness = subprocess.Popen(
-            [sys.executable, '-I', '-S', node_monitor_process.__file__, str(listener.fileno()),
+        monitor = subprocess.Popen(
+            [sys.executable, '-I', '-S', monitor_process.__file__, str(listener.fileno()),
              '2', str(int(alone)),
              *(f'{n}:{rank.pid}:{files[n]}' for n, rank in enumerate(ranks))],
             pass_fds=[listener.fileno(), *files], stderr=subprocess.PIPE, text=True)
         connections = [socket.socket(socket.AF_UNIX) for _ in range(2)]
         for n, connection in enumerate(connections):
             connection.connect(listener.getsockname())
-            assert connection.recv(1) == node_monitor_process.READY
-            connection.send(b'%d\n' % n + (words[n] if words else b''))
+            assert connection.recv(1) == monitor_process.READY
+            connection.send(b'%d\n' % n + (received[n] if received else b''))
     if is_busy:
-        witness.send_signal(signal.SIGSTOP)
+        monitor.send_signal(signal.SIGSTOP)
     ended = [n for n in (first, 1 - first) if status[n]]
     for n in ended:
         connections[n].close()  # the kernel does so before the process is gone
@@ -132,8 +132,8 @@ def attended(status, alone=True, words=(), is_busy=False, first=0, is_slow=False
         ranks[n].send_signal(status[n])
         select.select([files[n]], [], [])  # until it has ended
     if is_busy:
-        witness.send_signal(signal.SIGCONT)
-    _, said = witness.communicate(timeout=seconds(30))
+        monitor.send_signal(signal.SIGCONT)
+    _, said = monitor.communicate(timeout=seconds(30))
     for n, file in enumerate(files):
         os.close(file)
         connections[n].close()
@@ -141,15 +141,15 @@ def attended(status, alone=True, words=(), is_busy=False, first=0, is_slow=False
 
 
 @starts
-def test_it_ends_what_mpiexec_leaves():
-    status, said = attended([0, 9], words=[b'', b'a stack\n'])
+def test_it_kills_ranks_that_mpiexec_leaves():
+    status, said = monitored([0, 9], received=[b'', b'a stack\n'])
     assert status == [9, 9]
     assert re.match(r'chainermn: rank 1 of 2 .* killed by SIGKILL .*\na stack\n$', said), said
 
 
 @starts
-def test_who_says_it_himself_is_not_told_of():
-    assert attended([10, 10], words=[b'a stack\n', node_monitor_process.ASKS]) == ([10, 10], '')
+def test_a_rank_that_reports_itself_is_not_reported():
+    assert monitored([10, 10], received=[b'a stack\n', monitor_process.REQUEST]) == ([10, 10], '')
 
 
 @pytest.mark.sample(6)
@@ -157,8 +157,8 @@ def test_who_says_it_himself_is_not_told_of():
 @pytest.mark.parametrize('first', [0, 1])
 @pytest.mark.parametrize('is_busy, is_slow', [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize('numbers', [(9, 9), (15, 9), (9, 15)])
-def test_who_was_first(first, numbers, is_busy, is_slow):
-    status, said = attended(numbers, is_busy=is_busy, first=first, is_slow=is_slow)
+def test_the_first_failure(first, numbers, is_busy, is_slow):
+    status, said = monitored(numbers, is_busy=is_busy, first=first, is_slow=is_slow)
     assert status == [*numbers]
     assert said.startswith(f'chainermn: rank {first} of 2 (host '), said
 
@@ -168,14 +168,14 @@ def test_who_was_first(first, numbers, is_busy, is_slow):
     (True, 9, 'rank 0 of 2 '), (False, 9, 'all ranks of host '), (False, 10, 'rank 0 of 2 ')])
 def test_all_ranks_of_a_host_are_killed_at_once(alone, number, said):
     """On several hosts mpiexec does that after an error elsewhere."""
-    status, text = attended([number, number], alone)
+    status, text = monitored([number, number], alone)
     assert status == [number] * 2
     assert said in text
     assert text.count('chainermn: ') == 1
 
 
-def test_one_witness_for_all_communicators(comm):
-    first = node_monitor._connection
+def test_one_monitor_for_all_communicators(comm):
+    first = rank_client._connection
     assert (first >= 0) == (comm.size > 1)
     comm.split(0, comm.rank).finalize()
-    assert node_monitor._connection == first
+    assert rank_client._connection == first

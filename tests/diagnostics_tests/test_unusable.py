@@ -42,7 +42,7 @@ def operations(comm):
         'barrier': comm.barrier,
         'serve': lambda: comm.serve(lambda source, request: []),
         'refuse': lambda: comm.refuse('load', ValueError('is damaged')),
-        'agree_to_join': lambda: comm.agree_to_join(1),
+        'join_turn': lambda: comm.join_turn(1),
         'send': lambda: comm.send(x, other, 0),
         'recv': lambda: comm.recv(other, 0),
         'isend': lambda: comm.isend(x, other),
@@ -78,11 +78,11 @@ def use():
     """Operations of what the communicator gives."""
     global request
     queue, service = comm.mean_queue(), comm.serve(lambda source, request: [b'answer'])
-    queue.put({'x': np.ones(3, 'f')})
+    queue.submit({'x': np.ones(3, 'f')})
     queue.wait()
     assert service.ask({0: [b'question']})[0].tobytes() == b'answer'
     others.update({
-        'put': lambda: queue.put({'x': np.ones(3, 'f')}),
+        'submit': lambda: queue.submit({'x': np.ones(3, 'f')}),
         'wait': queue.wait,
         'cancel': queue.cancel,
         'ask': lambda: service.ask({0: [b'question']}),
@@ -135,14 +135,14 @@ if comm.size > 1:
     comm.isend(np.ones(1), (comm.rank + 1) % comm.size)
     assert request.wait() == 1
 queue = comm.mean_queue()
-result, = queue.put({'x': np.ones(3, 'f')})
+result, = queue.submit({'x': np.ones(3, 'f')})
 queue.wait()
 assert result.tolist() == [1, 1, 1]
 '''
 
 #: Public methods that need no other rank, or a GPU.
 ALONE = {'check_requirements', 'check_grad_dtype', 'set_config', 'get_config', 'config_scope',
-         'span', 'said_in_join', 'finalize', 'multi_node_mean_grad_async'}
+         'span', 'join_responses', 'finalize', 'multi_node_mean_grad_async'}
 
 
 def run(tmp_path, script, ranks, name='flat', **env):
@@ -224,7 +224,7 @@ def test_an_error_in_atexit_ends_the_job(tmp_path):
 
 
 def test_an_error_in_a_finalizer_is_shown(tmp_path):
-    """One rank alone: before, it waited for the others for ever."""
+    """One rank alone: before, it waited for the others forever."""
     done = run(tmp_path, LATE, 2, '__del__')
     assert done.returncode == 0
     assert done.stdout.count('called') == 1
@@ -251,8 +251,8 @@ def test_a_rank_that_fails_does_not_wait_for_others_in_atexit(tmp_path):
     done = run(tmp_path, FAILS, 2)
     assert done.returncode == 5
     assert 'RuntimeError: barrier: the communicators of this rank were shut down' in done.stdout
-    assert done.stdout.count('ends the job') == 1
-    assert 'ends the job: sys.exit with status 5' in done.stdout
+    assert done.stdout.count('aborts the job') == 1
+    assert 'aborts the job: sys.exit with status 5' in done.stdout
 
 
 DAEMON = '''

@@ -50,9 +50,9 @@ def runs(tmp_path_factory):
                for n, (name, (args, kwargs)) in enumerate(JOBS.items())}
 
 
-#: What ranks do, and what is said of them.
+#: Hangs, with lines of the report.
 HANGS = {
-    'another verb, on some of the ranks': (
+    'another operation, on some of the ranks': (
         'part = comm.new_group([0, 2])\n'
         'part.gather(x) if comm.rank == 0 else comm.barrier()',
         ['rank 0 is in gather #1 float32 (1000,) root=0 of the communicator of ranks 0, 2, '
@@ -66,11 +66,12 @@ HANGS = {
     'one computes': (
         'load() if comm.rank == 1 else comm.allreduce(x)',
         ["ranks 0, 2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:13 (for ",
-         'rank 1 is not in a verb: it is at script.py:11 in load(); its last verb was allreduce ']),
+         'rank 1 is not in an operation: it is at script.py:11 in load(); its last operation was '
+         'allreduce ']),
     'endless loop': (
         'while comm.rank == 1: pass\ncomm.bcast_obj(1)',
         ['ranks 0, 2 are in bcast_obj #4 root=0, called at script.py:14 (for ',
-         'rank 1 is not in a verb: it is at script.py:13; ']),
+         'rank 1 is not in an operation: it is at script.py:13; ']),
     'messages in a circle': (
         'comm.recv((comm.rank + 1) % comm.size, 5)',
         ['rank 2 is in recv #1 from rank 0 tag 5, called at script.py:13 (for ']),
@@ -90,7 +91,7 @@ HANGS = {
 }
 
 
-#: Without a time limit, since there is no hope.
+#: Reported without a timeout, since the wait cannot end.
 ENDED = {
     'recv': 'if comm.rank == 0: comm.recv(1, 3)',
     'recv_obj of any': 'if comm.rank == 0: comm.recv_obj(-2)',
@@ -112,7 +113,7 @@ JOBS = {
     **{name: ([body], {'name': 'flat' if name == 'shared memory' else 'naive'})
        for name, (body, _) in HANGS.items()},
     **{name: ([body, 2], {'timeout': '0'}) for name, body in ENDED.items()},
-    'without agreement': (['if comm.rank == 0: comm.barrier()'],
+    'without check': (['if comm.rank == 0: comm.barrier()'],
                           {'timeout': '0', 'CHAINERMN_AGREE': '0'}),
     'limit of a part': (['comm.set_config("timeout", 1)\npart = comm.split(0, comm.rank)\n'
                          'load() if comm.rank else part.barrier()', 2], {'timeout': '1000'}),
@@ -120,18 +121,18 @@ JOBS = {
                   f'time.sleep(3 * comm.rank)\ncomm.barrier()\n{WENT_ON}', 2], {}),
     'slow': ([SLOW + WENT_ON, 2], {}),
     'no communicator': (['from chainermn._diagnostics import watchdog\n'
-                         'watchdog._watch._groups.clear()\n'
+                         'watchdog._watchdog._groups.clear()\n'
                          'if comm.rank == 2: load()\nchainermn.create_communicator("naive")'],
                         {}),
     'an error of the thread': (['from chainermn._diagnostics import thread_state\n'
-                                'look, times = thread_state.look, iter(range(2))\n'
+                                'snapshots, times = thread_state.snapshots, iter(range(2))\n'
                                 'def fails():\n'
                                 '    for n in times: raise RuntimeError(n)\n'
-                                '    return look()\n'
-                                'thread_state.look = fails\n'
+                                '    return snapshots()\n'
+                                'thread_state.snapshots = fails\n'
                                 'load() if comm.rank == 1 else comm.allreduce(x)'], {}),
     'errors of the thread': (['from chainermn._diagnostics import thread_state\n'
-                              'thread_state.look = None\ntime.sleep(5)'], {}),
+                              'thread_state.snapshots = None\ntime.sleep(5)'], {}),
     'no number': ([''], {'timeout': '1 h'}),
 }
 
@@ -141,13 +142,13 @@ JOBS = {
 def test_a_hang(runs, name):
     status, output = runs[name].result()
     assert status != 0
-    for text in [*HANGS[name][1], 'the time limit is 3 s', 'Last verbs:\n', 'Stacks of rank',
+    for text in [*HANGS[name][1], 'the timeout is 3 s', 'Last operations:\n', 'Stacks of rank',
                  "communicator of ranks 0-2: allreduce #1-3 float32 (1000,) op='sum', called at "
                  'script.py:8']:
         assert text in output, output
     who, host = ('rank 1' if name == 'stopped' else 'rank 0'), os.uname().nodename
     assert len(re.findall('chainermn: ', output)) == 1
-    assert re.match(rf'chainermn: {who} of 3 \(host {host}, process [0-9]+\) ends the job: no '
+    assert re.match(rf'chainermn: {who} of 3 \(host {host}, process [0-9]+\) aborts the job: no '
                     'progress for [3-9] s', output), output
 
 
@@ -162,7 +163,7 @@ def test_who_waits_for_a_rank_that_has_ended(runs, name):
 
 @starts
 def test_without_agreement_too(runs):
-    status, output = runs['without agreement'].result()
+    status, output = runs['without check'].result()
     assert status != 0
     assert 'rank 0 waits for ranks 1-2, at the end of the program' in output
 
@@ -180,10 +181,10 @@ def test_before_there_is_a_communicator_a_rank_knows_of_itself(runs):
 def test_an_error_of_the_thread(runs):
     status, output = runs['an error of the thread'].result()
     assert status != 0 and 'RuntimeError' not in output
-    assert 'rank 1 is not in a verb: it is at script.py:11 in load()' in output
+    assert 'rank 1 is not in an operation: it is at script.py:11 in load()' in output
     status, output = runs['errors of the thread'].result()
     assert (status, output.count('TypeError')) == (0, 3)
-    assert output.count('watched over no more, because of this error') == 3
+    assert output.count('has stopped because of this error') == 3
 
 
 @starts
@@ -196,7 +197,7 @@ def test_a_variable_that_is_no_limit_is_named(runs):
 @starts
 def test_the_limit_of_a_communicator_and_of_its_parts(runs):
     status, output = runs['limit of a part'].result()
-    assert status != 0 and 'the time limit is 1 s' in output
+    assert status != 0 and 'the timeout is 1 s' in output
 
 
 @starts
@@ -207,10 +208,10 @@ def test_who_is_slow_does_not_hang(runs, name):
 
 
 @pytest.mark.parametrize('value', [-1, float('nan'), float('inf'), 'soon'])
-def test_a_limit_that_is_none(value, same_error):
+def test_an_invalid_timeout(value, same_error):
     error = same_error(lambda: chainermn.create_communicator('naive', timeout=value))
     assert isinstance(error, ValueError)
-    assert 'a time limit has to be a number of seconds' in str(error)
+    assert 'a timeout has to be a number of seconds' in str(error)
 
 
 def test_a_limit_of_another_type(same_error):
@@ -227,36 +228,36 @@ def test_a_limit_is_configuration():
     assert comm.timeout is None
     comm.set_config('timeout', '7.5')
     part = comm.split(0, comm.rank)
-    assert part.timeout == 7.5 and part.recent_calls()[1].limit == 7.5
+    assert part.timeout == 7.5 and part.flight_records()[1].timeout == 7.5
     part.finalize()
     comm.finalize()
 
 
-def test_one_thread_watches(comm):
-    watch = watchdog.get()
-    assert watch is watchdog.get()
-    assert (watch._thread is not None) == (comm.size > 1)
-    before = len(watch._groups)
+def test_one_watchdog_thread(comm):
+    dog = watchdog.get()
+    assert dog is watchdog.get()
+    assert (dog._thread is not None) == (comm.size > 1)
+    before = len(dog._groups)
     comm.split(0, comm.rank).finalize()
-    assert len(watch._groups) == before
+    assert len(dog._groups) == before
 
 
-def test_the_limit_is_documented():
-    assert 'an hour' in chainermn.create_communicator.__doc__ and watchdog.LIMIT == 3600
+def test_the_default_timeout_is_documented():
+    assert '3600' in chainermn.create_communicator.__doc__ and watchdog.DEFAULT_TIMEOUT == 3600
     assert watchdog.VARIABLE in chainermn.create_communicator.__doc__
 
 
 @pytest.mark.parametrize('limit, said', [
-    (1., 'time limit is 1 s'), (0., ''), (3., ''), (None, 'time limit is 1.5 s')])
+    (1., 'timeout is 1 s'), (0., ''), (3., ''), (None, 'timeout is 1.5 s')])
 def test_exchanges_on_a_device_have_the_limit_of_their_communicator(monkeypatch, limit, said):
     class Exchanges:
         def __init__(self):
-            self.limit = limit
+            self.timeout = limit
 
         def error(self):
             return ''
 
-        def waits(self):
+        def running(self):
             return 2., 'a sum'
 
         def abort(self):
@@ -266,8 +267,8 @@ def test_exchanges_on_a_device_have_the_limit_of_their_communicator(monkeypatch,
     exchanges = Exchanges()
     watchdog.add_device(exchanges)
     try:
-        found = watchdog.Watch()._wrong_on_devices()
+        found = watchdog.Watchdog()._device_failure()
     finally:
         watchdog.remove_device(exchanges)
     assert said in found and bool(said) == bool(found)
-    assert watchdog.Watch()._wrong_on_devices() == ''
+    assert watchdog.Watchdog()._device_failure() == ''

@@ -26,7 +26,7 @@ import chainermn.links
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 SAME = {}
-MENDED = {}
+FIXED = {}
 
 
 def same(function):
@@ -35,9 +35,9 @@ def same(function):
     return function
 
 
-def mended(function):
+def fixed(function):
     """Registers a scenario whose result differs on purpose."""
-    MENDED[function.__name__] = function
+    FIXED[function.__name__] = function
     return function
 
 
@@ -254,8 +254,8 @@ def checkpoint_files_and_resume(comm):
 
 
 @same
-def verbs(comm):
-    """Values and shapes of the verbs on arrays."""
+def operations(comm):
+    """Values and shapes of the operations on arrays."""
     x = np.arange(6, dtype=np.float32).reshape(2, 3) * (comm.rank + 1)
     xs = tuple(x + i for i in range(comm.size))
     lists = {
@@ -364,7 +364,7 @@ def gradients_that_diverge_in_debug_mode(comm):
             return 'diverged' in str(error)
 
 
-# --- mended on purpose ---------------------------------------------------------------------------
+# --- fixed on purpose ---------------------------------------------------------------------------
 
 def outcome(function):
     """What a call returns, or which error it raises."""
@@ -374,29 +374,29 @@ def outcome(function):
         return type(error).__name__
 
 
-@mended
+@fixed
 def evaluator_weighs_by_examples(comm):
     return evaluate(comm, [2 * (rank + 1) for rank in range(comm.size)])
 
 
-@mended
+@fixed
 def every_dtype(comm):
     return outcome(lambda: str(comm.allgather(np.ones(1, np.uint8))[0].dtype))
 
 
-@mended
+@fixed
 def broadcast_of_none(comm):
     return outcome(lambda: 'None' if comm.bcast_obj(None) is None else 'something')
 
 
-@mended
+@fixed
 def split_keeps_configuration(comm):
     comm = chainermn.create_communicator('naive')
     comm.set_config('batched_copy', True)
     return comm.split(0, comm.rank).get_config('batched_copy')
 
 
-@mended
+@fixed
 def configuration_belongs_to_one_object(comm):
     one = chainermn.create_communicator('naive')
     other = chainermn.create_communicator('naive')
@@ -405,7 +405,7 @@ def configuration_belongs_to_one_object(comm):
     return one.get_config(None).get('batched_copy')
 
 
-@mended
+@fixed
 def checkpoints_after_an_error(comm):
     folder = shared_folder(comm)
     trainer, _ = small_trainer(comm, folder)
@@ -421,7 +421,7 @@ def checkpoints_after_an_error(comm):
     return len(glob.glob(f'{folder}/run.{comm.rank}.*')) > 0
 
 
-@mended
+@fixed
 def a_dot_in_the_name_of_a_run(comm):
     folder = shared_folder(comm)
     model = L.Linear(2, 2)
@@ -432,12 +432,12 @@ def a_dot_in_the_name_of_a_run(comm):
     return bool((loaded.W.array == model.W.array).all())
 
 
-@mended
+@fixed
 def scatter_takes_a_raw_mpi_communicator(comm):
     return outcome(lambda: len(chainermn.scatter_dataset([1, 2, 3, 4, 5, 6], comm.mpi_comm)))
 
 
-@mended
+@fixed
 def older_names(comm):
     return {'all_to_all': outcome(lambda: len(chainermn.functions.all_to_all(
                 comm, [np.ones(1, np.float32)] * comm.size))),
@@ -448,7 +448,7 @@ if __name__ == '__main__':
     out, *names = sys.argv[1:]
     warnings.simplefilter('ignore')
     comm = chainermn.create_communicator('naive')
-    observed = {name: {**SAME, **MENDED}[name](comm) for name in names}
+    observed = {name: {**SAME, **FIXED}[name](comm) for name in names}
     observed['version'] = chainermn.__version__
     with open(f'{out}/{comm.rank}.json', 'w') as file:
         json.dump(observed, file)

@@ -1,6 +1,7 @@
-"""The same program on the old ChainerMN and on ours: equal but for what is mended on purpose.
+"""The same program on the old ChainerMN and on ours: equal, except for the bugs that ours fixes.
 
-The old package is in the same environment; ``CHAINERMN_OVERLAY=0`` imports it, with Chainer mended.
+The old package is in the same environment;
+``CHAINERMN_OVERLAY=0`` imports it, with Chainer patched.
 """
 import ast
 import json
@@ -77,7 +78,7 @@ def test_results_agree(ranks, tmp_path):
 
 
 #: What the old one does on each of two ranks, and what ours does.
-MENDED = {
+FIXED = {
     'every_dtype': (['TypeError'] * 2, ['uint8'] * 2),
     'evaluator_weighs_by_examples': (
         # the mean of 0, 1 and of 4, 9, 16, 25; then the mean of these; against the mean of all six
@@ -94,16 +95,16 @@ MENDED = {
 
 
 def test_every_mended_item_is_asserted():
-    assert set(MENDED) == set(scenarios('mended'))
+    assert set(FIXED) == set(scenarios('fixed'))
 
 
 @pytest.fixture(scope='module')
 def observed(tmp_path_factory):
     """What the old one and ours do: all scenarios in one job, but for those that hang."""
-    folder = tmp_path_factory.mktemp('mended')
-    hanging = [name for name, (old, _) in MENDED.items() if old == 'hangs']
-    old = run(2, folder / 'old', [name for name in MENDED if name not in hanging], overlay='0')
-    new = run(2, folder / 'new', list(MENDED), overlay='1')
+    folder = tmp_path_factory.mktemp('fixed')
+    hanging = [name for name, (old, _) in FIXED.items() if old == 'hangs']
+    old = run(2, folder / 'old', [name for name in FIXED if name not in hanging], overlay='0')
+    new = run(2, folder / 'new', list(FIXED), overlay='1')
     assert isinstance(old, list), old
     assert isinstance(new, list), new
     return ({name: [seen[name] for seen in old] for name in old[0]}
@@ -111,7 +112,7 @@ def observed(tmp_path_factory):
             {name: [seen[name] for seen in new] for name in new[0]})
 
 
-@pytest.mark.parametrize('name', MENDED)
+@pytest.mark.parametrize('name', FIXED)
 def test_mended_on_purpose(name, observed):
-    for expected, seen in zip(MENDED[name], observed, strict=True):
+    for expected, seen in zip(FIXED[name], observed, strict=True):
         assert_close(expected, seen[name], name)

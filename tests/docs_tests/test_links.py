@@ -34,6 +34,17 @@ def test_links(page):
             assert anchor in anchors(there), link
 
 
+@pytest.mark.parametrize('page', PAGES, ids=str)
+def test_files_that_a_page_names(page):
+    """Such as `tests/test_run.py`; a name without a folder is in that of the name before."""
+    folder = None
+    for name in re.findall(r'`((?:tests|benchmarks)/[\w/.]+\.py|test_\w+\.py)`',
+                           ROOT.joinpath(page).read_text(encoding='utf-8')):
+        path = ROOT / name if '/' in name else folder / name
+        assert path.exists(), name
+        folder = path.parent
+
+
 def test_the_index_has_all_pages():
     index = ROOT.joinpath('docs/index.md').read_text(encoding='utf-8')
     pages = {path.name for path in ROOT.glob('docs/*.md')} - {'index.md'}

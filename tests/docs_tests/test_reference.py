@@ -16,8 +16,9 @@ REFERENCE = pathlib.Path(__file__).parents[2] / 'docs' / 'reference'
 
 PACKAGES = [
     'chainermn', 'chainermn.communicators', 'chainermn.communicators.compression',
-    'chainermn.datasets', 'chainermn.extensions', 'chainermn.functions', 'chainermn.iterators',
-    'chainermn.kvstore', 'chainermn.links', 'chainermn.optimizers', 'chainermn.testing',
+    'chainermn.communicators.transport', 'chainermn.datasets', 'chainermn.extensions',
+    'chainermn.functions', 'chainermn.iterators', 'chainermn.kvstore', 'chainermn.links',
+    'chainermn.optimizers', 'chainermn.testing',
 ]
 
 #: Public by their module: classes to make a communicator of one's own from, and what is deprecated.

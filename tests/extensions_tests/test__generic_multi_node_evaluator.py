@@ -107,7 +107,7 @@ def test_progress_hook_is_called_on_the_root(comm):
     assert batches == ([[1, 2], [3]] if comm.rank == 0 else [])
 
 
-def test_what_aggregate_reports_is_logged(comm):
+def test_reports_of_aggregate_are_logged(comm):
     class Report(Collect):
         def aggregate(self, results):
             chainer.report({'sum': sum(results)})

@@ -1,4 +1,4 @@
-"""One snapshot for each set of replicas, and resuming where all sets can."""
+"""One snapshot for each replica set; all resume at the newest common one."""
 import os
 import subprocess
 import sys
@@ -11,9 +11,10 @@ import pytest
 from chainer.training import extensions
 
 import chainermn
-from chainermn.extensions import _job_lock, _lock, multi_node_snapshot
-from chainermn.extensions._commit import Commit
-from chainermn.extensions._describe import describe
+from chainermn.extensions import multi_node_snapshot
+from chainermn.extensions._checkpointing import lock
+from chainermn.extensions._checkpointing.command import verify_folder
+from chainermn.extensions._checkpointing.manifest import Manifest
 from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
 
 pytestmark = pytest.mark.every_size
@@ -44,7 +45,7 @@ def weights(trainer):
 
 
 def names(folder):
-    """All but the commit files and the locks."""
+    """All but the manifests and the locks."""
     return sorted(name for name in os.listdir(folder)
                   if not name.startswith('commit-') and not name.endswith('.lock'))
 
@@ -111,7 +112,7 @@ def test_resumes_at_the_newest_iteration_that_all_sets_hold(comm, folder, sets):
     assert [str(w.message).endswith('is missing') for w in caught] == [True] * (comm.rank == 0)
 
 
-def test_a_damaged_snapshot_is_passed_over(comm, folder, sets):
+def test_a_damaged_snapshot_is_skipped(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0)
     if comm.rank == leaders(sets, comm.size)[-1]:
         with open(f'{folder}/snapshot_iter_6.{comm.rank}', 'r+b') as file:
@@ -163,8 +164,8 @@ def extend(trainer, extension, at, priority=0):
 
 
 @pytest.mark.parametrize('compression', [None, True, False])
-def test_training_goes_on_while_a_snapshot_is_written(comm, folder, sets, gate, compression):
-    """And its bits are those of the iteration that was saved."""
+def test_training_continues_while_a_snapshot_is_written(comm, folder, sets, gate, compression):
+    """The snapshot has the bits of its iteration."""
     writer = {} if compression is None else {
         'writer': extensions.snapshot_writers.SimpleWriter(compression=compression)}
     trainer = gated_trainer(comm, folder, 0, gate, 2)
@@ -192,7 +193,7 @@ def test_training_goes_on_while_a_snapshot_is_written(comm, folder, sets, gate, 
             0 if compression is False else 8}
 
 
-def test_what_is_given_up_stays_until_every_set_has_the_newer(comm, folder, sets, gate):
+def test_obsolete_snapshots_stay_until_every_set_has_the_newer(comm, folder, sets, gate):
     last = leaders(sets, comm.size)[-1]
     trainer = gated_trainer(comm, folder, 0, gate if comm.rank == last else type(gate)(), 4)
     if comm.rank != last:
@@ -219,7 +220,7 @@ def test_what_is_given_up_stays_until_every_set_has_the_newer(comm, folder, sets
 
 @pytest.mark.parametrize('at', [2, 4])
 def test_an_error_of_the_thread_is_raised_on_all_ranks(comm, folder, sets, at):
-    """At the next snapshot, or at the end; older ones stay, and nothing torn is left."""
+    """At the next snapshot, or at the end; older ones stay, and no incomplete file is left."""
     last = leaders(sets, comm.size)[-1]
     stop = at + 2 if at == 2 else at
     trainer = make_trainer(comm, folder, 0, stop=(stop, 'iteration'))
@@ -258,14 +259,14 @@ def test_a_training_that_fails_completes_the_file_and_warns_of_its_error(comm, f
             warnings.simplefilter('always')
             with pytest.raises(RuntimeError, match='on purpose'):
                 trainer.run(show_loop_exception_msg=False)
-        said = ''.join(str(warning.message) for warning in caught)
-        assert ('snapshot_iter_4.0: IsADirectoryError' in said) == (at == 4 and comm.rank == 0)
+        warned = ''.join(str(warning.message) for warning in caught)
+        assert ('snapshot_iter_4.0: IsADirectoryError' in warned) == (at == 4 and comm.rank == 0)
         comm.barrier()
     assert [name for name in os.listdir(folder) if name.endswith('.0')] == ['snapshot_iter_2.0']
 
 
 def test_a_trigger_of_the_writing_rank_alone(comm, folder):
-    """With one set of replicas nobody else is asked."""
+    """With one replica set the ranks do not communicate."""
     trainer = make_trainer(comm, folder, 0)
     trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), []),
                    trigger=lambda t: comm.rank == 0 and t.updater.iteration in (2, 3))
@@ -281,7 +282,7 @@ class OwnWriter(extensions.snapshot_writers.SimpleWriter):
 @pytest.mark.parametrize('make', [
     OwnWriter, extensions.snapshot_writers.ThreadWriter,
     lambda: extensions.snapshot_writers.SimpleWriter(savefun=chainer.serializers.save_hdf5)])
-def test_a_writer_of_ones_own_is_left_alone(comm, folder, make):
+def test_a_custom_writer_is_not_replaced(comm, folder, make):
     writer = make()
     snapshot = extensions.snapshot(writer=writer)
     trainer = make_trainer(comm, folder, 0)
@@ -319,7 +320,7 @@ def test_trigger_and_priority_are_those_of_the_snapshot(comm):
     (np.array([[0, 1], [2, 3]]), [{0, 1}, {2, 3}]),
     ([[], [1]], [{1}, {0, 2, 3}]),
 ])
-def test_ranks_that_are_not_named_form_a_set(sets, parsed):
+def test_the_remaining_ranks_form_a_set(sets, parsed):
     assert _parse_replica_sets(sets, 4) == parsed
 
 
@@ -333,9 +334,9 @@ def same_error(comm, kind, call):
 
 
 @pytest.mark.parametrize('sets, kind, text', [
-    ([[0], [0]], AssertionError, 'one replica set only'),
-    ([0, {0}], AssertionError, 'one replica set only'),
-    ([[-1]], AssertionError, 'names rank -1'),
+    ([[0], [0]], AssertionError, 'only be in one replica set'),
+    ([0, {0}], AssertionError, 'only be in one replica set'),
+    ([[-1]], AssertionError, 'has rank -1'),
     (1, TypeError, 'a list of ranks and of iterables of ranks, such as'),
     ([0.5], TypeError, '[0.5]'),
     (['a'], TypeError, "['a']"),
@@ -355,7 +356,7 @@ def test_bad_sets(comm, sets, kind, text):
 def test_there_is_no_such_rank(comm):
     text = same_error(comm, AssertionError, lambda: multi_node_snapshot(
         comm, extensions.snapshot(), [comm.size]))
-    assert f'names rank {comm.size}; there are ranks 0 to {comm.size - 1}' in text
+    assert f'has rank {comm.size}, but there are only ranks 0 to {comm.size - 1}' in text
 
 
 @pytest.mark.mpi(min_size=2)
@@ -364,10 +365,10 @@ def test_sets_that_differ_between_ranks(comm, folder, autoload):
     sets = [[0]] if comm.rank == 0 else [[0], [1]] if comm.size > 2 else []
     snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=autoload), sets)
     if comm.size == 2 and not autoload:
-        pytest.skip('one set on a rank, where nobody is asked; the next collective raises')
+        pytest.skip('one replica set does not communicate; the next collective raises')
     trainer = make_trainer(comm, folder, 0)
     text = same_error(comm, ValueError, lambda: snapshot.initialize(trainer))
-    assert 'replica_sets has to be the same on all ranks' in text
+    assert 'the ranks have different replica_sets' in text
     assert f'rank 0: [[0], {list(range(1, comm.size))}]' in text
 
 
@@ -451,20 +452,21 @@ def test_sets_with_a_writer_of_their_own_do_not_wait_for_each_other(comm, folder
         + [f'snapshot_iter_{i}.{rank}' for rank in range(1, comm.size) for i in (3, 6)])
 
 
-def commits(folder):
+def manifests(folder):
     return sorted(name for name in os.listdir(folder) if name.startswith('commit-'))
 
 
-def test_each_snapshot_is_committed(comm, folder, sets):
+def test_each_snapshot_has_a_manifest(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0, n_retains=2)
-    assert commits(folder) == ['commit-snapshot_iter_4', 'commit-snapshot_iter_6']
-    commit = Commit.read(f'{folder}/commit-snapshot_iter_6')
-    assert (commit.iteration, commit.size) == (6, comm.size) and commit.are_replicas
-    assert [file.name for file in commit.files] == [
+    assert manifests(folder) == ['commit-snapshot_iter_4', 'commit-snapshot_iter_6']
+    manifest = Manifest.read(f'{folder}/commit-snapshot_iter_6')
+    assert (manifest.iteration, manifest.size) == (6, comm.size)
+    assert manifest.are_replicas
+    assert [file.name for file in manifest.files] == [
         f'snapshot_iter_6.{rank}' for rank in leaders(sets, comm.size)]
 
 
-def test_one_set_is_committed_at_once_and_several_with_the_next(comm, folder, sets):
+def test_one_set_gets_its_manifest_at_once_and_several_with_the_next(comm, folder, sets):
     trainer = make_trainer(comm, folder, 0)
     snapshot = multi_node_snapshot(comm, extensions.snapshot(), sets)
     trainer.extend(snapshot, trigger=(2, 'iteration'))
@@ -473,7 +475,7 @@ def test_one_set_is_committed_at_once_and_several_with_the_next(comm, folder, se
     def look():
         snapshot._saver.background.wait()
         comm.barrier()
-        seen.extend(commits(folder))
+        seen.extend(manifests(folder))
         comm.barrier()
 
     extend(trainer, look, 5)
@@ -482,24 +484,24 @@ def test_one_set_is_committed_at_once_and_several_with_the_next(comm, folder, se
     assert seen == ['commit-snapshot_iter_2', 'commit-snapshot_iter_4'][:1 + is_one]
 
 
-def test_a_snapshot_that_was_not_committed_any_more(comm, folder, sets):
+def test_a_complete_snapshot_without_manifest(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0)
     if comm.rank == 0:
         os.remove(f'{folder}/commit-snapshot_iter_6')
     comm.barrier()
     assert resume(comm, folder, sets).updater.iteration == 6
-    assert 'commit-snapshot_iter_6' in commits(folder)
+    assert 'commit-snapshot_iter_6' in manifests(folder)
 
 
 def test_chainers_own_snapshots_are_loaded(comm, folder, sets):
-    """They have no commit file, and do not say what they belong to."""
+    """They have no manifest, and no tag."""
     trainer = make_trainer(comm, folder, 7)
     writer = OwnWriter()
     trainer.extend(multi_node_snapshot(comm, extensions.snapshot(writer=writer), sets),
                    trigger=(2, 'iteration'))
     trainer.run()
     comm.barrier()
-    assert commits(folder) == []
+    assert manifests(folder) == []
     resumed = resume(comm, folder, sets)
     assert resumed.updater.iteration == 6
     np.testing.assert_array_equal(weights(resumed), weights(trainer))
@@ -521,7 +523,7 @@ def test_another_number_of_ranks(comm, folder, saved, same):
             assert resumed.updater.iteration == 6
             np.testing.assert_array_equal(weights(resumed), weights(trainer))
         else:
-            with pytest.raises(ValueError, match='models or optimizers in them are different'):
+            with pytest.raises(ValueError, match='models or optimizers in the files are different'):
                 resume(part, folder, [])
     comm.barrier()
 
@@ -568,7 +570,7 @@ def test_snapshots_that_some_sets_do_not_take_are_an_error_on_all_ranks(comm, fo
         trigger = (2, 'iteration')
     trainer.extend(multi_node_snapshot(comm, snapshot, sets), trigger=trigger)
     match = (f'rank 0: iteration 2(.|\n)*rank {last}: iteration 3' if what == 'trigger'
-             else 'iteration 2 is not whole(.|\n)*condition has to be the same')
+             else f'is incomplete(.|\n)*rank {last}: wrote no file(.|\n)*Use a condition')
     with pytest.raises(ValueError, match=match) as caught:
         trainer.run(show_loop_exception_msg=False)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
@@ -598,11 +600,11 @@ def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, au
             'lock = runpy.run_path(sys.argv[1])["acquire"](sys.argv[2], 50)\n'
             'print(flush=True)\n'
             'sys.stdin.read()\n')
-    monkeypatch.setattr(_job_lock, 'PATIENCE', 0.2)
+    monkeypatch.setattr(lock, 'TIMEOUT', 0.2)
     process = None
     if comm.rank == 0:
         process = subprocess.Popen(
-            [sys.executable, '-I', '-S', '-c', code, _lock.__file__, lock_of(folder, 0)],
+            [sys.executable, '-I', '-S', '-c', code, lock.__file__, lock_of(folder, 0)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         process.stdout.readline()
     comm.barrier()
@@ -643,7 +645,7 @@ def test_files_are_locked_while_training_and_free_afterwards(comm, folder, sets,
 
 
 def test_several_snapshots_in_one_folder(comm, folder, sets):
-    """Two of another name, and two of the same name, which take the same iteration now and then."""
+    """Two with different names, and two with one name that sometimes save the same iteration."""
     trainer = make_trainer(comm, folder, 0)
     for filename, interval in [('a_{.updater.iteration}', 2), ('b_{.updater.iteration}', 2),
                                ('b_{.updater.iteration}', 3)]:
@@ -653,8 +655,8 @@ def test_several_snapshots_in_one_folder(comm, folder, sets):
     comm.barrier()
     expected = {'a_2', 'a_4', 'a_6', 'b_2', 'b_3', 'b_4', 'b_6'}
     assert {name.rpartition('.')[0] for name in names(folder)} == expected
-    assert {name.removeprefix('commit-') for name in commits(folder)} == expected
-    rows = describe(folder)
+    assert {name.removeprefix('commit-') for name in manifests(folder)} == expected
+    rows = verify_folder(folder)
     assert len(rows) == 7 and not [row for row in rows if row.problems]
 
 
@@ -669,8 +671,8 @@ def test_files_that_a_killed_run_left_half_written_are_removed(comm, folder, set
     assert [name for name in names(folder) if name.endswith('.part')] == others
 
 
-def test_a_program_that_goes_to_another_folder(comm, folder, sets, monkeypatch):
-    """A relative folder is that of the beginning, for all snapshots."""
+def test_a_program_that_changes_its_directory(comm, folder, sets, monkeypatch):
+    """A relative folder is resolved at the beginning."""
     monkeypatch.chdir(folder)
     trainer = make_trainer(comm, 'out', 0)
     trainer.extend(multi_node_snapshot(comm, extensions.snapshot(n_retains=1), sets),

@@ -70,6 +70,6 @@ def test_it_runs_before_writers():
 
 def test_no_model_on_one_rank(comm):
     model = Model(comm.rank) if comm.rank < comm.size - 1 else None
-    with pytest.raises(TypeError, match=r'expected a model .* but got .*NoneType'):
+    with pytest.raises(TypeError, match=r'the model must be a chainer.Link, not .*NoneType'):
         AllreducePersistent(model, comm)()
     comm.barrier()

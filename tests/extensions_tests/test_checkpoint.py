@@ -1,4 +1,4 @@
-"""The checkpointer: what is kept, when, and that a run goes on with the same bits."""
+"""The checkpointer keeps and removes files, and a run resumes with the same bits."""
 import contextlib
 import os
 import re
@@ -14,6 +14,7 @@ from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
+from chainermn._ranks import ranks_text
 from chainermn.extensions.checkpoint import _CheckpointStats
 from chainermn.iterators import create_synchronized_iterator
 
@@ -31,7 +32,7 @@ def folder(comm, tmp_path):
     return comm.bcast_obj(str(tmp_path))
 
 
-def passed_over(comm, match):
+def warns_rank_0(comm, match):
     """Rank 0 warns."""
     return (pytest.warns(RuntimeWarning, match=match) if comm.rank == 0
             else contextlib.nullcontext())
@@ -101,13 +102,13 @@ def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
 
 
 def names(folder):
-    """All but the commit files and the locks."""
+    """All but the manifests and the locks."""
     return sorted(name for name in os.listdir(folder)
                   if not name.startswith('commit-') and not name.endswith('.lock'))
 
 
-def committed(folder, name='run'):
-    """Iterations that have a commit file."""
+def with_manifest(folder, name='run'):
+    """Iterations that have a manifest."""
     return sorted(int(file.rpartition('.')[2]) for file in os.listdir(folder)
                   if file.startswith(f'commit-{name}.'))
 
@@ -121,7 +122,7 @@ def test_file_names_and_what_is_kept(comm, folder):
         comm.barrier()
         assert names(folder) == sorted(
             f'run.{rank}.{i}' for rank in range(comm.size) for i in iterations)
-        assert committed(folder) == iterations
+        assert with_manifest(folder) == iterations
         comm.barrier()
 
 
@@ -144,12 +145,12 @@ def test_the_newest_common_iteration_is_loaded(comm, folder):
     if comm.rank == comm.size - 1:
         os.remove(f'{folder}/run.{comm.rank}.2')
     loaded = chainer.links.Linear(2, 2)
-    with passed_over(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing'):
+    with warns_rank_0(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing'):
         checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, models[1].W.array)
 
 
-def test_a_damaged_file_is_passed_over(comm, folder):
+def test_a_damaged_file_is_skipped(comm, folder):
     checkpointer = checkpointer_of(comm, path=folder)
     models = [chainer.links.Linear(2, 2) for _ in range(2)]
     for iteration, model in enumerate(models):
@@ -157,7 +158,7 @@ def test_a_damaged_file_is_passed_over(comm, folder):
     with open(f'{folder}/run.{comm.rank}.1', 'r+b') as file:
         file.truncate(50)
     loaded = chainer.links.Linear(2, 2)
-    with passed_over(comm, 'passed over(.|\n)*rank 0: .*run.0.1: has 50 bytes, not the'):
+    with warns_rank_0(comm, 'skipped the save of(.|\n)*rank 0: .*run.0.1: has 50 bytes, not'):
         checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, models[0].W.array)
 
@@ -215,8 +216,8 @@ class Gated(chainer.Chain):
         self.register_persistent('gate')
 
 
-def test_what_is_saved_is_the_state_at_the_call(comm, folder, gate):
-    """Neither the call nor what changes the state waits for the file."""
+def test_the_state_at_the_call_is_saved(comm, folder, gate):
+    """Neither the call nor a change of the state waits for the file."""
     model = Gated(gate)
     expected = model.linear.W.array.tobytes()
     checkpointer = checkpointer_of(comm, path=folder, allow_pickle=True)
@@ -229,8 +230,8 @@ def test_what_is_saved_is_the_state_at_the_call(comm, folder, gate):
     assert loaded.linear.W.array.tobytes() == expected
 
 
-def test_a_trainer_goes_on_while_a_checkpoint_is_written(comm, folder, gate):
-    """And what is resumed has the bits of the iteration that was saved."""
+def test_a_trainer_continues_while_a_checkpoint_is_written(comm, folder, gate):
+    """The resumed run has the bits of the saved iteration."""
     trainer, _ = make_trainer(comm, folder)
     trainer.run()
     expected = bits(trainer)
@@ -258,7 +259,7 @@ def test_a_trainer_goes_on_while_a_checkpoint_is_written(comm, folder, gate):
     assert bits(trainer) == expected
 
 
-def test_older_files_stay_until_the_newer_is_whole_on_all_ranks(comm, folder, gate):
+def test_older_files_stay_until_the_newer_save_is_complete(comm, folder, gate):
     last = comm.size - 1
     checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder,
                                    allow_pickle=True)
@@ -275,7 +276,7 @@ def test_older_files_stay_until_the_newer_is_whole_on_all_ranks(comm, folder, ga
     assert names(folder) == [f'run.{rank}.3' for rank in range(comm.size)]
 
 
-def test_what_other_ranks_lack_does_not_count_as_newer(comm, folder):
+def test_saves_that_other_ranks_lack_do_not_count_as_newer(comm, folder):
     """An earlier run left iteration 9 on one rank only."""
     checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
     if comm.rank == 0:
@@ -314,10 +315,10 @@ def failed(comm, folder):
     return checkpointer
 
 
-def assert_raises_on_all(comm, folder, verb):
+def assert_raises_on_all(comm, folder, operation):
     last = comm.size - 1
     with pytest.raises(OSError, match='File too large') as caught:
-        verb()
+        operation()
     assert f'rank {last}: {folder}/run.{last}.2: ' in str(caught.value)
     assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
     assert f'run.{last}.2' not in names(folder) and f'tmp-run.{last}.2.part' not in names(folder)
@@ -342,7 +343,7 @@ def test_an_error_of_the_thread_is_raised_at_the_end_and_the_files_stay(comm, fo
     failed.finalize()
 
 
-def test_an_error_of_the_thread_is_no_more_than_a_warning_where_training_failed(
+def test_an_error_of_the_thread_is_a_warning_if_training_failed(
         comm, folder, failed):
     failed.on_error(None, RuntimeError(), None)
     if comm.rank == comm.size - 1:
@@ -395,7 +396,7 @@ def test_stats(comm, folder):
 @pytest.mark.parametrize('arguments', [('a/b', 5, 5), ('run', 0, 5), ('run', 5, 0)])
 def test_bad_arguments(comm, arguments):
     name, cp_interval, gc_interval = arguments
-    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match='name has to be'):
+    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match='name must be'):
         chainermn.create_multi_node_checkpointer(name, comm, cp_interval, gc_interval)
 
 
@@ -459,9 +460,9 @@ def run_script(folder, victim=-1, when=0, moment='never'):
 
 
 @pytest.fixture(scope='module')
-def whole_run(tmp_path_factory):
-    """What a run that nothing happens to ends with."""
-    done = run_script(tmp_path_factory.mktemp('whole'))
+def undisturbed_run(tmp_path_factory):
+    """Returns the result of an undisturbed run."""
+    done = run_script(tmp_path_factory.mktemp('undisturbed'))
     assert done.returncode == 0, done.stderr
     return set(re.findall(r'ends with (-?\d+)', done.stdout))
 
@@ -471,8 +472,8 @@ def whole_run(tmp_path_factory):
 @pytest.mark.parametrize('victim, when, moment', [
     (0, 1, 'before'), (1, 4, 'before'), (0, 7, 'after'), (1, 12, 'after'), (0, 5, 'writing'),
     (1, 12, 'writing')])
-def test_a_run_that_was_killed_goes_on_with_the_same_bits(
-        tmp_path, whole_run, victim, when, moment):
+def test_a_killed_run_resumes_with_the_same_bits(
+        tmp_path, undisturbed_run, victim, when, moment):
     """Killed before or after the iteration's checkpoint is taken, or while it is written."""
     killed = run_script(tmp_path, victim, when, moment)
     assert killed.returncode != 0 and 'ends with' not in killed.stdout
@@ -480,8 +481,8 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(
     assert again.returncode == 0, again.stderr
     start = int(re.search(r'starts at (\d+)', again.stdout)[1])
     assert when - 2 <= start <= when
-    assert len(whole_run) == 1
-    assert set(re.findall(r'ends with (-?\d+)', again.stdout)) == whole_run
+    assert len(undisturbed_run) == 1
+    assert set(re.findall(r'ends with (-?\d+)', again.stdout)) == undisturbed_run
 
 
 # --- another number of ranks ------------------------------------------------------------------
@@ -493,13 +494,13 @@ def some_of(comm, n):
 
 
 def resized(comm, match='saved by . ranks and is loaded on'):
-    return passed_over(comm, match)
+    return warns_rank_0(comm, match)
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('synchronized', [False, True])
 @pytest.mark.parametrize('way', ['more', 'fewer'])
-def test_another_number_of_ranks_goes_on_with_the_same_model(comm, folder, way, synchronized):
+def test_another_number_of_ranks_resumes_with_the_same_model(comm, folder, way, synchronized):
     few = some_of(comm, comm.size - 1)
     before, after = (few, comm) if way == 'more' else (comm, few)
     saved = None
@@ -554,17 +555,17 @@ def test_models_that_differ_are_refused_on_all_ranks(comm, folder, way):
             with resized(after):  # one rank is a replica of itself
                 checkpointer.maybe_load(model)
         else:
-            with pytest.raises(ValueError, match='the models or optimizers in them are different'
-                               ) as caught:
+            with pytest.raises(ValueError, match='the models or optimizers in the files are '
+                               'different') as caught:
                 checkpointer.maybe_load(model)
-            assert f'ranks [{comm.size - 2}] hold the same' in str(caught.value)
+            assert f'rank {comm.size - 2} has its own state' in str(caught.value)
             assert len(set(after.allgather_obj(str(caught.value)))) == 1
             np.testing.assert_array_equal(model.W.array, untouched)
     comm.barrier()
 
 
 @pytest.mark.mpi(min_size=2)
-def test_averages_of_batch_normalization_may_differ(comm, folder):
+def test_means_of_batch_normalization_may_differ(comm, folder):
     model = chainer.Sequential(chainer.links.Linear(
         2, 2, initialW=np.eye(2), initial_bias=np.zeros(2)), chainer.links.BatchNormalization(2))
     model[1].avg_mean[...] = comm.rank
@@ -574,21 +575,21 @@ def test_averages_of_batch_normalization_may_differ(comm, folder):
     comm.barrier()
     few = some_of(comm, 1)
     if few is not None:
-        with resized(few, 'averages of batch normalization, differed'):
+        with resized(few, 'means of batch normalization, differed'):
             checkpointer_of(few, path=folder).maybe_load(model)
         assert (model[1].avg_mean == 1).all()
     comm.barrier()
 
 
 @pytest.mark.mpi(min_size=2)
-def test_what_more_ranks_have_left_is_removed_as_well(comm, folder):
+def test_files_of_more_ranks_are_removed_as_well(comm, folder):
     model = chainer.links.Linear(2, 2, initialW=1)
     save_on(comm, folder, model)
     few = some_of(comm, 1)
     if few is not None:
         checkpointer = checkpointer_of(few, cp_interval=1, gc_interval=1, path=folder)
         checkpointer.save(model, 2)
-        assert names(folder) == ['run.0.2'] and committed(folder) == [2]
+        assert names(folder) == ['run.0.2'] and with_manifest(folder) == [2]
     comm.barrier()
 
 
@@ -616,7 +617,7 @@ def test_a_state_that_fails_on_one_rank_fails_on_all(comm, folder, wait):
         checkpointer.save(Fails(comm.rank == comm.size - 1), 2, wait=wait)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     checkpointer.save(model, 3)
-    assert committed(folder) == [1, 3] and names(folder) == sorted(
+    assert with_manifest(folder) == [1, 3] and names(folder) == sorted(
         f'run.{rank}.{i}' for rank in range(comm.size) for i in (1, 3))
     with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
         checkpointer.maybe_load(Fails(comm.rank == comm.size - 1))
@@ -652,15 +653,15 @@ def test_python_objects_are_refused_on_all_ranks(comm, folder):
 
 
 def state_of(trainer):
-    """All that a checkpoint holds, and what it must not touch."""
+    """The complete state of a checkpoint, which saving must not change."""
     serializer = chainer.serializers.DictionarySerializer()
     trainer.updater.serialize(serializer)
     return ({key: array.tobytes() for key, array in serializer.target.items()},
             np.random.get_state()[1].tobytes())
 
 
-def test_a_commit_that_cannot_be_written_is_one_error_and_touches_nothing(comm, folder):
-    """Training may go on, and when there is room again the next one is whole."""
+def test_a_manifest_that_cannot_be_written_is_one_error_and_touches_nothing(comm, folder):
+    """Training can continue, and the next checkpoint with enough space is complete."""
     trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
     trainer.run()
     checkpointer = checkpointer_of(comm, path=folder)
@@ -673,12 +674,12 @@ def test_a_commit_that_cannot_be_written_is_one_error_and_touches_nothing(comm, 
                        ) as caught:
         checkpointer.save(trainer, 2)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
-    assert state_of(trainer) == before and committed(folder) == [1]
+    assert state_of(trainer) == before and with_manifest(folder) == [1]
     if comm.rank == 0:
         os.rmdir(f'{folder}/tmp-commit-run.2.part')
     comm.barrier()
     checkpointer.save(trainer, 3)
-    assert committed(folder) == [1, 2, 3]  # the files of the second were there
+    assert with_manifest(folder) == [1, 2, 3]  # the files of the second were there
     assert not [name for name in names(folder) if name.startswith('tmp-')]
 
 
@@ -702,7 +703,7 @@ def test_a_failed_checkpoint_leaves_the_training_as_it_was(comm, folder):
     assert bits(trainer) == expected
 
 
-def test_a_commit_is_removed_before_its_files(comm, folder, monkeypatch):
+def test_a_manifest_is_removed_before_its_files(comm, folder, monkeypatch):
     removed = []
 
     def remove(path, real=os.remove):
@@ -714,12 +715,12 @@ def test_a_commit_is_removed_before_its_files(comm, folder, monkeypatch):
     monkeypatch.setattr(os, 'remove', remove)
     for iteration in (1, 2, 3):
         checkpointer.save(chainer.links.Linear(2, 2), iteration, wait=False)
-    checkpointer._saver.conclude()
+    checkpointer._saver.flush()
     comm.barrier()
     assert names(folder) == [f'run.{rank}.3' for rank in range(comm.size)]
-    assert committed(folder) == [3]
-    commits = [f'commit-run.{i}' for i in (1, 2)] if comm.rank == 0 else []
-    assert [name for name in removed if 'commit' in name] == commits
+    assert with_manifest(folder) == [3]
+    manifests = [f'commit-run.{i}' for i in (1, 2)] if comm.rank == 0 else []
+    assert [name for name in removed if 'commit' in name] == manifests
     assert [name for name in removed if 'commit' not in name] == [
         f'run.{comm.rank}.{i}' for i in (1, 2)]
     if comm.rank == 0:
@@ -728,7 +729,7 @@ def test_a_commit_is_removed_before_its_files(comm, folder, monkeypatch):
 
 @pytest.mark.skipif(WORLD.size > 1, reason='mounts a disk')
 def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
-    """A real one; when there is room again, the next checkpoint is whole."""
+    """A real one; the next checkpoint with enough space is complete."""
     done = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=5m', 'tmpfs', str(tmp_path)],
                           capture_output=True, text=True)
     if done.returncode:
@@ -744,11 +745,11 @@ def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
         before = state_of(trainer)
         with pytest.raises(OSError, match=r'(?s)iteration 2 was not saved.*run.0.2: .*No space'):
             checkpointer.save(trainer, 2)
-        assert state_of(trainer) == before and committed(tmp_path) == [1]
+        assert state_of(trainer) == before and with_manifest(tmp_path) == [1]
         assert names(tmp_path) == ['other', 'run.0.1']
         os.remove(tmp_path / 'other')
         checkpointer.save(trainer, 3)
-        assert committed(tmp_path) == [1, 3]
+        assert with_manifest(tmp_path) == [1, 3]
     finally:
         subprocess.run(['umount', '-l', str(tmp_path)], check=True)
 
@@ -791,22 +792,22 @@ def start_job(tmp_path, role):
 @pytest.mark.limit(300)
 @pytest.mark.skipif(WORLD.size > 1, reason='starts mpiexec itself')
 def test_a_second_job_with_the_same_name_and_folder_is_refused(tmp_path):
-    """The first one does not notice; when it has ended, in whatever way, the next one resumes."""
+    """The first one is not disturbed; after it has ended in any way, the next one resumes."""
     first = start_job(tmp_path, 'waits')
-    said = first.stdout.readline() + first.stdout.readline()
-    assert said.count('saved 1') == 2, said
+    printed = first.stdout.readline() + first.stdout.readline()
+    assert printed.count('saved 1') == 2, printed
     out, err = start_job(tmp_path, 'second').communicate()
     refused = re.findall(r"rank ([01]): checkpoint 'run' is in use by another job\n  rank 0: "
                          r'.*tmp-run.0.N.lock is locked by process (\d+) on \S+ since', out)
     assert sorted(rank for rank, _ in refused) == ['0', '1'], out + err
-    assert {pid for _, pid in refused} <= set(re.findall(r'process (\d+)', said))
-    out, err = first.communicate('go on')
+    assert {pid for _, pid in refused} <= set(re.findall(r'process (\d+)', printed))
+    out, err = first.communicate('continue')
     assert first.returncode == 0, out + err
-    assert committed(tmp_path / 'out') == [1, 2]
+    assert with_manifest(tmp_path / 'out') == [1, 2]
     third = start_job(tmp_path, 'waits')
-    said = third.stdout.readline() + third.stdout.readline()
-    assert said.count('saved 2') == 2, said
-    for pid in re.findall(r'process (\d+)', said):
+    printed = third.stdout.readline() + third.stdout.readline()
+    assert printed.count('saved 2') == 2, printed
+    for pid in re.findall(r'process (\d+)', printed):
         os.kill(int(pid), signal.SIGKILL)
     out, err = start_job(tmp_path, 'last').communicate()
     assert out.count('saved 2') == 2, out + err
@@ -827,7 +828,7 @@ def test_two_names_in_one_folder(comm, folder):
 
 
 def test_two_checkpointers_of_one_object_share_a_name(comm, folder):
-    """They save the same iteration now and then."""
+    """They sometimes save the same iteration."""
     model = chainer.links.Linear(2, 2)
     checkpointers = [checkpointer_of(comm, path=folder) for _ in range(2)]
     for iteration in range(1, 7):
@@ -835,17 +836,17 @@ def test_two_checkpointers_of_one_object_share_a_name(comm, folder):
         for interval, checkpointer in zip((2, 3), checkpointers, strict=True):
             if iteration % interval == 0:
                 checkpointer.save(model, iteration, wait=False)
-    checkpointers[1]._saver.conclude()
-    checkpointers[0]._saver.conclude()
+    checkpointers[1]._saver.flush()
+    checkpointers[0]._saver.flush()
     comm.barrier()
-    assert committed(folder) == [2, 3, 4, 6]
+    assert with_manifest(folder) == [2, 3, 4, 6]
     loaded = chainer.links.Linear(2, 2)
     checkpointer_of(comm, path=folder).maybe_load(loaded)
     assert (loaded.W.array == 6).all()
 
 
 def test_two_checkpointers_of_one_trainer_get_different_names(comm, folder):
-    """The trainer gives the second one another name, and so its files."""
+    """The trainer gives the second one another name, and thus other files."""
     trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
     checkpointers = [checkpointer_of(comm) for _ in range(2)]
     for checkpointer in checkpointers:
@@ -854,9 +855,9 @@ def test_two_checkpointers_of_one_trainer_get_different_names(comm, folder):
         checkpointer.finalize = lambda: None
     trainer.run()
     for checkpointer in checkpointers:
-        checkpointer._saver.conclude()
+        checkpointer._saver.flush()
     comm.barrier()
-    assert committed(folder) == committed(folder, 'run_1') == [1, 2]
+    assert with_manifest(folder) == with_manifest(folder, 'run_1') == [1, 2]
 
 
 def test_two_checkpointers_that_replace_each_others_files_are_refused(comm, folder):
@@ -872,7 +873,7 @@ def test_two_checkpointers_that_replace_each_others_files_are_refused(comm, fold
 
 
 def test_one_checkpointer_after_another(comm, folder):
-    """As in a notebook: nobody has to finalize the first one."""
+    """As in a notebook: the first one need not be finalized."""
     checkpointers = []
     for iteration in (1, 2, 3):
         model = chainer.links.Linear(2, 2)
@@ -883,16 +884,16 @@ def test_one_checkpointer_after_another(comm, folder):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize('verb', ['save', 'maybe_load', 'run'])
-def test_names_that_differ_are_refused_on_all_ranks(comm, folder, verb):
+@pytest.mark.parametrize('operation', ['save', 'maybe_load', 'run'])
+def test_names_that_differ_are_refused_on_all_ranks(comm, folder, operation):
     checkpointer = checkpointer_of(comm, name='a' if comm.rank else 'b')
     trainer, _ = make_trainer(comm, folder, (1, 'iteration'))
     trainer.extend(checkpointer)
     with pytest.raises(ValueError, match='different names') as caught:
         {'save': lambda: checkpointer.save(trainer, 1), 'run': trainer.run,
-         'maybe_load': lambda: checkpointer.maybe_load(trainer)}[verb]()
-    assert "ranks [0]: 'b'" in str(caught.value)
-    assert f"ranks {list(range(1, comm.size))}: 'a'" in str(caught.value)
+         'maybe_load': lambda: checkpointer.maybe_load(trainer)}[operation]()
+    assert "rank 0: 'b'" in str(caught.value)
+    assert f"{ranks_text(range(1, comm.size))}: 'a'" in str(caught.value)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     assert names(folder) == []
 
@@ -906,8 +907,8 @@ def test_folders_may_differ(comm, tmp_path):
     np.testing.assert_array_equal(loaded.W.array, model.W.array)
 
 
-def test_a_failed_job_lets_go_of_its_files(comm, folder):
-    """Though its process goes on, as that of a notebook does."""
+def test_a_failed_job_releases_its_lock(comm, folder):
+    """Although its process continues, as in a notebook."""
     def fail(trainer):
         assert os.path.exists(f'{folder}/tmp-run.{comm.rank}.N.lock')
         raise RuntimeError('on purpose')
@@ -923,8 +924,8 @@ def test_a_failed_job_lets_go_of_its_files(comm, folder):
 # --- another working folder -------------------------------------------------------------------
 
 @pytest.mark.parametrize('given', ['path', 'out', 'later'])
-def test_the_program_may_go_to_another_folder(comm, folder, monkeypatch, given):
-    """Relative folders are those of the beginning, for all that comes."""
+def test_the_program_may_change_its_directory(comm, folder, monkeypatch, given):
+    """Relative folders are resolved at the beginning."""
     monkeypatch.chdir(folder)
     trainer, optimizer = make_trainer(comm, 'out', (4, 'iteration'))
     checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1,
@@ -940,7 +941,7 @@ def test_the_program_may_go_to_another_folder(comm, folder, monkeypatch, given):
     trainer.extend(lambda trainer: os.chdir(f'{folder}/elsewhere'), trigger=(2, 'iteration'),
                    name='chdir')
     trainer.run()
-    checkpointer._saver.conclude()
+    checkpointer._saver.flush()
     comm.barrier()
     assert names(f'{folder}/out') == sorted(f'run.{rank}.4' for rank in range(comm.size))
     assert not os.path.exists(f'{folder}/elsewhere/out')

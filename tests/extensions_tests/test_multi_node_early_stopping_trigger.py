@@ -34,7 +34,7 @@ def stops_after(trigger, values, key='main/loss'):
 
 
 def test_it_stops_by_the_mean(comm):
-    """On rank 0 alone the value would improve for ever, on the others never."""
+    """On rank 0 alone the value improves forever, on the others never."""
     up_and_down = [100 - i if comm.rank == 0 else 100 + (2 if comm.size == 2 else 1) * i
                    for i in range(20)]
     trigger = MultiNodeEarlyStoppingTrigger(

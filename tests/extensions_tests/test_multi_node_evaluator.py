@@ -159,7 +159,7 @@ def test_an_evaluator_that_copies_its_iterator(comm):
         assert result['nan'] == pytest.approx(everything.mean(), rel=1e-12)
 
 
-def test_empty_parts_that_report_are_better_than_nothing(comm):
+def test_only_empty_shards_report(comm):
     assert make(comm, [], cls=OldStyle).evaluate()['total'] == 0
 
 
@@ -183,12 +183,12 @@ def test_variables_are_averaged_as_arrays(comm):
 def test_one_exchange_for_all_keys(comm, monkeypatch):
     called = []
 
-    def recorded(name, verb):
-        return lambda *args, **kwargs: called.append(name) or verb(*args, **kwargs)
+    def recorded(name, method):
+        return lambda *args, **kwargs: called.append(name) or method(*args, **kwargs)
 
     for name in CommunicatorBase.__abstractmethods__:
-        if callable(verb := getattr(comm, name)):
-            monkeypatch.setattr(comm, name, recorded(name, verb))
+        if callable(method := getattr(comm, name)):
+            monkeypatch.setattr(comm, name, recorded(name, method))
     evaluator = make(comm, [], cls=Custom)
     evaluator.result = {str(i): i for i in range(10)}
     evaluator.evaluate()
@@ -222,7 +222,7 @@ def test_a_bad_result_on_one_rank_is_raised_on_all(comm, result):
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
-def test_what_is_no_evaluator_is_refused_on_all_ranks(comm):
+def test_another_object_is_an_error_on_all_ranks(comm):
     with pytest.raises(TypeError, match='needs an evaluator as its first argument') as caught:
         if comm.rank == 0:
             create_multi_node_evaluator(Model(), comm)
@@ -231,7 +231,7 @@ def test_what_is_no_evaluator_is_refused_on_all_ranks(comm):
 
 
 @pytest.mark.parametrize('bad', [None, 'naive'])
-def test_what_is_no_communicator_is_refused(bad):
+def test_another_object_than_a_communicator_is_an_error(bad):
     with pytest.raises(TypeError, match='needs a ChainerMN communicator as its second argument'):
         make(bad, [1.0])
 

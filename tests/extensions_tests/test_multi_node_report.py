@@ -66,7 +66,7 @@ def test_a_log_has_means_of_all_ranks(comm, tmp_path):
                 ] == values
 
 
-def test_what_only_some_ranks_observe(comm, tmp_path):
+def test_values_that_only_some_ranks_observe(comm, tmp_path):
     """The last rank observes 100 and 102, the others nothing."""
     data = np.arange(6, dtype='f').reshape(6, 1) + (98 if comm.rank == size - 1 else 0)
     log = create_multi_node_report(extensions.LogReport(), comm)
@@ -146,7 +146,7 @@ def test_a_bar_without_a_data_set_to_count(comm, tmp_path):
     assert ('iters/sec' in out.getvalue()) == (comm.rank == 0)
 
 
-def test_a_log_goes_on_where_it_was_saved(comm, tmp_path):
+def test_a_log_continues_after_resuming(comm, tmp_path):
     def saved_and_loaded(n):
         log = create_multi_node_report(extensions.LogReport(trigger=(n, 'iteration')), comm)
         plot = create_multi_node_report(extensions.PlotReport(['main/loss'], filename='x.png'),
@@ -172,11 +172,11 @@ def test_triggers_that_differ_are_an_error_on_all_ranks(comm, tmp_path, capfd):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_what_is_no_report_on_one_rank_is_an_error_on_all(comm):
+def test_another_extension_on_one_rank_is_an_error_on_all(comm):
     def attempt():
         if comm.rank == 0:
             create_multi_node_report(extensions.ExponentialShift('lr', .1), comm)
         comm.barrier()
 
-    with pytest.raises(TypeError, match='takes a LogReport, PlotReport, PrintReport or Progress'):
+    with pytest.raises(TypeError, match='needs a LogReport, PlotReport, PrintReport or Progress'):
         attempt()

@@ -42,7 +42,7 @@ def test_mean_over_iterations_and_ranks(comm):
         None, None, 20 + mean, None, None, 50 + mean]
 
 
-def test_what_was_observed_since_the_last_time_is_there_to_read(comm):
+def test_the_history_holds_values_since_the_last_time(comm):
     extension = ObservationAggregator(comm, 'loss', comm_trigger=(3, 'iteration'))
     run(extension, [{'loss': 1.0}, {'loss': 2.0}])
     assert extension.observation_history == [1.0, 2.0]

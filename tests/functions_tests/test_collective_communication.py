@@ -142,7 +142,7 @@ def test_float16_gradients_are_summed_in_float32(comm):
 
 
 @pytest.mark.parametrize('name', ['alltoall', 'reduce_scatter', 'scatter'])
-def test_wrong_number_is_refused_on_all_ranks(comm, name):
+def test_wrong_number_raises_on_all_ranks(comm, name):
     wrong = [np.ones(1, np.float32)] * (comm.size + 1)
     right = [np.ones(1, np.float32)] * comm.size
     with pytest.raises(ValueError, match='one Variable for each'):

@@ -98,14 +98,14 @@ def test_device_of_old_versions_is_ignored(comm):
         assert (y.array == 1).all()
 
 
-def test_own_rank_is_refused(comm):
-    with pytest.raises(ValueError, match='another rank'):
+def test_own_rank_is_rejected(comm):
+    with pytest.raises(ValueError, match='must be a different rank'):
         mnf.send(np.ones(1, np.float32), comm, comm.rank)
-    with pytest.raises(ValueError, match='another rank'):
+    with pytest.raises(ValueError, match='must be a different rank'):
         mnf.recv(comm, comm.rank)
 
 
-def test_nothing_to_send_is_refused(comm):
+def test_nothing_to_send_is_rejected(comm):
     with pytest.raises(ValueError, match='at least one'):
         mnf.send((), comm, (comm.rank + 1) % comm.size)
 

@@ -8,7 +8,7 @@ import chainermn.functions as mnf
 from chainermn.communicators import create_communicator
 
 
-class Witness(chainer.FunctionNode):
+class Recorder(chainer.FunctionNode):
     """An empty output that notes when backward comes by."""
 
     def __init__(self):
@@ -25,15 +25,15 @@ class Witness(chainer.FunctionNode):
 
 @pytest.mark.parametrize('count', [1, 2])
 def test_backward_goes_both_ways(count):
-    witness = Witness()
-    delegate, = witness.apply((chainer.Variable(np.ones(1, np.float32)),))
+    recorder = Recorder()
+    delegate, = recorder.apply((chainer.Variable(np.ones(1, np.float32)),))
     xs = [chainer.Variable(np.full(2, i + 1, np.float32)) for i in range(count)]
     ys = mnf.pseudo_connect(delegate, *xs)
     assert isinstance(ys, tuple) and len(ys) == count
     for x, y in zip(xs, ys, strict=True):
         np.testing.assert_array_equal(x.array, y.array)
     sum(F.sum(y * y) for y in ys).backward()
-    assert witness.was_here
+    assert recorder.was_here
     for x in xs:
         np.testing.assert_array_equal(x.grad, 2 * x.array)
 

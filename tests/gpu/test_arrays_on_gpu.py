@@ -1,4 +1,4 @@
-"""Every array verb on CuPy arrays, against the same verb on NumPy arrays."""
+"""Every array operation on CuPy arrays, against the same operation on NumPy arrays."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ LAYOUTS = {
     'transposed': lambda x: x.T,
     'strided': lambda x: x[::2, 1:],
 }
-VERBS = {
+OPERATIONS = {
     'bcast': lambda comm, x: comm.bcast(x, SIZE - 1),
     'gather': lambda comm, x: comm.gather(x, SIZE - 1),
     'allgather': lambda comm, x: comm.allgather(x),
@@ -77,13 +77,13 @@ def check(result, expected):
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('verb', VERBS)
-def test_as_on_the_host(comm, verb, dtype, layout):
+@pytest.mark.parametrize('operation', OPERATIONS)
+def test_as_on_the_host(comm, operation, dtype, layout):
     import cupy
 
     x = np.random.RandomState(RANK).randint(0, 2, (4, 6)).astype(dtype)
-    expected = VERBS[verb](comm, LAYOUTS[layout](x))
-    check(VERBS[verb](comm, LAYOUTS[layout](cupy.asarray(x))), expected)
+    expected = OPERATIONS[operation](comm, LAYOUTS[layout](x))
+    check(OPERATIONS[operation](comm, LAYOUTS[layout](cupy.asarray(x))), expected)
 
 
 @pytest.mark.parametrize('op', ['sum', 'prod', 'max', 'min'])

@@ -37,14 +37,14 @@ def grads_of(model):
     return {name: param.grad.get() for name, param in model.namedparams()}
 
 
-def mean_of(models, wire=None):
+def mean_of(models, transfer=None):
     """What the mean gradients have to be, and how far off they may be."""
     each = [grads_of(model) for model in models]
     for name in each[0]:
         grads = [grads[name] for grads in each]
         dtype = grads[0].dtype
-        sent = [grad.astype(wire or dtype).astype('f8') for grad in grads]
-        eps = max(float(np.finfo(t).eps) for t in (dtype, wire or dtype))
+        sent = [grad.astype(transfer or dtype).astype('f8') for grad in grads]
+        eps = max(float(np.finfo(t).eps) for t in (dtype, transfer or dtype))
         yield name, sum(sent) / len(sent), 4 * eps
 
 
@@ -70,12 +70,12 @@ def test_mean_grad(comm, name, dtypes, batched):
 
 
 @pytest.mark.parametrize('batched', [True, False])
-@pytest.mark.parametrize('wire', ['float16', 'float32', 'float64'])
-def test_allreduce_grad_dtype(wire, batched):
+@pytest.mark.parametrize('transfer', ['float16', 'float32', 'float64'])
+def test_allreduce_grad_dtype(transfer, batched):
     comm = chainermn.create_communicator(
-        'pure_nccl', allreduce_grad_dtype=wire, batched_copy=batched)
+        'pure_nccl', allreduce_grad_dtype=transfer, batched_copy=batched)
     models = [make_model(['float16', 'float32', 'float64'], rank) for rank in range(SIZE)]
-    expected = list(mean_of(models, wire))
+    expected = list(mean_of(models, transfer))
     comm.multi_node_mean_grad(models[RANK])
     check_means(models[RANK], expected)
     comm.finalize()
@@ -96,13 +96,13 @@ def test_a_sum_that_is_too_large_for_float16(compression):
     comm.finalize()
 
 
-@pytest.mark.parametrize('dtype,wire', [
+@pytest.mark.parametrize('dtype,transfer', [
     (np.float32, 'float32'), (np.float16, 'float16'), (chainer.mixed16, 'float16'),
     (np.float64, 'float64')])
-def test_dtype_of_the_configuration(dtype, wire):
+def test_dtype_of_the_configuration(dtype, transfer):
     comm = chainermn.create_communicator('pure_nccl')
     models = [make_model(['float32'], rank) for rank in range(SIZE)]
-    expected = list(mean_of(models, wire))
+    expected = list(mean_of(models, transfer))
     with chainer.using_config('dtype', dtype):
         comm.multi_node_mean_grad(models[RANK])
     check_means(models[RANK], expected)

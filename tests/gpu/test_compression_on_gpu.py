@@ -29,12 +29,12 @@ def test_wires_are_those_of_the_host(kind, dtype, size):
     x = gradient(0, dtype, size)
     x[5:8] = [np.nan, np.inf, -np.inf][:max(0, size - 5)]
     for _ in range(3):
-        wire = on_device.compress(cupy.asarray(x), 'key')
+        encoded = on_device.compress(cupy.asarray(x), 'key')
         expected = on_host.compress(x, 'key')
-        assert wire.dtype == expected.dtype
-        np.testing.assert_array_equal(wire.get(), expected)
+        assert encoded.dtype == expected.dtype
+        np.testing.assert_array_equal(encoded.get(), expected)
         np.testing.assert_array_equal(
-            on_device.decompress(wire, size, x.dtype).get(),
+            on_device.decompress(encoded, size, x.dtype).get(),
             on_host.decompress(expected, size, x.dtype))
 
 

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn._check._facts import library
+from chainermn._check._system_info import library
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi(min_size=2)]
 

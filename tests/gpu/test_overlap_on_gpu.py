@@ -92,7 +92,7 @@ def test_one_array_put_twice(comm):
 
     queue = comm.mean_queue()
     x = cupy.arange(1, 5, dtype='f') * (comm.rank + 1)
-    means = queue.put({'a': x}) + queue.put({'b': x}) + queue.put({'c': x, 'd': x})
+    means = queue.submit({'a': x}) + queue.submit({'b': x}) + queue.submit({'c': x, 'd': x})
     queue.wait()
     for mean in means:
         np.testing.assert_allclose(mean.get(), np.arange(1, 5) * (comm.size + 1) / 2, rtol=1e-6)
@@ -131,8 +131,8 @@ def test_cancel(comm, device):
 
     queue = comm.mean_queue()
     for n in range(comm.rank):
-        queue.put({'x': cupy.full(100, n, 'f')})
+        queue.submit({'x': cupy.full(100, n, 'f')})
     queue.cancel()
-    mean, = queue.put({'x': cupy.full(100, comm.rank, 'f')})
+    mean, = queue.submit({'x': cupy.full(100, comm.rank, 'f')})
     queue.wait()
     np.testing.assert_allclose(mean.get(), (comm.size - 1) / 2)

@@ -1,4 +1,4 @@
-"""A GPU that waits for another one is noticed, though no verb blocks."""
+"""A GPU that waits for another one is noticed, though no operation blocks."""
 
 import ctypes
 import threading
@@ -19,19 +19,19 @@ def test_a_device_that_waits():
     import cupy
 
     comm = chainermn.create_communicator('pure_nccl')
-    group = comm._nccl
+    group = comm._transport._nccl
     group.connect()
     x = cupy.ones(1000, np.float32)
     if comm.rank == 0:
         group.all_reduce(x)
         time.sleep(.5)
-        seconds, what = group.waits()
+        seconds, what = group.running()
         assert seconds > .4 and what.startswith('all-reduce of 1000 float32 by NCCL on GPU')
     MPI.COMM_WORLD.Barrier()
     if comm.rank > 0:
         group.all_reduce(x)
     cupy.cuda.get_current_stream().synchronize()
-    assert group.waits()[0] == 0 and group.error() == ''
+    assert group.running()[0] == 0 and group.error() == ''
     comm.finalize()
 
 
@@ -39,11 +39,11 @@ def test_a_communicator_that_is_aborted():
     import cupy
 
     comm = chainermn.create_communicator('pure_nccl')
-    comm._nccl.connect()
-    comm._nccl.all_reduce(cupy.ones(10, np.float32))
+    comm._transport._nccl.connect()
+    comm._transport._nccl.all_reduce(cupy.ones(10, np.float32))
     cupy.cuda.get_current_stream().synchronize()
-    comm._nccl.abort()
-    comm._nccl.nccl_comm = None  # nothing is left to destroy
+    comm._transport._nccl.abort()
+    comm._transport._nccl.nccl_comm = None  # nothing is left to destroy
     comm.finalize()
 
 
@@ -53,9 +53,9 @@ def test_finalize_while_the_watchdog_looks():
     answers, is_over = set(), threading.Event()
 
     def look():
-        watch = watchdog.Watch()  # one more, which looks all the time
+        watch = watchdog.Watchdog()  # one more, which looks all the time
         while not is_over.is_set():
-            answers.add(watch._wrong_on_devices())
+            answers.add(watch._device_failure())
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -76,8 +76,8 @@ def test_the_watchdog_uses_the_device_of_the_exchange(device):
         pytest.skip('threads begin on this one')
     comm = chainermn.create_communicator('pure_nccl')
     comm.allreduce(cupy.ones(1000, np.float32))
-    group = comm._nccl_of_arrays
-    thread = threading.Thread(target=lambda: (group.waits(), group.error()))
+    group = comm._transport._nccl_of_arrays
+    thread = threading.Thread(target=lambda: (group.running(), group.error()))
     thread.start()
     thread.join()
     flags, is_active = ctypes.c_uint(), ctypes.c_int()

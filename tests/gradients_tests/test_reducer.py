@@ -1,4 +1,4 @@
-"""Means of one list of arrays after another, in the background."""
+"""Means of lists of arrays in the background."""
 
 import sys
 import time
@@ -31,7 +31,7 @@ def mean_of(comm, number, **kwds):
 def test_means(comm, dtype):
     queue = comm.mean_queue()
     sent = [arrays_of(comm.rank, n, dtype) for n in range(5)]
-    results = [queue.put(arrays) for arrays in sent]
+    results = [queue.submit(arrays) for arrays in sent]
     queue.wait()
     for n, means in enumerate(results):
         for mean, expected in zip(means, mean_of(comm, n), strict=True):
@@ -42,10 +42,10 @@ def test_means(comm, dtype):
             np.testing.assert_array_equal(arrays[path], array)
 
 
-def test_of_several_dtypes_and_shapes_and_the_same_array_twice(comm):
+def test_several_dtypes_and_shapes_and_a_repeated_array(comm):
     queue = comm.mean_queue()
     x = np.full((2, 3), comm.rank, np.float32)
-    means = queue.put({'a': x, 'b': x, 'c': np.float64([comm.rank]), 'd': x.T,
+    means = queue.submit({'a': x, 'b': x, 'c': np.float64([comm.rank]), 'd': x.T,
                        'e': np.empty((0, 2), np.float16), 'f': np.array(comm.rank, np.float32)})
     queue.wait()
     for mean, shape in zip(means, [(2, 3), (2, 3), (1,), (3, 2), (0, 2), ()], strict=True):
@@ -57,25 +57,25 @@ def test_one_queue(comm):
     assert comm.mean_queue() is comm.mean_queue()
 
 
-def test_the_caller_goes_on(comm):
-    """Ranks put when they like, and use the communicator meanwhile."""
+def test_caller_continues(comm):
+    """Ranks submit at any time, and use the communicator meanwhile."""
     queue = comm.mean_queue()
     results = []
     for n in range(4):
         if n % comm.size == comm.rank:
             time.sleep(0.02)
-        results.append(queue.put(arrays_of(comm.rank, n)))
+        results.append(queue.submit(arrays_of(comm.rank, n)))
         assert comm.allreduce(np.float32([n])) == n * comm.size
         assert comm.bcast_obj(comm.rank, root=comm.size - 1) == comm.size - 1
     queue.wait()
     np.testing.assert_allclose(results[3][1], mean_of(comm, 3)[1], rtol=1e-6)
 
 
-def test_results_that_somebody_has_stay(comm):
+def test_referenced_results_do_not_change(comm):
     queue = comm.mean_queue()
     kept = []
     for n in range(4):
-        means = queue.put({'x': np.full(50000, n, np.float32)})
+        means = queue.submit({'x': np.full(50000, n, np.float32)})
         queue.wait()
         kept.append(means[0][:3] if n % 2 else means[0])
         del means
@@ -83,11 +83,11 @@ def test_results_that_somebody_has_stay(comm):
         assert (x == n).all()
 
 
-def test_memory_is_used_again(comm):
+def test_memory_is_reused(comm):
     queue = comm.mean_queue()
     places = set()
     for n in range(4):
-        means = queue.put({'x': np.full(50000, n, np.float32)})
+        means = queue.submit({'x': np.full(50000, n, np.float32)})
         queue.wait()
         places.add(means[0].ctypes.data)
         del means
@@ -96,37 +96,37 @@ def test_memory_is_used_again(comm):
 
 def test_compression(comm):
     queue = comm.mean_queue()
-    means = queue.put(arrays_of(comm.rank, 1), compression.get('fp16'))
+    means = queue.submit(arrays_of(comm.rank, 1), compression.get('fp16'))
     queue.wait()
     np.testing.assert_allclose(means[1], mean_of(comm, 1)[1], rtol=1e-3)
 
 
-def test_an_error_in_the_background_is_raised_by_wait(comm):
+def test_background_error_is_raised_by_wait(comm):
     class Fails:
         def compress(self, x, name):
             raise ZeroDivisionError('compressed')
 
-        def decompress(self, wire, size, dtype):
-            return wire
+        def decompress(self, encoded, size, dtype):
+            return encoded
 
     queue = comm.mean_queue()
-    queue.put(arrays_of(comm.rank, 0), Fails() if comm.rank == 0 else compression.get('fp16'))
+    queue.submit(arrays_of(comm.rank, 0), Fails() if comm.rank == 0 else compression.get('fp16'))
     with pytest.raises(ZeroDivisionError, match='compressed'):
         queue.wait()
-    means = queue.put(arrays_of(comm.rank, 1))
+    means = queue.submit(arrays_of(comm.rank, 1))
     queue.wait()
     np.testing.assert_allclose(means[1], mean_of(comm, 1)[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize('put', [lambda rank: rank, lambda rank: 3 - min(rank, 3),
+@pytest.mark.parametrize('n_submitted', [lambda rank: rank, lambda rank: 3 - min(rank, 3),
                                  lambda rank: 2, lambda rank: 0, lambda rank: 4 * (rank == 0)])
-def test_cancel(comm, put):
+def test_cancel(comm, n_submitted):
     queue = comm.mean_queue()
     for _ in range(2):
-        for n in range(put(comm.rank)):
-            queue.put(arrays_of(comm.rank, n))
+        for n in range(n_submitted(comm.rank)):
+            queue.submit(arrays_of(comm.rank, n))
         queue.cancel()
-        means = queue.put(arrays_of(comm.rank, 9))
+        means = queue.submit(arrays_of(comm.rank, 9))
         queue.wait()
         np.testing.assert_allclose(means[1], mean_of(comm, 9)[1], rtol=1e-6)
 
@@ -135,48 +135,48 @@ def test_cancel(comm, put):
     {'a': np.zeros(5, 'f'), 'b': np.zeros(3, 'f')}, {'a': np.zeros(3, 'd'), 'b': np.zeros(5, 'd')},
     {'c': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')}, {'b': np.zeros(5, 'f'), 'a': np.zeros(3, 'f')},
     {'a': np.zeros(3, 'f')}], ids=['sizes', 'dtypes', 'paths', 'order', 'fewer'])
-def test_arrays_that_differ(comm, other):
-    """They are not exchanged; what is put after them is."""
+def test_mismatched_arrays(comm, other):
+    """They are not exchanged; later submissions are."""
     if comm.size == 1:
         pytest.skip('needs two ranks')
     queue = comm.mean_queue()
     assert not queue.pending
-    queue.put(other if comm.rank == 1 else {'a': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')})
-    means = queue.put(arrays_of(comm.rank, 1))
+    queue.submit(other if comm.rank == 1 else {'a': np.zeros(3, 'f'), 'b': np.zeros(5, 'f')})
+    means = queue.submit(arrays_of(comm.rank, 1))
     assert queue.pending
-    with pytest.raises(ValueError, match='the ranks have put arrays of other paths'):
+    with pytest.raises(ValueError, match='ranks submitted gradients of different paths'):
         queue.wait()
     assert not queue.pending
     np.testing.assert_allclose(means[1], mean_of(comm, 1)[1], rtol=1e-6)
 
 
-def test_a_compressor_on_some_ranks_only(comm):
+def test_compressor_on_some_ranks_only(comm):
     if comm.size == 1:
         pytest.skip('needs two ranks')
     queue = comm.mean_queue()
-    queue.put(arrays_of(comm.rank, 1), compression.get('fp16') if comm.rank else None)
+    queue.submit(arrays_of(comm.rank, 1), compression.get('fp16') if comm.rank else None)
     with pytest.raises(ValueError, match='with a compressor'):
         queue.wait()
 
 
-def test_memory_that_is_not_used_any_more_is_given_back(comm):
+def test_unused_memory_is_freed(comm):
     queue = comm.mean_queue()
     for n in range(30):
-        queue.put({f'{n}': np.zeros(1000, np.float32)})
-        queue.put({'x': np.zeros(1000, np.float32)})
+        queue.submit({f'{n}': np.zeros(1000, np.float32)})
+        queue.submit({'x': np.zeros(1000, np.float32)})
         queue.wait()
-    assert 2 <= len(queue._buffers) <= 6
+    assert 2 <= len(queue._memory.nbytes) <= 6
 
 
-def test_finalize_with_something_on_its_way(comm):
+def test_finalize_with_gradients_in_flight(comm):
     queue = comm.mean_queue()
     for n in range(comm.rank):
-        queue.put(arrays_of(comm.rank, n))
+        queue.submit(arrays_of(comm.rank, n))
     comm.finalize()  # and once more by the fixture
 
 
 def test_references():
-    """What tells memory that nobody has any more; another Python might count in another way."""
+    """Assumptions on reference counts by which unreferenced memory is detected."""
     x = [np.empty(3)]
     y = x.pop()
     assert sys.getrefcount(y) == 2

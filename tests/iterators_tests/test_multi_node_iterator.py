@@ -237,7 +237,7 @@ def test_an_error_of_the_root_is_raised_everywhere(comm, root):
     comm.barrier()
 
 
-def test_different_roots_are_refused(comm):
+def test_different_roots_are_rejected(comm):
     if comm.size == 1:
         pytest.skip('takes two ranks')
     with pytest.raises(ValueError, match='roots differ'):

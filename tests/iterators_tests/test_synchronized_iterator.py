@@ -55,7 +55,7 @@ def test_attributes_are_written_to_the_actual_iterator(comm):
     assert actual.batch_size == 5 and len(next(iter(iterator))) == 5
 
 
-def test_no_order_sampler_on_one_rank_is_refused_on_all(comm):
+def test_no_order_sampler_on_one_rank_raises_on_all_ranks(comm):
     actual = chainer.iterators.SerialIterator(list(range(N)), 4)
     if comm.rank == comm.size - 1:
         actual = iter([])

@@ -19,7 +19,7 @@ def random(rank, step=0, shape=X.shape):
     return (np.random.RandomState(100 * step + rank).randn(*shape) * 10.**rank).astype(np.float32)
 
 
-@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['whole', 'split'])
+@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['full', 'split'])
 @pytest.mark.parametrize('type', ['dist_sync', 'dist_device_sync'])
 def test_same_bits_on_all_ranks(create, comm, type, bound):
     """The bits of a sum in the order of the ranks."""
@@ -148,7 +148,7 @@ def pushes_of(rank, shapes):
         yield keys, [random.randint(-9, 10, shapes[key]) for key in keys]
 
 
-@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['whole', 'split'])
+@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['full', 'split'])
 def test_nothing_is_lost(create, comm, bound):
     """All pushes are summed, in whatever order they arrive."""
     shapes = [(3,), (40, 5), (1,), (7, 2), (1000,)]

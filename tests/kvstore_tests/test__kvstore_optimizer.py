@@ -68,9 +68,9 @@ def test_dist_sync_is_the_multi_node_optimizer(create, comm, type, update_on_kvs
             multi_node.update(reference, *batch(comm.rank, step))
             assert optimizer.t == multi_node.t == step, name
         check_equal(values(model), values(reference), rtol=1e-4, atol=1e-5)
-        everybody = comm.allgather_obj(values(model))
-        for one in everybody:
-            check_equal(one, everybody[0])
+        by_rank = comm.allgather_obj(values(model))
+        for one in by_rank:
+            check_equal(one, by_rank[0])
 
 
 @pytest.mark.parametrize('type', ['local', 'device', 'nccl'])
@@ -171,8 +171,8 @@ def test_in_a_trainer(create, comm, tmp_path, update_on_kvstore):
     trainer.run()
     assert (optimizer.epoch, optimizer.t) == (15, 59)
     assert float(model(x, t).array) < before / 2
-    everybody = comm.allgather_obj(values(model))
-    check_equal(everybody[comm.rank], everybody[0])
+    by_rank = comm.allgather_obj(values(model))
+    check_equal(by_rank[comm.rank], by_rank[0])
 
 
 @pytest.mark.parametrize('update_on_kvstore', [False, True])
@@ -230,8 +230,8 @@ def test_parameters_that_appear_later(create, comm):
     for step in range(3):
         optimizer.update(model, *batch(comm.rank, step))
     assert optimizer.t == 4
-    everybody = comm.allgather_obj(values(model))
-    check_equal(everybody[comm.rank], everybody[0])
+    by_rank = comm.allgather_obj(values(model))
+    check_equal(by_rank[comm.rank], by_rank[0])
 
 
 def test_parameters_that_are_not_updated(create, comm):

@@ -1,4 +1,4 @@
-"""An optimizer in the store, compared with one on the whole model; its states, saved and loaded."""
+"""An optimizer in the store, compared with one on the model; its states, saved and loaded."""
 
 import pathlib
 
@@ -47,7 +47,7 @@ def one_process(optimizer, scale=1, dtype=np.float32, add=()):
     return model.w.array
 
 
-@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['whole', 'split'])
+@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['full', 'split'])
 @pytest.mark.parametrize('type', ['local', 'dist_sync'])
 def test_steps_as_in_one_process(create, type, bound):
     for name, make in OPTIMIZERS.items():
@@ -75,7 +75,7 @@ def test_rescales(create):
     [hooks.WeightDecay(.1), hooks.GradientHardClipping(-.1, .1)], [hooks.GradientLARS()]],
     ids=lambda add: '+'.join(type(hook).__name__ for hook in add))
 def test_hooks(create, add):
-    """Hooks of one parameter; arrays are not split for those that need all elements."""
+    """Hooks of one parameter; arrays are not split for hooks that need all elements."""
     model = chainer.Link()
     with model.init_scope():
         model.w = chainer.Parameter(np.full((5, 3), 7, np.float32))

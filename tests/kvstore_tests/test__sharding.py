@@ -72,7 +72,7 @@ def test_entries(entries):
 @given(st.lists(st.tuples(SHAPES, st.booleans()), max_size=4), st.integers(1, 4),
        st.integers(0, 30), st.data())
 def test_shards_are_joined(keys, n_servers, bound, data):
-    """What the servers store of some arrays is read back, whole or in rows."""
+    """The shards of the servers are read back, in full or in rows."""
     layouts, arrays, rows = [], [], []
     for key_id, (shape, is_row_sparse) in enumerate(keys):
         is_row_sparse = is_row_sparse and shape != ()
@@ -112,7 +112,7 @@ def quantized(values, residual, threshold):
     return sent, value - sent
 
 
-@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['whole', 'split'])
+@pytest.mark.parametrize('bound', [1_000_000, 1], ids=['full', 'split'])
 @pytest.mark.parametrize('shape', [(7,), (5, 7), (40,)])
 @pytest.mark.parametrize('type', ['dist_sync', 'dist_async'])
 def test_compressed_pushes(create, type, bound, shape):

@@ -14,7 +14,7 @@ def ones():
     return np.ones(SHAPE, np.float32)
 
 
-@pytest.fixture(params=[1_000_000, 1], ids=['whole', 'split'])
+@pytest.fixture(params=[1_000_000, 1], ids=['full', 'split'])
 def bound(request):
     return request.param
 

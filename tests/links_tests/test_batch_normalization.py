@@ -146,7 +146,7 @@ def test_recomputing_leaves_the_averages(comm):
     np.testing.assert_array_equal(bn.avg_var, before[1])
 
 
-def test_second_derivative_is_refused(comm):
+def test_second_derivative_is_rejected(comm):
     bn = MultiNodeBatchNormalization(3, comm)
     x = chainer.Variable(batches(comm, (5, 3), np.float32)[comm.rank])
     with pytest.raises(RuntimeError, match='second derivative'):
@@ -159,7 +159,7 @@ def test_copies_share_the_communicator(comm):
     assert bn.copy().comm is comm
 
 
-def test_other_shape_on_one_rank_is_refused_on_all(comm):
+def test_other_shape_on_one_rank_raises_on_all_ranks(comm):
     if comm.size == 1:
         pytest.skip('takes two ranks')
     size = 4 if comm.rank == 0 else 3
@@ -172,5 +172,5 @@ def test_backends(comm):
     assert get_communication_backend(comm, 'mpi') == 'mpi'
     with pytest.raises(ValueError, match='nccl is not supported'):
         MultiNodeBatchNormalization(3, comm, communication_backend='nccl')
-    with pytest.raises(ValueError, match='has to be'):
+    with pytest.raises(ValueError, match='must be'):
         MultiNodeBatchNormalization(3, comm, communication_backend='tcp')

@@ -84,6 +84,6 @@ def test_converting_twice_changes_nothing(comm):
     assert type(create_mnbn_model(once, comm).bn) is MultiNodeBatchNormalization
 
 
-def test_axis_is_refused(comm):
+def test_axis_is_rejected(comm):
     with pytest.raises(ValueError, match='axis'):
         create_mnbn_model(chainer.Sequential(L.BatchNormalization(axis=0)), comm)

@@ -203,22 +203,22 @@ def test_a_first_part_that_needs_no_gradient(comm, way):
             compare([link for link in model if isinstance(link, Part)], parts, [comm.rank])
 
 
-def test_two_outputs_are_refused(comm):
+def test_two_outputs_are_rejected(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_in=0)
     with pytest.raises(ValueError, match='rank_out=None'):
         model.add_link(Part(1), rank_in=0)
 
 
-def test_an_output_to_itself_that_nobody_takes_is_refused(comm):
+def test_an_unused_output_to_itself_is_rejected(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_out=comm.rank)
-    with pytest.raises(ValueError, match='no part after it'):
+    with pytest.raises(ValueError, match='no later part'):
         model(X)
 
 
-def test_an_input_from_itself_that_nobody_sent_is_refused(comm):
+def test_a_missing_input_from_itself_is_rejected(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_in=comm.rank)
-    with pytest.raises(ValueError, match='no part before it'):
+    with pytest.raises(ValueError, match='no earlier part'):
         model()

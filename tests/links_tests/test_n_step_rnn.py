@@ -59,6 +59,6 @@ def test_states_pass_from_rank_to_rank(comm, kind):
         np.testing.assert_allclose(got.grad, wanted.grad, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
-def test_other_links_are_refused(comm):
+def test_other_links_are_rejected(comm):
     with pytest.raises(ValueError, match='n-step RNN'):
         create_multi_node_n_step_rnn(L.Linear(2, 2), comm)

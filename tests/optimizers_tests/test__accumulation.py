@@ -200,10 +200,10 @@ def test_in_a_trainer(comm, tmp_path):
 
 @pytest.mark.parametrize('n, kind', [(0, ValueError), (-1, ValueError), (1.5, TypeError),
                                      ('2', TypeError), (True, TypeError), (None, TypeError)])
-def test_bad_numbers_are_refused_on_all_ranks(comm, n, kind):
+def test_bad_numbers_raise_on_all_ranks(comm, n, kind):
     model = Net(0)
     model.cleargrads()
-    with pytest.raises(kind, match='n_accumulations has to be a positive integer') as caught:
+    with pytest.raises(kind, match='n_accumulations must be a positive integer') as caught:
         chainermn.create_multi_node_optimizer(
             optimizers.SGD(), comm,
             n_accumulations=n if comm.rank == comm.size - 1 else 1).setup(model).update()
@@ -214,7 +214,7 @@ def test_bad_numbers_are_refused_on_all_ranks(comm, n, kind):
 def test_numbers_have_to_be_equal_on_all_ranks(comm, others):
     if comm.size == 1:
         pytest.skip('one rank cannot disagree')
-    with pytest.raises(ValueError, match=r'n_accumulations|different verbs') as caught:
+    with pytest.raises(ValueError, match=r'n_accumulations|different operations') as caught:
         chainermn.create_multi_node_optimizer(
             optimizers.SGD(), comm,
             n_accumulations=others if comm.rank else 2).setup(Net(0)).update()

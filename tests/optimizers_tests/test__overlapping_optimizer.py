@@ -470,7 +470,7 @@ def test_memory_where_each_step_has_other_gradients(comm):
         optimizer.update(optimizer.target, *batch_of(comm.rank, n))
     if comm.size > 1:
         size = sum(param.array.nbytes for param in optimizer.target.params())
-        kept = [buffer.nbytes for buffer, _ in comm.mean_queue()._buffers.values()]
+        kept = [nbytes for nbytes in comm.mean_queue()._memory.nbytes]
         assert 0 < sum(kept) <= 5 * size
 
 
@@ -551,7 +551,7 @@ def test_ranks_in_different_orders(comm):
 
 
 def test_multi_node_batch_normalization(comm):
-    """Its own collectives, in forward and backward, run while buckets travel."""
+    """Its own collectives, in forward and backward, run while buckets are in flight."""
     def make():
         return create_mnbn_model(chainer.Sequential(
             L.Linear(N_IN, 8), L.BatchNormalization(8), F.tanh, L.Linear(8, 8),
@@ -609,7 +609,7 @@ def test_join_that_ends_early(comm):
 
     def run(**options):
         optimizer = prepared(comm, mlp, **options)
-        with pytest.raises(RuntimeError, match='ran out of inputs'), \
+        with pytest.raises(RuntimeError, match='exhausted its inputs'), \
                 chainermn.join(optimizer, throw_on_early_termination=True):
             for n in range(3 + comm.rank):
                 optimizer.update(optimizer.target, *batch_of(comm.rank, n))
@@ -642,8 +642,8 @@ def test_debug_mode(comm):
     {'bucket_mb': 0}, {'bucket_mb': -1}, {'bucket_mb': float('nan')}, {'bucket_mb': 'large'},
     {'bucket_mb': True}, {'double_buffering': True}, {'overlap': 'often'}, {'overlap': 1},
 ], ids=str)
-def test_refusals(comm, change):
-    with pytest.raises((ValueError, TypeError), match=r'bucket_mb has to be|two ways|overlap has'):
+def test_invalid_arguments(comm, change):
+    with pytest.raises((ValueError, TypeError), match=r'bucket_mb must|with overlap|overlap must'):
         chainermn.create_multi_node_optimizer(
             chainer.optimizers.SGD(), comm, **{'overlap': ALWAYS, **change})
 
@@ -651,7 +651,7 @@ def test_refusals(comm, change):
 def test_buckets_that_differ(comm):
     if comm.size == 1:
         pytest.skip('needs two ranks')
-    with pytest.raises(ValueError, match=r'bucket_mb has to be equal .* but is 1 on .* 2 on'):
+    with pytest.raises(ValueError, match=r'bucket_mb must be equal .* but is 1 on .* 2 on'):
         chainermn.create_multi_node_optimizer(
             chainer.optimizers.SGD(), comm, overlap=ALWAYS, bucket_mb=min(2, comm.rank + 1))
 
@@ -663,10 +663,10 @@ def test_where_nothing_can_be_hidden(comm):
     for a, b in zip(states, expected, strict=True):
         same(a, b)
     if comm.size > 1:
-        can_hide = comm.mean_queue().can_hide
-        assert comm.allgather_obj(can_hide) == [can_hide] * comm.size
-        assert (len(optimizer.buckets) > 0) == can_hide
-        assert (optimizer.n_early > 0) == can_hide
+        is_profitable = comm.mean_queue().is_profitable
+        assert comm.allgather_obj(is_profitable) == [is_profitable] * comm.size
+        assert (len(optimizer.buckets) > 0) == is_profitable
+        assert (optimizer.n_early > 0) == is_profitable
 
 
 def test_overlap_on_some_ranks_only(comm):

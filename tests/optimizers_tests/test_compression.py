@@ -1,4 +1,4 @@
-"""Optimizers whose gradients travel compressed: training, equal ranks, and what is saved."""
+"""Optimizers whose gradients are compressed: training, equal ranks, and what is saved."""
 
 import chainer
 import numpy as np
@@ -88,15 +88,15 @@ def test_what_was_not_sent_is_saved_for_each_rank(comm, tmp_path):
     chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
     chainer.serializers.save_npz(tmp_path / 'model.npz', model)
 
-    resumed, twin = make(comm, kind)
+    resumed, resumed_model = make(comm, kind)
     train(comm, resumed, [7])
     chainer.serializers.load_npz(tmp_path / 'optimizer.npz', resumed)
-    chainer.serializers.load_npz(tmp_path / 'model.npz', twin)
+    chainer.serializers.load_npz(tmp_path / 'model.npz', resumed_model)
     for each in (optimizer, resumed):
         train(comm, each, range(4, 8))
     assert resumed.t == optimizer.t
     for name, param in model.namedparams():
-        np.testing.assert_array_equal(dict(twin.namedparams())[name].array, param.array)
+        np.testing.assert_array_equal(dict(resumed_model.namedparams())[name].array, param.array)
 
 
 def test_what_another_rank_saved_is_not_taken_over(comm, tmp_path):
@@ -145,11 +145,11 @@ def test_each_optimizer_has_its_own(comm):
 
 
 @pytest.mark.parametrize('bad, kind, message', [
-    ('4bit', ValueError, 'there is no compression of type'),
-    ({'type': '2bit', 'threshold': -1}, ValueError, 'threshold has to be a positive number'),
-    (7, TypeError, 'compression has to be'),
+    ('4bit', ValueError, 'unknown compression type'),
+    ({'type': '2bit', 'threshold': -1}, ValueError, 'threshold must be a positive number'),
+    (7, TypeError, 'compression must be'),
 ])
-def test_what_is_no_compression_is_refused_on_all_ranks(comm, bad, kind, message):
+def test_an_invalid_compression_raises_on_all_ranks(comm, bad, kind, message):
     model = L.Linear(2, 2)
     with pytest.raises(kind, match=message) as caught:
         make(comm, bad if comm.rank == comm.size - 1 else None, model=model)[0].update()

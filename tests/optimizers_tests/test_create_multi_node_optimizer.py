@@ -1,4 +1,4 @@
-"""The factory: what it makes and what it refuses, on every rank."""
+"""The factory: its results and its errors, on every rank."""
 
 import chainer
 import numpy as np
@@ -24,10 +24,10 @@ def test_is_exported():
     (lambda comm: chainer.links.Linear(3, 2), 'needs a chainer.Optimizer as its first argument'),
     (lambda comm: optimizers.SGD, 'needs a chainer.Optimizer as its first argument'),
     (lambda comm: create_multi_node_optimizer(optimizers.SGD(), comm),
-     'multi-node optimizer already'),
+     'already a multi-node optimizer'),
 ], ids=['link', 'class', 'twice'])
 @pytest.mark.parametrize('where', ['all ranks', 'last rank'])
-def test_what_is_no_optimizer_is_refused_on_all_ranks(comm, bad, message, where):
+def test_another_type_of_optimizer_raises_on_all_ranks(comm, bad, message, where):
     bad = bad(comm)
     model = chainer.links.Linear(3, 2)
     model.cleargrads()
@@ -39,12 +39,12 @@ def test_what_is_no_optimizer_is_refused_on_all_ranks(comm, bad, message, where)
 
 
 @pytest.mark.parametrize('bad', ['naive', None, optimizers.SGD()])
-def test_what_is_no_communicator_is_refused(bad):
+def test_another_type_of_communicator_is_rejected(bad):
     with pytest.raises(TypeError, match='needs a ChainerMN communicator as its second argument'):
         create_multi_node_optimizer(optimizers.SGD(), bad)
 
 
-def test_a_raw_mpi_communicator_is_refused(comm):
+def test_a_raw_mpi_communicator_is_rejected(comm):
     with pytest.raises(TypeError, match='create_communicator'):
         create_multi_node_optimizer(optimizers.SGD(), comm.mpi_comm)
 

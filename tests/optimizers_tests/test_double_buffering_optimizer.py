@@ -39,19 +39,19 @@ class OverlappingCommunicator(NaiveCommunicator):
 
     def __init__(self, mpi_comm):
         super().__init__(mpi_comm)
-        self.twin = NaiveCommunicator(mpi_comm)
+        self.background = NaiveCommunicator(mpi_comm)
         self.go = threading.Event()
         self.go.set()
 
     def multi_node_mean_grad_async(self, model, zero_fill=False, compression=None):
         def run():
             self.go.wait()
-            self.twin.multi_node_mean_grad(model, zero_fill, compression)
+            self.background.multi_node_mean_grad(model, zero_fill, compression)
 
         return Exchange(run)
 
     def finalize(self):
-        self.twin.finalize()
+        self.background.finalize()
         super().finalize()
 
 
@@ -216,9 +216,9 @@ def test_gradients_travel_compressed(comm, tmp_path):
 
 
 @pytest.mark.parametrize('odd', ['all ranks', 'last rank'])
-def test_n_accumulations_are_refused(comm, odd):
+def test_n_accumulations_are_rejected(comm, odd):
     n = 2 if odd == 'all ranks' or comm.rank == comm.size - 1 else 1
-    with pytest.raises(ValueError, match='double_buffering=True takes no n_accumulations'):
+    with pytest.raises(ValueError, match='cannot be combined with n_accumulations'):
         chainermn.create_multi_node_optimizer(
             optimizers.SGD(), comm, double_buffering=True, n_accumulations=n)
         comm.barrier()
@@ -239,7 +239,7 @@ class ComparingCommunicator(OverlappingCommunicator):
     """As pure_nccl, compares the calls of the ranks before it goes on in the background."""
 
     def multi_node_mean_grad_async(self, model, zero_fill=False, compression=None):
-        self._agreed_gradients(model, zero_fill, compression)
+        self._checked_gradients(model, zero_fill, compression)
         return super().multi_node_mean_grad_async(model, zero_fill, compression)
 
 
@@ -255,7 +255,7 @@ def test_a_rank_that_goes_on_after_a_failed_update(comm, failing):
         with pytest.raises(ZeroDivisionError):
             optimizer.update(lambda: 1 / 0)
     if failing == 'the last rank' and comm.size > 1:
-        with pytest.raises(ValueError, match='updates differ between the ranks'):
+        with pytest.raises(ValueError, match='updates differ between ranks'):
             optimizer.update(model, goal_of(comm.rank, 3))
     else:
         for update in range(3):

@@ -321,17 +321,17 @@ def test_resumes_from_a_file(comm, tmp_path):
     chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
     chainer.serializers.save_npz(tmp_path / 'model.npz', model)
 
-    resumed, twin = make(comm, optimizers.Adam())
-    twin(*batch(0), late=True)
+    resumed, resumed_model = make(comm, optimizers.Adam())
+    resumed_model(*batch(0), late=True)
     chainer.serializers.load_npz(tmp_path / 'optimizer.npz', resumed)
-    chainer.serializers.load_npz(tmp_path / 'model.npz', twin)
+    chainer.serializers.load_npz(tmp_path / 'model.npz', resumed_model)
     assert resumed.t == 2
-    resumed.update(twin, *batch(comm.rank), late=True)  # only broadcasts
+    resumed.update(resumed_model, *batch(comm.rank), late=True)  # only broadcasts
     assert resumed.t == 2
-    for each, link in ((optimizer, model), (resumed, twin)):
+    for each, link in ((optimizer, model), (resumed, resumed_model)):
         each.update(link, *batch(comm.rank + 9), late=True)
     assert resumed.t == 3
-    np.testing.assert_equal(weights(twin), weights(model))
+    np.testing.assert_equal(weights(resumed_model), weights(model))
 
 
 def test_trainer_takes_it(comm, tmp_path):

@@ -1,4 +1,4 @@
-"""Programs that end while gradients travel: they end, with the error or without."""
+"""Programs that end while gradients are in flight: they exit, with or without an error."""
 
 import chainer
 import chainer.functions as F

@@ -1,13 +1,13 @@
-"""Ends a rank in every way at every place, on real processes, and says what became of the job.
+"""Kills a rank in every way at every place, on real processes, and checks how the job ends.
 
 ``python tests/reliability/fault_matrix.py [--ranks 2,3,4] [--only TEXT] [--slice 1/4]
 [--jobs 2] [--results FILE [--missing]] [--docs docs/reliability.md]``
 
-A case is right if mpiexec ends within 5 seconds of the fault, or more on a slow machine, with a
-status other than 0, after one message that names host, rank and cause, with the stack where there
-is one, and if no process and no shared memory is left.  Before the first communicator signals are
-told by mpiexec (and MPICH leaves its shared memory), and of what hangs a rank knows for itself.
-With ``--docs`` the table of all results in the file goes into that page.
+A case passes if mpiexec ends within 5 seconds of the fault (more on a slow machine) with a nonzero
+status, after one message with host, rank, cause and, if available, stack, and if no process and no
+shared memory is left.  Before the first communicator, mpiexec reports signals (and MPICH leaves
+its shared memory), and ranks only report their own hangs.  ``--docs`` writes the table of all
+results in the file to that page.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import program  # noqa: E402
 from time_limits import seconds  # noqa: E402
 
-#: Communicators, for the verbs; the other places have the one that goes there.
+#: Communicators for the operations; each other place determines its own.
 COMMUNICATORS = ('naive', 'flat', 'dummy')
-# Seconds on a quiet machine.
+# Seconds on an idle machine.
 WITHIN = 5
-TIMEOUT = 1  # for what only a time limit ends
+TIMEOUT = 1  # for cases that only a time limit ends
 HANGS = 60
-NO_FAULTS = [('sys.exit(0) alone', 'at exit'),  # an ordinary end
-             ('exception in a thread', 'in a data loader')]  # which goes on
+NO_FAULTS = [('sys.exit(0) alone', 'at exit'),  # a normal exit
+             ('exception in a thread', 'in a data loader')]  # which continues
 BEGIN, END = '<!-- written by fault_matrix.py -->', '<!-- until here -->'
 
 
 class Case(NamedTuple):
-    """A way to end at a place."""
+    """A fault at a place."""
 
     way: str
     place: str
@@ -54,24 +54,24 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of it."""
+    """The outcome of a case."""
 
-    problem: str  # '' if it is right
+    problem: str  # '' if the case passed
     seconds: float  # from the fault to the end of mpiexec
     output: str
 
 
 def cases(ranks: tuple[int, ...]) -> list[Case]:
-    """All of them."""
+    """All cases."""
     places = [(place, 'flat') for place in (*program.FIRST, *program.PLACES)] + [
-        (verb, name) for name in COMMUNICATORS for verb in program.VERBS]
+        (operation, name) for name in COMMUNICATORS for operation in program.OPERATIONS]
     return [Case(way, place, name, n) for n in ranks for way in program.WAYS
             for place, name in places
             if (way, place) not in NO_FAULTS]
 
 
 def run(case: Case) -> Result:
-    """Runs one."""
+    """Runs one case."""
     with tempfile.TemporaryDirectory(prefix='fault-matrix-') as folder:
         env = {**os.environ, 'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
         env['CHAINERMN_TIMEOUT'] = str(seconds(TIMEOUT)) if _needs_a_limit(case) else '0'
@@ -99,19 +99,19 @@ def run(case: Case) -> Result:
 
 
 def _needs_a_limit(case: Case) -> bool:
-    """Whether only a time limit ends it."""
+    """Whether only a time limit ends the case."""
     return case.way in program.HANGS or case[:2] == (
         'sys.exit(0) alone', 'before a communicator')
 
 
 def _is_told_by_mpiexec(case: Case) -> bool:
-    """Whether nobody else is there yet; MPICH leaves its shared memory then."""
+    """Whether only mpiexec reports the fault; MPICH leaves its shared memory then."""
     return case.place == 'before a communicator' and not _needs_a_limit(case) and (
         case.way.startswith('SIG'))
 
 
 def _problem(case: Case, status: int, output: str, took: float) -> str:
-    """What is wrong with it, if anything."""
+    """Returns the problem of a case, or ''."""
     _, cause, stack = program.WAYS[case.way]
     rank = case.ranks - 1
     is_hang = _needs_a_limit(case)
@@ -119,33 +119,33 @@ def _problem(case: Case, status: int, output: str, took: float) -> str:
         rank, cause, stack = 0, 'in create_communicator', 'what the others do is not known'
     elif _is_told_by_mpiexec(case):
         number = int(getattr(signal, case.way))
-        said = rf'PID \d+ RUNNING AT {re.escape(os.uname().nodename)}\n(.*\n)*.*signal {number}\b'
-        return '' if status and re.search(said, output) else 'other message'
+        report = rf'PID \d+ RUNNING AT {re.escape(os.uname().nodename)}\n(.*\n)*.*signal {number}\b'
+        return '' if status and re.search(report, output) else 'other message'
     elif case.place == 'in a data loader' and not is_hang:
         cause, stack = r'uncaught \w*Error in thread prefetch_loop', 'process'
     elif case.way == 'sys.exit(0) alone':
         is_hang = True
-    said = re.findall(r'^chainermn: .*$', output, re.MULTILINE)
+    messages = re.findall(r'^chainermn: .*$', output, re.MULTILINE)
     if status == 0:
         return 'status 0'
     if is_hang:
         if case.place == 'in a data loader':
             cause = stack = ''
-        # Others tell of it: of each rank what it does.
-        cause = cause or '(is|are) (not in a verb|in )'
+        # Another rank reports the state of each rank.
+        cause = cause or '(is|are) (not in an operation|in )'
         if not any(rank in _ranks(line) and re.search(cause, line)
                    for line in output.splitlines()):
             return 'other message'
     else:
         right = re.compile(rf'chainermn: rank {rank} of {case.ranks} \(host '
-                           rf'{re.escape(os.uname().nodename)}, process \d+\) end(s|ed) the job: '
-                           rf'({cause})')
-        is_agreed = case.place == 'in a checkpoint' and re.search(rf'rank {rank}\b', output)
-        if not any(right.match(line) for line in said) and not is_agreed:
+                           rf'{re.escape(os.uname().nodename)}, process \d+\) '
+                           rf'(aborts the job|failed): ({cause})')
+        is_common = case.place == 'in a checkpoint' and re.search(rf'rank {rank}\b', output)
+        if not any(right.match(line) for line in messages) and not is_common:
             return 'other message'
-        stack = '' if is_agreed else stack  # all ranks say it, of that one
-    if len(said) > 1:
-        return f'{len(said)} messages'
+        stack = '' if is_common else stack  # all ranks raise the error, which names the rank
+    if len(messages) > 1:
+        return f'{len(messages)} messages'
     if stack not in output:
         return 'no stack'
     if took > seconds(WITHIN):
@@ -154,7 +154,7 @@ def _problem(case: Case, status: int, output: str, took: float) -> str:
 
 
 def _ranks(line: str) -> set[int]:
-    """The ranks that a line names, such as 'ranks 0-2, 5'."""
+    """The ranks in a line, such as 'ranks 0-2, 5'."""
     found: set[int] = set()
     for text in re.findall(r'ranks? (\d+(?:(?:-|, )\d+)*)', line):
         for part in text.split(', '):
@@ -164,7 +164,7 @@ def _ranks(line: str) -> set[int]:
 
 
 def _left(folder: str, all_of_it: bool) -> str:
-    """What the job has left behind, once it had time to go."""
+    """Processes and shared memory left by the job, after a grace period."""
     give_up = time.monotonic() + seconds(WITHIN)
     while True:
         left = _processes(folder) + (_shared_memory(folder) if all_of_it else [])
@@ -174,7 +174,7 @@ def _left(folder: str, all_of_it: bool) -> str:
 
 
 def _processes(folder: str) -> list[str]:
-    """The processes that have the folder in their environment: ranks, witnesses and workers."""
+    """The processes that have the folder in their environment: ranks, node monitors and workers."""
     found = []
     mark = f'FAULT_MATRIX={folder}'.encode()
     for pid in filter(str.isdecimal, os.listdir('/proc')):
@@ -187,15 +187,15 @@ def _processes(folder: str) -> list[str]:
 
 
 def _shared_memory(folder: str) -> list[str]:
-    """What the ranks had in /dev/shm, as they have written down, and is there still."""
+    """The remaining files of the ranks in /dev/shm, which they have recorded."""
     return [path for file in pathlib.Path(folder).glob('shared-*')
             for path in file.read_text().splitlines() if os.path.exists(path)]
 
 
 def table(results: dict[Case, Result]) -> str:
-    """One line for each way, one column for each kind of place."""
+    """The table of results: one line per way, one column per kind of place."""
     columns = {place: [place] for place in (*program.FIRST, *program.PLACES)}
-    columns |= {f'in a verb ({name})': list(program.VERBS) for name in COMMUNICATORS}
+    columns |= {f'in an operation ({name})': list(program.OPERATIONS) for name in COMMUNICATORS}
     lines = ['| a rank ends by | ' + ' | '.join(columns) + ' |',
              '|---' * (1 + len(columns)) + '|']
     for way in program.WAYS:
@@ -219,7 +219,7 @@ def table(results: dict[Case, Result]) -> str:
 
 
 def _machine() -> str:
-    """Says when and on what this is."""
+    """Describes date, commit and machine."""
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=HERE, text=True,
                             capture_output=True, check=False).stdout.strip() or 'unknown'
     library = subprocess.run(
@@ -237,7 +237,7 @@ def _load(path: pathlib.Path | None) -> dict[Case, Result]:
 
 
 def main() -> int:
-    """Runs the cases and prints."""
+    """Runs the cases and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
     parser.add_argument('--only', default='', help='a text that the case has, as it is printed')
@@ -247,7 +247,7 @@ def main() -> int:
                         help='keeps the results, to which those of this run are added')
     parser.add_argument('--docs', type=pathlib.Path, metavar='FILE', help='writes the table there')
     parser.add_argument('--missing', action='store_true',
-                        help='runs only what is not right in those results')
+                        help='run only cases that did not pass in those results')
     args = parser.parse_args()
     k, n = map(int, args.slice.split('/'))
     chosen = [case for case in cases(tuple(map(int, args.ranks.split(','))))

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fuzz_refusals import Call
+from fuzz_errors import Call
 from fuzz_values import (
     DTYPES,
     LAYOUTS,
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 
 class Collective(NamedTuple):
-    """One call on each rank; in parts of the communicator, if ``part`` makes some."""
+    """One call on each rank; in groups of the communicator, if ``part`` creates them."""
 
     calls: tuple[Call, ...]
     part: tuple[Call, ...] | None = None
@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Messages, one after another or, by requests, all at once."""
+    """Messages, one after another or, with requests, all at once."""
 
     messages: tuple[Message, ...]
     by_requests: bool
@@ -49,7 +49,7 @@ class OwnError(KeyError):
 
 
 def seldom(usual: st.SearchStrategy[Any], *others: Any) -> st.SearchStrategy[Any]:
-    """One of the others in about every tenth case."""
+    """One of the others in about one of ten cases."""
     return st.integers(0, 9).flatmap(
         lambda n: usual if n < 9 else st.sampled_from(others))
 
@@ -105,7 +105,7 @@ def _objects(size: int) -> Any:
     return seldom(usual, None, (), (Object('int'),) * (size + 1))
 
 
-#: The arguments of each verb, for a number of ranks.
+#: The arguments of each operation, for a number of ranks.
 ARGUMENTS: dict[str, Any] = {
     'bcast': lambda size: {'x': ARRAY, 'root': _root(size)},
     'gather': lambda size: {'x': ARRAY, 'root': _root(size)},
@@ -138,30 +138,30 @@ PARTS: dict[str, Any] = {
             lambda ranks: st.integers(1, size).map(lambda n: tuple(ranks[:n]))),
         (), (0, 0), (size,), (-1,), (True,), ('0',), 1, None, (0.5,))},
 }
-#: Given to all ranks alike, but for a mistake.
-VERBS = st.sampled_from(sorted(ARGUMENTS))
+#: Operations to draw from.
+OPERATIONS = st.sampled_from(sorted(ARGUMENTS))
 
 
 @st.composite
-def _calls(draw: Any, size: int, verb: str, among: int) -> tuple[Call, ...]:
-    """One call on each rank: most often the same one."""
+def _calls(draw: Any, size: int, operation: str, among: int) -> tuple[Call, ...]:
+    """One call on each rank, usually the same."""
     table = ARGUMENTS | PARTS
-    base = draw(st.fixed_dictionaries(table[verb](among)))
+    base = draw(st.fixed_dictionaries(table[operation](among)))
     calls = []
     for rank in range(size):
         how = draw(st.integers(0, 29))
         if how == 29:
             call = Call('refuse', {'error': draw(ERROR)})
         elif how == 28:
-            other = draw(VERBS)
+            other = draw(OPERATIONS)
             call = Call(other, draw(st.fixed_dictionaries(table[other](among))))
-        elif how >= 26 or verb == 'split':
-            call = Call(verb, draw(st.fixed_dictionaries(table[verb](among))))
-        elif how == 25 and base:  # one argument is another one
+        elif how >= 26 or operation == 'split':
+            call = Call(operation, draw(st.fixed_dictionaries(table[operation](among))))
+        elif how == 25 and base:  # one argument differs
             name = draw(st.sampled_from(sorted(base)))
-            call = Call(verb, base | {name: draw(table[verb](among)[name])})
+            call = Call(operation, base | {name: draw(table[operation](among)[name])})
         else:
-            call = Call(verb, {name: for_rank(value, rank) for name, value in base.items()})
+            call = Call(operation, {name: for_rank(value, rank) for name, value in base.items()})
         calls.append(call)
     return tuple(calls)
 
@@ -172,7 +172,7 @@ def _collective(draw: Any, size: int) -> Collective:
     if draw(st.integers(0, 7)) == 7:
         part = draw(_calls(size, draw(st.sampled_from(sorted(PARTS))), size))
         among = draw(st.integers(1, size))
-    return Collective(draw(_calls(size, draw(VERBS), among)), part)
+    return Collective(draw(_calls(size, draw(OPERATIONS), among)), part)
 
 
 def _message(size: int) -> Any:
@@ -191,7 +191,7 @@ def _message(size: int) -> Any:
 def sequences(size: int) -> Any:
     """Sequences of steps for that many ranks."""
     messages = st.builds(
-        # An object is sent by a verb that may wait for its receiver, so not before a request.
+        # send_obj may wait for its receiver, so it is not mixed with requests.
         lambda messages, by_requests: Messages(tuple(messages), by_requests and not any(
             isinstance(message.payload, Object) for message in messages)),
         st.lists(_message(size), min_size=1, max_size=4), st.booleans())

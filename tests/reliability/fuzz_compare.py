@@ -1,4 +1,4 @@
-"""Compares results with what they have to be."""
+"""Compares results with expected values."""
 from __future__ import annotations
 
 import hashlib
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-#: What a rank says of one call: what was wrong, and what has to be equal where the key is.
+#: Outcomes by key: the fault or '', and a value that must be equal on all ranks with that key.
 Outcomes = dict[Any, tuple[str, Any]]
 
 
 def is_right(got: Any, value: Any, close: float | None) -> bool:
-    """Whether a result is a value, with its type, dtype and shape."""
+    """Whether a result equals a value, including type, dtype and shape."""
     if isinstance(value, (tuple, list)):
         return type(got) is type(value) and len(got) == len(value) and all(
             is_right(a, b, close) for a, b in zip(got, value, strict=True))
@@ -43,7 +43,7 @@ def shares(got: Any, x: np.ndarray) -> bool:
 
 
 def digest(got: Any) -> str:
-    """Of all bits, but of a NaN only that it is one."""
+    """A digest of all bits; all NaNs are equal."""
     return hashlib.sha256(b''.join(
         np.where(array != array, np.array(np.nan, array.dtype), array).tobytes()
         if array.dtype.kind in 'fc' else array.tobytes()
@@ -51,6 +51,6 @@ def digest(got: Any) -> str:
 
 
 def short(x: Any) -> str:
-    """A value as text of one line, not too long."""
+    """A value as one line of limited length."""
     text = ' '.join(repr(x).split())
     return text if len(text) < 400 else f'{text[:400]}...'

@@ -1,4 +1,4 @@
-"""Plays messages: the verbs of two ranks, which none of the others calls."""
+"""Plays point-to-point messages between two ranks."""
 from __future__ import annotations
 
 from typing import Any
@@ -33,7 +33,7 @@ def send_and_receive(comm: Any, step: Messages) -> Outcomes:
 
 
 def _own_errors(message: Message, to_itself: bool) -> tuple[type[Exception], ...]:
-    """What only the sender is refused for, so that nobody receives."""
+    """Errors on the sender only, without a message."""
     source, dest, tag = message[:3]
     is_int = [isinstance(x, int) and not isinstance(x, bool) for x in (dest, tag)]
     if not all(is_int):
@@ -52,15 +52,15 @@ def _payload_errors(payload: Any) -> tuple[type[Exception], ...]:
 
 
 def _send(comm: Any, i: int, message: Message, outcomes: Outcomes, way: str) -> Any:
-    """Sends if this is the sender; returns a request, if that is the way."""
+    """Sends if this rank is the sender; returns a request for ``isend``."""
     if comm.rank != message.source:
         return None
     is_object = isinstance(message.payload, Object)
-    verb = comm.send_obj if is_object else comm.isend if way else comm.send
+    operation = comm.send_obj if is_object else comm.isend if way else comm.send
     requests = []
 
     def send() -> None:
-        requests.append(verb(message.payload.make(), message.dest, message.tag))
+        requests.append(operation(message.payload.make(), message.dest, message.tag))
 
     errors = _own_errors(message, bool(way) or is_object)
     _note(outcomes, i, message, 'sent', send, errors or _payload_errors(message.payload), None)
@@ -86,7 +86,7 @@ def _receive(comm: Any, i: int, message: Message, outcomes: Outcomes) -> None:
 
 def _note(outcomes: Outcomes, i: int, message: Message, what: str, act: Any,
           errors: Any = None, value: Any = ...) -> None:
-    """Does it, and notes the outcome; a refusal under a key that both ends have."""
+    """Calls ``act`` and records the outcome; errors under a key that both ends share."""
     if errors is None:
         errors = _payload_errors(message.payload)
     is_shared = bool(_payload_errors(message.payload)) and not _own_errors(message, True)

@@ -1,4 +1,4 @@
-"""What the collective verbs have to give, from the calls of all ranks, in NumPy and one process."""
+"""The expected results of the collectives, from the calls of all ranks, in one process."""
 from __future__ import annotations
 
 import functools
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from fuzz_refusals import EQUAL, ERRORS, Call, with_gradients
+from fuzz_errors import EQUAL, ERRORS, Call, with_gradients
 
 
 class Fails(NamedTuple):
@@ -20,27 +20,28 @@ class Gives(NamedTuple):
     """Each rank gets its own value."""
 
     values: list[Any]
-    same: bool = False  # whether with the same bits everywhere
-    close: float | None = None  # how close, if not equal; at least a few units in the last place
+    same: bool = False  # whether bitwise equal on all ranks
+    close: float | None = None  # tolerance if not equal; at least a few units in the last place
 
 
 def expected(calls: Sequence[Call]) -> Fails | Gives:
     """The outcome of one call on each rank."""
     size = len(calls)
     for rank, call in enumerate(calls):
-        errors = ERRORS[call.verb](call, rank, size)
+        errors = ERRORS[call.operation](call, rank, size)
         if errors:
             return Fails(tuple(errors))
-    if len({(call.verb, repr(EQUAL[call.verb](call))) for call in calls}) > 1 and size > 1:
+    if size > 1 and len({
+            (call.operation, repr(EQUAL[call.operation](call))) for call in calls}) > 1:
         return Fails((ValueError,))
     try:
         with np.errstate(all='ignore'):
-            return _VALUES[calls[0].verb](calls)
+            return _VALUES[calls[0].operation](calls)
     except Exception as error:  # such as 1 + 'text' in allreduce_obj
         return Fails((type(error),))
 
 
-# --- what each rank gets ---------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------
 
 def combine(xs: Sequence[np.ndarray], op: str) -> np.ndarray:
     """Combines arrays of one dtype element by element."""
@@ -131,6 +132,6 @@ _VALUES: dict[str, Callable[[Sequence[Call]], Gives]] = {
 
 
 def _group(calls: Sequence[Call], rank: int) -> list[int]:
-    """The ranks of the part that a rank is in, in the order that they have in it."""
+    """The ranks of the group of a rank, in the order of the group."""
     mine = [one for one in range(len(calls)) if calls[one]['color'] == calls[rank]['color']]
     return sorted(mine, key=lambda one: (calls[one]['key'], one))

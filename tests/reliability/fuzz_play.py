@@ -1,4 +1,4 @@
-"""Plays a sequence of calls on a communicator, and says on all ranks what was wrong."""
+"""Plays a sequence of calls on a communicator, and returns the faults on all ranks."""
 from __future__ import annotations
 
 from typing import Any
@@ -6,25 +6,25 @@ from typing import Any
 import numpy as np
 from fuzz_calls import Collective, Messages
 from fuzz_compare import Outcomes, digest, equal, is_right, shares, short
+from fuzz_errors import Call
 from fuzz_messages import send_and_receive
 from fuzz_model import Fails, expected
-from fuzz_refusals import Call
 from fuzz_values import Array, Arrays, Object
 
 import chainermn
 
 
 def play(control: Any, name: str, steps: Any, counts: dict[str, int]) -> list[str]:
-    """Plays on a new communicator.  Collective: every rank calls it.
+    """Plays a sequence on a new communicator.  Collective: every rank calls it.
 
     Args:
-        control: MPI communicator on which the ranks compare.
-        name: Which communicator to make.
+        control: MPI communicator for comparing outcomes.
+        name: The name of the communicator.
         steps: The sequence.
-        counts: Of what kinds the outcomes were; added to.
+        counts: The number of outcomes by kind; updated.
 
     Returns:
-        What was wrong, the same on all ranks.
+        The faults, equal on all ranks.
     """
     comm = chainermn.create_communicator(name, control)
     for number, step in enumerate(steps):
@@ -33,18 +33,18 @@ def play(control: Any, name: str, steps: Any, counts: dict[str, int]) -> list[st
         faults = [f'{name}, step {number}: {fault}'
                   for fault in _compared(control.allgather(outcomes), counts)]
         if faults:
-            return faults  # what comes after may wait for ever, at finalize too
+            return faults  # later steps, and finalize, may wait forever
     comm.finalize()
     return []
 
 
-def _compared(said: list[Outcomes], counts: dict[str, int]) -> list[str]:
+def _compared(every: list[Outcomes], counts: dict[str, int]) -> list[str]:
     faults = []
-    for key in sorted(set().union(*said), key=repr):
-        ranks = {rank: outcomes[key] for rank, outcomes in enumerate(said) if key in outcomes}
+    for key in sorted(set().union(*every), key=repr):
+        ranks = {rank: outcomes[key] for rank, outcomes in enumerate(every) if key in outcomes}
         faults += [f'rank {rank}: {wrong}' for rank, (wrong, _) in ranks.items() if wrong]
         if len({repr(what) for _, what in ranks.values()}) > 1:
-            faults.append(f'not the same everywhere: {ranks}')
+            faults.append(f'differs between ranks: {ranks}')
         counts['errors' if any(isinstance(what, tuple) for _, what in ranks.values())
                else 'values'] += 1
     return faults
@@ -67,41 +67,41 @@ def _collective(comm: Any, step: Collective) -> Outcomes:
 
 
 def _call(comm: Any, calls: tuple[Call, ...]) -> tuple[tuple[str, Any], Any]:
-    """Makes this rank's call; says what was wrong with the outcome, and gives the result."""
+    """Makes this rank's call; returns the outcome and the result."""
     outcome, call = expected(calls), calls[comm.rank]
     arguments, keep, state = _made(call)
     before = [np.array(x, subok=True) for x in keep]
     try:
-        if call.verb == 'refuse':
-            comm.refuse('fuzz', call['error']('refused for a try'))
-        result = getattr(comm, call.verb)(**arguments)
+        if call.operation == 'refuse':
+            comm.refuse('fuzz', call['error']('an error'))
+        result = getattr(comm, call.operation)(**arguments)
         error = None
     except Exception as caught:
         result, error = None, caught
     changed = [f'argument {x!r} was {y!r}' for x, y in zip(keep, before, strict=True)
                if not equal(x, y)]
     if error is not None:
-        said = type(error).__name__, str(error)
+        shared = type(error).__name__, str(error)
         if isinstance(outcome, Fails) and isinstance(error, outcome.types):
-            return (', '.join(changed), said), None
-        return (f'{call} raised {error!r} where {short(outcome)} was expected', said), None
+            return (', '.join(changed), shared), None
+        return (f'{call} raised {error!r} where {short(outcome)} was expected', shared), None
     if isinstance(outcome, Fails):
         return (f'{call} gave {short(result)} where {short(outcome)} was expected', None), None
     value = outcome.values[comm.rank]
-    if call.verb in ('split', 'new_group') and value is not None:
+    if call.operation in ('split', 'new_group') and value is not None:
         value = value.index(comm.rank), len(value)
     got = state(result, arguments, call)
     wrong = '' if is_right(got, value, outcome.close) else (
         f'{call} gave {short(got)} where {short(value)} was expected')
-    if call.verb not in ('bcast', 'bcast_obj', 'allreduce'):
+    if call.operation not in ('bcast', 'bcast_obj', 'allreduce'):
         changed += [f'{x} is shared' for x in keep if shares(got, x)]
-    said = digest(got) if outcome.same else None
-    part = result if call.verb in ('split', 'new_group') else None
-    return (', '.join([wrong] * bool(wrong) + changed), said), part
+    shared = digest(got) if outcome.same else None
+    part = result if call.operation in ('split', 'new_group') else None
+    return (', '.join([wrong] * bool(wrong) + changed), shared), part
 
 
 def _made(call: Call) -> tuple[dict[str, Any], list[Any], Any]:
-    """The arguments; those that have to stay as they are; and what to compare of the result."""
+    """The arguments, the arrays that must not change, and the function that compares results."""
     arguments: dict[str, Any] = {}
     keep: list[Any] = []
     for name, value in call.arguments.items():
@@ -113,12 +113,12 @@ def _made(call: Call) -> tuple[dict[str, Any], list[Any], Any]:
         elif name == 'objs' and value is not None:
             made = [one.make() for one in value]
         arguments[name] = made
-    if call.verb == 'refuse':
+    if call.operation == 'refuse':
         return {}, [], None
-    if call.verb == 'allreduce':
+    if call.operation == 'allreduce':
         arguments['x'], arguments['out'] = _with_out(call['x'], arguments['x'], call['out'])
         keep = [x for x in keep if call['out'] not in ('self', 'overlap')]
-    return arguments, keep, _STATES.get(call.verb, lambda result, arguments, call: result)
+    return arguments, keep, _STATES.get(call.operation, lambda result, arguments, call: result)
 
 
 def _with_out(spec: Array, x: Any, out: str | None) -> tuple[Any, Any]:

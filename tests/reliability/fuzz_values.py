@@ -1,6 +1,6 @@
-"""What a fuzzed call takes, as plain values that can be printed and sent: arrays, objects, models.
+"""Arguments of fuzzed calls, as plain values that can be printed and sent.
 
-Each has ``make()``, which gives the real thing, and tells what is wrong with it, if anything.
+``make()`` creates the array, object or model; attributes describe whether it is invalid.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ('bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32'
           'float16', 'float32', 'float64', 'complex64', 'complex128')
 LAYOUTS = ('plain', 'fortran', 'strided', 'read-only', 'foreign', 'scalar')
 
-#: What is no array that can travel.
+#: Values that are not supported arrays.
 NO_ARRAYS = {
     'None': lambda: None,
     'number': lambda: 1.5,
@@ -26,12 +26,12 @@ NO_ARRAYS = {
     'Variable': lambda: chainer.Variable(np.zeros(3, 'f')),
 }
 
-#: Values of this seed and above are large ones, or not finite.
+#: From this seed on, values are large or not finite.
 WIDE = 100
 
 
 class Array(NamedTuple):
-    """An array, or what is none."""
+    """An array, or an invalid value in its place."""
 
     kind: str
     dtype: str = 'float32'
@@ -43,7 +43,7 @@ class Array(NamedTuple):
         return self.kind in NO_ARRAYS
 
     def value(self) -> np.ndarray:
-        """The elements, in C order and this machine's byte order."""
+        """The elements, in C order and native byte order."""
         n = int(np.prod(self.shape, dtype=int))
         dtype = np.dtype(self.dtype)
         small = (np.arange(n) * 5 + np.arange(n) // 7 + self.seed * 3) % 4
@@ -87,7 +87,7 @@ class Array(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """A tuple or list of arrays, or the rows of one, or what is neither."""
+    """A tuple or list of arrays, the rows of one array, or an invalid value."""
 
     kind: str  # 'tuple', 'list' or 'rows'
     items: tuple[Array, ...] = ()
@@ -161,7 +161,7 @@ class Parameter(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model, or what is none."""
+    """A model, or an invalid value in its place."""
 
     parameters: tuple[Parameter, ...] | None
 

@@ -1,14 +1,14 @@
-"""Kills a training that checkpoints every step, again and again, and looks what it goes on with.
+"""Kills a training that checkpoints every step, again and again, and checks where it resumes.
 
 ``python tests/reliability/kills.py [--kills 500] [--jobs 2] [--seed 0]`` trains a small network on
 two processes.  Each is killed (SIGKILL: one rank, or all) at a random moment and started again,
-until a training comes to its end; then another one begins.  After every kill
+until a training finishes; then another one begins.  After every kill
 
-- each commit file that is there has to be right about every file that it names,
-- the next start has to go on from an iteration that is committed, and from none that is older than
-  the newest that was committed before the kill,
+- every file in a manifest must be complete,
+- the next start must resume at an iteration with a manifest, and at none that is older than the
+  newest one with a manifest before the kill,
 
-and the parameters at the end have to be, bit by bit, those of a training that nothing happens to.
+and the parameters at the end must be bitwise equal to those of an undisturbed training.
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RANKS = 2
 
 
 def work(folder: str, steps: int) -> None:
-    """In a process: trains."""
+    """Trains, in a rank."""
     import warnings
 
     warnings.simplefilter('ignore')
@@ -43,7 +43,7 @@ def work(folder: str, steps: int) -> None:
     import numpy as np
 
     import chainermn
-    from chainermn.extensions import _describe
+    from chainermn.extensions._checkpointing.command import verify_folder
 
     comm = chainermn.create_communicator('naive')
     say(f'rank {comm.rank} is {os.getpid()}')
@@ -64,14 +64,14 @@ def work(folder: str, steps: int) -> None:
     checkpointer.maybe_load(trainer, optimizer)
     if comm.rank == 0:
         start = updater.iteration
-        rows = [row for row in _describe.describe(folder) if row.iteration == start
+        rows = [row for row in verify_folder(folder) if row.iteration == start
                 and row.name == f'commit-run.{start}'] if start else []
-        is_committed = not start or (rows and not rows[0].problems)
-        say(f'starts at {start} {"committed" if is_committed else "not committed"}')
+        is_complete = not start or (rows and not rows[0].problems)
+        say(f'starts at {start} {"complete" if is_complete else "incomplete"}')
     finalize = checkpointer.finalize
 
     def ended() -> None:
-        say('has trained')  # from here on its files are removed, as they are not needed any more
+        say('has trained')  # its files are removed after this
         finalize()
 
     checkpointer.finalize = ended
@@ -82,12 +82,12 @@ def work(folder: str, steps: int) -> None:
 
 
 def say(text: str) -> None:
-    """Prints a line that those of other ranks do not get into."""
+    """Prints a line in one write, so that lines of ranks do not mix."""
     os.write(1, f'{text}\n'.encode())
 
 
 class Life:
-    """One training, from its first start to its end, whatever happens in between."""
+    """One training, from its first start to its end, with all its kills."""
 
     def __init__(self, rng: random.Random, steps: int, counts: collections.Counter[str],
                  may_kill: threading.Semaphore) -> None:
@@ -97,30 +97,30 @@ class Life:
         self.may_kill = may_kill
 
     def live(self) -> str:
-        """Returns what it ended with."""
+        """Returns the digest of the parameters at the end."""
         newest = 0
         with tempfile.TemporaryDirectory(prefix='kills-') as folder:
             while True:
                 kills = self.may_kill.acquire(blocking=False)
-                said, started = self.start(folder, kills)
-                start = re.search(r'starts at (\d+) (.*)', said)
+                output, succeeded = self.start(folder, kills)
+                start = re.search(r'starts at (\d+) (.*)', output)
                 if start is not None:
-                    assert start[2] == 'committed', said
-                    assert int(start[1]) >= newest, f'lost {newest}: {said}'
+                    assert start[2] == 'complete', output
+                    assert int(start[1]) >= newest, f'lost {newest}: {output}'
                     self.counts['resumed'] += int(start[1]) > 0
-                ends = re.findall(r'ends with (\w+)', said)
-                if len(ends) == RANKS and started:
+                ends = re.findall(r'ends with (\w+)', output)
+                if len(ends) == RANKS and succeeded:
                     self.counts['trainings'] += 1
-                    assert len(set(ends)) == 1, said
+                    assert len(set(ends)) == 1, output
                     return ends[0]
-                assert kills, f'ended by itself: {said}'
-                newest = max(newest, self.look(folder))
-                if 'has trained' in said:
+                assert kills, f'ended by itself: {output}'
+                newest = max(newest, self.check(folder))
+                if 'has trained' in output:
                     self.counts['after the end'] += 1
                     newest = 0
 
     def start(self, folder: str, kills: bool) -> tuple[str, bool]:
-        """Starts the training and kills it; returns what it said, and whether it ended well."""
+        """Starts the training and kills it; returns its output, and whether it succeeded."""
         process = subprocess.Popen(
             ['mpiexec', '-n', str(RANKS), sys.executable, os.path.abspath(__file__),
              '--work', folder, '--steps', str(self.steps)],
@@ -146,7 +146,7 @@ class Life:
         return ''.join(lines), process.returncode == 0
 
     def kill(self, arrived: queue.Queue[str | None]) -> None:
-        """Waits for a random moment, mostly after the training went on, and kills."""
+        """Waits for a random moment, mostly after the training resumed, and kills."""
         event = self.rng.choice(['is'] + 9 * ['starts'])
         pids: dict[int, int] = {}
         while line := arrived.get():
@@ -166,21 +166,21 @@ class Life:
         self.counts['kills'] += 1
         self.counts['of all ranks' if len(victims) > 1 else f'of rank {victims[0]}'] += 1
 
-    def look(self, folder: str) -> int:
-        """Asserts that what is committed is whole; returns the newest."""
-        from chainermn.extensions import _describe
+    def check(self, folder: str) -> int:
+        """Asserts that saves with a manifest are complete; returns the newest."""
+        from chainermn.extensions._checkpointing.command import verify_folder
 
-        rows = _describe.describe(folder)
-        commits = [row for row in rows if row.name.startswith('commit-run.')]
-        assert not [row for row in commits if row.problems], '\n'.join(map(str, rows))
+        rows = verify_folder(folder)
+        manifests = [row for row in rows if row.name.startswith('commit-run.')]
+        assert not [row for row in manifests if row.problems], '\n'.join(map(str, rows))
         self.counts['while a file was written'] += any(
             row.name.startswith('tmp-') for row in rows)
-        self.counts['commits that were there'] += len(commits)
-        return max((row.iteration or 0 for row in commits), default=0)
+        self.counts['manifests verified'] += len(manifests)
+        return max((row.iteration or 0 for row in manifests), default=0)
 
 
 def run(kills: int, jobs: int, seed: int, steps: int) -> collections.Counter[str]:
-    """Kills that often, and returns what happened."""
+    """Runs until that many kills; returns counts of events."""
     counts: collections.Counter[str] = collections.Counter()
     expected = Life(random.Random(seed), steps, counts, threading.Semaphore(0)).live()
     budget = threading.Semaphore(kills)
@@ -213,7 +213,7 @@ def main() -> None:
     start = time.perf_counter()
     counts = run(args.kills, args.jobs, args.seed, args.steps)
     print(', '.join(f'{count} {what}' for what, count in counts.items()))
-    print(f'0 lost commits, every end bit-equal; {time.perf_counter() - start:.0f} s')
+    print(f'0 lost saves, all results bitwise equal; {time.perf_counter() - start:.0f} s')
 
 
 if __name__ == '__main__':

@@ -16,15 +16,15 @@ import sys
 import time
 from typing import Any
 
-#: Seconds that a rank may be late, or slow: more than the watchdog waits before it asks whether a
-#: rank waits for one that has ended.
+#: Seconds that a rank may be late or slow; longer than the watchdog's grace period for ranks that
+#: have ended.
 DELAYS = (0, 0, 3.5, 5)
 
 SLOW: list[float] = []  # by rank: seconds that unpickling or adding an object takes there
 
 
 class Slow:
-    """Takes a while to unpickle and to add, depending on the rank that does it."""
+    """Slow to unpickle and to add, depending on the rank."""
 
     def __init__(self, value: int = 1) -> None:
         self.value = value
@@ -150,7 +150,7 @@ def finished(comm: Any) -> None:
     comm.finalize()
 
 
-#: What the ranks do last.
+#: The last operations.
 OPERATIONS: dict[str, Any] = {
     'barrier': lambda comm: comm.barrier(),
     'bcast': lambda comm: comm.bcast(_x(10**7)),
@@ -193,7 +193,7 @@ OPERATIONS: dict[str, Any] = {
 
 
 class Job(collections.namedtuple('Job', 'seed ranks operation communicator late slow')):
-    """A program, drawn at random; the operations take turns."""
+    """A random program; operations are chosen in turn."""
 
     @classmethod
     def of(cls, seed: int) -> Job:
@@ -216,7 +216,7 @@ def play(job: Job) -> None:
 
 
 def run(seed: int) -> tuple[Job, int, str]:
-    """Runs a program; returns its status and what it printed."""
+    """Runs a program; returns its status and output."""
     job = Job.of(seed)
     done = subprocess.run(
         ['mpiexec', '-n', str(job.ranks), sys.executable, pathlib.Path(__file__), '--one',

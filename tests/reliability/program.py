@@ -42,7 +42,7 @@ def _loop():
         pass
 
 
-#: How a rank ends, and what is said then: of its cause, and of where it happened.
+#: Ways to end a rank, with the expected cause and location in the message.
 WAYS = {
     'exception': (_raise, 'uncaught ValueError', 'ValueError: no such luck'),
     'exception in a thread': (_raise_in_a_thread, 'uncaught ValueError in thread loader',
@@ -58,12 +58,12 @@ WAYS = {
     'SIGSTOP': (lambda: _kill(signal.SIGSTOP), 'does not answer', ''),
     'endless loop': (_loop, '', 'in _loop'),
 }
-#: Those that a time limit ends.
+#: Ways that only a time limit ends.
 HANGS = ('SIGSTOP', 'endless loop')
 
 
 def fault():
-    """Ends or hangs this rank; the runner wants to know when."""
+    """Ends or hangs this rank; records the time for the runner."""
     write_down_shared_memory()
     with open(f'{FOLDER}/when', 'w') as file:
         file.write(str(time.time()))
@@ -71,14 +71,14 @@ def fault():
 
 
 def write_down_shared_memory():
-    """The runner looks whether it is left."""
+    """Records shared memory, so that the runner can check whether it is freed."""
     with open('/proc/self/maps') as maps, open(f'{FOLDER}/shared-{os.getpid()}', 'w') as file:
         file.writelines(path for path in (line.split(None, 5)[-1] for line in maps)
                         if path.startswith('/dev/shm/') and '(deleted)' not in path)
 
 
-def verbs(comm):
-    """A call of each collective verb."""
+def operations(comm):
+    """A call of each collective operation."""
     x, xs = np.ones(3, 'f'), np.ones((comm.size, 3), 'f')
     model = chainer.links.Linear(3, 3)
     model.cleargrads()
@@ -111,7 +111,7 @@ def verbs(comm):
     }
 
 
-VERBS = (
+OPERATIONS = (
     'bcast', 'gather', 'allgather', 'alltoall', 'scatter', 'allreduce', 'allreduce_many',
     'multi_node_mean', 'reduce', 'reduce_scatter', 'bcast_obj', 'gather_obj', 'allgather_obj',
     'scatter_obj', 'allreduce_obj', 'bcast_data', 'multi_node_mean_grad',
@@ -119,30 +119,30 @@ VERBS = (
 
 
 def inside(comm, is_last, call):
-    """Calls a verb in which the last rank fails once all have agreed on it."""
+    """Calls an operation in which the last rank fails after the consistency check."""
     if is_last:
         for name in ('same', 'exchange', 'numbers'):
-            before = getattr(comm._agreement, name)
+            before = getattr(comm._consistency, name)
 
             def after(*args, before=before):
-                agreed = before(*args)
+                result = before(*args)
                 fault()
-                return agreed
-            setattr(comm._agreement, name, after)
+                return result
+            setattr(comm._consistency, name, after)
     call()
     if call != comm.finalize:
-        comm.barrier()  # a verb may be over before the others miss this rank
+        comm.barrier()  # an operation may finish before the others need this rank
 
 
 def before_a_communicator(name, is_last):
-    """The others make their first one."""
+    """The others create their first communicator."""
     if is_last:
         fault()
     chainermn.create_communicator(name)
 
 
 def making(name, is_last):
-    """While all make a communicator; it is their first one."""
+    """While all create their first communicator."""
     if is_last:
         from chainermn._transport import topology
         discover = topology.discover
@@ -169,7 +169,7 @@ def message(comm, is_last):
 
 
 def shared_memory(comm, is_last):
-    """In the middle of an exchange."""
+    """During an exchange."""
     if is_last:
         from chainermn._transport.shared_memory.window import Window
         publish = Window.publish
@@ -184,7 +184,7 @@ def shared_memory(comm, is_last):
 
 
 class Target:
-    """What a checkpoint is written of."""
+    """The object in the checkpoint."""
 
     def __init__(self, is_last):
         self.is_last = is_last
@@ -229,7 +229,7 @@ def loaders(comm, is_last):
 
 
 def in_a_loader(comm, is_last):
-    """Not the rank, but a process that loads its data."""
+    """The fault is in a process that loads data, not in the rank."""
     iterator = chainer.iterators.MultiprocessIterator(Images(is_last), 5, n_processes=2,
                                                       shuffle=False)
     for _ in range(6):
@@ -238,7 +238,7 @@ def in_a_loader(comm, is_last):
 
 
 class _Fault(chainer.FunctionNode):
-    """Ends the rank in the middle of a backward."""
+    """Ends the rank during backward."""
 
     def forward(self, xs):
         return xs[0].copy(),
@@ -283,12 +283,12 @@ PLACES = {'before': before, 'in a message': message, 'in shared memory': shared_
           'with overlap': overlap, 'in a kvstore': kvstore,
           'in a checkpoint': checkpoint, 'with data loaders': loaders,
           'in a data loader': in_a_loader, 'at exit': at_exit}
-#: Those that make the communicator, for which they get its name.
+#: Places that create the communicator; they get its name.
 FIRST = {'before a communicator': before_a_communicator, 'in create_communicator': making}
 
 
 def main():
-    """Goes to the place."""
+    """Runs the place."""
     global FOLDER
     _, _, place, name, FOLDER = sys.argv
     is_last = COMM_WORLD.rank == COMM_WORLD.size - 1
@@ -301,7 +301,7 @@ def main():
     if place in PLACES:
         PLACES[place](comm, is_last)
     else:
-        inside(comm, is_last, verbs(comm)[place])
+        inside(comm, is_last, operations(comm)[place])
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""A few of the kills of kills.py, which does 500 in ``tox -e full``."""
+"""A few kills of kills.py; ``tox -e full`` runs 500."""
 import importlib.util
 import pathlib
 
@@ -10,7 +10,7 @@ PATH = pathlib.Path(__file__).with_name('kills.py')
 
 @pytest.mark.limit(180)
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
-def test_what_is_committed_survives_kills():
+def test_complete_saves_survive_kills():
     spec = importlib.util.spec_from_file_location('kills', PATH)
     kills = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(kills)

@@ -1,4 +1,4 @@
-"""A rank that is slow to finish its last operation is not taken for one that waits in vain.
+"""The watchdog does not end jobs in which a rank is slow to finish its last operation.
 
 These are some of the programs of last_operations.py, which runs hundreds.
 """
@@ -61,12 +61,12 @@ def test_ranks_that_end_seconds_apart(results, seed):
     assert (status, output) == (0, ''), f'{job}\n{output}'
 
 
-def test_every_operation_is_there():
+def test_all_operations_are_covered():
     jobs = [last_operations.Job.of(seed) for seed in range(len(last_operations.OPERATIONS))]
     assert {job.operation for job in jobs} == set(last_operations.OPERATIONS)
 
 
-def test_a_program_that_collects_its_results(tmp_path):
+def test_program_that_collects_results(tmp_path):
     script, written = tmp_path / 'script.py', tmp_path / 'results.json'
     script.write_text(PROGRAM)
     done = subprocess.run(['mpiexec', '-n', '3', sys.executable, script, written], text=True,

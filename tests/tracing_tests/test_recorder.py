@@ -35,7 +35,7 @@ def test_what_is_in_a_file(tmp_path):
     timeline = Timeline(path, 2, 5)
     begin = recorder.now()
     timeline.add('a "name"', '', begin, begin + 1500, '"n":1')
-    thread = threading.Thread(target=timeline.add, args=('b', 'verb', begin, begin),
+    thread = threading.Thread(target=timeline.add, args=('b', 'operation', begin, begin),
                               name='another one')
     thread.start()
     thread.join()
@@ -50,7 +50,7 @@ def test_what_is_in_a_file(tmp_path):
     assert (first['name'], first['dur'], first['args'], first['tid']) == (
         'a "name"', 1.5, {'n': 1}, 0)
     assert first['ts'] == pytest.approx((begin - timeline.origin) / 1000)
-    assert (second['name'], second['cat'], second['dur'], second['tid']) == ('b', 'verb', 0, 1)
+    assert (second['name'], second['cat'], second['dur'], second['tid']) == ('b', 'operation', 0, 1)
 
 
 def test_only_the_user_can_read_it(tmp_path):
@@ -87,7 +87,7 @@ def test_without_the_variable_nothing_is_done(tmp_path, monkeypatch):
     monkeypatch.delenv(recorder.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     comm = chainermn.create_communicator('naive')
-    assert 'allreduce' not in vars(comm) and type(comm._agreement.mpi_comm) is MPI.Intracomm
+    assert 'allreduce' not in vars(comm) and type(comm._consistency.mpi_comm) is MPI.Intracomm
     assert comm.span('forward') is recorder.span('anything') is recorder._NOTHING
     with comm.span('forward'):
         comm.allreduce(np.ones(3))
@@ -128,4 +128,4 @@ def test_a_run_that_fails_leaves_files_that_can_be_read(tmp_path, capsys, end):
         names = [event['name'] for event in said if event['ph'] == 'X']
         assert names.count('allreduce') == 6 and names.count('compute') == 5
     assert main(['timeline', *(f'{tmp_path}/out.{rank}.json' for rank in range(2))]) == 0
-    assert 'out.1.json has no end: rank 1 failed or was killed' in capsys.readouterr().out
+    assert 'out.1.json is truncated: rank 1 failed, was killed' in capsys.readouterr().out

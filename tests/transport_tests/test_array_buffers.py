@@ -1,4 +1,4 @@
-"""What may cross MPI, and as which buffer."""
+"""Conversion of arrays to MPI buffers and back."""
 
 import chainer
 import numpy as np
@@ -30,13 +30,13 @@ def test_checked(make):
     (np.ma.zeros(1), 'mask'),
     (memoryview(b'x'), 'got memoryview'), (np.float64, 'got type'),
 ])
-def test_what_cannot_cross(bad, text):
+def test_unsupported_arrays(bad, text):
     with pytest.raises(TypeError, match=text):
         array_buffers.checked(bad)
 
 
 def test_buffers(make):
-    """An array becomes a flat buffer of its elements in C order, and the other way round."""
+    """Round trip through a flat buffer in C order."""
     x = array_buffers.checked(make(3))
     buffer = array_buffers.to_buffer(x)
     assert buffer.ndim == 1
@@ -56,7 +56,7 @@ def test_buffers(make):
     (None, TypeError), (1., TypeError), ('1', TypeError), (True, TypeError),
     (-1, ValueError), (3, ValueError), (2**64, ValueError)])
 def test_checked_root(root, error):
-    with pytest.raises(error, match='root has to be'):
+    with pytest.raises(error, match='root must be'):
         array_buffers.checked_root(root, 3)
     assert array_buffers.checked_root(np.int16(2), 3) == 2
     assert type(array_buffers.checked_root(np.int16(2), 3)) is int

@@ -1,4 +1,4 @@
-"""Communicators that are dropped are freed; one too many is the same error on all ranks."""
+"""Unreferenced communicators are freed; too many raise the same error on all ranks."""
 
 import gc
 
@@ -11,8 +11,8 @@ from chainermn._transport import lifetime
 
 
 @pytest.fixture
-def little_room():
-    """Leaves MPI room for about 60 more communicators."""
+def few_communicators():
+    """Leaves MPI about 60 free communicators."""
     taken = []
     try:
         while True:
@@ -29,7 +29,7 @@ def check(comm):
     assert comm.allreduce(np.ones(3))[0] == comm.size
 
 
-def test_communicators_that_are_dropped_are_freed():
+def test_unreferenced_communicators_are_freed():
     for _ in range(100):
         check(chainermn.create_communicator('naive'))
     assert len(lifetime._held) < 30
@@ -41,7 +41,7 @@ def test_communicators_that_are_dropped_are_freed():
 
 @pytest.mark.limit(200)
 @pytest.mark.parametrize('name', ['naive', pytest.param('flat', marks=pytest.mark.full)])
-def test_parts_that_are_dropped_are_freed(name, little_room):
+def test_unreferenced_groups_are_freed(name, few_communicators):
     comm = chainermn.create_communicator(name)
     for n in range(80):
         part = comm.split(comm.rank % 2, comm.rank)
@@ -53,7 +53,7 @@ def test_parts_that_are_dropped_are_freed(name, little_room):
     comm.finalize()
 
 
-def test_a_communicator_that_one_rank_still_uses_stays():
+def test_communicator_in_use_on_one_rank_is_not_freed():
     comm = chainermn.create_communicator('naive')
     dropped = kept = chainermn.create_communicator('naive')
     if comm.rank:
@@ -62,13 +62,13 @@ def test_a_communicator_that_one_rank_still_uses_stays():
     gc.collect()
     chainermn.create_communicator('naive').finalize()
     if comm.size > 1 and comm.rank == 0:
-        assert kept.recent_calls()[0].key in lifetime._held
+        assert kept.flight_records()[0].key in lifetime._held
     comm.barrier()
     comm.finalize()
 
 
-def test_a_message_in_flight_keeps_it():
-    """Of a dropped communicator, to a rank that has not dropped it."""
+def test_communicator_with_message_in_flight_is_not_freed():
+    """The receiver still uses the communicator that the sender has dropped."""
     comm = chainermn.create_communicator('naive')
     x = np.arange(10**6)
     if comm.rank:
@@ -83,7 +83,7 @@ def test_a_message_in_flight_keeps_it():
 
 
 @pytest.mark.limit(200)
-def test_one_too_many_is_an_error_on_all_ranks(same_error, little_room):
+def test_too_many_communicators_raise_on_all_ranks(same_error, few_communicators):
     def create():
         comms = []
         try:
@@ -98,4 +98,4 @@ def test_one_too_many_is_an_error_on_all_ranks(same_error, little_room):
 
     error = same_error(create, table=False)
     assert type(error) is RuntimeError
-    assert 'Call finalize() on those that are no longer needed' in str(error)
+    assert 'Call finalize() on unused communicators' in str(error)

@@ -1,23 +1,23 @@
-"""Arrays for all ranks, side by side in one buffer."""
+"""One array per rank, side by side in one buffer."""
 
 import numpy as np
 import pytest
 
-from chainermn._transport.packed_arrays import Pieces
+from chainermn._transport.packed_arrays import PackedArrays
 
 pytestmark = pytest.mark.mpi_skip
 
 
 @pytest.mark.parametrize('rows', [(0, 1, 2), (2, 2, 2), (0, 0)])
-def test_pieces(make, rows):
+def test_parts(make, rows):
     arrays = [np.asarray(make(seed, rows=n)) for seed, n in enumerate(rows)]
     arrays = [x.astype(x.dtype.newbyteorder('=')) for x in arrays]
-    sent = Pieces.of(arrays)
+    sent = PackedArrays.of(arrays)
     raw, counts, starts, _ = sent.spec
     assert counts == [x.nbytes for x in arrays]
     assert starts == [sum(counts[:n]) for n in range(len(counts))]
-    received = Pieces([x.shape for x in arrays], arrays[0].dtype, device=False)
-    assert received.are_alike == sent.are_alike == (len({x.shape for x in arrays}) == 1)
+    received = PackedArrays([x.shape for x in arrays], arrays[0].dtype, device=False)
+    assert received.homogeneous == sent.homogeneous == (len({x.shape for x in arrays}) == 1)
     received.raw[...] = raw
     for x, y in zip(arrays, received.arrays(), strict=True):
         assert (x.dtype, x.shape) == (y.dtype, y.shape)

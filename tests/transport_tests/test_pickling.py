@@ -1,4 +1,4 @@
-"""An object that is pickled already, and unpickles to the object itself."""
+"""Pickled objects: round trip, messages and errors."""
 
 import pickle
 
@@ -12,7 +12,7 @@ from chainermn._transport.pickling import Pickled, load
 @pytest.mark.parametrize('obj', [
     None, 1, 'text', {'a': [1, (2,)]}, np.arange(6.).reshape(2, 3).T, [np.zeros(100000), 'x']],
     ids=['None', 'int', 'text', 'nested', 'array', 'large array'])
-def test_unpickling_gives_the_object(obj):
+def test_round_trip(obj):
     pickled = Pickled(obj)
     result = load(pickled.stream, pickled.buffers, 0, 0)
     np.testing.assert_equal(result, obj)
@@ -20,8 +20,8 @@ def test_unpickling_gives_the_object(obj):
 
 
 def test_messages(monkeypatch):
-    """How many parts, their lengths, and the parts, cut into pieces."""
-    monkeypatch.setattr(pickling, 'PIECE', 300_000)
+    """The number of parts, their lengths, and the parts in chunks."""
+    monkeypatch.setattr(pickling, 'CHUNK', 300_000)
     pickled = Pickled([np.arange(100_000.), np.arange(50_000.)])
     count, lengths, *parts = pickled.messages()
     assert count.tolist() == [3]
@@ -36,7 +36,7 @@ def test_messages(monkeypatch):
     ('b"\\xff".decode()', ValueError), ('{}["key"]', KeyError),
     ('__import__("pickle").loads(b"")', EOFError),
     ('__import__("pickle").loads(b"?")', pickle.UnpicklingError)])
-def test_an_error_names_the_rank_that_sent_it(obj, error):
+def test_unpickling_error_names_the_sender(obj, error):
     class Bad:
         def __reduce__(self):
             return eval, (obj,)
@@ -65,12 +65,12 @@ class Broken:
 
 
 @pytest.mark.parametrize('error', [OSError('why'), TypeError('why'), RecursionError('why')])
-def test_what_cannot_be_pickled(error):
+def test_unpicklable_objects(error):
     with pytest.raises(TypeError, match=r'Broken.* cannot be pickled: why') as caught:
         Pickled(Broken(error))
     assert caught.value.__cause__ is error
 
 
-def test_an_interrupt_is_no_refusal():
+def test_keyboard_interrupt_is_not_converted():
     with pytest.raises(KeyboardInterrupt):
         Pickled(Broken(KeyboardInterrupt()))

@@ -1,4 +1,4 @@
-"""Which ranks share a node."""
+"""Intra and inter ranks."""
 
 import json
 import os
@@ -46,7 +46,7 @@ if comm.rank == 0:
 
 
 def test_ranks_on_two_nodes():
-    """Namespaces give each rank the host name that it would have on another node."""
+    """Namespaces simulate the host name of another node."""
     if MPI.COMM_WORLD.size > 1:
         pytest.skip('starts mpiexec, which cannot be done within mpiexec')
     if shutil.which('unshare') is None or subprocess.run(
@@ -60,7 +60,7 @@ def test_ranks_on_two_nodes():
     result = subprocess.run(command[:-1], capture_output=True, text=True, check=False,
                             timeout=seconds(50))
     assert result.returncode == 0, result.stderr
-    whole, pairs = zip(*json.loads(result.stdout), strict=True)
-    assert list(whole) == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 0, 2], [1, 2, 1, 2]]
+    complete, pairs = zip(*json.loads(result.stdout), strict=True)
+    assert list(complete) == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 0, 2], [1, 2, 1, 2]]
     # Each pair has one rank on each node.
     assert list(pairs) == [[0, 1, 0, 2], [0, 1, 1, 2]] * 2

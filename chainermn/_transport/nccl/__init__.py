@@ -1,1 +1,1 @@
-"""Exchanges between GPUs by NCCL."""
+"""Transports on NCCL."""

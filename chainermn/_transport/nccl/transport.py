@@ -1,105 +1,303 @@
-"""NCCL carries arrays on a device, on the current stream; MPI what NCCL cannot."""
+"""The transport on NCCL: the gradients of a model in one buffer, on a separate CUDA stream.
+
+Single arrays are exchanged on the current stream.  MPI carries arrays that NCCL cannot.
+"""
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
+import chainer
 import numpy as np
 
+from chainermn._transport import array_buffers, encoded_mean, packing
+from chainermn._transport.array_list import ArrayList
+from chainermn._transport.base import Codec, Compressor, Group
 from chainermn._transport.mpi import MpiTransport
 from chainermn._transport.nccl.connection import NcclGroup
+from chainermn._types import Array, DeviceEvent, Stream
+
+_GRAD_DTYPES = tuple(np.dtype(name) for name in ('float16', 'float32', 'float64'))
 
 
-class NcclTransport(MpiTransport):
-    """The collectives of NCCL, for arrays on a device on all ranks.
+class DeviceTransport(MpiTransport):
+    """For models on a device, one GPU per rank; MPI carries single arrays."""
 
-    Args:
-        mpi_comm: The ranks.  Nothing else may use its messages meanwhile.
-        group: NCCL among the same ranks.
-    """
+    needs_device: ClassVar[bool] = True
+    name: ClassVar[str]  # of the communicator
+    _nccl: NcclGroup  # for models
 
-    def __init__(self, mpi_comm: Any, group: NcclGroup) -> None:
-        super().__init__(mpi_comm)
-        self._group = group
-
-    def bcast(self, x: Any, shape: tuple[int, ...], dtype: np.dtype, device: bool, root: int
-              ) -> Any:
+    def requirements(self, paths: Sequence[str], arrays: ArrayList, for_mean: bool
+                     ) -> dict[str, str]:
+        for path, array in zip(paths, arrays, strict=True):
+            if not array_buffers.on_device(array):
+                raise TypeError(
+                    f'parameter {path}: {self.name} takes models on a GPU but this is a '
+                    f'{type(array).__module__}.{type(array).__name__}; call model.to_device('
+                    "'@cupy:0') first, with the number of this rank's GPU, or use "
+                    "create_communicator('flat')")
         import cupy
 
-        self._group.connect()
-        if self._mpi_comm.rank == root:
-            self._group.bcast(cupy.ascontiguousarray(x).reshape(-1), root)
+        current = cupy.cuda.Device().id
+        for path, array in zip(paths, arrays, strict=True):
+            if (device_id := array.data.device_id) != current:
+                raise ValueError(
+                    f'parameter {path} is on GPU {device_id} but GPU {current} is the current '
+                    f'one; call chainer.backends.cuda.get_device_from_id({device_id}).use() first')
+        if self._nccl.device_id not in (None, current):
+            raise ValueError(f'NCCL is connected on GPU {self._nccl.device_id}, which held the '
+                             f'first model, but this model is on GPU {current}; create another '
+                             'communicator for it')
+        return {}
+
+    def connect(self) -> None:
+        self._nccl.connect()
+
+    def groups(self, arrays: ArrayList, results: Sequence[Array] | None
+               ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
+        return arrays.by_dtype(results)
+
+    def free(self) -> None:
+        self._nccl.destroy()
+
+
+class NcclTransport(DeviceTransport):
+    """NCCL among all ranks: one all-reduce per model, and the collectives for arrays.
+
+    NCCL connects at the first exchange, on the current device.  Exchanges of models run on a
+    separate stream, after all work queued on the current stream.
+    """
+
+    name: ClassVar[str] = 'pure_nccl'
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._nccl = NcclGroup(self.mpi_comm, calls=group.calls())
+        # A separate group: single arrays, for example of batch normalization, must not wait for
+        # gradients in flight.
+        self._nccl_of_arrays = NcclGroup(self.mpi_comm, calls=group.calls())
+        self._stream: Stream | None = None
+
+    def carries(self, on_device: bool) -> bool:
+        return on_device
+
+    def requirements(self, paths: Sequence[str], arrays: ArrayList, for_mean: bool
+                     ) -> dict[str, str]:
+        super().requirements(paths, arrays, for_mean)
+        return {'allreduce_grad_dtype': str(self._transfer_dtype())} if for_mean else {}
+
+    def free(self) -> None:
+        super().free()
+        self._nccl_of_arrays.destroy()
+
+    # --- models --------------------------------------------------------------------------------
+
+    def mean(self, arrays: ArrayList, results: Sequence[Array] | None = None) -> None:
+        wait(self.begin_mean(arrays, results))
+
+    def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
+                        ) -> None:
+        wait(self.begin_mean(arrays, results, codec))
+
+    def begin_mean(self, arrays: ArrayList, results: Sequence[Array] | None = None,
+                   codec: Codec | None = None) -> DeviceEvent | None:
+        """Starts to average arrays; returns a completion event, ``None`` if the list is empty."""
+        if not arrays:
+            return None
+        with self._on_stream():
+            mean, _ = self._flat_mean(arrays, codec)
+            packing.unpack(mean, arrays if results is None else results, 1,
+                           self.group.batched_copy)
+            return _event()
+
+    def begin_new_mean(self, arrays: ArrayList, codec: Codec | None = None
+                       ) -> tuple[list[Array], DeviceEvent, Array]:
+        """Starts to average arrays, which must not change meanwhile.
+
+        Returns:
+            New arrays for the means, a completion event, and the array that is sent.
+        """
+        with self._on_stream():
+            mean, sent = self._flat_mean(arrays, codec)
+            results = packing.unpacked(mean, arrays, self.group.batched_copy)
+            return results, _event(), sent
+
+    def send_zeros(self, dtype: np.dtype, size: int, gathered: bool) -> DeviceEvent:
+        """Takes part in an exchange of the other ranks; returns a completion event."""
+        import cupy
+
+        with self._on_stream():
+            zeros = cupy.zeros(size, dtype)
+            if gathered:
+                self._nccl.all_gather(zeros, cupy.empty((self.size, size), dtype))
+            else:  # bfloat16 is held as integers
+                self._nccl.all_reduce(zeros, dtype='bfloat16' if dtype == np.uint16 else dtype)
+            return _event()
+
+    def _flat_mean(self, arrays: ArrayList, codec: Codec | None) -> tuple[Array, Array]:
+        """Queues the exchange on the current stream; returns the flat mean, and the array sent."""
+        batched = self.group.batched_copy
+        scale = 1 / self.size  # before the sum, which float16 may not be able to represent
+        if codec is None:
+            mean = packing.pack(arrays, self._transfer_dtype(), batched, scale)
+            self._nccl.all_reduce(mean)
+            return mean, mean
+        dtype = np.result_type(np.float32, *arrays.dtypes)
+        buffer = packing.pack(arrays, dtype, batched,
+                              None if is_gathered(codec.compressor) else scale)
+        encoded, = codec.encode([buffer])
+        return self._mean_encoded(codec.compressor, encoded, buffer.size, dtype), encoded
+
+    def _mean_encoded(self, compressor: Compressor, encoded: Array, size: int, dtype: np.dtype
+                      ) -> Array:
+        """Returns the mean of the encoded arrays of all ranks.
+
+        NCCL adds float16 and bfloat16 itself, and rounds each partial sum.
+        """
+        if is_gathered(compressor):
+            xp = chainer.backend.get_array_module(encoded)
+            received = xp.empty((self.size, encoded.size), encoded.dtype)
+            self._nccl.all_gather(encoded, received)
+            return encoded_mean.decoded_mean(compressor, received, size, dtype)
+        self._nccl.all_reduce(encoded, dtype=getattr(compressor, 'encoded_dtype', None))
+        return compressor.decompress(encoded, size, dtype)
+
+    def bcast_arrays(self, arrays: ArrayList) -> None:
+        for group, _ in self.groups(arrays, None):
+            with self._on_stream():
+                buffer = packing.pack(group)
+                self._nccl.bcast(buffer)
+                if self.rank != 0:
+                    packing.unpack(buffer, group)
+                done = _event()
+            wait(done)
+
+    def _transfer_dtype(self) -> np.dtype:
+        if self.group.grad_dtype is not None:
+            return self.group.grad_dtype
+        return check_grad_dtype(chainer.get_dtype())
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Uses the stream for models, after the work queued on the caller's stream."""
+        import cupy
+
+        self._nccl.connect()
+        if self._stream is None:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream.wait_event(_event())
+        with self._stream:
+            yield
+
+    # --- single arrays -------------------------------------------------------------------------
+
+    def bcast(self, x: Array, shape: tuple[int, ...], dtype: np.dtype, on_device: bool, root: int
+              ) -> Array:
+        import cupy
+
+        self._nccl_of_arrays.connect()
+        if self.mpi_comm.rank == root:
+            self._nccl_of_arrays.bcast(cupy.ascontiguousarray(x).reshape(-1), root)
             return x
         y = cupy.empty(shape, dtype)
-        self._group.bcast(y.reshape(-1), root)
+        self._nccl_of_arrays.bcast(y.reshape(-1), root)
         return y
 
-    def gather(self, x: Any, shapes: Sequence[tuple[int, ...]], root: int
-               ) -> tuple[Any, ...] | None:
-        if self._mpi_comm.rank != root:
+    def gather(self, x: Array, shapes: Sequence[tuple[int, ...]], root: int
+               ) -> tuple[Array, ...] | None:
+        if self.mpi_comm.rank != root:
             self._exchange({root: x}, {})
             return None
         return self._exchange({root: x}, dict(enumerate(shapes)))
 
-    def scatter(self, xs: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype, device: bool,
-                are_alike: bool, root: int) -> Any:
+    def scatter(self, xs: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype,
+                on_device: bool, homogeneous: bool, root: int) -> Array:
         y, = self._exchange(dict(enumerate(xs)), {root: shape}, dtype)
         return y
 
-    def alltoall(self, xs: Sequence[Any], shapes: Sequence[tuple[int, ...]], are_alike: bool
-                 ) -> tuple[Any, ...]:
+    def alltoall(self, xs: Sequence[Array], shapes: Sequence[tuple[int, ...]], homogeneous: bool
+                 ) -> tuple[Array, ...]:
         return self._exchange(dict(enumerate(xs)), dict(enumerate(shapes)))
 
-    def allgather(self, x: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, ...]:
+    def allgather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
         if len(set(shapes)) > 1:
             return super().allgather(x, shapes)
         import cupy
 
-        self._group.connect()
+        self._nccl_of_arrays.connect()
         y = cupy.empty((len(shapes), *x.shape), x.dtype)
-        self._group.all_gather(cupy.ascontiguousarray(x).reshape(-1), y.reshape(-1))
+        self._nccl_of_arrays.all_gather(cupy.ascontiguousarray(x).reshape(-1), y.reshape(-1))
         return tuple(y)
 
-    def allreduce(self, x: Any, op: str, out: Any = None) -> Any:
-        if not self._group.combines(x.dtype):
+    def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
+        if not self._nccl_of_arrays.combines(x.dtype):
             return super().allreduce(x, op, out)
-        self._group.connect()
+        self._nccl_of_arrays.connect()
         y = x.copy('C')
-        self._group.all_reduce(y, op)
+        self._nccl_of_arrays.all_reduce(y, op)
         return y
 
-    def reduce(self, x: Any, op: str, root: int) -> Any:
-        if not self._group.combines(x.dtype):
+    def reduce(self, x: Array, op: str, root: int) -> Array | None:
+        if not self._nccl_of_arrays.combines(x.dtype):
             return super().reduce(x, op, root)
-        self._group.connect()
+        self._nccl_of_arrays.connect()
         y = x.copy('C')
-        self._group.reduce(y, op, root)
-        return y if self._mpi_comm.rank == root else None
+        self._nccl_of_arrays.reduce(y, op, root)
+        return y if self.mpi_comm.rank == root else None
 
-    def reduce_scatter(self, x: Any, op: str, sizes: Sequence[int]) -> Any:
-        if not self._group.combines(x.dtype) or len(set(sizes)) > 1:
+    def reduce_scatter(self, x: Array, op: str, sizes: Sequence[int]) -> Array:
+        if not self._nccl_of_arrays.combines(x.dtype) or len(set(sizes)) > 1:
             return super().reduce_scatter(x, op, sizes)
         import cupy
 
-        self._group.connect()
+        self._nccl_of_arrays.connect()
         y = cupy.empty(sizes[0], x.dtype)
-        self._group.reduce_scatter(x, y, op)
+        self._nccl_of_arrays.reduce_scatter(x, y, op)
         return y
 
-    def _exchange(self, xs: dict[int, Any], shapes: dict[int, tuple[int, ...]],
-                  dtype: np.dtype | None = None) -> tuple[Any, ...]:
-        """Sends arrays of one dtype to ranks; returns those that come from ranks, of those shapes.
+    def _exchange(self, xs: dict[int, Array], shapes: dict[int, tuple[int, ...]],
+                  dtype: np.dtype | None = None) -> tuple[Array, ...]:
+        """Sends arrays of one dtype by rank; returns the received arrays, of the given shapes.
 
-        What this rank sends to itself is copied.
+        An array for this rank itself is copied.
         """
         import cupy
 
-        self._group.connect()
-        rank = self._mpi_comm.rank
+        self._nccl_of_arrays.connect()
+        rank = self.mpi_comm.rank
         dtype = next(iter(xs.values())).dtype if dtype is None else dtype
         ys = {source: xs[rank].copy('C') if source == rank else cupy.empty(shape, dtype)
               for source, shape in shapes.items()}
-        self._group.exchange(
+        self._nccl_of_arrays.exchange(
             {dest: cupy.ascontiguousarray(x).reshape(-1) for dest, x in xs.items() if dest != rank},
             {source: y.reshape(-1) for source, y in ys.items() if source != rank})
         return tuple(ys.values())
+
+
+def check_grad_dtype(dtype: object) -> np.dtype:
+    """Returns a dtype in which NCCL can average, or raises ValueError."""
+    found = np.dtype(dtype)  # type: ignore[call-overload]
+    if found not in _GRAD_DTYPES:
+        raise ValueError(f'allreduce_grad_dtype must be float16, float32 or float64, not {found}')
+    return found
+
+
+def is_gathered(compressor: Compressor | None) -> bool:
+    """Whether each rank receives the encoded arrays of all, since NCCL cannot add them."""
+    return compressor is not None and getattr(compressor, 'encoded_dtype', None) is None
+
+
+def wait(event: DeviceEvent | None) -> None:
+    """Makes the current stream wait for an event.  Does not block."""
+    if event is not None:
+        import cupy
+
+        cupy.cuda.get_current_stream().wait_event(event)
+
+
+def _event() -> DeviceEvent:
+    """Records an event after the work queued on the current stream."""
+    import cupy
+
+    return cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))

@@ -1,15 +1,15 @@
-"""Arrays laid end to end and cut into chunks: which piece of which array lies where."""
+"""Maps arrays, laid end to end, to chunks of equal length."""
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-#: Elements to which the borders between slices are rounded, so that no two ranks write one line
-#: of a processor's cache.
+#: Number of elements to which slice borders are rounded, so that no two ranks write to the same
+#: cache line.
 ALIGNMENT = 16
 
 
@@ -27,17 +27,17 @@ class Piece(NamedTuple):
 
     @property
     def part(self) -> slice:
-        """Where in its array the piece is."""
+        """The range in its array."""
         return slice(self.start, self.stop)
 
     @property
     def place(self) -> slice:
-        """Where in the chunk it is."""
+        """The range in the chunk."""
         return slice(self.begin, self.end)
 
 
 def cut(sizes: Sequence[int], length: int) -> list[list[Piece]]:
-    """Cuts arrays of those sizes, end to end, into chunks of that length; the last may be shorter.
+    """Splits arrays of those sizes, end to end, into chunks; the last may be shorter.
 
     >>> cut([3, 2], 4)
     [[Piece(array=0, start=0, stop=3, begin=0), Piece(array=1, start=0, stop=1, begin=3)],
@@ -59,7 +59,7 @@ def cut(sizes: Sequence[int], length: int) -> list[list[Piece]]:
 
 
 def within(pieces: Sequence[Piece], begin: int, end: int) -> list[Piece]:
-    """The parts of the pieces that lie at ``chunk[begin:end]``."""
+    """The parts of pieces within ``chunk[begin:end]``."""
     clipped = []
     for piece in pieces:
         low, high = max(piece.begin, begin), min(piece.end, end)
@@ -70,18 +70,18 @@ def within(pieces: Sequence[Piece], begin: int, end: int) -> list[Piece]:
 
 
 def slices(length: int, count: int) -> list[tuple[int, int]]:
-    """Shares out a chunk: ``count`` slices (begin, end) of nearly equal length, or empty."""
+    """Divides a chunk into ``count`` slices (begin, end) of nearly equal length, or empty."""
     borders = [length * i // count // ALIGNMENT * ALIGNMENT for i in range(count)] + [length]
     return list(itertools.pairwise(borders))
 
 
 class Run:
-    """The pieces of one chunk, taken from a list of arrays without a look at each.
+    """The pieces of one chunk as a slice of a list of arrays.
 
-    All pieces but the first and the last are whole arrays, of any shape and order in memory.
+    All pieces but the first and the last are complete arrays, of any shape and memory layout.
 
     Attributes:
-        flat: The numbers of the arrays that are not whole, which have to be flat.
+        flat: The indices of the incomplete arrays, which must be flat.
     """
 
     def __init__(self, pieces: Sequence[Piece], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -92,19 +92,19 @@ class Run:
         self._last = [piece for piece in partial if piece is not pieces[0]]
         first = pieces[0].array + len(self._first)
         stop = pieces[-1].array + 1 - len(self._last)
-        self._whole = slice(first, max(first, stop))
+        self._complete = slice(first, max(first, stop))
         self._shapes: list[tuple[int, ...]] = [(piece.stop - piece.start,) for piece in self._first]
-        self._shapes += shapes[self._whole]
+        self._shapes += shapes[self._complete]
         self._shapes += [(piece.stop - piece.start,) for piece in self._last]
 
-    def of(self, arrays: list[Any]) -> list[Any]:
-        """The pieces, as views of the arrays; an array without elements may be among them."""
+    def of(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The pieces as views of the arrays, possibly including empty arrays."""
         return [*[arrays[piece.array][piece.part] for piece in self._first],
-                *arrays[self._whole],
+                *arrays[self._complete],
                 *[arrays[piece.array][piece.part] for piece in self._last]]
 
     def places(self, chunk: np.ndarray) -> list[np.ndarray]:
-        """The places of the same pieces in a chunk."""
+        """The pieces as views of the chunk."""
         ends = itertools.accumulate(map(math.prod, self._shapes), initial=0)
         return [chunk[begin:end].reshape(shape)
                 for (begin, end), shape in zip(itertools.pairwise(ends), self._shapes, strict=True)]

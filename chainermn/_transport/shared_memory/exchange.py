@@ -1,17 +1,17 @@
-"""Host arrays are summed in memory that the ranks of a node share, chunk by chunk.
+"""Sums host arrays in the shared memory of a node, chunk by chunk.
 
-Packing all gradients into one buffer would move them out of the processor's cache and back.  So
-they are taken chunk by chunk, and each chunk passes three stages while it is in the cache:
+Packing all gradients into one buffer would move them out of the CPU cache and back.  Instead, each
+chunk passes three stages while it is in the cache:
 
 - pack: each rank copies its chunk into its input in the shared window;
 - reduce: each rank sums its slice of the chunk over the ranks of the node, in the order of the
-  ranks, into the output, which is shared as well; then the slices of the nodes are summed by MPI;
-- unpack: each rank copies the whole output to where the chunk belongs.
+  ranks, into the output, which is shared as well; then MPI sums the slices of all nodes;
+- unpack: each rank copies the complete output back into its arrays.
 
-At step k each rank unpacks chunk k - 2 LAG, packs chunk k and reduces chunk k - LAG; it begins
-once all others have ended step k - LAG.  So with 2 LAG inputs and outputs no rank reads what is
-not yet there, or overwrites what is still to be read, and a rank may be LAG - 1 steps late without
-being waited for.  As a single rank sums an element (of a node), all ranks get the same bits.
+At step k each rank unpacks chunk k - 2 LAG, packs chunk k and reduces chunk k - LAG; it begins once
+all other ranks have finished step k - LAG.  So with 2 LAG inputs and outputs no rank reads data too
+early or overwrites unread data, and a rank may be LAG - 1 steps late without blocking others.
+Each element is summed by a single rank per node, so all ranks get the same bits.
 """
 from __future__ import annotations
 
@@ -21,88 +21,96 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._ranks import ranks_text
-from chainermn._transport import array_buffers, packing
+from chainermn._ranks import group_ranks, ranks_text
+from chainermn._transport import array_buffers
+from chainermn._transport.array_list import ArrayList
 from chainermn._transport.shared_memory import chunking
 from chainermn._transport.shared_memory.chunking import Piece, Run
-from chainermn._transport.shared_memory.stages import Copied, FewPieces, ManyPieces
+from chainermn._transport.shared_memory.stages import (
+    BroadcastChunk,
+    Chunk,
+    DirectChunk,
+    PackedChunk,
+)
 from chainermn._transport.shared_memory.window import Window
 from chainermn._transport.topology import Topology, cores
 
 LAG = 2
 
-#: Bytes of a chunk: much less than a cache, much more than what a step costs beside the copying;
-#: larger where ranks wait for a core, or for another node.
+#: Bytes of a chunk: small enough for the cache, large enough to amortize the synchronization of a
+#: step; larger if ranks share cores or span nodes.
 CHUNK = 512 * 1024
 CHUNK_IF_CROWDED = 1024 * 1024
 CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
 
-#: A chunk of more pieces than this is reduced as one, which costs a copy but no time per piece.
+#: A chunk of more pieces than this is packed first, which costs a copy but no time per piece.
 FEW = 8
 
 _SLOTS = 2 * LAG
-_PLANS = 256  # to remember; a model has one for each bucket
+_PLANS = 256  # cached; a model has one per bucket
 
 
-def create(mpi_comm: Any, topology: Topology, chunk: int | None = None) -> SharedMemory | None:
-    """Makes shared memory.  Collective: every rank calls it.
+def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
+           ) -> SharedMemory | None:
+    """Allocates shared memory.  Collective: every rank calls it.
 
     Args:
-        mpi_comm: The ranks; nothing else may be going on there while they exchange arrays.
-        topology: Where this rank is.
+        mpi_comm: The ranks; nothing else may use it during an exchange.
+        topology: The topology of this rank.
         chunk: Bytes of a chunk, a multiple of 64; the same on all ranks.
 
     Returns:
-        The shared memory; or ``None`` on every rank, with a warning, if one cannot have it.
+        The shared memory; or ``None`` on every rank, with a warning, if one rank cannot allocate
+        it.
     """
-    said = mpi_comm.allgather((topology, cores()))
+    responses = mpi_comm.allgather((topology, cores()))
     if chunk is None:
         chunk = CHUNK
         for node in range(topology.inter_size):
-            of_node = [theirs for place, theirs in said if place.inter_rank == node]
+            of_node = [theirs for place, theirs in responses if place.inter_rank == node]
             if len(set().union(*of_node)) < len(of_node):
                 chunk = CHUNK_IF_CROWDED
         if topology.inter_size > 1:
             chunk = CHUNK_BETWEEN_NODES
-    intra = mpi_comm.Split(topology.inter_rank, mpi_comm.rank)
-    segment = _SLOTS * chunk  # the inputs of a rank; or the outputs, beside those of its first one
+    intra = cast(MPI.Intracomm, mpi_comm.Split(topology.inter_rank, mpi_comm.rank))
+    segment = _SLOTS * chunk  # the inputs of a rank; the first rank also holds the outputs
     made: list[Window] = []
 
-    def look_for_room() -> None:
+    def check_space() -> None:
         if intra.rank == 0:
-            _check_room((intra.size + 1) * segment)
+            _check_space((intra.size + 1) * segment)
 
     def allocate() -> None:
         made.append(Window(intra, segment * (2 if intra.rank == 0 else 1),
                            f'rank {mpi_comm.rank}'))
 
-    for attempt in (look_for_room, allocate):
+    for attempt in (check_space, allocate):
         failures = _failures(mpi_comm, attempt)
         if failures:
             for window in made:
                 window.free()
             intra.Free()
-            warnings.warn(f'no shared memory on {failures}; arrays on the host are summed by MPI, '
-                          'which takes longer', RuntimeWarning, stacklevel=2)
+            warnings.warn(f'no shared memory on {failures}; host arrays are summed by MPI, which '
+                          'is slower', RuntimeWarning, stacklevel=2)
             return None
     return SharedMemory(mpi_comm, topology, intra, made[0], chunk,
-                        slices=min(place.intra_size for place, _ in said))
+                        slices=min(place.intra_size for place, _ in responses))
 
 
 class SharedMemory:
     """Sums and copies host arrays of the ranks of a communicator; made by :func:`create`."""
 
-    def __init__(self, mpi_comm: Any, topology: Topology, intra: Any, window: Window, chunk: int,
-                 slices: int) -> None:
+    def __init__(self, mpi_comm: MPI.Comm, topology: Topology, intra: MPI.Comm, window: Window,
+                 chunk: int, slices: int) -> None:
         self._intra = intra
         self._window = window
         self._chunk = chunk
-        # How many ranks of each node reduce: as many as the smallest node has.
+        # The number of ranks that reduce on each node: the size of the smallest node.
         self._slices = slices
         reduces = intra.rank < slices
         self._inter = None
@@ -112,13 +120,13 @@ class SharedMemory:
         size = _SLOTS * chunk
         self._inputs = [segment[:size] for segment in window.segments]
         self._output = window.segments[0][size:]
-        # Who writes to a page of memory first gets it near its core.
+        # A page is allocated near the core that writes to it first.
         self._inputs[intra.rank][:] = 0
         if reduces:
             begin, end = chunking.slices(chunk, slices)[intra.rank]
             self._output.reshape(_SLOTS, chunk)[:, begin:end] = 0
         self._step = 0
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[tuple[object, ...], _Plan] = {}
         self._failure: BaseException | None = None
         intra.Barrier()
 
@@ -127,21 +135,21 @@ class SharedMemory:
         """Sums arrays over all ranks, element by element.  Collective: every rank calls it.
 
         Args:
-            arrays: Host arrays, all of one dtype: float16, which is summed in float32 and rounded
-                once, float32 or float64.  The shapes are the same on all ranks.
-            results: Arrays of the same shapes and dtype for the sums, which are the same bits on
+            arrays: Host arrays, all float16 (summed in float32 and rounded once), float32 or
+                float64.  The shapes are equal on all ranks.
+            results: Arrays of the same shapes and dtype for the sums, which are bitwise equal on
                 all ranks; by default ``arrays``.
-            scale: The sums are multiplied by it, before they are rounded.
+            scale: Multiplies the sums before rounding.
 
         Raises:
-            RuntimeError: If another rank of the node failed or ended in the middle.
+            RuntimeError: If another rank of the node failed or ended during the exchange.
         """
-        wide = array_buffers.summed_in(arrays[0].dtype)
-        factor = None if scale is None else wide.type(scale)
-        plan = self._plan(self._summed, arrays, wide)
+        plan = self._plan(self._summed, arrays)
+        factor = None if scale is None else plan.dtype.type(scale)
+        is_in_place = results is None or results is arrays
         with _flat(arrays if results is None else results, plan.flat) as targets:
             sources = targets
-            if results is not None:
+            if not is_in_place:
                 sources = list(arrays)
                 for number in plan.flat:
                     sources[number] = arrays[number].ravel()
@@ -153,18 +161,18 @@ class SharedMemory:
         """Copies the arrays of rank 0 into those of all ranks.  Collective: every rank calls it.
 
         Args:
-            arrays: Host arrays of any one dtype.  The shapes are the same on all ranks.
+            arrays: Host arrays of one dtype.  The shapes are equal on all ranks.
 
         Raises:
-            RuntimeError: If another rank of the node failed or ended in the middle.
+            RuntimeError: If another rank of the node failed or ended during the exchange.
         """
         with _flat(arrays, range(len(arrays))) as flat:
             data = [array.view(np.uint8) for array in flat]
-            self._run(self._plan(self._copied, data, np.dtype(np.uint8)).chunks, data, data)
+            self._run(self._plan(self._copied, data).chunks, data, data)
 
-    def wait_patiently(self, patient: bool) -> None:
-        """Says whether to wait for other ranks without looking all the time."""
-        self._window.is_patient = patient
+    def set_passive_wait(self, passive: bool) -> None:
+        """Selects whether to sleep between polls while waiting for other ranks."""
+        self._window.is_passive = passive
 
     def free(self) -> None:
         """Frees the memory.  Collective: every rank calls it, once."""
@@ -176,9 +184,9 @@ class SharedMemory:
             self._inter.Free()
         self._intra.Free()
 
-    def _run(self, chunks: list[Any], sources: list[Any], targets: list[Any],
-             scale: Any = None) -> None:
-        """Takes all chunks through their stages."""
+    def _run(self, chunks: list[Chunk], sources: list[np.ndarray], targets: list[np.ndarray],
+             scale: np.generic | None = None) -> None:
+        """Runs the stages of all chunks."""
         if self._failure is not None:
             raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
         window, base, count = self._window, self._step, len(chunks)
@@ -198,24 +206,26 @@ class SharedMemory:
             raise
         self._step = base + count + 2 * LAG
 
-    def _plan(self, make: Callable[..., Any], arrays: Sequence[Any], dtype: np.dtype) -> _Plan:
-        """What to do with each chunk; as last time, if the arrays have the shapes of last time."""
-        shapes = packing.shapes_of(arrays)
-        key = make.__name__, dtype, shapes
+    def _plan(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray]) -> _Plan:
+        """The plan for arrays of these shapes and dtype, cached."""
+        if not isinstance(arrays, ArrayList):
+            arrays = ArrayList.of(arrays)
+        key = make.__name__, arrays.dtypes[:1], arrays.shapes
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 del self._plans[next(iter(self._plans))]  # the oldest
+            dtype = array_buffers.summed_in(arrays[0].dtype)
             flat: set[int] = set()
-            chunks = [make(pieces, shapes, number % _SLOTS, dtype, flat)
+            chunks = [make(pieces, arrays.shapes, number % _SLOTS, dtype, flat)
                       for number, pieces in enumerate(chunking.cut(
-                          [*map(math.prod, shapes)], self._chunk // dtype.itemsize))]
-            plan = self._plans[key] = _Plan(chunks, sorted(flat))
+                          [*map(math.prod, arrays.shapes)], self._chunk // dtype.itemsize))]
+            plan = self._plans[key] = _Plan(chunks, sorted(flat), dtype)
         return plan
 
     def _summed(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], slot: int,
-                dtype: np.dtype, flat: set[int]) -> Any:
-        """A chunk; adds to ``flat`` the numbers of the arrays that it wants flat."""
+                dtype: np.dtype, flat: set[int]) -> Chunk:
+        """Creates a chunk; adds the indices of arrays that must be flat to ``flat``."""
         length = pieces[-1].end
         output = self._slot(self._output, slot, dtype)[:length]
         inputs = [self._slot(segment, slot, dtype)[:length] for segment in self._inputs]
@@ -224,30 +234,31 @@ class SharedMemory:
             own = chunking.slices(length, self._slices)[self._intra.rank]
         if len(pieces) <= FEW:
             flat.update(piece.array for piece in pieces)
-            return FewPieces(pieces, inputs, self._intra.rank, output, own, self._inter)
+            return DirectChunk(pieces, inputs, self._intra.rank, output, own, self._inter)
         run = Run(pieces, shapes)
         flat.update(run.flat)
-        return ManyPieces(run, inputs, self._intra.rank, output, own, self._inter)
+        return PackedChunk(run, inputs, self._intra.rank, output, own, self._inter)
 
     def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], slot: int,
-                dtype: np.dtype, flat: set[int]) -> Any:
+                dtype: np.dtype, flat: set[int]) -> Chunk:
         output = self._slot(self._output, slot, dtype)[:pieces[-1].end]
-        return Copied(Run(pieces, shapes), output, self._intra.rank == 0, self._inter)
+        return BroadcastChunk(Run(pieces, shapes), output, self._intra.rank == 0, self._inter)
 
     def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
         return segment[slot * self._chunk:(slot + 1) * self._chunk].view(dtype)
 
 
 class _Plan(NamedTuple):
-    """What to do with each chunk, and the numbers of the arrays that have to be flat for it."""
+    """The chunks of a list of arrays."""
 
-    chunks: list[Any]
-    flat: list[int]
+    chunks: list[Chunk]
+    flat: list[int]  # indices of the arrays that must be flat
+    dtype: np.dtype  # of the sums
 
 
 @contextlib.contextmanager
 def _flat(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> Iterator[list[np.ndarray]]:
-    """The arrays, those of some numbers flat; what is written there is in the arrays in the end."""
+    """Yields the arrays, some of them flattened; copies changes back on exit."""
     flat = list(arrays)
     for number in numbers:
         flat[number] = arrays[number].ravel()
@@ -258,26 +269,23 @@ def _flat(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> Iterator[list
             array[...] = flat[number].reshape(array.shape)
 
 
-def _check_room(size: int) -> None:
-    """Raises if no file as large as the window can be made where shared memory lies.
+def _check_space(size: int) -> None:
+    """Raises if ``/dev/shm`` has too little space for the window.
 
-    With too little room, the first write to the window would end the process; and not every MPI
-    library tells the other ranks when it fails on one.
+    Otherwise the first write to the window would kill the process; and some MPI libraries do not
+    raise on the other ranks if allocation fails on one.
     """
     if os.path.isdir('/dev/shm') and hasattr(os, 'posix_fallocate'):
         with tempfile.TemporaryFile(dir='/dev/shm') as file:
             os.posix_fallocate(file.fileno(), 0, size)
 
 
-def _failures(mpi_comm: Any, attempt: Callable[[], Any]) -> str:
-    """Attempts something on all ranks; returns what failed where, the same text on all ranks."""
+def _failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
+    """Calls a function on all ranks; returns the errors by rank, the same text on all ranks."""
     failure = ''
     try:
         attempt()
     except Exception as error:
         failure = error.Get_error_string() if isinstance(error, MPI.Exception) else str(error)
-    ranks: dict[str, list[int]] = {}
-    for rank, said in enumerate(mpi_comm.allgather(failure)):
-        if said:
-            ranks.setdefault(said, []).append(rank)
-    return '; '.join(f'{ranks_text(those)} ({said})' for said, those in ranks.items())
+    groups = group_ranks(enumerate(mpi_comm.allgather(failure)))
+    return '; '.join(f'{ranks_text(ranks)} ({text})' for text, ranks in groups.items() if text)

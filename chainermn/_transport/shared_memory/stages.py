@@ -1,12 +1,12 @@
-"""What one rank does with one chunk, in three stages: pack, reduce, unpack.
+"""The stages of a chunk on one rank: pack, reduce, unpack.
 
-All places in the shared window are looked up once, when an object is made, so that a stage is
-little more than the calls of NumPy that move the data.
+All views of the shared window are created once, in the constructor, so that a stage is little more
+than the NumPy calls that move the data.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -14,20 +14,33 @@ from mpi4py import MPI
 from chainermn._transport.shared_memory.chunking import Piece, Run, within
 
 
-class FewPieces:
-    """A chunk of few pieces: the rank's own slice is summed straight from the arrays.
+class Chunk(Protocol):
+    """The three stages of a chunk, on this rank."""
+
+    def pack(self, arrays: list[np.ndarray]) -> None:
+        """Copies the parts of this rank's arrays that other ranks need into the shared window."""
+
+    def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
+        """Writes this rank's slice of the result to the shared window."""
+
+    def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
+        """Copies the result, times ``scale``, into this rank's arrays."""
+
+
+class DirectChunk:
+    """A chunk of few pieces: each rank sums its slice directly from its arrays.
 
     Args:
-        pieces: What lies in the chunk.
+        pieces: The contents of the chunk.
         inputs: The input of each rank of the node.
-        rank: Of this process, on the node.
-        output: Where the sums go.
+        rank: The intra rank.
+        output: Receives the sums.
         own: Begin and end of the slice that this rank reduces; empty if it reduces none.
         inter: The ranks that reduce the same slice on the other nodes; ``None`` on a single node.
     """
 
     def __init__(self, pieces: Sequence[Piece], inputs: Sequence[np.ndarray], rank: int,
-                 output: np.ndarray, own: tuple[int, int], inter: Any) -> None:
+                 output: np.ndarray, own: tuple[int, int], inter: MPI.Comm | None) -> None:
         begin, end = own
         others = [*within(pieces, 0, begin), *within(pieces, end, output.size)]
         self._packed = [(inputs[rank][piece.place], piece.array, piece.part) for piece in others]
@@ -39,17 +52,17 @@ class FewPieces:
         self._slice = output[begin:end]
         self._inter = inter if begin < end else None
 
-    def pack(self, arrays: list[Any]) -> None:
+    def pack(self, arrays: list[np.ndarray]) -> None:
         for place, array, part in self._packed:
             place[...] = arrays[array][part]
 
-    def reduce(self, arrays: list[Any], scale: Any) -> None:
+    def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         for place, array, part, lower, higher in self._reduced:
             _add([*lower, arrays[array][part], *higher], place)
         if self._inter is not None:
             self._inter.Allreduce(MPI.IN_PLACE, self._slice)
 
-    def unpack(self, arrays: list[Any], scale: Any) -> None:
+    def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if scale is None:
             for place, array, part in self._unpacked:
                 arrays[array][part] = place
@@ -58,11 +71,11 @@ class FewPieces:
                 np.multiply(place, scale, out=arrays[array][part], casting='same_kind')
 
 
-class ManyPieces:
-    """A chunk of many pieces, which are packed and summed as one; arguments as above."""
+class PackedChunk:
+    """A chunk of many pieces, packed and summed as one; arguments like :class:`DirectChunk`."""
 
     def __init__(self, pieces: Run, inputs: Sequence[np.ndarray], rank: int,
-                 output: np.ndarray, own: tuple[int, int], inter: Any) -> None:
+                 output: np.ndarray, own: tuple[int, int], inter: MPI.Comm | None) -> None:
         begin, end = own
         self._pieces = pieces
         self._packed = inputs[rank][:output.size]
@@ -72,10 +85,10 @@ class ManyPieces:
         self._inter = inter
         self._is_empty = begin == end
 
-    def pack(self, arrays: list[Any]) -> None:
+    def pack(self, arrays: list[np.ndarray]) -> None:
         np.concatenate(self._pieces.of(arrays), None, self._packed, casting='same_kind')
 
-    def reduce(self, arrays: list[Any], scale: Any) -> None:
+    def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if self._is_empty:
             return
         _add(self._inputs, self._slice)
@@ -84,22 +97,23 @@ class ManyPieces:
         if scale is not None:
             np.multiply(self._slice, scale, out=self._slice)
 
-    def unpack(self, arrays: list[Any], scale: Any) -> None:
+    def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         for array, place in zip(self._pieces.of(arrays), self._unpacked, strict=True):
             array[...] = place
 
 
-class Copied:
+class BroadcastChunk:
     """A chunk that the first rank of each node, the leader, fills for the others.
 
     Args:
-        pieces: What lies in the chunk.
-        output: Where the leader puts it.
-        is_leader: Whether this rank does.
+        pieces: The contents of the chunk.
+        output: Receives the data of the leader.
+        is_leader: Whether this rank is the leader.
         inter: The leaders of all nodes; ``None`` on a single node.
     """
 
-    def __init__(self, pieces: Run, output: np.ndarray, is_leader: bool, inter: Any) -> None:
+    def __init__(self, pieces: Run, output: np.ndarray, is_leader: bool,
+                 inter: MPI.Comm | None) -> None:
         self._pieces = pieces
         self._output = output
         self._unpacked = pieces.places(output)
@@ -107,23 +121,23 @@ class Copied:
         self._is_root = is_leader and (inter is None or inter.rank == 0)
         self._inter = inter
 
-    def pack(self, arrays: list[Any]) -> None:
-        """Nothing: there is one source, which needs no input."""
+    def pack(self, arrays: list[np.ndarray]) -> None:
+        """Does nothing: there is a single source."""
 
-    def reduce(self, arrays: list[Any], scale: Any) -> None:
+    def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if self._is_root:
             np.concatenate(self._pieces.of(arrays), None, self._output)
         if self._is_leader and self._inter is not None:
             self._inter.Bcast(self._output, 0)
 
-    def unpack(self, arrays: list[Any], scale: Any) -> None:
+    def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if not self._is_root:
             for array, place in zip(self._pieces.of(arrays), self._unpacked, strict=True):
                 array[...] = place
 
 
 def _add(terms: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Sums arrays one after the other, from the first on."""
+    """Sums arrays in order."""
     if len(terms) == 1:
         out[...] = terms[0]
         return

@@ -1,41 +1,93 @@
-"""Shared memory carries large sums of host arrays; MPI carries the rest."""
+"""The transport on shared memory: one exchange per dtype for host arrays."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
+from chainermn._transport.array_list import ArrayList
+from chainermn._transport.base import Group
 from chainermn._transport.mpi import LARGE, MpiTransport
+from chainermn._transport.shared_memory import exchange
 from chainermn._transport.shared_memory.exchange import SharedMemory
+from chainermn._types import Array
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-class SharedTransport(MpiTransport):
-    """The collectives for arrays that are on the host on all ranks.
+class SharedMemoryTransport(MpiTransport):
+    """Sums host arrays in shared memory within each node, and by MPI between nodes.
 
-    Args:
-        mpi_comm: The ranks.  Nothing else may use its messages meanwhile.
-        memory: Gives the shared memory, or ``None`` where there is none, on all ranks alike.
+    MPI carries small arrays, arrays on a device, and all arrays if there is no shared memory.
     """
 
-    def __init__(self, mpi_comm: Any, memory: Callable[[], SharedMemory | None]) -> None:
-        super().__init__(mpi_comm)
-        self._memory = memory
+    allows_mixed_devices: ClassVar[bool] = False
 
-    def allreduce(self, x: Any, op: str, out: Any = None) -> Any:
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._shared: SharedMemory | None = None
+        self._is_connected = False
+
+    def carries(self, on_device: bool) -> bool:
+        return not on_device and self.size > 1
+
+    def connect(self) -> None:
+        self._memory()
+
+    def set_passive_wait(self, passive: bool) -> None:
+        if self._shared is not None:
+            self._shared.set_passive_wait(passive)
+
+    def free(self) -> None:
+        if self._shared is not None:
+            self._shared.free()
+
+    def groups(self, arrays: ArrayList, results: Sequence[Array] | None
+               ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
+        return arrays.by_dtype(results)
+
+    def mean(self, arrays: ArrayList, results: Sequence[Array] | None = None) -> None:
+        if self.size == 1 and results is None:
+            return
+        if arrays.on_host and len(arrays.dtypes) == 1:  # usually there is a single group
+            groups = [(arrays, arrays if results is None else results)]
+        else:
+            groups = arrays.by_dtype(results)
+        for group, targets in groups:
+            if group.on_device or (memory := self._memory()) is None:
+                self._packed_mean(group, targets)
+            else:
+                memory.sum(group, targets, scale=1 / self.size)
+
+    def bcast_arrays(self, arrays: ArrayList) -> None:
+        if self.size == 1:
+            return
+        for group, _ in arrays.by_dtype():
+            if group.on_device or (memory := self._memory()) is None:
+                self._packed_bcast(group)
+            else:
+                memory.bcast(group)
+
+    def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
         if op != 'sum' or x.nbytes < LARGE or x.dtype not in _FLOATS or (
                 memory := self._memory()) is None:
             return super().allreduce(x, op, out)
         y = np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out
-        memory.sum([x], None if y is x else [y])
+        memory.sum(ArrayList.of([x]), None if y is x else [y])
         return y
 
-    def sums(self, xs: Sequence[Any]) -> list[Any] | None:
-        if len({x.dtype for x in xs}) > 1 or xs[0].dtype not in _FLOATS or (
+    def sums(self, xs: ArrayList) -> list[Array] | None:
+        if len(xs.dtypes) > 1 or xs.dtypes[0] not in _FLOATS or (
                 sum(x.nbytes for x in xs) < LARGE) or (memory := self._memory()) is None:
             return None
         ys = [np.empty(x.shape, x.dtype) for x in xs]
         memory.sum(xs, ys)
         return ys
+
+    def _memory(self) -> SharedMemory | None:
+        """The shared memory, allocated by the first call; ``None`` if unavailable."""
+        if not self._is_connected:
+            self._is_connected = True
+            self._shared = exchange.create(self.mpi_comm, self.group.topology)
+        return self._shared

@@ -1,72 +1,73 @@
-"""Memory that the ranks of one node share, and the counters by which they wait for one another.
+"""Shared memory of the ranks of one node, with counters for synchronization.
 
-Each rank counts its steps in its own segment and looks at the counters of the others.  A rank
-that waits looks for a moment, then offers its core to others, then sleeps between two looks:
-where cores are short, the rank that it waits for may need this one.  A rank that fails, or whose
-process ends, is noticed within a second or so, and named.
+Each rank counts its steps in its own segment and polls the counters of the others.  A waiting rank
+polls briefly, then yields its core, then sleeps between polls: with fewer cores than ranks, the
+other rank may need this core.  If a rank fails or its process ends, the others raise an error that
+names it within about a second.
 """
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-_PAGE = 4096  # of which each segment has one ahead of its data, for the counter
+_PAGE = 4096  # bytes ahead of the data of each segment, for the counter
 
-_POLLS = 100  # how often to look at once; about 5 microseconds
-_YIELDS = 100  # how often to look after each sched_yield; about 100 microseconds
-_NAP = 1e-6  # seconds to sleep between later looks; the kernel makes it about 60 microseconds
-_CHECK = 2048  # looks from one check of the others to the next; about 0.2 seconds
+_POLLS = 100  # without yielding; about 5 microseconds
+_YIELDS = 100  # polls after a sched_yield each; about 100 microseconds
+_POLL_INTERVAL = 1e-6  # seconds between later polls; about 60 microseconds with the kernel's delay
+_CHECK = 2048  # polls between two checks for failed ranks; about 0.2 seconds
 
 
 class Window:
     """A segment of memory for each rank of a node, and a counter.
 
-    Collective: every rank of the node makes one.
+    Collective: every rank of the node creates one.
 
     Args:
-        mpi_comm: Communicator of the ranks of the node, for the window alone.
+        mpi_comm: The ranks of the node; nothing else may use this communicator.
         size: Bytes of this rank's segment.
-        name: What to call this rank in errors.
+        name: The name of this rank in errors.
 
     Raises:
-        MPI.Exception: If there is no such memory.  MPI libraries raise it on all ranks.
+        MPI.Exception: If no shared memory is available.  MPI libraries raise it on all ranks.
 
     Attributes:
-        segments: The segments of all ranks, as arrays of bytes; a rank should be the first to
-            write to what it uses most, so that it lies near its core.
-        is_patient: Whether to sleep between any two looks, since this process has other work.
+        segments: The segments of all ranks, as arrays of bytes.  The rank that uses a page most
+            should write to it first, so that the page is near its core.
+        is_passive: Whether to sleep after every poll, since this process has other work.
     """
 
-    is_patient = False
+    is_passive = False
 
-    def __init__(self, mpi_comm: Any, size: int, name: str) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, size: int, name: str) -> None:
         info = MPI.Info.Create({'alloc_shared_noncontig': 'true',
                                 'mpi_minimum_memory_alignment': str(_PAGE)})
         self._window = MPI.Win.Allocate_shared(_PAGE + size, 1, info, mpi_comm)
         info.Free()
-        self._window.Lock_all(MPI.MODE_NOCHECK)  # without it there is no Sync
+        self._window.Lock_all(MPI.MODE_NOCHECK)  # required for Sync
         self._mpi_comm = mpi_comm
-        memory: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(mpi_comm.size)]
-        whole = [np.frombuffer(segment, np.uint8) for segment in memory]
-        # Of each rank: its counter; and 0, or 1 + the rank for whose failure it failed.
-        words = [segment[:16].data.cast('q') for segment in whole]
+        memory = [memoryview(self._window.Shared_query(rank)[0])  # type: ignore[arg-type]
+                  for rank in range(mpi_comm.size)]
+        complete = [np.frombuffer(segment, np.uint8) for segment in memory]
+        # For each rank its counter, and 0 or 1 + the rank whose failure it has noticed.
+        words = [segment[:16].data.cast('q') for segment in complete]
         self._mine = words[mpi_comm.rank]
         self._mine[0] = self._mine[1] = 0
-        said = mpi_comm.allgather((size, name, _Process.this()))
-        self._processes = [(name, process) for _, name, process in said]
-        # A segment may be longer than asked for.
+        responses = mpi_comm.allgather((size, name, _Process.this()))
+        self._processes = [(name, process) for _, name, process in responses]
+        # A segment may be longer than requested.
         self.segments = [segment[_PAGE:_PAGE + length]
-                         for segment, (length, _, _) in zip(whole, said, strict=True)]
+                         for segment, (length, _, _) in zip(complete, responses, strict=True)]
         self._others = {rank: words[rank] for rank in range(mpi_comm.size)
                         if rank != mpi_comm.rank}
 
     def publish(self, count: int) -> None:
-        """Sets this rank's counter, after all that it wrote."""
+        """Sets this rank's counter, after all of its writes."""
         self._window.Sync()
         self._mine[0] = count
 
@@ -77,15 +78,15 @@ class Window:
             RuntimeError: If one of them failed or ended.
         """
         for words in self._others.values():
-            looks = 0
+            polls = 0
             while words[0] < count:
-                looks += 1
-                if looks > _POLLS or self.is_patient:
-                    self._idle(looks)
+                polls += 1
+                if polls > _POLLS or self.is_passive:
+                    self._idle(polls)
         self._window.Sync()
 
     def fail(self) -> None:
-        """Lets all ranks that wait for this one raise an error."""
+        """Makes all ranks that wait for this one raise an error."""
         if not self._mine[1]:
             self._mine[1] = 1 + self._mpi_comm.rank
 
@@ -96,23 +97,23 @@ class Window:
         self._window.Unlock_all()
         self._window.Free()
 
-    def _idle(self, looks: int) -> None:
-        if looks <= _POLLS + _YIELDS and not self.is_patient:
+    def _idle(self, polls: int) -> None:
+        if polls <= _POLLS + _YIELDS and not self.is_passive:
             os.sched_yield()
             return
-        time.sleep(_NAP)
-        # MPI makes progress with what other ranks still have to receive from this one.
+        time.sleep(_POLL_INTERVAL)
+        # Lets MPI make progress with messages that this rank has sent.
         self._mpi_comm.Iprobe()
-        if looks % _CHECK == 0:
+        if polls % _CHECK == 0:
             self._check()
 
     def _check(self) -> None:
         for rank, words in self._others.items():
-            said = words[1]  # once: it may change meanwhile
-            first = said - 1 if said else rank
+            failed = words[1]  # read once: it may change meanwhile
+            first = failed - 1 if failed else rank
             name, process = self._processes[first]
             is_alive = process.is_alive()
-            if said or not is_alive:
+            if failed or not is_alive:
                 self._mine[1] = 1 + first
                 raise RuntimeError(f'{name} (process {process.pid} on {os.uname().nodename}) '
                                    f'{"failed" if is_alive else "ended"} in the middle of an '
@@ -120,7 +121,7 @@ class Window:
 
 
 class _Process(NamedTuple):
-    """A process of this machine; the time of its start tells it from a later one."""
+    """A process of this node, with its start time since PIDs are reused."""
 
     pid: int
     start: str
@@ -134,7 +135,7 @@ class _Process(NamedTuple):
             return cls(os.getpid(), '', '')
 
     def is_alive(self) -> bool:
-        """Whether it runs; true where that cannot be known."""
+        """Whether the process runs; true if unknown."""
         with contextlib.suppress(OSError):
             if not self.start or self.namespace != os.readlink('/proc/self/ns/pid'):
                 return True
@@ -144,7 +145,7 @@ class _Process(NamedTuple):
 
 
 def _stat(pid: str) -> tuple[str, str]:
-    """State and start of a process."""
+    """State and start time of a process."""
     with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as file:
         words = file.read().rpartition(')')[2].split()
     return words[0], words[19]

@@ -72,7 +72,7 @@ def compile_kernels(tmp_path_factory):
 
 
 class Array(np.ndarray):
-    """Stands in for ``cupy.ndarray``: what is done with it is work for the current stream."""
+    """Stands in for ``cupy.ndarray``: operations are queued on the current stream."""
 
     gpu = None
 
@@ -127,14 +127,14 @@ def plain(x):
 
 
 def owner(array):
-    """The array whose memory another one views."""
+    """The array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 class Gpu:
-    """The stand-in, and a log of what was done on which stream."""
+    """The stand-in, with a log of operations by stream."""
 
     def __init__(self, compile_kernels):
         self.log = []
@@ -164,7 +164,7 @@ class Gpu:
         self.cupyx = types.SimpleNamespace(empty_pinned=np.empty)
 
     def function(self, name):
-        """NumPy's function of that name, as work for the current stream."""
+        """NumPy's function of that name, queued on the current stream."""
         found = getattr(np, name)
         if isinstance(found, (type, np.ufunc)) or not callable(found):
             return found
@@ -176,7 +176,7 @@ class Gpu:
         return self.made(lambda: np.ascontiguousarray(plain(x), dtype))
 
     def empty(self, shape, dtype):
-        """Memory of the pool, which work that nobody has waited for may still be using."""
+        """Memory of the pool, which queued work may still be using."""
         return self.made(lambda: np.full(shape, 77, dtype))
 
     def asarray(self, x):
@@ -191,7 +191,7 @@ class Gpu:
         return out
 
     def made(self, call):
-        """Returns a new array, which is computed when the current stream comes to it."""
+        """Returns a new array, computed when the current stream reaches it."""
         stream, result = self.streams[-1], call()
         if not isinstance(result, np.ndarray):
             return result
@@ -204,7 +204,7 @@ class Gpu:
         return memory.view(Array)
 
     def do(self, call):
-        """Runs what changes arrays when the current stream comes to it."""
+        """Runs a function that changes arrays when the current stream reaches it."""
         self.streams[-1].do(call)
 
     def kernel(self, run, name):
@@ -256,7 +256,7 @@ class Device:
 
 
 class CudaError(RuntimeError):
-    """Stands in for ``CUDARuntimeError``, which is made of a status."""
+    """Stands in for ``CUDARuntimeError``, created from a status."""
 
 
 class Event:
@@ -285,7 +285,7 @@ class Stream:
     def __init__(self, gpu, name):
         self.gpu, self.name, self.ptr = gpu, name, id(self)
         gpu.all_streams.append(self)
-        self.pending = False  # whether something was begun that nobody has waited for
+        self.pending = False  # whether work has been queued since the last wait
         self.work = deque()
         self.n_done = 0
         self.own = []  # memory of its own, which it gets back only after its work
@@ -322,7 +322,7 @@ class Stream:
         self.pending = False
 
     def touch(self, array):
-        """Notes that the device gets the address of an array."""
+        """Records that the device gets the address of an array."""
         memory = owner(array)
         if self.is_late and not any(memory is own for own in self.own):
             self.read[id(memory)] = memory
@@ -340,7 +340,7 @@ class Stream:
 
 
 class NcclCommunicator:
-    """Stands in for NCCL's, between the ranks that know the same leader."""
+    """Stands in for NCCL's communicator, among the ranks with the same leader."""
 
     def __init__(self, gpu, size, leader, rank):
         world = MPI.COMM_WORLD
@@ -387,7 +387,7 @@ class NcclCommunicator:
         self.do('reduce', stream, work)
 
     def combined(self, x, op):
-        """One rank after the other, so that an element has the same bits wherever it lies."""
+        """Sums in rank order, so that an element has the same bits at any position."""
         rows = np.empty((self.mpi_comm.size, x.size), x.dtype)
         self.mpi_comm.Allgather(np.array(x), rows)
         with np.errstate(over='ignore'):
@@ -438,7 +438,7 @@ def at(pointer, count, dtype):
 
 @pytest.fixture
 def gpu(monkeypatch, compile_kernels):
-    """Puts the stand-in in the place of CuPy and NCCL."""
+    """Replaces CuPy and NCCL by the stand-in."""
     gpu = Gpu(compile_kernels)
     for kind in (Array, Device):
         monkeypatch.setattr(kind, 'gpu', gpu)
@@ -468,7 +468,7 @@ def gpu(monkeypatch, compile_kernels):
 
 @pytest.fixture
 def make_model(gpu):
-    """Makes a model on the stand-in: float16, float32 and float64, one array not contiguous."""
+    """Creates a model on the stand-in: float16, float32 and float64, one array not contiguous."""
     def make_model(seed):
         random = np.random.RandomState(seed)
         model = chainer.Link()

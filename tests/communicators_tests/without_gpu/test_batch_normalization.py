@@ -1,4 +1,4 @@
-"""Multi-node batch normalization on the stand-in: by what its statistics travel."""
+"""Multi-node batch normalization on the stand-in: the backend that exchanges its statistics."""
 
 import chainer
 import numpy as np
@@ -29,7 +29,7 @@ def naive():
 
 
 def statistics_and_gradients(comm, backend, xp):
-    """What the function computes of the batches of all ranks; Chainer's kernels do the rest."""
+    """The statistics over the batches of all ranks; Chainer's kernels do the rest."""
     random = np.random.RandomState(RANK)
     x, gy = (xp.asarray(random.standard_normal((4, 3)).astype('f')) for _ in range(2))
     gamma = xp.asarray(np.arange(1, 4, dtype='f'))

@@ -55,7 +55,7 @@ def pieces_of(arrays):
 
 
 def halves(size):
-    """Numbers that no dtype has to round, but no two neighbours alike."""
+    """Numbers that every dtype represents exactly; neighbors differ."""
     return np.arange(size) % 1000 / 4 - 50
 
 
@@ -139,7 +139,7 @@ def test_no_arrays():
     assert len(batched_copy.pieces(())) == 0
 
 
-def test_tables_are_kept_while_there_is_room(gpu):
+def test_tables_are_cached_within_the_limit(gpu):
     tables = batched_copy.Tables(2000)
     a, b, c, d = (((16 * n, 0, 10, 4),) for n in range(4))
     for n, key in enumerate([a, b, c]):
@@ -158,7 +158,7 @@ def test_tables_are_kept_while_there_is_room(gpu):
     assert tables.n_made == 6
 
 
-def test_a_table_that_is_larger_than_all_room(gpu):
+def test_table_larger_than_the_limit(gpu):
     tables = batched_copy.Tables(2000)
     large = ((0, 0, 1000 * LENGTH, 4),)
     for _ in range(2):
@@ -189,7 +189,7 @@ def compile_for_sm_90(monkeypatch):
 
     def compile_for_sm_90(itemsize, kind):
         prefix = {'cubin': 'sm', 'ptx': 'compute'}[kind]
-        # Without this it would ask the device what it can do.
+        # Otherwise CuPy would query the device.
         monkeypatch.setattr(compiler, '_get_arch_for_options_for_nvrtc',
                             lambda arch: (f'-arch={prefix}_{arch}', kind))
         return compiler.compile_using_nvrtc(

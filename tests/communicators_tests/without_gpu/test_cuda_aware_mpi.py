@@ -1,4 +1,4 @@
-"""What MPI gets of device memory: nothing that the device is still working on."""
+"""CUDA-aware MPI: device memory is passed only after the device has finished with it."""
 
 
 import numpy as np
@@ -19,7 +19,7 @@ CALLS = ['Allgather', 'Allgatherv', 'Allreduce', 'Alltoall', 'Alltoallv', 'Bcast
 
 
 def watched(base, gpu):
-    """A class of MPI communicators whose calls look whether the device is done."""
+    """A class of MPI communicators whose calls assert that the device is done."""
     def method(name):
         call = getattr(base, name)
 
@@ -55,7 +55,7 @@ def comm(request, gpu, monkeypatch):
     comm.finalize()
 
 
-VERBS = {
+OPERATIONS = {
     'bcast': lambda comm, x: comm.bcast(x, SIZE - 1),
     'gather': lambda comm, x: comm.gather(x, SIZE - 1),
     'allgather': lambda comm, x: comm.allgather(x),
@@ -73,7 +73,7 @@ VERBS = {
 
 
 def send_and_recv(comm, data):
-    """Sends to the next rank; returns what the one before sent."""
+    """Sends to the next rank; returns the data of the previous one."""
     if RANK % 2 == 0:
         comm.send(data, (RANK + 1) % SIZE, 3)
         return comm.recv((RANK - 1) % SIZE, 3)
@@ -93,17 +93,17 @@ def arrays(result):
     return [] if result is None else list(result) if isinstance(result, tuple) else [result]
 
 
-@pytest.mark.parametrize('different', [False, True], ids=['alike', 'different'])
-@pytest.mark.parametrize('verb', VERBS)
-def test_verbs(comm, gpu, verb, different):
-    if different and verb not in ('gather', 'allgather', 'alltoall', 'scatter'):
+@pytest.mark.parametrize('different', [False, True], ids=['equal', 'different'])
+@pytest.mark.parametrize('operation', OPERATIONS)
+def test_operations(comm, gpu, operation, different):
+    if different and operation not in ('gather', 'allgather', 'alltoall', 'scatter'):
         return
     x = np.arange(9000 + 6 * RANK * different, dtype='f4').reshape(-1, 3) + RANK  # no header's
-    found = VERBS[verb](comm, gpu.cupy.asarray(x) * 1)  # just computed
-    for y, expected in zip(arrays(found), arrays(VERBS[verb](comm, x)), strict=True):
+    found = OPERATIONS[operation](comm, gpu.cupy.asarray(x) * 1)  # just computed
+    for y, expected in zip(arrays(found), arrays(OPERATIONS[operation](comm, x)), strict=True):
         assert isinstance(y, gpu.cupy.ndarray)
         np.testing.assert_array_equal(y.get(), expected)
-    if comm.has_nccl and 'send' not in verb and not (verb == 'allgather' and different):
+    if comm.has_nccl and 'send' not in operation and not (operation == 'allgather' and different):
         assert gpu.n_given == 0
     else:
         assert gpu.n_given > 0
@@ -137,7 +137,7 @@ def test_mean_queue(comm, gpu):
     if comm.has_nccl:
         pytest.skip('goes through NCCL')
     queue = comm.mean_queue()
-    mean, = queue.put({'x': gpu.cupy.asarray(np.full(9000, RANK, 'f4'))})
+    mean, = queue.submit({'x': gpu.cupy.asarray(np.full(9000, RANK, 'f4'))})
     queue.wait()
     np.testing.assert_array_equal(mean.get(), (SIZE - 1) / 2)
     assert gpu.n_given > 0

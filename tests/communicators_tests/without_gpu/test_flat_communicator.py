@@ -1,4 +1,4 @@
-"""flat on the stand-in: device arrays go through one buffer, and are told from host arrays."""
+"""flat on the stand-in: one buffer for device arrays, which are distinguished from host arrays."""
 
 import numpy as np
 import pytest

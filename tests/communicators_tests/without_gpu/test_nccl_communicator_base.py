@@ -1,4 +1,4 @@
-"""What the communicators on NCCL say where something they need is missing."""
+"""Errors of communicators on NCCL with missing requirements."""
 
 import chainer
 import pytest
@@ -19,7 +19,7 @@ def name(request):
 
 @pytest.fixture(params=['create_communicator', 'class'])
 def create(request, name):
-    """Both ways to make a communicator."""
+    """Both ways to create a communicator."""
     if request.param == 'create_communicator':
         return lambda: chainermn.create_communicator(name)
     found = PureNcclCommunicator if name == 'pure_nccl' else NonCudaAwareCommunicator
@@ -52,7 +52,7 @@ def test_no_cupy_on_one_rank(gpu, monkeypatch, same_error, create, name):
         pytest.skip('needs two ranks')
     if MPI.COMM_WORLD.rank == LAST:
         without_cupy(monkeypatch)
-    error = same_error(create, refused=LAST)
+    error = same_error(create, failed=LAST)
     assert "CuPy cannot be used (No module named 'cupy')" in str(error)
     check_advice(error, name)
 
@@ -80,7 +80,7 @@ def test_no_nccl(gpu, monkeypatch, same_error, create, name):
 def test_old_nccl(gpu, monkeypatch, same_error, create, name):
     monkeypatch.setattr(nccl, 'get_version', lambda: 1304)
     error = same_error(create)
-    assert str(error).startswith('NCCL is not available: NCCL is of version 1304, but 2.0 or ')
+    assert str(error).startswith('NCCL is not available: NCCL 1304 is too old; install 2.0')
     check_advice(error, name)
 
 

@@ -1,4 +1,4 @@
-"""What the thread that watches over a rank learns of the exchanges on the device."""
+"""NcclGroup: the watchdog's view of exchanges on the device."""
 
 import threading
 import time
@@ -19,15 +19,19 @@ def comm(gpu):
 
 
 @pytest.fixture
-def group(gpu, comm):
-    """NCCL on a GPU that is not the one on which threads begin."""
+def group(gpu, comm, monkeypatch):
+    """NCCL on a GPU that is not the default of new threads.
+
+    The watchdog of this process must not find the failures of these tests: it would abort them.
+    """
+    monkeypatch.setattr(watchdog.get(), '_device_failure', str)
     with gpu.cupy.cuda.Device(1):
-        comm._nccl.connect()
-        yield comm._nccl
+        comm._transport._nccl.connect()
+        yield comm._transport._nccl
 
 
 def in_a_thread(call):
-    """What it returns in a thread of its own, as that of the watchdog."""
+    """Returns the result of a call in another thread, like the watchdog's."""
     results = []
     thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
     thread.start()
@@ -36,21 +40,21 @@ def in_a_thread(call):
     return results[0]
 
 
-def test_an_exchange_that_the_device_does_not_finish(group, gpu):
-    assert in_a_thread(group.waits) == (0, '')
+def test_unfinished_exchange(group, gpu):
+    assert in_a_thread(group.running) == (0, '')
     group.all_reduce(gpu.cupy.asarray(np.ones(3, 'f')))
-    assert in_a_thread(group.waits) == (0, 'all-reduce of 3 float32 by NCCL on GPU 1')
+    assert in_a_thread(group.running) == (0, 'all-reduce of 3 float32 by NCCL on GPU 1')
     group._newest[0].status = 600
     time.sleep(.01)
-    assert in_a_thread(group.waits)[0] > 0
-    watch = watchdog.Watch()  # whose thread does not run
-    assert in_a_thread(watch._wrong_on_devices) == ''
+    assert in_a_thread(group.running)[0] > 0
+    watch = watchdog.Watchdog()  # whose thread does not run
+    assert in_a_thread(watch._device_failure) == ''
     watch._default = .001
-    assert 's in all-reduce of 3 float32 by NCCL on GPU 1, and the time limit is' in (
-        in_a_thread(watch._wrong_on_devices))
+    assert 's in all-reduce of 3 float32 by NCCL on GPU 1; the timeout is' in (
+        in_a_thread(watch._device_failure))
 
 
-def test_an_error_of_nccl(group):
+def test_nccl_error(group):
     assert in_a_thread(group.error) == ''
 
     def check():
@@ -58,16 +62,16 @@ def test_an_error_of_nccl(group):
 
     group.nccl_comm.check_async_error = check
     assert in_a_thread(group.error) == 'remote error'
-    assert in_a_thread(watchdog.Watch()._wrong_on_devices) == 'NCCL failed: remote error'
+    assert in_a_thread(watchdog.Watchdog()._device_failure) == 'NCCL failed: remote error'
 
 
-def test_an_error_of_the_device(group, gpu):
-    """It is not taken for an exchange that is under way until the time limit."""
+def test_device_error(group, gpu):
+    """It is reported at once, not as a running exchange until the time limit."""
     group.all_reduce(gpu.cupy.asarray(np.ones(3, 'f')))
     group._newest[0].status = 700
     assert in_a_thread(group.error) == 'GPU 1: 700'  # CuPy says what that means
-    assert in_a_thread(group.waits)[0] == 0
-    assert in_a_thread(watchdog.Watch()._wrong_on_devices) == 'NCCL failed: GPU 1: 700'
+    assert in_a_thread(group.running)[0] == 0
+    assert in_a_thread(watchdog.Watchdog()._device_failure) == 'NCCL failed: GPU 1: 700'
 
 
 def test_abort(group, gpu):
@@ -75,56 +79,56 @@ def test_abort(group, gpu):
     assert gpu.log[-1] == 'abort on caller'
 
 
-def test_only_those_that_are_connected(group):
+def test_only_connected_groups_are_watched(group):
     assert group in watchdog._on_devices
     group.destroy()
     assert group not in watchdog._on_devices
-    assert group.waits() == (0, '')
+    assert group.running() == (0, '')
     assert group.error() == ''
     group.abort()
 
 
-def test_a_look_while_it_is_destroyed(group):
-    """The communicator is none any more, which is no error."""
-    said = []
+def test_query_while_destroying(group):
+    """A destroyed communicator is not an error."""
+    results = []
     destroy = group.nccl_comm.destroy
 
     def slowly():
         destroy()
-        said.append(in_a_thread(watchdog.Watch()._wrong_on_devices))
-        said.append(in_a_thread(group.error))  # of a watchdog that has begun to look before
-        said.append(in_a_thread(group.waits)[0])
+        results.append(in_a_thread(watchdog.Watchdog()._device_failure))
+        results.append(in_a_thread(group.error))  # of a watchdog that has started its query before
+        results.append(in_a_thread(group.running)[0])
 
     group.nccl_comm.destroy = slowly
     group.destroy()
-    assert said == ['', '', 0]
+    assert results == ['', '', 0]
 
 
-def test_it_is_not_destroyed_during_a_look(group):
+def test_destroy_waits_for_query(group):
     entered, go = threading.Event(), threading.Event()
-    said, destroyed = [], []
+    results, destroyed = [], []
     check, destroy = group.nccl_comm.check_async_error, group.nccl_comm.destroy
 
     def slowly():
         entered.set()
         go.wait(30)
-        said.append(list(destroyed))
+        results.append(list(destroyed))
         check()
 
     group.nccl_comm.check_async_error = slowly
     group.nccl_comm.destroy = lambda: (destroyed.append(True), destroy())
-    look = threading.Thread(target=group.error)
-    look.start()
+    query = threading.Thread(target=group.error)
+    query.start()
     assert entered.wait(30)
     threading.Timer(.1, go.set).start()
     group.destroy()
-    look.join(30)
-    assert (said, destroyed) == ([[]], [True])
+    query.join(30)
+    assert (results, destroyed) == ([[]], [True])
 
 
-def test_the_list_changes_during_a_look(group):
-    """The watchdog looks through what there was when it began."""
-    looking = iter(watchdog._on_devices)
-    assert next(looking) is group
+def test_list_changes_during_query(group):
+    """The watchdog iterates over the list as it was at the start."""
+    groups = iter(watchdog._on_devices)
+    assert next(groups) is group
     group.destroy()
-    assert list(looking) == []
+    assert list(groups) == []

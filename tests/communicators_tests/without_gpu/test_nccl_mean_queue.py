@@ -40,18 +40,18 @@ def check(means, expected, tolerance=1e-6):
 
 
 @pytest.mark.parametrize('batched', [True, False])
-@pytest.mark.parametrize('wire', ['float16', 'float32', 'float64'])
+@pytest.mark.parametrize('grad_dtype', ['float16', 'float32', 'float64'])
 @pytest.mark.parametrize('dtypes', [['f2'] * 3, ['f4'] * 3, ['f8'] * 3, ['f2', 'f4', 'f8']],
                          ids='-'.join)
-def test_means(comm, gpu, dtypes, wire, batched):
-    comm.set_config('allreduce_grad_dtype', wire)
+def test_means(comm, gpu, dtypes, grad_dtype, batched):
+    comm.set_config('allreduce_grad_dtype', grad_dtype)
     comm.set_config('batched_copy', batched)
     queue = comm.mean_queue()
     for name in ('allreduce_grad_dtype', 'batched_copy'):
-        queue_comm = comm._twin
+        queue_comm = comm._background
         queue_comm.set_config(name, comm.get_config(name))
     sent = [arrays_of(gpu, RANK, n, dtypes) for n in range(4)]
-    results = [queue.put(arrays) for arrays in sent]
+    results = [queue.submit(arrays) for arrays in sent]
     queue.wait()
     for n, (arrays, means) in enumerate(zip(sent, results, strict=True)):
         check(means, means_of(gpu, n, dtypes), 2e-3)
@@ -61,14 +61,14 @@ def test_means(comm, gpu, dtypes, wire, batched):
 
 
 @pytest.mark.parametrize('kind', [None, 'fp16', 'bf16', '2bit'])
-def test_what_is_put_stays_as_it_is(comm, gpu, kind):
-    """One array alone needs no packing, and may be read by backward, or be put once more."""
+def test_submitted_arrays_do_not_change(comm, gpu, kind):
+    """A single array needs no packing, and may be read by backward, or be submitted again."""
     queue = comm.mean_queue()
     x = gpu.cupy.asarray(np.arange(1, 5, dtype='f4') * (RANK + 1))
     compressor = compression.get(kind)
-    first, = queue.put({'a': x}, compressor)
-    second, = queue.put({'b': x}, compressor)
-    both = queue.put({'c': x, 'd': x}, compressor)
+    first, = queue.submit({'a': x}, compressor)
+    second, = queue.submit({'b': x}, compressor)
+    both = queue.submit({'c': x, 'd': x}, compressor)
     queue.wait()
     np.testing.assert_array_equal(x.get(), np.arange(1, 5) * (RANK + 1))
     if kind != '2bit':
@@ -79,10 +79,10 @@ def test_what_is_put_stays_as_it_is(comm, gpu, kind):
         assert not any(np.may_share_memory(y, other) for other in [x, *results[n + 1:]])
 
 
-def test_of_several_dtypes_and_shapes(comm, gpu):
+def test_several_dtypes_and_shapes(comm, gpu):
     queue = comm.mean_queue()
     x = gpu.cupy.asarray(np.full((2, 3), RANK, 'f4'))
-    means = queue.put({
+    means = queue.submit({
         'a': x, 'b': x.T, 'c': gpu.cupy.asarray(np.float64([RANK])),
         'd': gpu.cupy.asarray(np.empty((0, 2), 'f2')), 'e': gpu.cupy.asarray(np.float32(RANK))})
     queue.wait()
@@ -91,14 +91,14 @@ def test_of_several_dtypes_and_shapes(comm, gpu):
         assert (mean.get() == (SIZE - 1) / 2).all()
 
 
-def test_arrays_that_the_caller_forgets(comm, gpu):
-    """The stand-in notices if they were free before the device has read them."""
+def test_submitted_arrays_stay_alive(comm, gpu):
+    """The stand-in detects arrays freed before the device has read them."""
     queue = comm.mean_queue()
     results = []
     for n in range(3):
         arrays = arrays_of(gpu, RANK, n)
-        results.append(queue.put(dict(arrays)))
-        results.append(queue.put({'x': arrays.pop(f'{n}/1')}))
+        results.append(queue.submit(dict(arrays)))
+        results.append(queue.submit({'x': arrays.pop(f'{n}/1')}))
         del arrays
     queue.wait()
     for n in range(3):
@@ -110,21 +110,21 @@ def test_results_stay(comm, gpu):
     queue = comm.mean_queue()
     kept = []
     for n in range(4):
-        kept.append(queue.put(arrays_of(gpu, RANK, n)))
+        kept.append(queue.submit(arrays_of(gpu, RANK, n)))
         queue.wait()
     for n, means in enumerate(kept):
         check(means, means_of(gpu, n))
 
 
 def test_nothing_is_copied_twice(gpu):
-    """There is one more set of arrays, in which the sums travel and which is the result."""
+    """Only one more set of arrays is allocated, for the exchange and the result."""
     comm = chainermn.create_communicator('pure_nccl')
     queue = comm.mean_queue()
     gpu.late = True
     arrays = arrays_of(gpu, RANK, 0)
-    means = queue.put(arrays)
+    means = queue.submit(arrays)
     size = sum(x.nbytes for x in arrays.values())
-    stream = comm._twin._stream
+    stream = comm._background._transport._stream
     assert size <= sum(memory.nbytes for memory in stream.own) < 1.5 * size
     assert [line for line in gpu.log if 'pack' in line] == ['pack on own']
     queue.wait()
@@ -134,14 +134,14 @@ def test_nothing_is_copied_twice(gpu):
 
 
 def test_one_table_for_each_bucket(comm, gpu):
-    """However many there are, if their arrays come back at the same addresses."""
+    """For any number of buckets, if arrays reappear at the same addresses."""
     comm.set_config('allreduce_grad_dtype', np.float16)
     queue = comm.mean_queue()
-    comm._twin.set_config('allreduce_grad_dtype', np.float16)
+    comm._background.set_config('allreduce_grad_dtype', np.float16)
     buckets = [arrays_of(gpu, RANK, n) for n in range(100)]
     kept = []
     for _ in range(3):
-        kept.append([queue.put(bucket) for bucket in buckets])  # at other addresses each time
+        kept.append([queue.submit(bucket) for bucket in buckets])  # at other addresses each time
         queue.wait()
     assert batched_copy.tables.n_made == 100 + 3 * 100  # to pack, and to unpack
 
@@ -150,39 +150,39 @@ def test_order_on_the_streams(comm, gpu):
     queue = comm.mean_queue()
     gpu.log.clear()
     assert not queue.pending
-    queue.put(arrays_of(gpu, RANK, 0))
+    queue.submit(arrays_of(gpu, RANK, 0))
     assert queue.pending
-    queue.put(arrays_of(gpu, RANK, 1))
-    put = ['own waits for caller', 'pack on own', 'allReduce on own']
-    assert gpu.log == 2 * put
+    queue.submit(arrays_of(gpu, RANK, 1))
+    submitted = ['own waits for caller', 'pack on own', 'allReduce on own']
+    assert gpu.log == 2 * submitted
     queue.wait()
     assert not queue.pending
     queue.wait()
-    assert gpu.log == [*put, *put, 'caller waits for own']
+    assert gpu.log == [*submitted, *submitted, 'caller waits for own']
 
 
 @pytest.mark.parametrize('kind', [None, 'fp16', 'bf16', '2bit'])
-@pytest.mark.parametrize('put', [lambda rank: rank, lambda rank: 3 - min(rank, 3),
+@pytest.mark.parametrize('n_submitted', [lambda rank: rank, lambda rank: 3 - min(rank, 3),
                                  lambda rank: 2, lambda rank: 0, lambda rank: 4 * (rank == 0)])
-def test_cancel(comm, gpu, put, kind):
+def test_cancel(comm, gpu, n_submitted, kind):
     gpu.late = True  # "at once" the stand-in would wait for the other ranks
     queue = comm.mean_queue()
     compressor = compression.get(kind)
     for _ in range(2):
-        for n in range(put(RANK)):
-            queue.put(arrays_of(gpu, RANK, n), compressor)
+        for n in range(n_submitted(RANK)):
+            queue.submit(arrays_of(gpu, RANK, n), compressor)
         queue.cancel()
         assert not queue.pending
-        means = queue.put(arrays_of(gpu, RANK, 9))
+        means = queue.submit(arrays_of(gpu, RANK, 9))
         queue.wait()
         check(means, means_of(gpu, 9))
 
 
-def test_finalize_with_something_on_its_way(comm, gpu):
+def test_finalize_with_gradients_in_flight(comm, gpu):
     gpu.late = True
     queue = comm.mean_queue()
     for n in range(RANK):
-        queue.put(arrays_of(gpu, RANK, n))
+        queue.submit(arrays_of(gpu, RANK, n))
     comm.finalize()  # and once more by the fixture
 
 
@@ -208,13 +208,13 @@ def parameter(*shape):
 
 
 def sum_of_weights():
-    """Both weights have one array as their gradient: Chainer's ``add`` hands it to both."""
+    """Both weights share one gradient array: Chainer's ``add`` passes it to both."""
     return Called(lambda m, x: F.linear(F.tanh(m.first(x)), m.a + m.b),
                   first=L.Linear(6, 8), a=parameter(4, 8), b=parameter(4, 8))
 
 
 def bias_of_full_shape():
-    """The gradient of the parameter is the one that backward goes on with."""
+    """The gradient of the parameter is the array with which backward continues."""
     return Called(lambda m, x: m.last(F.tanh(m.first(x) + m.p)),
                   first=L.Linear(6, 8), p=parameter(5, 8), last=L.Linear(8, 4))
 

@@ -1,4 +1,4 @@
-"""What pure_nccl gives to NCCL and what to MPI, and that both give what flat gives."""
+"""pure_nccl: which arrays NCCL carries and which MPI, with the results of flat."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ import chainermn
 
 DTYPES = ['bool', 'int16', 'int64', 'uint8', 'float16', 'float32', 'float64', 'complex64']
 
-# Verb: the call, and what NCCL does for it; with arrays of other lengths, if they may differ.
-VERBS = {
+# Operation: the call, and what NCCL does for it; with arrays of other lengths, if they may differ.
+OPERATIONS = {
     'bcast': (lambda comm, x, op: comm.bcast(x, comm.size - 1), 'bcast'),
     'allgather': (lambda comm, x, op: comm.allgather(x), 'allGather'),
     'allreduce': (lambda comm, x, op: comm.allreduce(x, op), 'allReduce'),
@@ -39,11 +39,11 @@ def arrays(result):
 
 @pytest.mark.parametrize('op', ['sum', 'prod', 'max', 'min'])
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('verb', VERBS)
-def test_as_on_the_host(comm, flat, gpu, verb, dtype, op):
+@pytest.mark.parametrize('operation', OPERATIONS)
+def test_as_on_the_host(comm, flat, gpu, operation, dtype, op):
     if dtype == 'complex64' and op in ('max', 'min'):
         return
-    call, name = VERBS[verb]
+    call, name = OPERATIONS[operation]
     x = np.random.RandomState(comm.rank).randint(0, 3, (4, 6)).astype(dtype)
     results = arrays(call(comm, gpu.cupy.asarray(x), op))
     for result, expected in zip(results, arrays(call(flat, x, op)), strict=True):
@@ -53,7 +53,7 @@ def test_as_on_the_host(comm, flat, gpu, verb, dtype, op):
         assert isinstance(result, gpu.cupy.ndarray)
         assert result.dtype == expected.dtype
         np.testing.assert_array_equal(result, expected)
-    combines = verb not in ('bcast', 'allgather')
+    combines = operation not in ('bcast', 'allgather')
     by_mpi = combines and dtype in ('bool', 'int16', 'complex64')
     assert (f'{name} on caller' in gpu.log) == (not by_mpi)
 
@@ -67,7 +67,7 @@ MOVES = {
         [make(comm.rank, rank) for rank in range(comm.size)]),
 }
 SHAPES = {
-    'alike': lambda n: (4, 6),
+    'homogeneous': lambda n: (4, 6),
     'different': lambda n: (n, 3),  # of no elements for some
     '0-d': lambda n: (),
     '9-d': lambda n: (1, 2, 1, 1, 2, 1, 1, 1, n + 1),
@@ -77,9 +77,9 @@ SHAPES = {
 @pytest.mark.parametrize('late', [False, True], ids=['at once', 'late'])
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('shape', SHAPES)
-@pytest.mark.parametrize('verb', MOVES)
-def test_moves_as_on_the_host(comm, flat, gpu, verb, shape, dtype, late):
-    """On the current stream, whichever that is."""
+@pytest.mark.parametrize('operation', MOVES)
+def test_transfers_as_on_the_host(comm, flat, gpu, operation, shape, dtype, late):
+    """On whichever stream is current."""
     def make(asarray):
         def make(source, dest):
             x = np.empty(SHAPES[shape](source + dest), dtype)
@@ -87,12 +87,12 @@ def test_moves_as_on_the_host(comm, flat, gpu, verb, shape, dtype, late):
             return asarray(x.T if x.ndim < 3 else x)
         return make
 
-    expected = arrays(MOVES[verb](flat, make(np.asarray)))
+    expected = arrays(MOVES[operation](flat, make(np.asarray)))
     gpu.late = late
     stream = gpu.cupy.cuda.Stream(non_blocking=True)
     stream.wait_event(gpu.streams[-1].record(gpu.cupy.cuda.Event(True)))
     with stream:
-        results = arrays(MOVES[verb](comm, make(gpu.cupy.asarray)))
+        results = arrays(MOVES[operation](comm, make(gpu.cupy.asarray)))
     gpu.streams[-1].wait_event(stream.record(gpu.cupy.cuda.Event(True)))
     for result, y in zip(results, expected, strict=True):
         if y is None:
@@ -106,28 +106,28 @@ def test_moves_as_on_the_host(comm, flat, gpu, verb, shape, dtype, late):
     gpu.late = False
 
 
-@pytest.mark.parametrize('verb', ['gather', 'alltoall'])
-def test_moves_of_an_array_on_the_host_on_one_rank(comm, gpu, verb):
-    """Then all ranks go through MPI."""
+@pytest.mark.parametrize('operation', ['gather', 'alltoall'])
+def test_transfer_with_host_array_on_one_rank(comm, gpu, operation):
+    """Then all ranks use MPI."""
     asarray = np.asarray if comm.rank == comm.size - 1 else gpu.cupy.asarray
-    for x in arrays(MOVES[verb](comm, lambda *_: asarray(np.ones((2, 3))))):
+    for x in arrays(MOVES[operation](comm, lambda *_: asarray(np.ones((2, 3))))):
         assert x is None or (np.array(x) == 1).all()
     assert not any('exchange' in line for line in gpu.log)
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize('verb', ['scatter', 'alltoall', 'reduce_scatter'])
-def test_arrays_in_different_places(comm, gpu, same_error, verb):
+@pytest.mark.parametrize('operation', ['scatter', 'alltoall', 'reduce_scatter'])
+def test_arrays_in_different_places(comm, gpu, same_error, operation):
     xs = [np.ones(3), *[gpu.cupy.asarray(np.ones(3)) for _ in range(comm.size - 1)]]
-    error = same_error(getattr(comm, verb), xs, refused=0 if verb == 'scatter' else None)
+    error = same_error(getattr(comm, operation), xs, failed=0 if operation == 'scatter' else None)
     assert isinstance(error, TypeError)
     assert 'all on the host or all on a device' in str(error)
 
 
-@pytest.mark.parametrize('verb', ['allgather', 'reduce_scatter'])
-def test_other_lengths_go_through_mpi(comm, flat, gpu, verb):
+@pytest.mark.parametrize('operation', ['allgather', 'reduce_scatter'])
+def test_other_lengths_go_through_mpi(comm, flat, gpu, operation):
     def call(comm, asarray):
-        if verb == 'allgather':
+        if operation == 'allgather':
             return comm.allgather(asarray(np.arange(comm.rank + 2.)))
         return comm.reduce_scatter([asarray(np.arange(rank + 2.)) for rank in range(comm.size)])
 
@@ -138,12 +138,12 @@ def test_other_lengths_go_through_mpi(comm, flat, gpu, verb):
         assert not any('allGather' in line or 'reduceScatter' in line for line in gpu.log)
 
 
-@pytest.mark.parametrize('verb', VERBS)
-def test_an_array_on_the_host_on_one_rank(comm, gpu, verb):
-    """Then all ranks go through MPI."""
+@pytest.mark.parametrize('operation', OPERATIONS)
+def test_reduction_with_host_array_on_one_rank(comm, gpu, operation):
+    """Then all ranks use MPI."""
     x = np.ones((2, 3))
     on_host = comm.rank == comm.size - 1
-    call, name = VERBS[verb]
+    call, name = OPERATIONS[operation]
     for result in arrays(call(comm, x if on_host else gpu.cupy.asarray(x), 'max')):
         if result is not None:
             assert (result == 1).all()

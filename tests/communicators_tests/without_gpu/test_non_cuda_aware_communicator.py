@@ -48,16 +48,16 @@ def test_bcast_data(comm, make_model):
             getattr(model, name).array, getattr(make_model(0), name).array)
 
 
-def test_a_model_on_the_host(comm, make_model, same_error):
+def test_model_on_the_host(comm, make_model, same_error):
     model = make_model(RANK)
     if RANK == 0:
         model.b.array = np.array(model.b.array)
         model.b.grad = np.array(model.b.grad)
-    error = same_error(comm.multi_node_mean_grad, model, refused=0)
+    error = same_error(comm.multi_node_mean_grad, model, failed=0)
     assert 'non_cuda_aware takes models on a GPU' in str(error)
 
 
-def test_one_node_cannot_connect(comm, monkeypatch, make_model, same_error):
+def test_connection_failure_on_one_node(comm, monkeypatch, make_model, same_error):
     def get_unique_id():
         if RANK == 0:
             raise nccl.NcclError('NCCL_ERROR_SYSTEM_ERROR')
@@ -65,7 +65,7 @@ def test_one_node_cannot_connect(comm, monkeypatch, make_model, same_error):
 
     with monkeypatch.context() as context:
         context.setattr(nccl, 'get_unique_id', get_unique_id)
-        error = same_error(comm.multi_node_mean_grad, make_model(RANK), refused=0)
+        error = same_error(comm.multi_node_mean_grad, make_model(RANK), failed=0)
     assert isinstance(error, RuntimeError)
     assert 'NCCL_ERROR_SYSTEM_ERROR' in str(error)
     comm.multi_node_mean_grad(make_model(RANK))
@@ -73,11 +73,11 @@ def test_one_node_cannot_connect(comm, monkeypatch, make_model, same_error):
 
 def test_config(comm):
     assert not comm.can_overlap
-    with pytest.raises(ValueError, match='pure_nccl can'):
+    with pytest.raises(ValueError, match='use pure_nccl'):
         comm.multi_node_mean_grad_async(None)
     with pytest.raises(ValueError, match='no configuration item'):
         comm.set_config('allreduce_grad_dtype', np.float16)
-    with pytest.raises(ValueError, match='allreduce_grad_dtype is for pure_nccl'):
+    with pytest.raises(ValueError, match='is not supported by NonCudaAwareCommunicator'):
         chainermn.create_communicator('non_cuda_aware', allreduce_grad_dtype=np.float16)
     part = comm.split(0, -RANK)
     assert part.get_config() == comm.get_config()

@@ -1,4 +1,4 @@
-"""pure_nccl on the stand-in: what travels, in which dtype, on which stream, and what is refused."""
+"""pure_nccl on the stand-in: dtypes, streams, and invalid models."""
 
 import chainer
 import numpy as np
@@ -20,7 +20,7 @@ def comm(request, gpu):
 
 
 def mean(models, name, dtype):
-    """The mean gradient as pure_nccl promises it, without its rounding in the sum."""
+    """The documented mean gradient of pure_nccl, without rounding in the sum."""
     grads = [getattr(model, name).grad.astype(dtype).astype('f8') for model in models]
     return sum(grads) / len(grads)
 
@@ -45,7 +45,7 @@ def test_mean_grad(comm, gpu, make_model, dtype):
     assert everywhere == everywhere[:1] * SIZE
 
 
-def test_both_ways_to_copy_give_the_same_bits(gpu, make_model):
+def test_batched_copy_is_bitwise_equal(gpu, make_model):
     results = []
     for batched in (True, False):
         comm = chainermn.create_communicator(
@@ -59,8 +59,8 @@ def test_both_ways_to_copy_give_the_same_bits(gpu, make_model):
 
 @pytest.mark.parametrize('kind', [None, 'fp16'])
 @pytest.mark.parametrize('n', [1, 2])
-def test_a_sum_that_is_too_large_for_float16(comm, gpu, n, kind):
-    """The mean is not."""
+def test_sum_overflows_float16(comm, gpu, n, kind):
+    """The mean does not overflow."""
     comm.set_config('allreduce_grad_dtype', np.float16)
     model = chainer.Link()
     with model.init_scope():
@@ -73,9 +73,9 @@ def test_a_sum_that_is_too_large_for_float16(comm, gpu, n, kind):
         np.testing.assert_allclose(getattr(model, f'p{i}').grad, 40000 + i, rtol=2e-3)
 
 
-@pytest.mark.parametrize('kind, verb, tolerance', [
+@pytest.mark.parametrize('kind, operation, tolerance', [
     ('fp16', 'allReduce', 4e-3), ('bf16', 'allReduce', 3e-2), ('2bit', 'allGather', 1e-3)])
-def test_compressed(comm, gpu, make_model, kind, verb, tolerance):
+def test_compressed(comm, gpu, make_model, kind, operation, tolerance):
     compressor = compression.get(kind)
     theirs = [compression.get(kind) for _ in range(SIZE)]
     for step in range(3):
@@ -84,7 +84,7 @@ def test_compressed(comm, gpu, make_model, kind, verb, tolerance):
                  for model in models]
         gpu.log.clear()
         comm.multi_node_mean_grad(models[RANK], compression=compressor)
-        assert f'{verb} on own' in gpu.log
+        assert f'{operation} on own' in gpu.log
         for name in 'abcde':
             grad = getattr(models[RANK], name).grad
             sent = [each.decompress(each.compress(of[name].ravel(), name), grad.size, np.float64)
@@ -119,8 +119,8 @@ def test_order_on_the_streams(gpu, make_model):
     assert gpu.log[-1] == 'destroy on caller'
 
 
-def test_verbs_for_arrays_do_not_wait_for_gradients(comm, gpu, make_model):
-    """NCCL would run one after the other what one of its communicators gets on two streams."""
+def test_array_operations_do_not_wait_for_gradients(comm, gpu, make_model):
+    """One NCCL communicator would serialize exchanges on two streams."""
     comm.bcast_data(make_model(RANK))
     exchange = comm.multi_node_mean_grad_async(make_model(RANK))
     comm.allreduce(gpu.cupy.asarray(np.ones(3)))
@@ -170,16 +170,16 @@ def test_no_gradients(comm, gpu, make_model):
 
 
 def test_dtype_of_the_exchange(comm):
-    assert comm._transfer_dtype() == np.float32
+    assert comm._transport._transfer_dtype() == np.float32
     for dtype, expected in [('float64', 'float64'), (chainer.mixed16, 'float16'),
                             ('float16', 'float16')]:
         with chainer.using_config('dtype', dtype if dtype is chainer.mixed16 else np.dtype(dtype)):
-            assert comm._transfer_dtype() == expected
+            assert comm._transport._transfer_dtype() == expected
     with chainer.using_config('dtype', chainer.mixed16):
         comm.set_config('allreduce_grad_dtype', np.float32)
-        assert comm._transfer_dtype() == np.float32
+        assert comm._transport._transfer_dtype() == np.float32
         comm.set_config('allreduce_grad_dtype', None)
-        assert comm._transfer_dtype() == np.float16
+        assert comm._transport._transfer_dtype() == np.float16
 
 
 def test_config(comm, gpu):
@@ -223,27 +223,27 @@ def test_dtypes_that_differ(comm, make_model, same_error):
     assert 'float16 on rank 1' in str(error)
 
 
-@pytest.mark.parametrize('verb', ['multi_node_mean_grad', 'bcast_data'])
-def test_a_model_on_the_host(comm, make_model, same_error, verb):
+@pytest.mark.parametrize('operation', ['multi_node_mean_grad', 'bcast_data'])
+def test_model_on_the_host(comm, make_model, same_error, operation):
     model = make_model(RANK)
     if SIZE - 1 == RANK:
         model.b.array = np.array(model.b.array)
         model.b.grad = np.array(model.b.grad)
-    error = same_error(getattr(comm, verb), model, refused=SIZE - 1)
+    error = same_error(getattr(comm, operation), model, failed=SIZE - 1)
     assert isinstance(error, TypeError)
     assert 'parameter /b: pure_nccl takes models on a GPU' in str(error)
     assert "to_device('@cupy:0')" in str(error)
 
 
-def test_a_model_on_another_gpu(comm, gpu, make_model, same_error):
+def test_model_on_another_gpu(comm, gpu, make_model, same_error):
     model = make_model(RANK)
     device = gpu.cupy.cuda.Device
     gpu.cupy.cuda.Device = lambda id=int(RANK == 0): device(id)
-    error = same_error(comm.multi_node_mean_grad, model, refused=0)
+    error = same_error(comm.multi_node_mean_grad, model, failed=0)
     assert 'is on GPU 0 but GPU 1 is the current one' in str(error)
 
 
-def test_nccl_does_not_connect(comm, gpu, make_model, same_error):
+def test_nccl_connection_failure(comm, gpu, make_model, same_error):
     gpu.nccl_error = 'NCCL_ERROR_INVALID_USAGE'
     error = same_error(comm.multi_node_mean_grad, make_model(RANK))
     assert isinstance(error, RuntimeError)
@@ -258,12 +258,12 @@ def test_debug(comm, make_model, same_error):
     if RANK == 0:
         model.b.grad[3] = np.nan
     with chainer.using_config('debug', True):
-        error = same_error(comm.multi_node_mean_grad, model, refused=0)
+        error = same_error(comm.multi_node_mean_grad, model, failed=0)
     assert 'the gradient of /b is not finite: nan at [3], 1 of' in str(error)
 
 
 def test_debug_of_a_mean(comm, make_model, same_error):
-    """All gradients are finite, but not in the dtype in which they travel."""
+    """All gradients are finite, but not in the dtype of the exchange."""
     comm.set_config('allreduce_grad_dtype', np.float16)
     model = make_model(RANK)
     model.b.grad[3] = 1e6

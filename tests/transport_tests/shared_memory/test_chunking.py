@@ -60,7 +60,7 @@ def test_slices(length, count, expected):
 
 
 @hypothesis.given(SIZES, st.integers(1, 40))
-def test_a_run_gives_the_pieces_and_their_places(sizes, length):
+def test_run_of_flat_arrays(sizes, length):
     arrays = [1000 * n + np.arange(size) for n, size in enumerate(sizes)]
     for pieces in chunking.cut(sizes, length):
         run = chunking.Run(pieces, [(size,) for size in sizes])
@@ -74,7 +74,7 @@ def test_a_run_gives_the_pieces_and_their_places(sizes, length):
         np.testing.assert_array_equal(np.concatenate(views), expected)
 
 
-def test_a_run_takes_whole_arrays_of_any_shape_as_they_are():
+def test_run_does_not_copy_complete_arrays():
     arrays = [np.arange(3), np.arange(6).reshape(2, 3).T, np.array(9), np.zeros((0, 2), int),
               np.arange(4)]
     first, second = [chunking.Run(pieces, [array.shape for array in arrays])

@@ -1,4 +1,4 @@
-"""Sums and copies in shared memory: the same bits as a sum in the order of the ranks."""
+"""Sums and copies in shared memory: bitwise equal to a sum in rank order."""
 
 import os
 import pathlib
@@ -52,7 +52,7 @@ def arrays_of(rank, sizes, dtype, seed=0):
 
 
 def summed(per_rank, scale=None):
-    """The sum of the arrays of all ranks, one after the other."""
+    """The sum of the arrays of all ranks, in rank order."""
     results = []
     for arrays in zip(*per_rank, strict=True):
         dtype = arrays[0].dtype
@@ -95,7 +95,7 @@ def test_sum_into_other_arrays(memory, sizes, dtype):
     check_equal(own, per_rank[RANK])
 
 
-def test_the_sum_is_near_the_true_one(memory):
+def test_sum_is_accurate(memory):
     per_rank = [arrays_of(rank, [1000], np.float32) for rank in range(SIZE)]
     array = per_rank[RANK][0].copy()
     memory.sum([array], scale=1 / SIZE)
@@ -105,7 +105,7 @@ def test_the_sum_is_near_the_true_one(memory):
 
 @pytest.mark.parametrize('chunk', [64, 4096, None])
 @pytest.mark.parametrize('count', [1, 50])
-def test_other_chunks(chunk, count):
+def test_chunk_sizes(chunk, count):
     mpi_comm = MPI_COMM.Dup()
     memory = create(mpi_comm, chunk)
     sizes = [200000 if count == 1 and chunk != 64 else 70] * count
@@ -118,30 +118,30 @@ def test_other_chunks(chunk, count):
 
 
 def layouts(dtype):
-    """An array of 6 x 9 elements in some ways, each with the array that it is a part of."""
+    """Views of 6 x 9 elements in several layouts, each with its base array."""
     for make in (lambda x: x[:6, ::2], lambda x: x.T[:6, 1:10], lambda x: x[5::-1, 8::-1],
                  lambda x: x[3:9, 2:11], lambda x: x.reshape(-1)[:54].reshape(6, 9)):
-        whole = np.full((18, 18), -1, dtype)
-        yield whole, make(whole)
+        base = np.full((18, 18), -1, dtype)
+        yield base, make(base)
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-@pytest.mark.parametrize('verb', ['sum', 'sum into others', 'bcast'])
-def test_arrays_that_are_not_contiguous(memory, dtype, verb):
-    wholes, arrays = zip(*layouts(dtype), strict=True)
+@pytest.mark.parametrize('operation', ['sum', 'sum into others', 'bcast'])
+def test_arrays_that_are_not_contiguous(memory, dtype, operation):
+    bases, arrays = zip(*layouts(dtype), strict=True)
     values = np.arange(54).reshape(6, 9)
     for array in arrays:
         array[...] = values + RANK
-    if verb == 'sum into others':
-        wholes, results = zip(*layouts(dtype), strict=True)
+    if operation == 'sum into others':
+        bases, results = zip(*layouts(dtype), strict=True)
         memory.sum(arrays, results)
     else:
         results = arrays
-        getattr(memory, verb)(arrays)
-    expected = values if verb == 'bcast' else SIZE * values + SIZE * (SIZE - 1) // 2
-    for whole, array in zip(wholes, results, strict=True):
+        getattr(memory, operation)(arrays)
+    expected = values if operation == 'bcast' else SIZE * values + SIZE * (SIZE - 1) // 2
+    for base, array in zip(bases, results, strict=True):
         np.testing.assert_array_equal(array, expected)
-        assert (whole == -1).sum() == whole.size - array.size
+        assert (base == -1).sum() == base.size - array.size
 
 
 def test_float16_is_summed_in_float32_and_rounded_once(memory):
@@ -182,8 +182,8 @@ def test_bcast(memory, sizes, code):
     check_equal(own, arrays(0))
 
 
-def test_ranks_that_are_late_get_and_give_the_same(memory):
-    """Each rank is late now and then, so that the others are as far ahead as they may be."""
+def test_random_delays(memory):
+    """Each rank is late at random, so that others get ahead as far as allowed."""
     mine = np.random.RandomState(RANK)
     common = np.random.RandomState(0)
     for n in range(60):
@@ -202,7 +202,7 @@ def test_ranks_that_are_late_get_and_give_the_same(memory):
 
 
 class LateRank(np.ndarray):
-    """An array of a rank that takes its time, or fails, whenever a piece of it is asked for."""
+    """An array that delays, or raises, whenever a piece of it is accessed."""
 
     def __getitem__(self, key):
         if self.size > 1000:
@@ -210,7 +210,7 @@ class LateRank(np.ndarray):
         return super().__getitem__(key)
 
 
-def test_a_rank_that_is_late_in_the_middle(memory):
+def test_delay_within_a_chunk(memory):
     class Array(LateRank):
         def act(self):
             time.sleep(.001)
@@ -224,13 +224,13 @@ def test_a_rank_that_is_late_in_the_middle(memory):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_rank_that_fails_in_the_middle_is_named_by_the_others():
+def test_failed_rank_is_named():
     class Array(LateRank):
         pieces = 0
 
         def act(self):
             type(self).pieces += 1
-            if self.pieces == 3:  # early: nobody can do without what is left
+            if self.pieces == 3:  # early: the others need the remaining pieces
                 raise KeyError('lost')
 
     mpi_comm = MPI_COMM.Dup()
@@ -245,13 +245,13 @@ def test_a_rank_that_fails_in_the_middle_is_named_by_the_others():
         assert re.match(rf'rank {odd} \(.*\) failed in the middle of an exchange$',
                         str(caught.value))
     MPI_COMM.Barrier()
-    for verb in (memory.sum, memory.bcast):
+    for operation in (memory.sum, memory.bcast):
         with pytest.raises(RuntimeError, match='an earlier exchange') as caught:
-            verb([array])
+            operation([array])
     memory.free()
 
 
-def test_without_room_there_is_none_and_one_warning():
+def test_too_little_space_gives_one_warning():
     mpi_comm = MPI_COMM.Dup()
     with pytest.warns(RuntimeWarning, match='no shared memory on ranks? 0') as caught:
         assert create(mpi_comm, 1 << 50) is None
@@ -262,7 +262,7 @@ def test_without_room_there_is_none_and_one_warning():
 
 @pytest.mark.mpi(min_size=2)
 def test_without_shared_memory_flat_uses_mpi():
-    """The first rank of the node may not make large files, of which shared memory is one."""
+    """The first rank of the node may not create large files, such as shared memory."""
     comm = chainermn.create_communicator('flat')
     model = chainer.links.Linear(3, 2)
 
@@ -290,7 +290,7 @@ def test_without_shared_memory_flat_uses_mpi():
     comm.finalize()
 
 
-def test_more_layouts_than_are_remembered(memory):
+def test_more_layouts_than_cached(memory):
     for _ in range(2):
         for size in range(1, 40):
             array = np.full(size, RANK + 1, np.float32)
@@ -298,7 +298,7 @@ def test_more_layouts_than_are_remembered(memory):
             np.testing.assert_array_equal(array, np.float32(SIZE * (SIZE + 1) // 2))
 
 
-def test_flat_and_its_parts_each_have_their_own():
+def test_groups_have_their_own_memory():
     comm = chainermn.create_communicator('flat')
     parts = [comm.split(RANK % 2, RANK), comm.split(0, -RANK)]
     link = chainer.Link()
@@ -320,7 +320,7 @@ def test_flat_and_its_parts_each_have_their_own():
 
 
 def mpiexec(hosts, program, argument='', shell=()):
-    """Runs a program on as many ranks as there are hosts, each of which sees itself there."""
+    """Runs a program with one rank per given host name."""
     if SIZE > 1:
         pytest.skip('starts mpiexec, which cannot be done within mpiexec')
     several = len(set(hosts)) > 1
@@ -413,7 +413,7 @@ try:
     while True:
         memory.sum([array])
 except RuntimeError as error:
-    # mpiexec does not always pass on what is printed as the job ends.
+    # mpiexec may lose output at the end of a job.
     with open(f'{sys.argv[1]}/{mpi_comm.rank}', 'w') as file:
         file.write(str(error))
     raise
@@ -421,12 +421,12 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize('is_hidden', [False, True])
-def test_a_rank_that_is_killed_leaves_nobody_waiting(is_hidden, tmp_path):
-    """Whether or not mpiexec learns of it; behind a shell that goes on, it does not."""
+def test_killed_rank_ends_the_job(is_hidden, tmp_path):
+    """Also if a shell hides the killed process from mpiexec."""
     shell = ('sh', '-c', '"$0" "$@"; sleep 1000') if is_hidden else ()
     result = mpiexec('aaa', KILLED, str(tmp_path), shell=shell)
     assert result.returncode != 0
-    said = [path.read_text() for path in tmp_path.iterdir()]
-    assert said or not is_hidden
-    for text in said:
+    texts = [path.read_text() for path in tmp_path.iterdir()]
+    assert texts or not is_hidden
+    for text in texts:
         assert re.match(r'rank 1 \(process .*\) ended in the middle of an exchange$', text)

@@ -1,4 +1,4 @@
-"""What one rank does with one chunk: here one process does it for all ranks, stage by stage."""
+"""The stages of a chunk, run in one process for all ranks."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn._transport.shared_memory import chunking
-from chainermn._transport.shared_memory.stages import Copied, FewPieces, ManyPieces
+from chainermn._transport.shared_memory.stages import BroadcastChunk, DirectChunk, PackedChunk
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -33,8 +33,8 @@ def test_sum(sizes, ranks, slices, dtype, scale, few):
     owned = chunking.slices(output.size, slices) + [(output.size,) * 2] * (ranks - slices)
     run = chunking.Run(pieces, [(size,) for size in sizes])
     chunks = [
-        FewPieces(pieces, inputs, rank, output, owned[rank], None) if few else
-        ManyPieces(run, inputs, rank, output, owned[rank], None)
+        DirectChunk(pieces, inputs, rank, output, owned[rank], None) if few else
+        PackedChunk(run, inputs, rank, output, owned[rank], None)
         for rank in range(ranks)]
     for chunk, own in zip(chunks, arrays, strict=True):
         chunk.pack(own)
@@ -52,7 +52,7 @@ def test_copy(sizes, ranks):
     pieces, = chunking.cut(sizes, sum(sizes))
     output = np.zeros(sum(sizes), np.uint8)
     run = chunking.Run(pieces, [(size,) for size in sizes])
-    chunks = [Copied(run, output, rank == 0, None) for rank in range(ranks)]
+    chunks = [BroadcastChunk(run, output, rank == 0, None) for rank in range(ranks)]
     for chunk, own in zip(chunks, arrays, strict=True):
         chunk.pack(own)
         chunk.reduce(own, None)

@@ -1,4 +1,4 @@
-"""Large sums of host arrays go through shared memory, whatever verb sums them."""
+"""Large host arrays are summed in shared memory by every operation."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def flat():
 
 @pytest.fixture
 def sums(monkeypatch):
-    """How many sums went through shared memory."""
+    """Counts the sums in shared memory."""
     sums = []
     original = exchange.SharedMemory.sum
 
@@ -34,7 +34,7 @@ def sums(monkeypatch):
 
 
 def numbers(rank, dtype, shape=(LARGE // 4, 3)):
-    """Small whole numbers, whose sums are exact."""
+    """Small integers, whose sums are exact."""
     return np.random.RandomState(rank).randint(-8, 9, shape).astype(dtype)
 
 
@@ -76,7 +76,7 @@ def test_multi_node_mean(flat, sums, dtype):
     assert sums == ([1] if flat.size > 1 else [])
 
 
-def test_what_is_left_to_mpi(flat, sums):
+def test_carried_by_mpi(flat, sums):
     large = numbers(flat.rank, 'float32')
     flat.allreduce(large, 'max')
     flat.allreduce(large.astype(np.int32))

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share, and the counters by which they wait."""
+"""Shared memory of a node, with counters for synchronization."""
 
 import os
 import pathlib
@@ -21,7 +21,7 @@ RANK, SIZE = MPI_COMM.rank, MPI_COMM.size
 @pytest.fixture
 def window():
     mpi_comm = MPI_COMM.Dup()
-    # Of different sizes, and not multiples of anything.
+    # Different sizes, not multiples of a page.
     window = Window(mpi_comm, 100 + RANK, f'rank {RANK}')
     mpi_comm.Barrier()
     yield window
@@ -40,8 +40,8 @@ def test_segments_are_shared(window):
         assert segment.ctypes.data % 8 == 0
 
 
-def test_what_was_written_is_there_once_its_rank_is_waited_for(window):
-    """A ring of 2000 numbers: each rank adds one to what the rank before it published."""
+def test_writes_are_visible_after_wait(window):
+    """Each rank adds one to the number of the previous rank, 2000 times around a ring."""
     number = window.segments[RANK][:8].view(np.int64)
     before = window.segments[RANK - 1][:8].view(np.int64)
     for n in range(0, 2000, 2):
@@ -53,7 +53,7 @@ def test_what_was_written_is_there_once_its_rank_is_waited_for(window):
         window.wait(n + 2)
 
 
-def test_a_late_rank_is_waited_for(window):
+def test_waits_for_late_rank(window):
     if RANK == SIZE - 1:
         time.sleep(.1)
         window.segments[RANK][0] = 7
@@ -63,7 +63,7 @@ def test_a_late_rank_is_waited_for(window):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_rank_that_failed_is_named(window):
+def test_failed_rank_is_named(window):
     if RANK == 1:
         window.fail()
     else:
@@ -85,9 +85,9 @@ def test_is_alive():
         assert not other._replace(start='1').is_alive()  # another process has its number
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert not other.is_alive()  # nobody has asked for its status yet
+        assert not other.is_alive()  # a zombie
         process.wait()
         assert not other.is_alive()
-        # Numbers mean nothing in another namespace, or without /proc.
+        # PIDs are meaningless in another namespace, or without /proc.
         assert other._replace(namespace='pid:[0]').is_alive()
         assert other._replace(start='', namespace='').is_alive()

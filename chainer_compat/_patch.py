@@ -1,0 +1,145 @@
+"""The registry of shims, and the loader that applies them while a module is imported.
+
+A shim applies to modules of Chainer and is one of two kinds: it edits the source of a module
+before Python compiles it, or it patches the module after execution. Neither kind modifies NumPy,
+CuPy, setuptools or any file.
+
+Edited code is compiled at every import, since Chainer's .pyc files still contain the original.
+Compiling is slow, so only the functions and classes that differ are compiled.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any
+
+Edit = Callable[[], dict[str, str]]
+Patch = Callable[[ModuleType], None]
+
+edits: dict[str, list[Edit]] = {}
+patches: dict[str, list[Patch]] = {}
+
+# PEP 8 asks for two blank lines around functions and classes.
+BETWEEN = '\n\n\n'
+
+
+def edit(*names: str) -> Callable[[Edit], Edit]:
+    """Register a shim that edits the source of the modules ``names``.
+
+    The shim is called without arguments when a module is imported, and returns a dictionary of
+    replacements, ``{}`` for versions that do not need any. Texts that are not found are ignored,
+    as Chainer may be patched already. Keep the number of lines, so that tracebacks, pdb and
+    inspect.getsource match the file. A text must not span several functions or classes.
+    """
+
+    def register(shim: Edit) -> Edit:
+        for name in names:
+            edits.setdefault(name, []).append(shim)
+        return shim
+
+    return register
+
+
+def patch(*names: str) -> Callable[[Patch], Patch]:
+    """Register a shim that is called with each of the modules ``names`` after execution."""
+
+    def register(shim: Patch) -> Patch:
+        for name in names:
+            patches.setdefault(name, []).append(shim)
+        return shim
+
+    return register
+
+
+def find_shims() -> list[Edit | Patch]:
+    """Return all shims, sorted by name."""
+    import chainer_compat.shims  # noqa: F401  (fills the registry)
+
+    found: set[Edit | Patch] = set()
+    for table in (edits, patches):
+        for shims in table.values():
+            found.update(shims)
+    return sorted(found, key=lambda shim: shim.__name__)
+
+
+def modules_of(shim: Edit | Patch) -> list[str]:
+    """Return the names of the modules that ``shim`` applies to."""
+    return [name for table in (edits, patches) for name, shims in table.items() if shim in shims]
+
+
+def is_active(shim: Any) -> bool:
+    """Return whether ``shim`` edits anything with the imported versions; true for patches."""
+    return any(shim in shims for shims in patches.values()) or shim() != {}
+
+
+def version(name: str) -> tuple[int, int]:
+    """Return major and minor version of the package ``name``; (0, 0) if it is not imported.
+
+    Chainer imports NumPy and CuPy before any module that needs a shim.
+    """
+    major, minor = getattr(sys.modules.get(name), '__version__', '0.0').split('.')[:2]
+    return int(major), int(minor)
+
+
+def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
+    """Return the spec of the finders other than ``asking``, with our loader if there are shims."""
+    import chainer_compat.shims  # noqa: F401  (fills the registry)
+
+    if name not in edits and name not in patches:
+        return None
+    for finder in sys.meta_path:
+        spec = None if finder is asking else finder.find_spec(name, path, target)
+        if spec is not None:
+            # Other loaders have no source file (frozen applications, zip files).
+            if type(spec.loader) is SourceFileLoader:
+                spec.loader = PatchingLoader(spec.loader.name, spec.loader.path)
+            return spec
+    return None
+
+
+class PatchingLoader(SourceFileLoader):
+    """Loads a module of Chainer and applies its shims."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the compiled source, with the edits of the shims."""
+        texts = {old: new for shim in edits.get(fullname, ()) for old, new in shim().items()}
+        if not texts:
+            return super().get_code(fullname)
+        source = importlib.util.decode_source(self.get_data(self.path))
+        blocks = [(old, _edited(old, texts)) for old in source.split(BETWEEN)]
+        if any(new != old and not _defines(old) for old, new in blocks):
+            return self._compiled(new for _, new in blocks)
+        # Replace unchanged functions and classes by blank lines, to keep the line numbers.
+        few = self._compiled('\n' * old.count('\n') if new == old and _defines(old) else new
+                             for old, new in blocks)
+        code = super().get_code(fullname)
+        return code and _with_definitions(code, few)
+
+    def _compiled(self, blocks: Iterable[str]) -> CodeType:
+        return self.source_to_code(BETWEEN.join(blocks).encode(), self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, then its patches."""
+        super().exec_module(module)
+        for shim in patches.get(module.__name__, ()):
+            shim(module)
+
+
+def _edited(text: str, texts: dict[str, str]) -> str:
+    for old, new in texts.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _defines(block: str) -> bool:
+    return block.startswith(('def ', 'class ', '@'))
+
+
+def _with_definitions(code: CodeType, few: CodeType) -> CodeType:
+    """Return ``code`` with the functions and classes replaced that are also in ``few``."""
+    found = {(c.co_name, c.co_firstlineno): c for c in few.co_consts if isinstance(c, CodeType)}
+    return code.replace(co_consts=tuple(
+        found.get((c.co_name, c.co_firstlineno), c) if isinstance(c, CodeType) else c
+        for c in code.co_consts))

@@ -1,0 +1,169 @@
+"""Records the operations of a communicator on the timeline, with the time spent waiting.
+
+A communicator has a tracer only if a timeline is recorded.  The time spent waiting is the duration
+of the consistency check, which ends when the last rank enters.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+
+from chainermn import _signature
+from chainermn._diagnostics import shutdown
+from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._ranks import ranks_text
+from chainermn._tracing import clock_sync, recorder
+from chainermn._tracing.recorder import Timeline, now
+from chainermn._types import Array
+
+_Result = TypeVar('_Result')
+
+_MODELS = 'bcast_data', 'multi_node_mean_grad'
+_OBJECTS = 'bcast_obj', 'gather_obj', 'allgather_obj', 'scatter_obj', 'allreduce_obj'
+#: Operations without data.
+_WITHOUT_DATA = {'barrier', 'check_replicas', 'split', 'new_group', 'serve', 'join', 'mean_queue',
+                 'finalize', 'waitall'}
+
+#: The names of parameters for data to send.
+_PAYLOADS = 'x', 'xs', 'data'
+
+
+def begin(mpi_comm: MPI.Intracomm, calls: Calls) -> Tracer:
+    """Adds a communicator to the timeline of each rank.  Collective: every rank calls it.
+
+    Args:
+        mpi_comm: The ranks.
+        calls: The flight record of the collectives.
+
+    Raises:
+        OSError: On all ranks, if one of them cannot write its file.
+    """
+    failure = ''
+    try:
+        recorder.open_file(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+    except (OSError, ValueError) as error:
+        failure = str(error)
+    for rank, text in enumerate(mpi_comm.allgather(failure)):
+        if text:
+            raise OSError(f'{recorder.VARIABLE}: rank {rank} cannot write its timeline: {text}')
+    timeline = recorder.get()
+    assert timeline is not None
+    ranks = calls.ranks
+    name = ranks_text(sorted(ranks))
+    if not timeline.communicators:
+        shutdown.add_callback(_at_the_end)
+    if len(ranks) > 1 and not any(set(ranks) <= set(group) for group in timeline.compared):
+        timeline.compared[ranks] = compare = _comparison(timeline, mpi_comm.Dup(), name)
+        compare()
+    timeline.communicators[name] += 1
+    number = timeline.communicators[name]
+    return Tracer(timeline, name if number == 1 else f'{name}, communicator {number}')
+
+
+def _at_the_end() -> None:
+    timeline = recorder.get()
+    if timeline is not None:
+        for compare in timeline.compared.values():  # again, since clocks drift
+            compare()
+        recorder.close()
+
+
+def _comparison(timeline: Timeline, mpi_comm: Any, name: str) -> Callable[[], None]:
+    """Returns a function that compares clocks and records the result on the timeline."""
+    group = mpi_comm.bcast(f'{time.time():.6f} {name}')
+
+    def compare() -> None:
+        offset = clock_sync.measure(mpi_comm, lambda: now() - timeline.origin)
+        timeline.add_clock({'group': group, 'offset_us': offset.offset / 1000,
+                            'error_us': offset.error / 1000})
+
+    return compare
+
+
+class Tracer:
+    """Records the operations of one communicator; of nested ones only the outermost."""
+
+    def __init__(self, timeline: Timeline, name: str) -> None:
+        self._timeline = timeline
+        self._name = name
+        #: Whether an operation is being recorded.
+        self.is_inside = False
+        self._arrays = ''  # description of the arrays of the model
+
+    def of_service(self) -> Tracer:
+        """A tracer for the requests of a service."""
+        return Tracer(self._timeline, f'service of {self._name}')
+
+    def note_model(self, arrays: Sequence[Array]) -> None:
+        """Notes which arrays of a model are exchanged."""
+        self._arrays = recorder.describe(arrays)
+
+    def time(self, operation: str, calls: Calls, function: Callable[..., _Result],
+             args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Result:
+        """Calls a function, and records it as an operation.
+
+        Args:
+            operation: Its name.
+            calls: The flight record of the operation.
+            function: The operation, whose first argument is its communicator.
+            args: Arguments.
+            kwargs: Arguments by name.
+        """
+        timeline, comm = self._timeline, f'"comm":{recorder.quoted(self._name)}'
+        number = calls.count + 1
+        self.is_inside = True
+        begin = now()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            timeline.add(operation, 'operation', begin, now(), comm)
+            timeline.write()  # the program may end here
+            raise
+        finally:
+            self.is_inside = False
+        end = now()
+        # False if nothing was exchanged, for example for a queue that exists already.
+        is_exchanged = calls.count >= number
+        if is_exchanged or operation != 'mean_queue':
+            details = self._details(operation, calls, args[1:], kwargs, result)
+            timeline.add(operation, 'operation', begin, end, comm + (
+                f',"number":{number}' if is_exchanged else '') + (
+                f',{details}' if details else ''))
+        return result
+
+    def _details(self, operation: str, calls: Calls, args: Sequence[Any],
+                 kwargs: Mapping[str, Any], result: object) -> str:
+        """Describes what was exchanged, from the arguments and the result."""
+        if operation in _WITHOUT_DATA:
+            return ''
+        if operation in _MODELS:
+            return self._arrays
+        record = calls.newest_record
+        if operation in _OBJECTS:  # the signature of a small object contains its length
+            number = _signature.unpack(record).number if isinstance(record, bytes) else 0
+            return f'"bytes":{number}' if number else ''
+        parts = [f'"peer":{record[1]},"tag":{record[2]}'] if isinstance(record, tuple) else []
+        if operation == 'recv_activation' and isinstance(result, tuple):
+            result = result[0]
+        if text := _of_call(args, kwargs, result):
+            parts.append(text)
+        return ','.join(parts)
+
+
+def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> str:
+    """Describes the arrays that were passed, or else the results."""
+    given = args[0] if args else next(
+        (kwargs[name] for name in _PAYLOADS if name in kwargs), None)
+    return _of_arrays(given) or _of_arrays(
+        [*result.values()] if isinstance(result, dict) else result)
+
+
+def _of_arrays(x: object) -> str:
+    xs = x if isinstance(x, (tuple, list)) else [x]
+    for each in xs:
+        if not (hasattr(each, 'nbytes') and hasattr(each, 'dtype')):
+            return ''
+    return recorder.describe(xs) if xs else ''

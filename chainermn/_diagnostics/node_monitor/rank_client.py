@@ -1,0 +1,160 @@
+"""The connection of a rank to the node monitor of its node.
+
+The first rank of a node starts the monitor, with an open socket to which all ranks of the node
+connect.  ``global_except_hook`` asks the monitor, through this connection, whether this rank is the
+first one of its node to report a failure.
+"""
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+
+from mpi4py import MPI
+
+from chainermn import global_except_hook
+from chainermn._diagnostics.flight_recorder import world_ranks
+from chainermn._diagnostics.node_monitor import monitor_process
+
+# Seconds.
+_READY_TIMEOUT = 5
+_ANSWER_TIMEOUT = .5
+
+_connection = -1  # file descriptor
+_is_ready = False  # whether this rank has waited for the monitor
+_process = 0
+
+
+def register(mpi_comm: MPI.Intracomm) -> None:
+    """Starts a node monitor for the ranks of each node that has none, and connects to it.
+
+    Collective: every rank calls it, and then :func:`wait_until_ready`.  Has no effect on ranks
+    where it is disabled or not supported, as on systems other than Linux.
+    """
+    global _process
+    node = (os.uname().nodename, _namespaces()) if _is_enabled() else None
+    rank = world_ranks(mpi_comm)[mpi_comm.rank]
+    # Abstract: there is no file that others could open, or that would be left.
+    address = f'\0chainermn-{secrets.token_hex(16)}'
+    with socket.socket(socket.AF_UNIX) as listener:
+        if node is not None:  # the one of the first rank is used; the others can connect at once
+            with contextlib.suppress(OSError):
+                listener.bind(address)
+                listener.listen(4096)
+        responses = mpi_comm.allgather((node, rank, os.getpid(), address))
+        ranks = [(theirs, process) for there, theirs, process, _ in responses if there == node]
+        if node is not None and ranks[0][0] == rank:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                _start(listener, ranks, is_alone=len({there for there, *_ in responses}) == 1)
+    if node is not None:
+        with contextlib.suppress(OSError):
+            _connect(next(theirs for there, *_, theirs in responses if there == node), rank)
+            _process = os.getpid()
+            os.register_at_fork(after_in_child=_disconnect)
+            global_except_hook.set_report_arbiter(_is_first)
+
+
+def wait_until_ready() -> None:
+    """Waits for the node monitor, before a collective of all ranks.
+
+    If several ranks fail before it polls them, it cannot tell which was the first.
+    """
+    global _is_ready
+    if _connection >= 0 and not _is_ready:
+        _is_ready = True
+        with contextlib.suppress(OSError):
+            _answer(_READY_TIMEOUT)
+
+
+def deregister() -> None:
+    """Notifies the node monitor that this rank has reached the end of the program."""
+    _send(monitor_process.DEREGISTER)
+
+
+def _is_enabled() -> bool:
+    return (_connection < 0 and sys.platform == 'linux' and hasattr(os, 'pidfd_open')
+            and global_except_hook.aborts_job())
+
+
+def _namespaces() -> str:
+    """Identifies the namespaces of processes and sockets, which containers do not share."""
+    with contextlib.suppress(OSError):
+        return os.readlink('/proc/self/ns/pid') + os.readlink('/proc/self/ns/net')
+    return str(os.getpid())
+
+
+def _start(listener: socket.socket, ranks: list[tuple[int, int]], is_alone: bool) -> None:
+    """Starts the monitor.
+
+    Args:
+        listener: The socket to which the ranks connect.
+        ranks: Ranks of this node, with their process IDs.
+        is_alone: Whether all ranks are on this node.
+    """
+    with contextlib.ExitStack() as stack:
+        # Opened here, while all processes are known to exist.
+        files = []
+        for _, process in ranks:
+            files.append(os.pidfd_open(process))
+            stack.callback(os.close, files[-1])
+        arguments = [f'{rank}:{process}:{file}'
+                     for (rank, process), file in zip(ranks, files, strict=True)]
+        command = [sys.executable, '-I', '-S', monitor_process.__file__, str(listener.fileno()),
+                   str(MPI.COMM_WORLD.size), str(int(is_alone)), *arguments]
+        # The shell exits at once, so the monitor is not a child that this rank might wait for.
+        subprocess.run(['/bin/sh', '-c', '"$0" "$@" &', *command], check=True,
+                       pass_fds=(listener.fileno(), *files), start_new_session=True,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def _connect(address: str, rank: int) -> None:
+    global _connection
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    connection.sendall(' '.join([str(rank), *global_except_hook.shared_memory()]).encode() + b'\n')
+    _connection = connection.detach()  # open until the process exits
+    # Stacks are sent to the monitor, which prints them after its message.
+    if not faulthandler.is_enabled():
+        faulthandler.enable(_connection)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            faulthandler.register(signal.SIGTERM, _connection, all_threads=False, chain=True)
+
+
+def _disconnect() -> None:
+    """Closes the connection in a forked child, which is no rank."""
+    global _connection
+    if _connection >= 0:
+        faulthandler.disable()
+        faulthandler.unregister(signal.SIGTERM)
+        os.close(_connection)
+        _connection = -1
+
+
+def _is_first() -> bool:
+    """Returns whether this rank is the first one of its node to report a failure."""
+    if _process == os.getpid() and _send(monitor_process.REQUEST):
+        with contextlib.suppress(OSError):
+            answer = _answer(_ANSWER_TIMEOUT)
+            if answer == monitor_process.READY:  # this rank has not waited for it
+                answer = _answer(_ANSWER_TIMEOUT)
+            return answer != monitor_process.DENIED
+    return True
+
+
+def _answer(timeout: float) -> bytes:
+    """Returns a message of the monitor; empty after the timeout.  Blocks in the kernel."""
+    ready, _, _ = select.select([_connection], [], [], timeout)
+    return os.read(_connection, 1) if ready else b''
+
+
+def _send(message: bytes) -> bool:
+    if _connection >= 0 and _process == os.getpid():
+        with contextlib.suppress(OSError):
+            return os.write(_connection, message) > 0
+    return False

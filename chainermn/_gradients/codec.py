@@ -1,0 +1,58 @@
+"""Compresses the gradients of one exchange, and checks the encoded arrays."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from chainermn import _signature
+from chainermn._gradients import compressors
+from chainermn._transport import array_buffers
+from chainermn._transport.base import Compressor
+from chainermn._transport.encoded_mean import is_elementwise
+from chainermn._types import Array
+
+
+class Codec:
+    """Compresses the flat buffers of one exchange.
+
+    Args:
+        compressor: The compressor.
+        paths: The paths of the gradients, which identify the state of the compressor.
+        check: Compares the encoded arrays of all ranks before data is sent; ``None`` if this must
+            not block.
+    """
+
+    def __init__(self, compressor: Compressor, paths: Sequence[str],
+                 check: Callable[[Callable[[], dict[str, str]]], None] | None = None) -> None:
+        self.compressor = compressor
+        self._name = f'{_signature.digest(list(paths)):x}'
+        self._check = check
+
+    def encode(self, buffers: Sequence[Array]) -> list[Array]:
+        """Compresses flat arrays.  Collective if there is a check: every rank calls it.
+
+        Raises:
+            ValueError: If the compressor returns arrays of a wrong shape; on all ranks, if dtypes
+                or lengths differ between ranks.
+        """
+        encoded: list[Array] = []
+
+        def details() -> dict[str, str]:
+            for n, buffer in enumerate(buffers):
+                encoded.append(self._encoded(buffer, f'{self._name}.{n}'))
+            return {f'encoded {n}': f'{x.dtype} {x.shape}' for n, x in enumerate(encoded)}
+
+        if self._check is None:
+            details()
+        else:
+            self._check(details)
+        return encoded
+
+    def _encoded(self, buffer: Array, key: str) -> Array:
+        encoded = array_buffers.checked(self.compressor.compress(buffer, key))
+        if encoded.ndim != 1 or (
+                is_elementwise(self.compressor) and encoded.shape != buffer.shape):
+            raise ValueError(
+                f'compressor {compressors.describe(self.compressor)} returned shape '
+                f'{encoded.shape} for {buffer.shape}; return a flat array, of the same length if '
+                'the compressor is elementwise')
+        return encoded

@@ -1,0 +1,214 @@
+"""The parameters of a model, sorted by path: the same order on all ranks.
+
+The model is traversed for each exchange, since links and parameters may be added or removed.  Only
+results that depend on names, dtypes and shapes are cached: sorted paths and descriptions.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import chainer
+import numpy as np
+
+from chainermn import _signature
+from chainermn._transport import array_buffers
+from chainermn._transport.array_list import ArrayList
+from chainermn._types import Array, Model, Parameter
+
+_FLOATS = frozenset(map(np.dtype, ('float16', 'float32', 'float64')))
+_dtype_of, _shape_of = operator.attrgetter('dtype'), operator.attrgetter('shape')
+_is_writeable = operator.attrgetter('flags.writeable')
+
+#: The prefix of a link, and the names of its parameters or the paths from its own `namedparams`.
+_Names = tuple[str, frozenset[str] | tuple[str, ...]]
+
+_Link, _Chain, _ChainList = chainer.Link, chainer.Chain, chainer.ChainList
+
+
+class Layout(NamedTuple):
+    """The properties that must be equal on all ranks: dtype and shape by path, and their digest."""
+
+    described: Mapping[str, str]
+    digest: int
+
+    @classmethod
+    def of(cls, described: Mapping[str, str]) -> Layout:
+        return cls(described, _signature.digest(dict(described)))
+
+
+class ParameterList(ArrayList):
+    """The parameters or gradients of a model; built once per exchange.
+
+    Attributes:
+        paths: The path of each array.
+    """
+
+    paths: tuple[str, ...]
+
+    @classmethod
+    def of_model(cls, model: Model, attribute: Literal['data', 'grad'], zero_fill: bool = False
+                 ) -> ParameterList:
+        """Collects the arrays of a model.
+
+        Args:
+            model: A ``chainer.Link``.
+            attribute: Parameters or gradients.
+            zero_fill: Gives initialized parameters without a gradient one of zeros.
+
+        Returns:
+            The arrays of the initialized parameters that have one, sorted by path; a parameter
+            with several paths appears once.
+
+        Raises:
+            TypeError, ValueError: If the model is not a link, or an array cannot be exchanged.
+        """
+        if not isinstance(model, chainer.Link):
+            raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
+        paths, parameters = sorted_once(model)
+        if attribute == 'grad':
+            with contextlib.suppress(RuntimeError):  # a parameter that is not initialized
+                grads = [parameter.grad for parameter in parameters]
+                # Fast path: there may be thousands of parameters.
+                if [*map(type, grads)].count(np.ndarray) == len(grads):
+                    dtypes = tuple(map(_dtype_of, grads))
+                    if _FLOATS.issuperset(dtypes) and all(map(_is_writeable, grads)):
+                        found = cls(grads)
+                        found.paths, found.on_host, found.on_device = paths, True, False
+                        is_one = dtypes and dtypes.count(dtypes[0]) == len(dtypes)
+                        found.dtypes = dtypes[:1] if is_one else dtypes
+                        found.shapes = tuple(map(_shape_of, grads))
+                        return found
+        arrays: dict[str, Array] = {}
+        for path, parameter in zip(paths, parameters, strict=True):
+            array = parameter.raw_array
+            if array is None:
+                continue
+            if attribute == 'grad':
+                if zero_fill and parameter.grad is None:
+                    parameter.grad = chainer.backend.get_array_module(array).zeros_like(array)
+                array = parameter.grad
+                if array is None:
+                    continue
+            arrays[path] = _checked(path, attribute, array)
+        return cls.named(arrays)
+
+    @classmethod
+    def named(cls, arrays: Mapping[str, Array]) -> ParameterList:
+        """Makes a list of arrays by path."""
+        found = cls.of(arrays.values())
+        assert isinstance(found, cls)
+        found.paths = tuple(arrays)
+        return found
+
+    def by_path(self) -> dict[str, Array]:
+        """The arrays by path."""
+        return dict(zip(self.paths, self, strict=True))
+
+    def layout(self, allows_mixed_devices: bool) -> Layout:
+        """The properties that must be equal on all ranks.
+
+        Args:
+            allows_mixed_devices: Whether a model may be on a device on some ranks only.
+        """
+        if self.on_host:
+            return _layout(self.paths, self.dtypes, self.shapes)
+        on_device = tuple(map(array_buffers.on_device, self))
+        if allows_mixed_devices and all(on_device):
+            return _layout(self.paths, self.dtypes, self.shapes)
+        return _layout(self.paths, self.dtypes, self.shapes, on_device)
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(paths: tuple[str, ...], dtypes: tuple[np.dtype, ...],
+            shapes: tuple[tuple[int, ...], ...], on_device: tuple[bool, ...] = ()) -> Layout:
+    if len(dtypes) == 1:
+        dtypes *= len(paths)
+    places = [' on device' if device else '' for device in on_device] or [''] * len(paths)
+    described = {path: f'{dtype} {shape}{place}' for path, dtype, shape, place
+                 in zip(paths, dtypes, shapes, places, strict=True)}
+    return Layout.of(described)
+
+
+def _checked(path: str, attribute: str, array: Array) -> Array:
+    """Returns an array that can be exchanged, or raises."""
+    try:
+        array_buffers.checked(array)
+    except TypeError as error:
+        raise TypeError(f'parameter {path}: {error}') from None
+    if attribute == 'grad' and array.dtype.kind != 'f':
+        raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged')
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError(f'parameter {path}: its {"gradient" if attribute == "grad" else "array"} '
+                         'is read-only; assign a writable copy')
+    return array
+
+
+def sorted_once(model: Model) -> tuple[tuple[str, ...], list[Parameter]]:
+    """Returns paths and parameters, sorted by path, each parameter under its first path only."""
+    names: list[_Names] = []
+    parameters: list[Parameter] = []
+    _walk(model, '', names, parameters)
+    paths, order = _sorted(tuple(names))
+    if order is not None:
+        parameters = [parameters[place] for place in order]
+    if len({*map(id, parameters)}) < len(parameters):
+        first = {id(parameter): path for path, parameter
+                 in zip(reversed(paths), reversed(parameters), strict=True)}
+        named = [(path, parameter) for path, parameter in zip(paths, parameters, strict=True)
+                 if first[id(parameter)] == path]
+        return tuple(path for path, _ in named), [parameter for _, parameter in named]
+    return paths, parameters
+
+
+def _walk(link: Model, prefix: str, names: list[_Names], parameters: list[Parameter]) -> None:
+    """Like ``link.namedparams()``, but collects prefixes and names; paths are built later."""
+    kind = _kind(link)
+    if kind is None:
+        named = [*link.namedparams()]
+        names.append((prefix, tuple([path for path, _ in named])))
+        parameters += [parameter for _, parameter in named]
+        return
+    own = frozenset(link._params)
+    names.append((prefix, own))
+    parameters += map(link.__dict__.__getitem__, _in_order(own))
+    if kind is _Chain:
+        for name in sorted(link._children):
+            _walk(link.__dict__[name], f'{prefix}/{name}', names, parameters)
+    elif kind is _ChainList:
+        for number, child in enumerate(link._children):
+            _walk(child, f'{prefix}/{number}', names, parameters)
+
+
+def _kind(link: Model) -> type | None:
+    """The Chainer class whose ``namedparams`` the link uses; None if it has its own."""
+    found = getattr(link.namedparams, '__func__', None)
+    if found is _Link.namedparams:
+        return _Link
+    for kind in (_Chain, _ChainList):
+        if found is kind.namedparams:
+            above = super(kind, link).namedparams  # another base class may override it
+            return kind if above.__func__ is _Link.namedparams else None
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _in_order(names: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))
+
+
+@functools.lru_cache(maxsize=64)
+def _sorted(names: tuple[_Names, ...]) -> tuple[tuple[str, ...], list[int] | None]:
+    """All paths, sorted; and the permutation, None if they were sorted already."""
+    paths: list[str] = []
+    for prefix, own in names:
+        if isinstance(own, frozenset):
+            paths += [f'{prefix}/{name}' for name in _in_order(own)]
+        else:
+            paths += [prefix + path for path in own]
+    order = sorted(range(len(paths)), key=paths.__getitem__)
+    ordered = tuple([paths[place] for place in order])
+    return ordered, None if order == [*range(len(order))] else order

@@ -1,0 +1,58 @@
+"""Host memory for means, reused once no array refers to it."""
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+
+_KEPT = 4  # rounds for which unused memory is kept
+
+#: Name, dtype and size.
+_Key = tuple[str, np.dtype, int]
+
+
+class _Memory(NamedTuple):
+    buffer: np.ndarray
+    lease: weakref.ref[_Lease]
+    round: int  # in which it was used
+
+
+class _Lease:
+    """The owner of the arrays in a buffer; alive as long as one of them.
+
+    NumPy keeps the provider of an array interface alive for all views of the array.
+    """
+
+    def __init__(self, buffer: np.ndarray) -> None:
+        self.__array_interface__ = buffer.__array_interface__
+        self._buffer = buffer  # keeps the memory alive
+
+
+class ResultMemory:
+    """Allocates flat host arrays, in the memory of earlier ones that are no longer referenced."""
+
+    def __init__(self) -> None:
+        self._held: dict[_Key, _Memory] = {}
+        self._round = 0
+
+    def new(self, name: str, dtype: np.dtype, size: int) -> np.ndarray:
+        """Returns a flat array; a later one of this name may reuse its memory."""
+        key = name, dtype, size
+        memory = self._held.pop(key, None)
+        is_free = memory is not None and memory.lease() is None
+        buffer = memory.buffer if memory is not None and is_free else np.empty(size, dtype)
+        lease = _Lease(buffer)
+        self._held[key] = _Memory(buffer, weakref.ref(lease), self._round)
+        return np.asarray(lease)
+
+    def end_round(self) -> None:
+        """Frees memory that was unused for some rounds."""
+        self._round += 1
+        self._held = {key: memory for key, memory in self._held.items()
+                      if memory.round > self._round - _KEPT}
+
+    @property
+    def nbytes(self) -> list[int]:
+        """The sizes of all buffers."""
+        return [memory.buffer.nbytes for memory in self._held.values()]

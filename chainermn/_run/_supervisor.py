@@ -1,0 +1,83 @@
+"""The supervisor: the parent of mpiexec; it ensures that no process of the job is left behind.
+
+It runs as a script, ``python _supervisor.py MPIEXEC ARGS...``, ends with its own parent, and exits
+with the exit status of mpiexec, or 128 + signal number.  If its parent died, it also removes
+``$CHAINERMN_RUN_FOLDER``, where failed ranks write their messages.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+_POLL_INTERVAL = 0.05  # seconds
+_GRACE_PERIOD = 5  # seconds for mpiexec to exit after a signal, before it is killed
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
+
+
+def die_with_parent(number: int) -> Callable[[], None]:
+    """Return a ``preexec_fn``: Linux sends the child this signal when the parent dies."""
+    prctl, here = ctypes.CDLL(None).prctl, os.getpid()
+
+    def request() -> None:
+        prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != here:
+            os._exit(1)
+
+    return request
+
+
+def main(command: list[str]) -> int:
+    """Run mpiexec; return its exit status."""
+    parent = os.getppid()
+    signals: list[int] = []  # from the parent, or because it died
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signals.append(number))
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for _kill_children
+    process = subprocess.Popen(
+        # Not SIGTERM: MPICH's mpiexec only forwards it to the ranks, which may ignore it.
+        command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent(signal.SIGKILL))
+    kill_at = None
+    while process.poll() is None:
+        if signals and kill_at is None:
+            process.send_signal(signals[0])
+            kill_at = time.monotonic() + _GRACE_PERIOD
+        if kill_at is not None and time.monotonic() > kill_at:
+            process.kill()
+        time.sleep(_POLL_INTERVAL)
+    if process.returncode:
+        _kill_children()
+    if os.getppid() != parent:
+        shutil.rmtree(os.environ['CHAINERMN_RUN_FOLDER'], ignore_errors=True)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _kill_children() -> None:
+    """Kill leftover processes of a failed job, such as the data loaders of a killed rank.
+
+    Orphans become children of this process, because it is a subreaper.
+    """
+    while children := _children():
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+def _children() -> list[int]:
+    here = os.getpid()
+    with open(f'/proc/{here}/task/{here}/children') as file:  # this process has one thread
+        return [int(child) for child in file.read().split()]
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,27 @@
+"""A transport that packs and unpacks gradients but sends none, to measure the rest of a step."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from chainermn._transport import packing
+from chainermn._transport.array_list import ArrayList
+from chainermn._transport.base import Compressor
+from chainermn._transport.shared_memory.transport import SharedMemoryTransport
+from chainermn._types import Array
+
+
+class WithoutExchange(SharedMemoryTransport):
+    """Each rank keeps its own gradients; all other operations exchange data."""
+
+    averages: ClassVar[bool] = False
+
+    def mean(self, arrays: ArrayList, results: Sequence[Array] | None = None) -> None:
+        for group, targets in self.groups(arrays, results):
+            packing.unpack(packing.pack(group), targets)
+
+    def _mean_encoded(self, compressor: Compressor, encoded: Array, size: int, dtype: np.dtype
+                      ) -> Array:
+        return compressor.decompress(encoded, size, dtype)

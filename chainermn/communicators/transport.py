@@ -1,0 +1,14 @@
+"""The transports, to derive your own from, for a communicator that exchanges in your way.
+
+A communicator names its transport; :class:`MpiTransport` has everything::
+
+    class MyCommunicator(MpiCommunicatorBase):
+        transport_class = MyTransport  # derives from MpiTransport, and defines mean()
+"""
+from chainermn._transport.array_list import ArrayList
+from chainermn._transport.base import Codec, Compressor, Group, Transport
+from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.shared_memory.transport import SharedMemoryTransport
+
+__all__ = ['ArrayList', 'Codec', 'Compressor', 'Group', 'MpiTransport', 'SharedMemoryTransport',
+           'Transport']

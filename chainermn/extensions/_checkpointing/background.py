@@ -1,0 +1,94 @@
+"""Threads write files while the training continues.
+
+A thread calls no MPI function and uses no device.  The interpreter waits for it before it exits.
+"""
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+
+_pending: set[BackgroundWriter] = set()  # with a job that nobody has joined
+# Each thread waits for the one before, as they may write the same file.
+_newest: threading.Thread | None = None
+
+
+class BackgroundWriter:
+    """Runs one job at a time in a thread, and keeps its error until somebody asks for it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        #: Whether a job was started and not joined.
+        self.is_busy = False
+
+    def start(self, path: str, job: Callable[[], None]) -> None:
+        """Starts a job.  The job before must be joined.
+
+        Args:
+            path: Path of the file that the job writes, for its error.
+            job: Function that uses only memory that nobody else changes.
+        """
+        global _newest
+        before = _newest
+
+        def run() -> None:
+            try:
+                if before is not None:
+                    before.join()
+                job()
+            except BaseException as error:
+                self._failure = f'{path}: {type(error).__name__}: {error}'
+
+        # Registered again, so that it runs before what was registered since, such as MPI_Finalize.
+        atexit.unregister(_raise_failures)
+        atexit.register(_raise_failures)
+        _pending.add(self)
+        self.is_busy = True
+        thread = threading.Thread(target=run, name=f'writes {path}')
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many threads, or the interpreter is exiting
+            run()
+        else:
+            self._thread = _newest = thread
+
+    def wait(self) -> None:
+        """Waits for the job, and keeps its error."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def join(self) -> str | None:
+        """Waits for the job, if there is one.
+
+        Returns:
+            Its error, once; ``None`` if there is none.
+        """
+        self.wait()
+        failure = self._failure
+        self._thread, self._failure, self.is_busy = None, None, False
+        _pending.discard(self)
+        return failure
+
+
+def wait_for_all() -> None:
+    """Waits for all jobs of this process."""
+    for writer in list(_pending):
+        writer.wait()
+
+
+def _raise_failures() -> None:
+    """At exit: raises errors that nobody asked for, which aborts the job."""
+    failures = [failure for writer in list(_pending) if (failure := writer.join())]
+    if failures:
+        raise OSError('writing failed\n  ' + '\n  '.join(failures))
+
+
+def _reset() -> None:
+    global _newest
+    _newest = None
+    _pending.clear()
+
+
+os.register_at_fork(after_in_child=_reset)  # a child has no such thread

@@ -1,0 +1,212 @@
+"""Locks: one job at a time writes the files of a name in a folder.
+
+Each rank locks a file with ``flock``.  The kernel releases the lock when the process ends.  Who
+releases the lock removes the file; the next job takes over the file of a killed process.
+"""
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+    from chainermn.extensions._checkpointing.manifest import SaveNames
+
+#: Seconds that a job waits for another one, whose ranks may still be exiting.
+TIMEOUT = 15.
+
+_POLL_INTERVAL = 0.1  # seconds
+
+_held: dict[str, FileLock] = {}  # of this process, by path
+_mutex = threading.RLock()  # the garbage collector releases locks in any thread
+
+
+class InUseError(Exception):
+    """Another process has the lock; the text names it."""
+
+
+class FileLock:
+    """A lock that this process has, for as many users as acquired it."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.users = 0
+        self.descriptor = descriptor
+        self._path = path
+
+    def release(self) -> None:
+        """Removes the file when the last user releases it.  Does nothing in a forked process."""
+        with _mutex:
+            if _held.get(self._path) is not self:
+                return
+            self.users -= 1
+            if self.users:
+                return
+            del _held[self._path]
+            with contextlib.suppress(OSError):
+                if _is_at(self._path, self.descriptor):
+                    os.remove(self._path)
+            os.close(self.descriptor)
+
+
+def acquire(path: str, timeout: float) -> FileLock:
+    """Locks a file.  A process that has the lock gets it again.
+
+    Args:
+        path: Path of the lock file; its folder must exist.
+        timeout: Seconds to wait for another process that has the lock.
+
+    Returns:
+        The lock.
+
+    Raises:
+        InUseError: If another process has the lock.
+        OSError: If the file cannot be created, or the file system cannot lock files.
+    """
+    folder, name = os.path.split(path)
+    path = os.path.join(os.path.realpath(folder), name)
+    end = time.monotonic() + timeout
+    while True:
+        with _mutex:
+            lock = _held.get(path) or _try(path, time.monotonic() >= end)
+            if lock is not None:
+                _held[path] = lock
+                lock.users += 1
+                return lock
+        time.sleep(_POLL_INTERVAL)
+
+
+def _try(path: str, is_last: bool) -> FileLock | None:
+    """Locks the file; returns ``None`` if it is in use and this is not the last attempt."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(path, descriptor):  # and was not removed in the meantime
+            with contextlib.suppress(OSError):  # the disk is full: the file stays empty
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f'process {os.getpid()} on {os.uname().nodename} since '
+                                     f'{time.strftime("%Y-%m-%d %H:%M:%S")}\n'.encode())
+            return FileLock(path, descriptor)
+    except BlockingIOError:
+        if is_last:
+            text = os.pread(descriptor, 200, 0).decode(errors='replace').strip()
+            os.close(descriptor)
+            raise InUseError(text if text and text.isprintable() else 'another process') from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    """Whether the open file is the one that has this path."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _reset() -> None:
+    """Leaves all locks to the process that this one was forked from."""
+    global _mutex
+    _mutex = threading.RLock()
+    for lock in _held.values():
+        os.close(lock.descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_reset)  # or a child that outlives this process keeps the lock
+
+
+class JobLock:
+    """The locks of the files of one extension.  Released with this object at the latest.
+
+    Args:
+        comm: ChainerMN communicator.
+        title: Name of the extension's files in errors.
+        writers: The ranks that write files; rank 0 is the first.
+        is_alone: Whether only rank 0 calls :meth:`acquire`, as no other rank writes.
+    """
+
+    def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int], is_alone: bool
+                 ) -> None:
+        self.is_held = False
+        self._comm = comm
+        self._title = title
+        self._writers = writers
+        self._is_alone = is_alone
+        self._release: Callable[[], object] = lambda: None
+
+    def acquire(self, names: SaveNames) -> None:
+        """Locks the files with these names, and unlocks those that were locked before.
+
+        Also removes temporary files that a killed process of this rank left.
+        Collective: every rank calls it, unless rank 0 is alone.
+
+        Raises:
+            RuntimeError: On every rank, if another job uses these names in this folder.
+
+        Warns:
+            RuntimeWarning: On rank 0, if a file system cannot lock files.
+        """
+        rank = self._comm.rank
+        lock, owner, problem = self._try(names) if rank == 0 else (None, None, None)
+        by_rank = [(owner, problem)]
+        if not self._is_alone:
+            # Rank 0 is first: of two jobs that start at the same time one gets all locks.
+            if self._comm.bcast_obj(owner) is None and rank in self._writers[1:]:
+                lock, owner, problem = self._try(names)
+            by_rank = self._comm.allgather_obj((owner, problem))
+        release_old, self._release = self._release, lambda: None
+        if lock is not None:
+            self._release = weakref.finalize(self, lock.release)
+        release_old()
+        self.is_held = True
+        owners = [f'rank {rank}: {owner}' for rank, (owner, _) in enumerate(by_rank) if owner]
+        if owners:
+            self.release()
+            error = RuntimeError(
+                f'{self._title} is in use by another job\n  {owners[0]}\n'
+                'Wait until that job has ended, or pass another name or folder.')
+            if self._is_alone:
+                self._comm.refuse('locking', error)
+            raise error
+        problems = [f'rank {rank}: {text}' for rank, (_, text) in enumerate(by_rank) if text]
+        if problems and rank == 0:
+            warnings.warn(
+                f'{self._title} is not locked: the file system cannot lock files\n'
+                f'  {problems[0]}\n'
+                'Make sure that no other job uses the same name and folder.',
+                RuntimeWarning, stacklevel=4)
+
+    def release(self) -> None:
+        """Unlocks the files of this rank."""
+        self.is_held = False
+        self._release()
+
+    def _try(self, names: SaveNames) -> tuple[FileLock | None, str | None, str | None]:
+        """Returns the lock of this rank's files, its owner, or why the files cannot be locked."""
+        rank = self._comm.rank
+        path = names.lock_path(rank)
+        folder = os.path.dirname(path)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            lock = acquire(path, TIMEOUT)
+        except InUseError as error:
+            return None, f'{path} is locked by {error}', None
+        except OSError as error:
+            # A job that can write nothing disturbs no other job, and saving raises an error.
+            return None, None, f'{path}: {error}' if os.access(folder, os.W_OK) else None
+        if lock.users == 1:
+            for part in [*names.find_temporary(rank),
+                         *(names.find_temporary(None) if rank == 0 else ())]:
+                with contextlib.suppress(OSError):
+                    os.remove(part)
+        return lock, None, None

@@ -1,0 +1,180 @@
+"""Arrays in npz files.  Files are not trusted: reading them runs no code and wastes no memory."""
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import IO, BinaryIO
+
+import numpy as np
+
+_HEADER = (1 << 16) + 16  # bytes that the header of an array may take
+_MAX_RATIO = 1032  # deflate cannot compress better
+_CHUNK = 1 << 20  # bytes; still in the cache when its checksum is computed
+
+
+def add_array(archive: zipfile.ZipFile, key: str, array: np.ndarray) -> None:
+    """Adds an array to an open npz file."""
+    with archive.open(f'{key}.npy', 'w', force_zip64=True) as member:
+        write_array(member, np.asanyarray(array))
+
+
+def write_array(file: IO[bytes], array: np.ndarray) -> None:
+    """Writes the same bytes as ``numpy.lib.format.write_array``, and lets other threads run.
+
+    NumPy's function keeps Python's lock, and so stops the training, while it copies 16 MB.
+    """
+    if array.dtype.hasobject or array.dtype.names:
+        np.lib.format.write_array(file, array)
+        return
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(file, header)
+    data = np.ascontiguousarray(array.T if header['fortran_order'] else array)
+    content = data.reshape(-1).view(np.uint8).data
+    for start in range(0, len(content), _CHUNK):
+        file.write(content[start:start + _CHUNK])
+
+
+class Arrays(Mapping[str, np.ndarray]):
+    """The arrays of an npz file by name; each is read when it is accessed.
+
+    Args:
+        file: Path, or an open file.
+        name: Name of the file in errors.
+        allow_pickle: Whether to read arrays of Python objects with ``pickle``, which runs any code
+            that the file holds.
+
+    Raises:
+        ValueError: If there is an array of objects other than ``None``, and that is not allowed.
+    """
+
+    def __init__(self, file: str | BinaryIO, name: str, allow_pickle: bool = False) -> None:
+        self._allow_pickle = allow_pickle
+        self._archive = zipfile.ZipFile(file)
+        self._members = {member.removesuffix('.npy'): member
+                         for member in self._archive.namelist()}
+        try:
+            objects = [] if allow_pickle else [key for key in self if self._is_object(key)]
+            if objects:
+                raise ValueError(
+                    f'{name} was not loaded: {objects[0]!r} is an array of Python objects, and '
+                    'loading it would run code from the file. If you trust everyone who can write '
+                    'to the file, pass allow_pickle=True when you create the extension.')
+        except BaseException:
+            self._archive.close()
+            raise
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        if self._is_saved_none(key):
+            return np.asarray(None)
+        with self._archive.open(self._members[key]) as file:
+            return np.lib.format.read_array(file, allow_pickle=self._allow_pickle)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __enter__(self) -> Arrays:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self._archive.close()
+
+    def _is_object(self, key: str) -> bool:
+        with self._archive.open(self._members[key]) as file:
+            return _read_header(file)[1].hasobject and not _is_none(file.read(1000))
+
+    def _is_saved_none(self, key: str) -> bool:
+        with self._archive.open(self._members[key]) as file:
+            return _read_header(file)[1].hasobject and _is_none(file.read(1000))
+
+
+def find_problem(path: str, is_known: bool = False) -> str | None:
+    """Checks a file, and allocates no memory that the file only claims to fill.
+
+    Args:
+        path: Path of the file.
+        is_known: Whether its content was compared with a checksum already.  Otherwise the CRC-32 of
+            each array is checked.
+
+    Returns:
+        What is wrong with the file; ``None`` if nothing is.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_directory(archive)
+            broken = None if is_known else archive.testzip()
+            if broken is not None:
+                return f'the checksum of {broken} is wrong'
+            for member in archive.infolist():
+                check_member(archive, member)
+    except Exception as error:  # zipfile, zlib, struct, numpy and json raise nearly everything
+        return f'{type(error).__name__}: {error}'
+    return None
+
+
+def check_directory(archive: zipfile.ZipFile) -> None:
+    """Raises ValueError if an archive claims to hold more than the size of its file allows."""
+    assert archive.fp is not None
+    members = archive.infolist()
+    rest = archive.fp.seek(0, os.SEEK_END)
+    for member in members:
+        rest -= member.compress_size
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        most = member.compress_size * (1 if is_stored else _MAX_RATIO)
+        if rest < 0 or member.file_size > most:
+            raise ValueError(f'{member.filename} claims {member.file_size:,} bytes, more than the '
+                             'file can hold')
+    # A damaged length makes zipfile take members for a comment on the one before.
+    archive.fp.seek(-22 - len(archive.comment), os.SEEK_END)
+    count = int.from_bytes(archive.fp.read(12)[10:], 'little')
+    if count not in (len(members), 0xffff):  # which stands for any large number
+        raise ValueError(f'{count} arrays were written and {len(members)} are there')
+
+
+def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Raises ValueError if an array claims another size than its member of the archive has."""
+    with archive.open(member) as file:
+        head = io.BytesIO(file.read(_HEADER))
+    shape, dtype = _read_header(head)
+    if dtype.hasobject:
+        return  # a pickle, which is not read here
+    claimed = math.prod(shape) * max(dtype.itemsize, 1)  # numpy makes 1 of 0
+    if min(shape, default=0) < 0 or claimed != member.file_size - head.tell():
+        raise ValueError(f'{member.filename} claims an array of shape {shape} and dtype {dtype}, '
+                         f'and has {member.file_size - head.tell():,} bytes for it')
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Reads the header of an array: its shape and dtype."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version in ((2, 0), (3, 0)):  # which differ in the encoding of field names
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f'the format of an array is {version}')
+    return shape, dtype
+
+
+def _strip_version(data: bytes) -> bytes:
+    """Removes from a pickle the parts that depend on NumPy's version: the module and lengths."""
+    return re.sub(rb'.numpy\._?core\.multiarray', b'', re.sub(rb'\x95.{8}', b'', data, flags=re.S),
+                  flags=re.S)
+
+
+#: The pickles as which Chainer's serializers have saved ``None``; compared, never unpickled.
+_NONE = frozenset(_strip_version(pickle.dumps(np.asarray(None), protocol))
+                  for protocol in (2, 3, 4, 5))
+
+
+def _is_none(data: bytes) -> bool:
+    return _strip_version(data) in _NONE

@@ -1,0 +1,182 @@
+"""The file of one rank: an npz file with a tag that says which save it belongs to."""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from chainermn._atomic_file import open_atomic
+from chainermn.extensions._checkpointing import npz
+
+TAG = 'chainermn/save'  # name of the array with the tag, as JSON
+_MAX_TAG = 1 << 26  # bytes; the tag of a million ranks has 8 MB
+
+
+class Tag(NamedTuple):
+    """The save that a file belongs to.  Only read if that save has no manifest."""
+
+    save: str  # unique; the same in all files of the save
+    iteration: int
+    size: int  # number of ranks of the job
+    writers: list[int]  # the ranks that wrote a file each
+    rank: int  # the rank that wrote this file
+    state: str = ''  # digest of the part that replicas share: parameters, optimizer, iteration
+    buffers: str = ''  # digest of the models' other arrays, e.g. means of batch normalization
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file, as the manifest describes it."""
+
+    rank: int  # that wrote it
+    name: str  # without the folder
+    bytes: int
+    sha256: str
+    state: str  # see Tag
+    buffers: str
+
+    @classmethod
+    def of(cls, path: str, tag: Tag, size: int, sha256: str) -> FileRecord:
+        """Describes a file."""
+        return cls(tag.rank, os.path.basename(path), size, sha256, tag.state, tag.buffers)
+
+    def find_problem(self, folder: str) -> str | None:
+        """Reads the file and compares it with the record.
+
+        Returns:
+            Path of the file and what is wrong with it; ``None`` if nothing is.
+        """
+        path = os.path.join(folder, self.name)
+        try:
+            with open(path, 'rb') as file:
+                size = os.fstat(file.fileno()).st_size
+            found = digest(path)[1] if size == self.bytes else ''
+        except FileNotFoundError:
+            return f'{path}: is missing'
+        except (OSError, ValueError) as error:  # ValueError: it cannot be the name of a file
+            return f'{path!a}: {type(error).__name__}: {error}'
+        if size != self.bytes:
+            return f'{path}: has {size:,} bytes, not {self.bytes:,} as in the manifest'
+        if found != self.sha256:
+            return f'{path}: the SHA-256 is wrong'
+        problem = npz.find_problem(path, is_known=True)
+        return None if problem is None else f'{path}: {problem}'
+
+
+def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bool = False,
+          buffers: Collection[str] = ()) -> FileRecord:
+    """Writes arrays and a tag to an npz file, atomically.
+
+    Args:
+        path: Path of the file.
+        arrays: Arrays by name.
+        tag: The tag, still without digests.
+        compress: Whether to compress the file.
+        buffers: Names of the arrays in which replicas may differ.
+
+    Returns:
+        The record of the file.
+
+    Raises:
+        OSError: If the file cannot be written.  The old file is unchanged then.
+    """
+    method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    with open_atomic(path) as file:
+        out = _Digest(file)
+        # numpy.savez of NumPy 1.26 leaves its archive open if an array cannot be written.
+        with zipfile.ZipFile(out, 'w', method) as archive:  # type: ignore[call-overload]
+            for key, array in arrays.items():
+                npz.add_array(archive, key, array)
+            tag = _with_digests(tag, {info.filename.removesuffix('.npy'): info.CRC
+                                      for info in archive.infolist()}, buffers)
+            text = json.dumps(tag._asdict()).encode()
+            npz.add_array(archive, TAG, np.frombuffer(text, np.uint8))
+    return FileRecord.of(path, tag, out.bytes, out.sha256.hexdigest())
+
+
+def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[str]) -> Tag:
+    is_trainer = 'updater/iteration' in checksums
+    state, others = hashlib.sha256(), hashlib.sha256()
+    for key, checksum in sorted(checksums.items()):
+        if _is_shared(key, is_trainer):
+            (others if key in buffers else state).update(f'{key} {checksum}\n'.encode())
+    return tag._replace(state=state.hexdigest()[:16], buffers=others.hexdigest()[:16])
+
+
+def _is_shared(key: str, is_trainer: bool) -> bool:
+    """Whether all replicas have the same array; a trainer's iterators and extensions differ."""
+    if not is_trainer:
+        return not key.startswith('chainermn/')
+    return key.startswith('updater/') and not re.match(
+        r'updater/(iterator:|optimizer:[^/]*/compression/)', key)
+
+
+def read_tag(path: str) -> Tag | None:
+    """Reads the tag of a file.
+
+    Returns:
+        The tag; ``None`` for a file of an older version.
+
+    Raises:
+        Exception: Of nearly any class, if the file cannot be read or is damaged.
+    """
+    with zipfile.ZipFile(path) as archive:
+        npz.check_directory(archive)
+        if f'{TAG}.npy' not in archive.namelist():
+            return None
+        member = archive.getinfo(f'{TAG}.npy')
+        npz.check_member(archive, member)
+        if member.file_size > _MAX_TAG:
+            raise ValueError(f'the tag has {member.file_size:,} bytes')
+        with archive.open(member) as file:
+            text = np.lib.format.read_array(file, allow_pickle=False).tobytes()
+    fields = json.loads(text)
+    if not isinstance(fields, dict) or set(fields) != set(Tag._fields):
+        raise ValueError(f'the tag is not known: {text[:80]!r}')
+    tag = Tag(**fields)
+    numbers, texts = [tag.iteration, tag.size, tag.rank], [tag.save, tag.state, tag.buffers]
+    if (not isinstance(tag.writers, list) or not tag.writers
+            or not all(type(number) is int for number in numbers + tag.writers)
+            or tag.writers != sorted(set(tag.writers))
+            or not all(isinstance(one, str) for one in texts)):
+        raise ValueError(f'the tag is not known: {text[:80]!r}')  # names of files are made of it
+    return tag
+
+
+def digest(path: str) -> tuple[int, str]:
+    """Reads a file.
+
+    Returns:
+        Its size in bytes and its SHA-256.
+    """
+    sha256, size = hashlib.sha256(), 0
+    chunk = memoryview(bytearray(1 << 20))
+    with open(path, 'rb', buffering=0) as file:
+        while count := file.readinto(chunk):
+            sha256.update(chunk[:count])
+            size += count
+    return size, sha256.hexdigest()
+
+
+class _Digest:
+    """A file that computes its SHA-256.  It cannot seek, so zipfile writes nothing twice."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.sha256.update(data)
+        self.bytes += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()

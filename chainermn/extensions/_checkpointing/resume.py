@@ -1,0 +1,137 @@
+"""Loads the selected save: each rank its own file, or one rank for others, or for more ranks."""
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Mapping
+from typing import TypeVar
+
+import chainer
+import numpy as np
+
+from chainermn._errors import raise_on_all_ranks
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._checkpointing import state
+from chainermn.extensions._checkpointing.npz import Arrays
+from chainermn.extensions._checkpointing.selection import Selection
+
+_T = TypeVar('_T')
+
+
+def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
+         group: CommunicatorBase | None = None) -> None:
+    """Loads a save into an object.  Collective: every rank calls it.
+
+    Call another collective operation afterwards: it raises an error of one rank on all others.
+
+    Args:
+        comm: ChainerMN communicator.
+        selection: The save.
+        target: The object to load into.
+        allow_pickle: Whether to load arrays of Python objects.
+        group: Communicator of the ranks whose first one reads for the others; if ``None``, each
+            rank reads its own file.
+    """
+    is_resized = selection.size not in (None, comm.size)
+    if selection.is_for_all:
+        group = comm
+    name = selection.path or f'the file of iteration {selection.iteration}'
+    if group is not None:
+        content, error = np.empty(0, np.uint8), None
+        if group.rank == 0:
+            try:
+                with open(name, 'rb') as file:
+                    content = np.frombuffer(file.read(), np.uint8)
+            except OSError as found:
+                error = found
+        content = group.bcast(content if group.rank == 0 else None)
+        if error is not None:
+            comm.refuse('loading', error)
+        if not content.size:
+            return  # the next operation raises that error
+    with raise_on_all_ranks(comm, 'loading'), \
+            Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle
+                   ) as arrays:
+        if is_resized:
+            ResizedDeserializer(arrays, target).load(target)
+        else:
+            chainer.serializers.NpzDeserializer(arrays).load(target)
+            state.restore_random(arrays)
+    if is_resized and comm.rank == 0:
+        warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=3)
+
+
+def _resized_warning(comm: CommunicatorBase, selection: Selection) -> str:
+    text = (f'iteration {selection.iteration} was saved by {selection.size} ranks and is loaded on '
+            f'{comm.size}: the order of the data and the random numbers will differ from the saved '
+            'run, and all ranks load the extensions of one rank')
+    if not selection.are_buffers_equal:
+        text += ('; arrays of the model that are not parameters, such as the means of batch '
+                 'normalization, differed between the ranks, and all ranks load those of one rank')
+    return text
+
+
+class ResizedDeserializer(chainer.serializers.NpzDeserializer):
+    """Loads a trainer that another number of ranks saved.
+
+    Model, optimizer and iteration are as saved.  Each iterator continues at the same fraction of
+    the same epoch in an order of its own, as the ranks' data sets have another length now.
+    Extensions and triggers load the state of one rank, where they find it.
+
+    Args:
+        arrays: The saved arrays by name.
+        target: The object to load into.
+        path: Prefix of the names, for Chainer.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], target: object, path: str = '') -> None:
+        super().__init__(arrays, path=path)
+        self._target = target
+        self.strict = not re.match('(extensions|extension_triggers|stop_trigger)/', path)
+
+    def __getitem__(self, key: str) -> ResizedDeserializer:
+        return ResizedDeserializer(self.npz, self._target, self.path + key.strip('/') + '/')
+
+    def __call__(self, key: str, value: _T) -> _T | int | float:
+        found = re.match('(updater/iterator:([^/]*)/)', self.path)
+        updater = getattr(self._target, 'updater', None)
+        if found is None or updater is None:
+            return super().__call__(key, value)
+        if self.path != found[1]:
+            return value
+        progress = _Progress(self.npz, found[1])
+        if key not in progress.values:
+            return value
+        if key == 'epoch':
+            return int(progress.values[key])
+        if key == 'is_new_epoch':
+            return bool(progress.values[key])
+        try:
+            length = len(updater.get_iterator(found[2]).dataset)
+        except (AttributeError, TypeError):  # it has none, or one without an end
+            length = 0
+        position = min(int(progress.fraction * length), max(length - 1, 0))
+        if key == 'current_position':
+            return position
+        if key == 'previous_epoch_detail':
+            return progress.values.get('epoch', 0) + (position / length if length else 0.)
+        return value
+
+
+class _Progress:
+    """The progress of a saved iterator."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], path: str) -> None:
+        self.values: dict[str, float] = {
+            key: arrays[path + key].item() for key in (
+                'epoch', 'is_new_epoch', 'current_position', 'previous_epoch_detail')
+            if path + key in arrays}
+        order = next((arrays[path + key] for key in ('order', '_order') if path + key in arrays),
+                     None)
+        if order is not None and order.size:
+            fraction = self.values.get('current_position', 0) / order.size
+        else:  # before the last batch
+            fraction = self.values.get('previous_epoch_detail', 0.) - self.values.get('epoch', 0)
+        #: Of the epoch, from 0 to 1.
+        self.fraction = min(max(fraction, 0.), 1.)

@@ -1,0 +1,111 @@
+"""The state of an object: copied to arrays in host memory, with the random number generators."""
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import chainer
+import numpy as np
+
+_RANDOM = 'chainermn/random/'
+
+_T = TypeVar('_T')
+
+
+class _CopySerializer(chainer.serializers.DictionarySerializer):
+    """A DictionarySerializer that copies the arrays."""
+
+    def __getitem__(self, key: str) -> _CopySerializer:
+        return _CopySerializer(self.target, self.path + key.strip('/') + '/')
+
+    def __call__(self, key: str, value: _T) -> _T:
+        super().__call__(key, value)
+        if not isinstance(value, chainer.backends.cuda.ndarray):  # that one was copied to the host
+            name = self.path + key.lstrip('/')
+            self.target[name] = copy_array(self.target[name])
+        return value
+
+
+def copy_state(target: object) -> dict[str, np.ndarray]:
+    """Copies everything that an object serializes.  Waits for the GPU.
+
+    Args:
+        target: An object that Chainer can serialize, such as a trainer or a link.
+
+    Returns:
+        New arrays in host memory, by name.
+    """
+    serializer = _CopySerializer()
+    serializer.save(target)
+    return serializer.target
+
+
+def copy_array(array: np.ndarray) -> np.ndarray:
+    """Copies an array, and the objects in it."""
+    return copy.deepcopy(array) if array.dtype.hasobject else array.copy(order='K')
+
+
+def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
+    """Checks that all arrays can be loaded without running code.
+
+    Raises:
+        TypeError: If an array holds objects other than ``None``.
+    """
+    for key, array in arrays.items():
+        if array.dtype.hasobject and (array.ndim or array.item() is not None):
+            raise TypeError(
+                f'{key} is an array of Python objects ({array.dtype}), and loading it would run '
+                'code from the file. Save numbers or text, or pass allow_pickle=True when you '
+                'create the extension.')
+
+
+def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
+    """Returns the names of the models' arrays that are not parameters; replicas may differ there.
+
+    Args:
+        target: The object that was copied.
+        keys: Names of the arrays.
+    """
+    models: dict[str, chainer.Link] = {}
+    updater = getattr(target, 'updater', None)
+    if isinstance(target, chainer.Link):
+        models[''] = target
+    elif updater is not None and hasattr(updater, 'get_all_optimizers'):
+        for name, optimizer in updater.get_all_optimizers().items():
+            models[f'updater/model:{name}/'] = optimizer.target
+    buffers: set[str] = set()
+    for prefix, model in models.items():
+        parameters = {prefix + path.lstrip('/') for path, _ in model.namedparams()}
+        buffers.update(key for key in keys if key.startswith(prefix) and key not in parameters)
+    return buffers
+
+
+def capture_random() -> dict[str, np.ndarray]:
+    """Returns the states of ``numpy.random`` and ``random``, by name.
+
+    Chainer's shuffling iterators and dropout draw from ``numpy.random``.  A resumed run draws the
+    same numbers only if these states are saved.
+    """
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, numbers, gauss_next = random.getstate()
+    return {
+        f'{_RANDOM}numpy/{kind}': np.asarray(keys),
+        f'{_RANDOM}numpy/position': np.asarray([position, has_gauss]),
+        f'{_RANDOM}numpy/gauss': np.asarray(gauss),
+        f'{_RANDOM}python/{version}': np.asarray(numbers, dtype=np.uint32),
+        f'{_RANDOM}python/gauss': np.asarray([] if gauss_next is None else [gauss_next]),
+    }
+
+
+def restore_random(arrays: Mapping[str, np.ndarray]) -> None:
+    """Sets the states that :func:`capture_random` returned; ignores missing ones."""
+    if f'{_RANDOM}numpy/MT19937' in arrays:
+        position, has_gauss = arrays[f'{_RANDOM}numpy/position'].tolist()
+        np.random.set_state(('MT19937', arrays[f'{_RANDOM}numpy/MT19937'], position, has_gauss,
+                             float(arrays[f'{_RANDOM}numpy/gauss'])))
+    if f'{_RANDOM}python/3' in arrays:
+        gauss = arrays[f'{_RANDOM}python/gauss'].tolist()
+        random.setstate((3, tuple(arrays[f'{_RANDOM}python/3'].tolist()),
+                         gauss[0] if gauss else None))

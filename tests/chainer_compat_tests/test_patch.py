@@ -1,0 +1,155 @@
+"""The loader changes only the patched modules: no files, no other packages, no tools."""
+
+import importlib.util
+import pathlib
+import sys
+import types
+from importlib.machinery import SourceFileLoader
+
+import chainer
+import pytest
+
+from chainer_compat import _patch, shims
+
+pytestmark = pytest.mark.mpi_skip
+
+CHAINER = pathlib.Path(chainer.__file__).parent.parent
+
+
+def file_of(name):
+    return CHAINER.joinpath(*name.split('.')).with_suffix('.py')
+
+
+def sources(shim):
+    return [file_of(name).read_text(encoding='utf-8')
+            for name in _patch.edits if shim in _patch.edits[name]]
+
+
+@pytest.mark.parametrize('cupy', ['13.6.0', '14.2.0'])
+def test_every_text_is_in_chainer(monkeypatch, cupy):
+    monkeypatch.setitem(sys.modules, 'cupy', types.SimpleNamespace(__version__=cupy))
+    for shim in _patch.find_shims():
+        texts = sources(shim)
+        for old, new in (shim() if texts else {}).items():
+            assert any(old in text for text in texts), (shim.__name__, old)
+            assert old.count('\n') == new.count('\n'), 'line numbers must not change'
+
+
+def edited(name, text):
+    for shim in _patch.edits[name]:
+        for old, new in shim().items():
+            text = text.replace(old, new)
+    return text
+
+
+def known(code):
+    # Not the columns of the module's own statements: an edit moves where a function ends.
+    return code.co_consts, code.co_code, code.co_names, list(code.co_lines())
+
+
+@pytest.mark.parametrize('cupy', ['13.6.0', '14.2.0'])
+@pytest.mark.parametrize('name', _patch.edits)
+def test_compiled_code_is_the_edited_file(monkeypatch, name, cupy):
+    monkeypatch.setitem(sys.modules, 'cupy', types.SimpleNamespace(__version__=cupy))
+    path = str(file_of(name))
+    text = edited(name, file_of(name).read_text(encoding='utf-8'))
+    patched = _patch.PatchingLoader(name, path).get_code(name)
+    assert known(patched) == known(compile(text, path, 'exec', dont_inherit=True))
+
+
+@pytest.mark.parametrize('name', _patch.edits)
+def test_a_cache_holds_the_original(name):
+    path = str(file_of(name))
+    original = compile(file_of(name).read_bytes(), path, 'exec', dont_inherit=True)
+    assert _patch.PatchingLoader(name, path).get_code(name) is not None
+    assert SourceFileLoader(name, path).get_code(name) == original
+
+
+def test_missing_text_is_ignored():
+    @_patch.edit('chainer.functions.array.as_strided')
+    def nothing():
+        return {'no such text': 'x'}
+
+    try:
+        path = chainer.functions.array.__path__
+        spec = _patch.find_spec(None, 'chainer.functions.array.as_strided', path, None)
+        assert spec.loader.get_code(spec.name) is not None
+    finally:
+        _patch.edits['chainer.functions.array.as_strided'].remove(nothing)
+
+
+def test_every_shim_names_its_versions():
+    for shim in _patch.find_shims():
+        assert shim.__module__.startswith(shims.__name__)
+        assert any(word in shim.__doc__ for word in ('>=', 'All versions')), shim
+
+
+def test_import_is_silent_and_leaves_no_trace(python):
+    python('''
+import sys
+import chainer, chainer.testing
+import numpy
+assert not hasattr(numpy, 'float') or numpy.__version__ < '1.24'
+assert ('sctypes' in vars(numpy)) == (numpy.__version__ < '2')
+assert 'pkg_resources' not in sys.modules
+assert 'numpy.distutils' not in sys.modules
+assert 'setuptools' not in sys.modules
+''')
+
+
+def test_import_without_setuptools(python):
+    python('import sys; sys.modules["pkg_resources"] = sys.modules["setuptools"] = None; '
+           'import chainer, chainer.testing, chainer.testing.doctest_helper')
+
+
+def test_files_and_caches_are_unchanged(python):
+    def state():
+        modules = [file_of(name) for name in _patch.edits]
+        caches = [pathlib.Path(importlib.util.cache_from_source(f)) for f in modules]
+        return [(f.exists() and f.stat().st_mtime_ns) for f in modules + caches]
+
+    python('import chainer, chainer.testing')  # compiles what nobody had compiled
+    before = state()
+    python('import chainer, chainer.testing')
+    assert state() == before
+
+
+def test_tools_see_the_original_file(python):
+    python('''
+import importlib, inspect, pickle, pkgutil, traceback
+import chainer
+from chainer.functions.array import as_strided, resize_images
+assert 'numpy.float)' in inspect.getsource(resize_images.compute_indices_and_weights)
+assert inspect.getsourcefile(as_strided).endswith('as_strided.py')
+function = resize_images.compute_indices_and_weights
+assert inspect.getsourcelines(function)[1] == function.__code__.co_firstlineno
+assert pickle.loads(pickle.dumps(as_strided.AsStrided)) is as_strided.AsStrided
+assert pkgutil.get_data('chainer.functions.array', 'as_strided.py')
+importlib.reload(as_strided)
+try:
+    resize_images.compute_indices_and_weights(None, None, 'bilinear', True, None)
+except TypeError:
+    assert 'out_H, out_W = out_size' in traceback.format_exc()
+''')
+
+
+def test_patched_module_runs_as_main(python):
+    code = 'import runpy; runpy.run_module("chainer.testing.doctest_helper", run_name="__main__")'
+    python(code)
+
+
+def test_threads_may_import_chainer_first(python):
+    python('''
+import threading
+errors = []
+def work():
+    try:
+        import chainer.functions as F
+        F.resize_images
+    except BaseException as e:
+        errors.append(e)
+threads = [threading.Thread(target=work) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert not errors, errors
+''')

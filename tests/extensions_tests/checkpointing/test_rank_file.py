@@ -1,0 +1,137 @@
+"""The file of a rank is complete or absent, readable by Chainer, and has a tag."""
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+
+import chainer
+import numpy as np
+import pytest
+from time_limits import seconds
+
+from chainermn.extensions._checkpointing import rank_file, state
+from chainermn.extensions._checkpointing.npz import find_problem
+from chainermn.extensions._checkpointing.rank_file import Tag, read_tag
+
+pytestmark = pytest.mark.mpi_skip
+
+TAG = Tag('a-1', 5, 2, [0, 1], 1)
+ARRAYS = {'x': np.arange(1000.0), 'y/z': np.asarray(None)}
+
+
+def test_write_and_read(tmp_path):
+    path = str(tmp_path / 'file.0.1')
+    rank_file.write(path, ARRAYS, TAG)
+    rank_file.write(path, ARRAYS, TAG)  # over an older one
+    assert os.listdir(tmp_path) == ['file.0.1']
+    assert find_problem(path) is None
+    with np.load(path, allow_pickle=True) as read:
+        np.testing.assert_array_equal(read['x'], ARRAYS['x'])
+        assert read['y/z'].item() is None
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    path = str(tmp_path / 'file')
+    rank_file.write(path, ARRAYS, TAG)
+
+    class Fails:
+        def __array__(self, *args, **kwargs):
+            raise OSError('no')
+
+    with pytest.raises(OSError, match='no'):
+        rank_file.write(path, {'x': ARRAYS['x'], 'bad': Fails()}, TAG)
+    assert os.listdir(tmp_path) == ['file']
+    assert find_problem(path) is None
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(OSError):
+        rank_file.write(str(tmp_path / 'none' / 'file'), ARRAYS, TAG)
+
+
+def test_a_process_killed_while_writing_leaves_no_file(tmp_path):
+    script = (
+        'import os, signal, sys, numpy\n'
+        'from chainermn.extensions._checkpointing import rank_file\n'
+        'os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)\n'
+        'tag = rank_file.Tag("a-1", 5, 1, [0], 0)\n'
+        'rank_file.write(sys.argv[1], {"x": numpy.ones(10)}, tag)\n')
+    process = subprocess.run([sys.executable, '-c', script, str(tmp_path / 'file')],
+                             timeout=seconds(50))
+    assert process.returncode == -signal.SIGKILL
+    assert 'file' not in os.listdir(tmp_path)
+
+
+def test_the_temporary_file_of_a_killed_process_is_replaced(tmp_path):
+    """Also by a process of the same number, as in a container that is started again."""
+    (tmp_path / 'tmp-file.part').write_bytes(b'torn' * 10000)
+    rank_file.write(str(tmp_path / 'file'), ARRAYS, TAG)
+    assert os.listdir(tmp_path) == ['file']
+    assert find_problem(str(tmp_path / 'file')) is None
+
+
+@pytest.mark.parametrize('compress', [False, True])
+def test_chainer_reads_it(tmp_path, compress):
+    model, loaded = chainer.links.BatchNormalization(2), chainer.links.BatchNormalization(2)
+    model.gamma.array[...] = model.avg_mean[...] = 7
+    path = str(tmp_path / 'file')
+    rank_file.write(path, state.copy_state(model), TAG, compress=compress)
+    chainer.serializers.load_npz(path, loaded)
+    assert (loaded.gamma.array == 7).all() and (loaded.avg_mean == 7).all()
+    with zipfile.ZipFile(path) as archive:
+        assert {info.compress_type for info in archive.infolist()} == {8 if compress else 0}
+
+
+def test_a_tag_is_read_again_and_the_digests_are_those_of_the_arrays(tmp_path):
+    path = str(tmp_path / 'file')
+    record = rank_file.write(path, ARRAYS, TAG)
+    assert read_tag(path) == TAG._replace(state=record.state, buffers=record.buffers)
+    data = (tmp_path / 'file').read_bytes()
+    assert (record.rank, record.name) == (1, 'file')
+    assert (record.bytes, record.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    with open(path, 'wb') as file:
+        np.savez(file, **ARRAYS)
+    assert read_tag(path) is None
+
+
+def digests(tmp_path, arrays, buffers=frozenset(), **tag):
+    record = rank_file.write(str(tmp_path / 'file'), arrays, TAG._replace(**tag), buffers=buffers)
+    return record.state, record.buffers
+
+
+@pytest.mark.parametrize('key, is_common', [
+    ('updater/model:main/l/W', True), ('updater/optimizer:main/t', True),
+    ('updater/iteration', True), ('updater/iterator:main/order', False),
+    ('updater/optimizer:main/compression/rank', False), ('extensions/LogReport/_log', False),
+    ('_snapshot_elapsed_time', False), ('chainermn/random/numpy/gauss', False)])
+def test_replicas_are_compared_by_what_they_share(tmp_path, key, is_common):
+    arrays = {'updater/iteration': np.array(3), 'updater/model:main/l/W': np.ones(3)}
+    before = digests(tmp_path, {**arrays, key: np.zeros(3)})
+    after = digests(tmp_path, {**arrays, key: np.ones(3)}, rank=0)
+    assert (before != after) == is_common
+    assert before[1] == after[1]
+
+
+def test_buffers_have_a_digest_of_their_own(tmp_path):
+    model = chainer.Sequential(chainer.links.Linear(2, 2), chainer.links.BatchNormalization(2))
+    arrays = state.copy_state(model)
+    buffers = state.find_buffers(model, arrays)
+    assert buffers == {'1/avg_mean', '1/avg_var', '1/N'}
+    optimizer = chainer.optimizers.SGD().setup(model)
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator([1], 1), optimizer)
+    trainer = chainer.training.Trainer(updater)
+    keys = [f'updater/{key}' for key in state.copy_state(updater)]
+    assert state.find_buffers(trainer, keys) == {
+        f'updater/model:main/{name}' for name in buffers}
+
+    before = digests(tmp_path, arrays, buffers)
+    arrays['1/avg_mean'] += 1
+    after = digests(tmp_path, arrays, buffers)
+    assert before[0] == after[0] and before[1] != after[1]
+    arrays['0/W'] += 1
+    assert after[0] != digests(tmp_path, arrays, buffers)[0]
+
+

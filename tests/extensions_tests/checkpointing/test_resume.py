@@ -1,0 +1,179 @@
+"""Each rank loads its file, or one rank reads for others; errors are raised on all."""
+import os
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn.communicators import create_communicator
+from chainermn.extensions._checkpointing import rank_file, resume, state
+from chainermn.extensions._checkpointing.resume import ResizedDeserializer
+from chainermn.extensions._checkpointing.selection import Selection
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return create_communicator('naive')
+
+
+def written(tmp_path, value):
+    model = chainer.links.Linear(2, 2, initialW=value)
+    path = str(tmp_path / 'file')
+    rank_file.write(path, state.copy_state(model), rank_file.Tag('a-1', 1, 1, [0], 0))
+    return path
+
+
+def load(comm, selection, group=None):
+    model = chainer.links.Linear(2, 2)
+    resume.load(comm, selection, model, False, group)
+    comm.barrier()
+    return model.W.array[0, 0]
+
+
+def test_each_rank_reads_its_own(comm, tmp_path):
+    path = written(tmp_path, comm.rank)
+    assert load(comm, Selection(1, path, comm.size, False)) == comm.rank
+
+
+def test_one_rank_reads_for_its_group(comm, tmp_path):
+    first = comm.rank // 2 * 2
+    path = written(tmp_path, comm.rank) if comm.rank == first else None
+    group = comm.split(first, comm.rank)
+    assert load(comm, Selection(1, path, comm.size, False), group) == first
+    group.finalize()
+
+
+def test_rank_0_reads_for_all(comm, tmp_path):
+    path = written(tmp_path, 7) if comm.rank == 0 else None
+    selection = Selection(1, path, comm.size + 1, True)
+    if comm.rank == 0:
+        with pytest.warns(RuntimeWarning, match=f'by {comm.size + 1} ranks and is loaded on '
+                                                f'{comm.size}'):
+            assert load(comm, selection) == 7
+    else:
+        assert load(comm, selection) == 7
+
+
+@pytest.mark.parametrize('is_for_all', [True, False])
+def test_a_file_that_is_gone_is_one_error(comm, tmp_path, is_for_all):
+    path = written(tmp_path, 7)
+    reader = 0 if is_for_all else comm.size - 1
+    if comm.rank == reader:
+        os.remove(path)
+    with pytest.raises(FileNotFoundError) as caught:
+        load(comm, Selection(1, path, comm.size, is_for_all))
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_a_model_of_another_shape_on_one_rank_is_one_error(comm, tmp_path):
+    path = written(tmp_path, 7)
+    model = chainer.links.Linear(3 if comm.rank == comm.size - 1 else 2, 2)
+    with pytest.raises(ValueError, match='broadcast') as caught:
+        resume.load(comm, Selection(1, path, comm.size, False), model, False)
+        comm.barrier()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_python_objects_are_refused_before_anything_is_loaded(comm, tmp_path):
+    path = str(tmp_path / 'file.npz')
+    last = comm.rank == comm.size - 1
+    objects = np.array([None], dtype=object) if last else np.zeros(1)
+    np.savez(path, W=np.ones((2, 2)), b=np.ones(2), z=objects)
+    model = chainer.links.Linear(2, 2, initialW=5)
+    with pytest.raises(ValueError, match="'z' is an array of Python objects") as caught:
+        resume.load(comm, Selection(1, path, comm.size, False), model, False)
+        comm.barrier()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    if last:
+        assert (model.W.array == 5).all()
+
+
+# --- another number of ranks ------------------------------------------------------------------
+
+class Counts(chainer.training.Extension):
+    """Has a state; with another name than in the file it is not found."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, trainer):
+        self.count += 1
+
+    def serialize(self, serializer):
+        self.count = serializer('count', self.count)
+
+
+def make_trainer(length, batch, iterations, shuffle=None, name='Counts', kind=None):
+    kind = kind or chainer.iterators.SerialIterator
+    iterator = kind(list(range(length)), batch, shuffle=shuffle)
+    model = chainer.links.Linear(1, 1)
+    updater = chainer.training.StandardUpdater(
+        iterator, chainer.optimizers.MomentumSGD().setup(model), loss_func=lambda x: chainer.
+        functions.sum(model(chainer.as_variable(np.ones((1, 1), np.float32)))),
+        converter=lambda batch, device: np.array(batch))
+    trainer = chainer.training.Trainer(updater, (iterations, 'iteration'))
+    trainer.extend(Counts(), name=name, trigger=(1, 'iteration'))
+    return trainer
+
+
+def saved_arrays(trainer):
+    trainer.run()
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(trainer)
+    return serializer.target
+
+
+@pytest.mark.parametrize('shuffle', [None, False])
+@pytest.mark.parametrize('length', [12, 5, 40])
+def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length):
+    saved = make_trainer(20, 2, 16, shuffle)  # 1.6 epochs
+    arrays = saved_arrays(saved)
+    trainer = make_trainer(length, 2, 17, shuffle)
+    order = trainer.updater.get_iterator('main')._state.order
+    ResizedDeserializer(arrays, trainer).load(trainer)
+    iterator = trainer.updater.get_iterator('main')
+    assert trainer.updater.iteration == 16 and iterator.epoch == 1
+    part = 0.6 if shuffle is None else 0.5  # without an order, that before the last batch
+    assert iterator.current_position == int((part + 1e-9) * length)
+    assert iterator._state.order is order
+    assert iterator.previous_epoch_detail == pytest.approx(iterator.epoch_detail)
+    model, before = (t.updater.get_optimizer('main').target for t in (trainer, saved))
+    assert (model.W.array == before.W.array).all()
+    trainer.run()
+    assert trainer.updater.iteration == 17 and trainer.get_extension('Counts').count == 17
+
+
+def test_extensions_that_the_file_lacks_are_not_changed():
+    arrays = saved_arrays(make_trainer(20, 2, 3, name='a'))
+    trainer = make_trainer(10, 2, 3, name='b')
+    ResizedDeserializer(arrays, trainer).load(trainer)
+    assert trainer.updater.iteration == 3 and trainer.get_extension('b').count == 0
+
+
+class Endless(chainer.iterators.SerialIterator):
+    """Has an unknown state, and no length."""
+
+    def __init__(self, dataset, batch_size, shuffle):
+        super().__init__(dataset, batch_size)
+        self.secret = len(dataset)
+
+    def serialize(self, serializer):
+        self.secret = serializer('secret', self.secret)
+
+
+def test_a_custom_iterator_restarts():
+    arrays = saved_arrays(make_trainer(20, 2, 3, kind=Endless))
+    trainer = make_trainer(10, 2, 3, kind=Endless)
+    ResizedDeserializer(arrays, trainer).load(trainer)
+    assert trainer.updater.get_iterator('main').secret == 10
+
+
+def test_a_model_without_a_trainer():
+    model, loaded = chainer.links.Linear(2, 2), chainer.links.Linear(2, 2)
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(model)
+    ResizedDeserializer(serializer.target, loaded).load(loaded)
+    assert (loaded.W.array == model.W.array).all()
+    del serializer.target['W']
+    with pytest.raises(KeyError):
+        ResizedDeserializer(serializer.target, loaded).load(loaded)

@@ -1,0 +1,269 @@
+"""A rank that goes on after a failed update is noticed; correct programs are left alone."""
+
+import io
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import chainermn
+
+
+@pytest.fixture(scope='module', params=['naive', 'flat'])
+def comm(request):
+    comm = chainermn.create_communicator(request.param)
+    yield comm
+    comm.finalize()
+
+
+@pytest.fixture(params=['', 'n_accumulations', 'overlap', 'fp16'])
+def options(request):
+    return {'': {}, 'n_accumulations': {'n_accumulations': 3}, 'fp16': {'compression': 'fp16'},
+            'overlap': {'overlap': 'always', 'bucket_mb': 1e-5}}[request.param]
+
+
+def make(comm, **options):
+    model = chainer.Sequential(L.Linear(3, 4), F.tanh, L.Linear(4, 2))
+    return chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(.1), comm, **options).setup(model)
+
+
+def update(optimizer, times=1, fails=False):
+    def loss(x):
+        y = F.sum(optimizer.target(x))
+        if fails:
+            raise ZeroDivisionError('a bad batch')
+        return y
+
+    for _ in range(times):
+        optimizer.update(loss, np.random.rand(5, 3).astype('f'))
+
+
+def fail(optimizer):
+    with pytest.raises(ZeroDivisionError):
+        update(optimizer, fails=True)
+
+
+def saved(target):
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, target)
+    return file.getvalue()
+
+
+def load(target, data):
+    chainer.serializers.load_npz(io.BytesIO(data), target)
+
+
+def assert_in_step(comm, *optimizers):
+    """All ranks have made the same steps."""
+    for optimizer in optimizers:
+        comm.check_replicas(optimizer.target)
+        assert len(set(comm.allgather_obj(optimizer.t))) == 1
+
+
+@pytest.mark.parametrize('before', [1, 2, 4])
+@pytest.mark.parametrize('failing', [0, -1])
+@pytest.mark.mpi(min_size=2)
+def test_all_ranks_raise(comm, options, before, failing):
+    """One rank catches the error of an update and goes on with the next batch."""
+    optimizer = make(comm, **options)
+    update(optimizer, before)
+    failing %= comm.size
+    if comm.rank == failing:
+        fail(optimizer)
+    steps = optimizer.t
+    with pytest.raises(ValueError, match='updates differ between ranks') as info:
+        update(optimizer, 3)
+    assert optimizer.t == steps
+    text = str(info.value)
+    assert comm.allgather_obj(text) == [text] * comm.size
+    ahead = next(line for line in text.splitlines() if line.startswith(f'  rank {failing}: '))
+    assert 'since the last exchange' in ahead
+    assert 'model.cleargrads(); optimizer.update()' in text and 'load a checkpoint' in text
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_numbers_of_updates(comm):
+    optimizer = make(comm)
+    update(optimizer, 5)  # the first one broadcasts
+    if comm.rank == 1:
+        fail(optimizer)
+    with pytest.raises(ValueError, match='updates differ') as info:
+        update(optimizer)
+    text = str(info.value)
+    ahead = 'rank 1: multi_node_mean_grad, update 6, 2 since the last exchange, in update() of'
+    assert ahead in text and '<- updates differ' in text
+    assert ': multi_node_mean_grad, update 5, in update() of' in text
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_loop_that_gets_over_a_bad_batch(comm):
+    """As a user writes it; all ranks learn of it at the next batch, not at the end or never."""
+    numbers = np.arange(40, dtype='f')
+    if comm.rank == 1:
+        numbers[21] = np.nan
+    model = make(comm).target
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.001), comm).setup(model)
+
+    def loss(x):
+        if not np.isfinite(x).all():
+            raise ZeroDivisionError('a bad batch')
+        return F.sum(model(x.repeat(3).reshape(-1, 3)))
+
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(numbers, 4, repeat=False, shuffle=False), optimizer,
+        loss_func=loss)
+    n_updates = 0
+    with pytest.raises(ValueError, match='updates differ between ranks'):
+        while True:
+            try:
+                updater.update()
+            except ZeroDivisionError:
+                pass
+            else:
+                n_updates += 1
+    assert n_updates == 5
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_step_that_failed_on_one_rank(comm):
+    """Its parameters lack a step from then on."""
+    optimizer = make(comm)
+    update(optimizer, 2)
+    optimizer.add_hook(lambda _: 1 // (comm.rank != 1), name='fails')
+    if comm.rank == 1:
+        with pytest.raises(ZeroDivisionError):
+            update(optimizer)
+    else:
+        update(optimizer)
+    optimizer.remove_hook('fails')
+    with pytest.raises(ValueError, match='updates differ'):
+        update(optimizer)
+    with pytest.raises(ValueError, match='updates differ'):
+        optimizer.target.cleargrads()
+        optimizer.update()
+
+
+# --- programs that are correct --------------------------------------------------------------------
+
+def test_a_rank_that_takes_part_without_its_batch(comm, options):
+    optimizer = make(comm, **options)
+    for step in range(9):
+        try:
+            update(optimizer, fails=step % 4 == 1 and comm.rank == comm.size - 1)
+        except ZeroDivisionError:
+            optimizer.target.cleargrads()
+            optimizer.update()
+    assert_in_step(comm, optimizer)
+
+
+def test_all_ranks_fail_at_once(comm, options):
+    optimizer = make(comm, **options)
+    for _ in range(4):
+        update(optimizer, 2)
+        fail(optimizer)
+    update(optimizer, 2)
+    if 'n_accumulations' not in options:
+        assert_in_step(comm, optimizer)
+
+
+def test_two_optimizers_of_one_communicator(comm, options):
+    first, second = make(comm, **options), make(comm)
+    for step in range(7):
+        update(first, 2)
+        if step % 3 == 0:
+            update(second)
+    assert_in_step(comm, first, second)
+
+
+def test_an_optimizer_made_anew(comm, options):
+    optimizer = make(comm, **options)
+    update(optimizer, 3)
+    if comm.rank == comm.size - 1:
+        fail(optimizer)
+    optimizer = make(comm, **options)
+    update(optimizer, 5)
+    assert_in_step(comm, optimizer)
+
+
+def test_another_model(comm, options):
+    optimizer = make(comm, **options)
+    update(optimizer, 3)
+    if comm.rank == comm.size - 1:
+        fail(optimizer)
+    optimizer.setup(chainer.Sequential(L.Linear(3, 2)))
+    update(optimizer, 5)
+    assert_in_step(comm, optimizer)
+
+
+def test_loading_after_an_error(comm, options):
+    """What all ranks do to go on."""
+    optimizer = make(comm, **options)
+    update(optimizer, 4)
+    model, state = saved(optimizer.target), saved(optimizer)
+    if comm.size > 1:
+        if comm.rank == 0:
+            fail(optimizer)
+        with pytest.raises(ValueError, match='updates differ'):
+            update(optimizer, 3)
+    load(optimizer.target, model)
+    load(optimizer, state)
+    optimizer.accumulation.clear()
+    update(optimizer, 6)
+    if 'compression' not in options:
+        assert_in_step(comm, optimizer)
+
+
+def test_loading_on_one_rank(comm, options):
+    optimizer = make(comm, **options)
+    update(optimizer, 4)
+    if comm.rank == 0:
+        load(optimizer, saved(optimizer))
+        optimizer.actual_optimizer.t += 100
+    update(optimizer, 6)
+    comm.check_replicas(optimizer.target)
+
+
+def test_join(comm, options):
+    optimizer = make(comm, **options)
+    for _ in range(3):
+        with chainermn.join(optimizer):
+            update(optimizer, 2 + comm.rank)
+        update(optimizer, 3)
+    with chainermn.join(optimizer):
+        update(optimizer, 2)
+        if comm.rank == 0:
+            fail(optimizer)
+        update(optimizer, comm.rank)
+    update(optimizer, 3)
+    assert_in_step(comm, optimizer)
+
+
+def test_layers_that_are_initialized_late(comm, options):
+    model = chainer.Sequential(L.Linear(4), F.tanh, L.Linear(2))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.1), comm, **options).setup(model)
+    update(optimizer, 4)
+    model.append(L.Linear(None, 5))
+    update(optimizer, 7)
+    assert_in_step(comm, optimizer)
+
+
+def test_calls_without_an_optimizer(comm, options):
+    """Also on some ranks only, in place of those of the optimizer."""
+    optimizer = make(comm)
+    update(optimizer, 3)
+    for _ in range(3):
+        optimizer.target.cleargrads()
+        F.sum(optimizer.target(np.ones((2, 3), 'f'))).backward()
+        if comm.rank == 0:
+            comm.multi_node_mean_grad(optimizer.target, zero_fill=True)
+            optimizer.actual_optimizer.update()
+        else:
+            optimizer.update()
+        comm.multi_node_mean_grad(optimizer.target)
+        update(optimizer)
+    assert_in_step(comm, optimizer)

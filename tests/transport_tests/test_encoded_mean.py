@@ -1,0 +1,269 @@
+"""Compressed gradients: means, bytes sent, and invalid compressors."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.communicators import compression
+from chainermn.communicators.compression import TwoBit
+
+pytestmark = pytest.mark.every_size
+
+SIZE = 1000
+
+
+def model_of(*grads):
+    """A model with parameters ``p0``, ``p1``, ... that have these gradients."""
+    link = chainer.Link()
+    with link.init_scope():
+        for n, grad in enumerate(grads):
+            param = chainer.Parameter(np.zeros(grad.shape, grad.dtype))
+            param.grad = grad.copy()
+            setattr(link, f'p{n}', param)
+    return link
+
+
+def gradient(rank, step=0, dtype='float32', size=SIZE):
+    return np.random.RandomState(100 * step + rank).normal(scale=.4, size=size).astype(dtype)
+
+
+def check_same_bits(comm, name, model):
+    bits = comm.allgather_obj([param.grad.tobytes() for param in model.params()])
+    if name != 'dummy':
+        assert all(theirs == bits[0] for theirs in bits)
+
+
+def ranks_of(comm, name):
+    """The ranks whose gradients are averaged; with dummy, only this rank."""
+    return [comm.rank] if name == 'dummy' else range(comm.size)
+
+
+def half(x):
+    return x.astype(np.float16).astype(x.dtype)
+
+
+def brain(x):
+    """bfloat16 by arithmetic: 8 significant bits."""
+    mantissa, exponent = np.frexp(x.astype(np.float64))
+    return np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(x.dtype)
+
+
+@pytest.mark.parametrize('kind, rounded', [('fp16', half), ('bf16', brain)])
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_means_of_rounded_gradients(comm, name, kind, rounded, dtype):
+    model = model_of(gradient(comm.rank, 0, dtype), gradient(comm.rank, 1, dtype, 7),
+                     np.zeros(0, dtype))
+    comm.multi_node_mean_grad(model, False, kind)
+    check_same_bits(comm, name, model)
+    for n, size in enumerate((SIZE, 7, 0)):
+        wide = np.promote_types(dtype, 'float32')
+        parts = [rounded(gradient(rank, n, dtype, size).astype(wide))
+                 for rank in ranks_of(comm, name)]
+        expected = rounded(np.mean(parts, axis=0, dtype=wide)).astype(dtype)
+        param = getattr(model, f'p{n}')
+        assert param.grad.dtype == dtype
+        # Another order of summation may round differently.
+        np.testing.assert_allclose(param.grad, expected, rtol=2**-7, atol=1e-6)
+        assert (param.grad == expected).mean() > .98 if size else True
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_two_bit_carries_residuals(comm, name, dtype):
+    """Compared with the definition for each rank, over several steps."""
+    ranks = ranks_of(comm, name)
+    threshold, compressor = .5, compression.get('2bit')
+    wide = np.promote_types(dtype, 'float32')
+    residuals = {rank: np.zeros((2, SIZE), wide) for rank in ranks}
+    for step in range(8):
+        model = model_of(*(gradient(comm.rank, step + 50 * n, dtype) for n in range(2)))
+        comm.multi_node_mean_grad(model, compression=compressor)
+        check_same_bits(comm, name, model)
+        total = np.zeros((2, SIZE), wide)
+        for rank in ranks:
+            value = residuals[rank] + [gradient(rank, step + 50 * n, dtype) for n in range(2)]
+            sent = np.where(value >= threshold, threshold,
+                            np.where(value <= -threshold, -threshold, 0))
+            residuals[rank] = (value - sent).astype(wide)
+            total += sent
+        np.testing.assert_allclose([model.p0.grad, model.p1.grad], total / len(ranks),
+                                   rtol=2e-3 if dtype == 'float16' else 1e-6)
+    kept = np.concatenate([r.ravel() for r in compressor.residuals.values()])
+    np.testing.assert_allclose(kept, residuals[comm.rank].ravel(), atol=1e-5)
+
+
+class Counted:
+    """An MPI communicator that counts what this rank sends to others."""
+
+    def __init__(self, mpi_comm):
+        self.mpi_comm = mpi_comm
+        self.n_bytes = 0
+
+    def __getattr__(self, name):
+        return getattr(self.mpi_comm, name)
+
+    def Allreduce(self, *args):  # noqa: N802
+        self.n_bytes += 2 * args[1].nbytes * (self.size - 1) // self.size  # what a ring sends
+        self.mpi_comm.Allreduce(*args)
+
+    def Allgatherv(self, sent, received):  # noqa: N802
+        self.n_bytes += sent.nbytes * (self.size - 1)
+        self.mpi_comm.Allgatherv(sent, received)
+
+    def Alltoallv(self, sent, received):  # noqa: N802
+        self.n_bytes += sum(n for rank, n in enumerate(sent[1]) if rank != self.rank)
+        self.mpi_comm.Alltoallv(sent, received)
+
+
+def n_bytes(comm, compressor):
+    transport = comm._transport
+    plain, transport.mpi_comm = transport.mpi_comm, Counted(transport.mpi_comm)
+    try:
+        comm.multi_node_mean_grad(
+            model_of(*(gradient(comm.rank, n, size=960) for n in range(3))), False, compressor)
+        return transport.mpi_comm.n_bytes
+    finally:
+        transport.mpi_comm = plain
+
+
+def test_bytes_that_a_rank_sends(comm, name):
+    others = comm.size - 1
+    if name == 'dummy':
+        assert n_bytes(comm, 'fp16') == n_bytes(comm, TwoBit()) == 0
+        return
+    uncompressed = 3 * 2 * 960 * 4 * others // comm.size
+    # Without compression flat moves arrays on the host through shared memory.
+    assert n_bytes(comm, None) == (0 if name == 'flat' else uncompressed)
+    # All slices but its own, and the mean of its own slice to all other ranks.
+    assert n_bytes(comm, 'fp16') == n_bytes(comm, 'bf16') == uncompressed // 2
+    assert n_bytes(comm, TwoBit()) == 3 * 960 // 4 * others
+
+
+def test_any_model(comm, name):
+    """Lazy, missing, shared and strided gradients, of several dtypes."""
+    compressor = TwoBit(1)
+    for compressed in ('fp16', 'bf16', compressor):
+        model = chainer.Chain()
+        wide = np.zeros((4, 6), np.float32)
+        with model.init_scope():
+            model.lazy = L.Linear(None, 2)
+            model.half = model_of(np.full((2, 3), comm.rank, np.float16))
+            model.double = model_of(np.full((), comm.rank, np.float64))
+            model.strided = model_of(np.zeros((2, 3), np.float32))
+            model.without = L.Linear(2, 2)
+        model.lazy.cleargrads()  # its bias has a size
+        model.without.cleargrads()
+        model.strided.p0.grad = wide[::2, ::2]
+        wide[::2, ::2] = comm.rank
+        grads = {path: param.grad for path, param in model.namedparams(include_uninit=False)
+                 if param.grad is not None}
+        comm.multi_node_mean_grad(model, True, compressed)
+        ranks = [comm.rank] if name == 'dummy' else range(comm.size)
+        mean = np.mean([min(rank, 1) if compressed is compressor else rank for rank in ranks])
+        for path, param in model.namedparams(include_uninit=False):
+            expected = 0 if 'without' in path or 'lazy' in path else mean
+            np.testing.assert_allclose(param.grad, np.full(param.shape, expected), rtol=2**-8)
+            assert path not in grads or param.grad is grads[path]
+        assert not wide[1::2].any()
+        assert model.lazy.W.array is None
+
+
+def test_overflow_on_all_ranks(comm, name):
+    for compressor, seen in (('fp16', np.isinf), ('bf16', np.isnan), (TwoBit(), np.isnan)):
+        x = np.ones(20, np.float32)
+        if comm.rank == comm.size - 1:
+            x[3] = 1e6 if compressor == 'fp16' else np.nan
+        model = model_of(x)
+        comm.multi_node_mean_grad(model, compression=compressor)
+        if name != 'dummy' or comm.rank == comm.size - 1:
+            assert np.flatnonzero(seen(model.p0.grad)).tolist() == [3]
+
+
+class Own:
+    """Sends the signs and the mean magnitude; not derived from any class of ours."""
+
+    def compress(self, x, key):
+        return np.append(np.packbits(x > 0), np.float32([abs(x).mean()]).view(np.uint8))
+
+    def decompress(self, encoded, size, dtype):
+        signs = 2. * np.unpackbits(encoded[:-4])[:size] - 1
+        return (encoded[-4:].copy().view(np.float32) * signs).astype(dtype)
+
+
+def test_custom_compressor(comm, name):
+    model = model_of(gradient(comm.rank))
+    comm.multi_node_mean_grad(model, compression=Own())
+    check_same_bits(comm, name, model)
+    expected = np.mean([np.sign(x) * abs(x).mean() for x in
+                        (gradient(rank) for rank in ranks_of(comm, name))], axis=0)
+    np.testing.assert_allclose(model.p0.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('one, others', [
+    ('fp16', None), ('fp16', 'bf16'), (TwoBit(1), TwoBit(2)), (Own(), 'fp16')])
+def test_compression_must_be_equal_on_all_ranks(comm, one, others, same_error, check_usable):
+    if comm.size == 1:
+        pytest.skip('needs two ranks to differ')
+    error = same_error(comm.multi_node_mean_grad, model_of(np.ones(3, np.float32)), False,
+                       one if comm.rank == 0 else others)
+    assert isinstance(error, ValueError)
+    assert 'compression: ' in str(error)
+    assert 'the same ' in str(error)
+    check_usable(comm)
+
+
+@pytest.mark.parametrize('bad, kind, message', [
+    ('3bit', ValueError, 'unknown compression type'),
+    (3, TypeError, 'compression must be None'),
+    ('2bit', ValueError, 'chainermn.communicators.compression.get'),
+    ({'type': '2bit', 'threshold': 0}, ValueError, 'threshold must be a positive number'),
+])
+def test_invalid_compressor(comm, bad, kind, message, same_error, check_usable):
+    for odd in range(comm.size):
+        error = same_error(comm.multi_node_mean_grad, model_of(np.ones(3, np.float32)), False,
+                           bad if comm.rank == odd else None, failed=odd)
+        assert isinstance(error, kind)
+        assert message in str(error)
+    check_usable(comm)
+
+
+class Odd(Own):
+    """Fails on one rank."""
+
+    elementwise = False
+
+    def __init__(self, how):
+        self.how = how
+
+    def compress(self, x, key):
+        if self.how == 'raises':
+            raise OverflowError('too much')
+        if self.how == 'is longer':
+            return np.append(super().compress(x, key), np.uint8(0))
+        if self.how == 'is of another dtype':
+            return super().compress(x, key).astype(np.float32)
+        return np.zeros((2, 2)) if self.how == 'is not flat' else super().compress(x, key)
+
+
+@pytest.mark.parametrize('how, kind, message', [
+    ('raises', OverflowError, 'too much'), ('is longer', ValueError, 'encoded 0: uint8'),
+    ('is of another dtype', ValueError, 'encoded 0: uint8'), ('is not flat', ValueError, '(2, 2)')])
+def test_compressor_fails_on_one_rank(comm, how, kind, message, same_error,
+                                                  check_usable):
+    if comm.size == 1 and message == 'encoded 0: uint8':
+        pytest.skip('needs two ranks to differ')
+    error = same_error(comm.multi_node_mean_grad, model_of(np.ones(30, np.float32)), False,
+                       Odd(how if comm.rank == comm.size - 1 else ''), table=False)
+    assert isinstance(error, kind)
+    assert message in str(error)
+    check_usable(comm)
+
+
+def test_split_communicators_compress(comm):
+    part = comm.split(comm.rank % 2, comm.rank)
+    model = model_of(np.full(20, part.rank, np.float32))
+    part.multi_node_mean_grad(model, compression='bf16')
+    if not isinstance(comm, chainermn.communicators.dummy_communicator.DummyCommunicator):
+        np.testing.assert_array_equal(model.p0.grad, np.full(20, (part.size - 1) / 2))
+    part.finalize()
