@@ -1,8 +1,8 @@
-"""What pyproject.toml cannot say: ours is installed beside the chainermn of the chainer wheel.
+"""Install our chainermn next to the one in the chainer wheel; pyproject.toml has the metadata.
 
-Both cannot be ``site-packages/chainermn``, so the wheel holds ours in a folder of its own,
+Both cannot be ``site-packages/chainermn``, so the wheel contains ours in a separate folder,
 ``chainer_compat/_overlay/chainermn``, and a ``.pth`` file whose one line puts that folder
-on ``sys.path`` before site-packages when Python starts. See chainer_compat/__init__.py.
+on ``sys.path`` before site-packages at Python startup. See chainer_compat/__init__.py.
 """
 
 import atexit
@@ -19,9 +19,9 @@ ROOT = pathlib.Path(__file__).parent.resolve()
 OVERLAY = 'chainer_compat._overlay'
 EDITABLE = 'CHAINERMN_BUILD_EDITABLE' in os.environ  # set by build_backend.py
 
-# site.py runs a .pth line that starts with "import". It must say nothing if
-# chainer_compat is gone, e.g. when somebody deleted the folder by hand. In a virtual environment
-# site.py reads every .pth file twice.
+# site.py executes .pth lines that start with "import". The line must not fail if chainer_compat is
+# missing, e.g. if somebody deleted the folder manually. In a virtual environment site.py reads all
+# .pth files twice.
 ENABLE = (
     'import sys; "chainer_compat" in sys.modules or exec("try: import chainer_compat'
     r'\nexcept ImportError: pass\nelse: chainer_compat.enable()")'
@@ -30,7 +30,7 @@ ENABLE = (
 
 
 class BuildWithPth(build_py):
-    """Builds the ``.pth`` file and the packages, of which an editable install needs none."""
+    """Builds the ``.pth`` file and, unless the install is editable, the packages."""
 
     def run(self) -> None:
         self.mkpath(self.build_lib)
@@ -43,13 +43,12 @@ class BuildWithPth(build_py):
 
 
 def scratch() -> dict[str, dict[str, str]]:
-    """Builds outside of the source tree.
+    """Return options to build outside the source tree.
 
-    A ``build`` folder would keep modules that were renamed since, and put them into the next
-    wheel; an ``egg-info`` folder in an editable install's root would be taken for the
-    installed distribution, and ``pip uninstall chainermn`` would refuse to remove it.
+    A ``build`` folder would keep renamed modules, and include them in the next wheel. With an
+    ``egg-info`` folder in the root of an editable install, ``pip uninstall chainermn`` would fail.
     """
-    if 'sdist' in sys.argv:  # an sdist wants its egg-info within the tree
+    if 'sdist' in sys.argv:  # an sdist needs its egg-info inside the tree
         return {}
     folder = tempfile.mkdtemp(prefix='chainermn-build-')
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

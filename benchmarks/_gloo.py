@@ -1,4 +1,4 @@
-"""The processes of ``torch.distributed`` with gloo, which mpiexec starts like all the others."""
+"""The processes of ``torch.distributed`` with gloo; mpiexec starts them like all the others."""
 
 import os
 from collections.abc import Callable

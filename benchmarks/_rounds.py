@@ -1,7 +1,7 @@
-"""Groups of processes that take turns, so that a busy moment meets all methods alike.
+"""Groups of processes that take turns, so that load on the machine affects all methods equally.
 
-The processes of all groups are there all the time; those that have no turn sleep.  What counts is
-the ratio of two methods within a round, and of these the median.
+The processes of all groups run for the whole time; those that do not have the turn sleep.  Results
+are the ratios of two methods within a round, and the median of these.
 """
 
 import argparse

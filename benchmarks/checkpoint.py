@@ -1,14 +1,14 @@
-"""How long a checkpoint keeps training waiting: ours against the old chainermn, and against a copy.
+"""How long saving a checkpoint blocks training, compared with ChainerMN 7 and with a plain copy.
 
-Run it in an environment that has ChainerMN and MPI, for a model of 100 MB on each rank:
+Run it in an environment with ChainerMN and MPI, for a model of 100 MB on each rank:
 ``python benchmarks/checkpoint.py [--ranks 2] [--rounds 9] [--folder-of-files DIR] [--png FILE]``.
 
-- call: from the call that saves until training goes on, on the slowest rank.
-- added: what a checkpoint adds to the steps from it on; with ours its thread runs beside them.
+- call: duration of the call that saves, on the slowest rank.
+- added: time that a checkpoint adds to the following steps; ours writes in a background thread.
 
-Of both the ratio of ours to the old one within a round (median, least and most), and of the call
-also the ratio to a plain copy of the arrays of the model, which is the least that it can take.
-The old one compresses what it writes (weights hardly get smaller), ours does not.
+Both show the ratio of ours to ChainerMN 7 within a round (median, minimum and maximum); for the
+call also the ratio to a plain copy of the model's arrays, which is a lower bound.  ChainerMN 7
+compresses its files (weights hardly get smaller), ours does not.
 """
 
 import os
@@ -68,9 +68,9 @@ def work(kind: str, folder: str) -> None:
             optimizer.update(lambda: chainer.functions.sum(model(x)))
         total = slowest(start)
         if kind == 'ours':
-            from chainermn.extensions import _background
+            from chainermn.extensions._checkpointing.background import wait_for_all
 
-            _background.wait_for_all()  # so that it does not run into another's turn
+            wait_for_all()  # so that it does not run into another's turn
         written = slowest(start)
         return [world.allreduce(call, MPI.MAX), total, written]
 

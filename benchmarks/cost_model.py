@@ -1,27 +1,28 @@
-"""How averaging 102 MB of gradients would scale to 1,024 ranks, by a model fitted on this machine.
+"""A model that predicts the time to average 102 MB of gradients on up to 1,024 ranks.
 
-Run it in an environment that has ChainerMN and MPI:
+Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/cost_model.py [--network MICROSECONDS GBIT] [--rounds 7] [--png FILE]``.
 
-Fitted, on as many ranks as are to be predicted, all busy with the same at a time; none of it is an
-all-reduce: ``latency`` of a message of 8 bytes, and seconds per byte of these, on 102 MB:
+The parameters are fitted on this machine, with as many ranks as in the prediction, all busy at the
+same time, without running an allreduce: ``latency`` of a message of 8 bytes, and for 102 MB the
+time per byte of
 
 - message: each rank sends to the next one, 16 MB at a time;
 - copy, add: ``a[:] = b`` and ``a += b`` in memory;
-- read, write: copies from memory into a chunk that stays in a cache, and back;
+- read, write: copies between memory and a chunk that stays in the cache;
 - reduce: ``a += b`` in such chunks;
-- fresh: to write to memory that was just allocated, which MPI_Allreduce does for what it receives.
+- fresh: writing to newly allocated memory, as MPI_Allreduce does for received data.
 
-Shapes, for n bytes, N ranks, R of them on each of M nodes:
+Algorithms, for n bytes, N ranks, R of them on each of M nodes:
 
 - flat: pack, one MPI_Allreduce by halving and doubling, nearest ranks first, unpack;
-- hierarchical: the communicator ``flat``: chunk by chunk through memory that a node shares, and
-  between the nodes each rank exchanges its slice of a chunk with the same slice there;
-- ring: as NCCL does, 2 (N - 1) steps in which each rank sends one N-th to the next; pack, unpack.
+- hierarchical: the communicator ``flat``: chunk by chunk through shared memory within a node, and
+  between nodes each rank exchanges its slice of a chunk with the same slice there;
+- ring: as in NCCL, 2 (N - 1) steps in which each rank sends one N-th to the next; pack, unpack.
 
-A node has as many ranks as this machine has cores, and one link to the network, which they share.
-The network is as slow as a message between two ranks here, unless ``--network`` describes another.
-All three shapes are measured on this machine, too, and each prediction is shown beside that.
+A node has as many ranks as this machine has cores, and one network link, which they share.  The
+network is as fast as a message between two ranks on this machine, unless ``--network`` is given.
+All three algorithms are also measured on this machine, and compared with the predictions.
 """
 
 import math

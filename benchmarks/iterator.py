@@ -1,12 +1,12 @@
-"""What a batch of the multi-node iterator costs: ours against the old chainermn, as ratios.
+"""Time per batch of the multi-node iterator, compared with ChainerMN 7.
 
-Run it in an environment that has ChainerMN, MPI and NumPy 1.26; the old iterator fails on
-NumPy 2 and is left out there:
+Run it in an environment with ChainerMN, MPI and NumPy 1.26; the iterator of ChainerMN 7 fails on
+NumPy 2 and is skipped there:
 ``python benchmarks/iterator.py [--ranks 2] [--rounds 15] [--png FILE]``.
 
-Batches are of 32 digits: 64 float32 and a label, as int32.  Printed are the time of a ``next()`` on
-the slowest rank, for both, the ratio within a round (median, least and most), and what the
-iterator alone takes on one rank, which is in both.
+Batches consist of 32 digits: 64 float32 values and an int32 label.  The output shows the time of
+``next()`` on the slowest rank for both, the ratio within a round (median, minimum and maximum), and
+the time of the underlying iterator on one rank, which is part of both.
 """
 
 import importlib.metadata

@@ -1,11 +1,11 @@
-"""Whether a slow rank slows the others: ``dist_async`` with one rank that sleeps, and without.
+"""Whether a slow rank delays the others: ``dist_async`` with and without a rank that sleeps.
 
 ``mpiexec -n 4 python benchmarks/kvstore_async.py [--rounds 7] [--seconds 3] [--sleep 50]``
 
-All ranks train a perceptron on the digits of scikit-learn, with an optimizer on a ``dist_async``
-store, of which each rank serves a part.  In every other round the last rank sleeps in each of its
-steps.  Counted are the steps of the others.  Prints steps per second of one rank, the ratio of each
-pair of rounds and their median, and the accuracy at the end.
+All ranks train a perceptron on the digits of scikit-learn, with the optimizer on a ``dist_async``
+store, which is sharded over the ranks.  In every other round the last rank sleeps in each of its
+steps, and the steps of the others are counted.  The output shows steps per second of one rank, the
+ratio of each pair of rounds and their median, and the final accuracy.
 """
 
 import argparse

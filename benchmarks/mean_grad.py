@@ -1,20 +1,20 @@
-"""What averaging gradients on CPUs costs: ``flat`` against its rivals, as ratios within one run.
+"""Time to average gradients on CPUs: ``flat`` compared with alternatives.
 
-Run it in an environment that has ChainerMN and MPI: ``python benchmarks/mean_grad.py``.
+Run it in an environment with ChainerMN and MPI: ``python benchmarks/mean_grad.py``.
 
 Models: ResNet-50 (102 MB of gradients), 1000 arrays of 64 floats, one array of 400 MB.  Methods:
 
 - flat, naive: ``multi_node_mean_grad`` of these communicators;
-- old naive: that of the chainermn that Chainer carries (``CHAINERMN_OVERLAY=0``);
+- old naive: ``naive`` of ChainerMN 7 (``CHAINERMN_OVERLAY=0``);
 - raw: ``MPI_Allreduce`` of one buffer as large as all gradients, without packing or scaling;
-- gloo: ``torch.distributed`` in buckets of 25 MB; skipped if the Python named by ``--torch`` has no
+- gloo: ``torch.distributed`` in buckets of 25 MB; skipped if the Python given by ``--torch`` has no
   torch;
 - LB, a lower bound: ``g *= 1`` for each gradient g, which reads and writes each byte once.
 
-The processes of all methods are there all the time and take turns, round by round, so that a busy
-moment meets all of them; those that have no turn sleep.  A turn is one call to warm up and some
-more, of which the median counts.  Printed are the medians over the rounds: milliseconds, and ratios
-to old naive and to LB within a round.
+The processes of all methods run for the whole time and take turns, round by round, so that load on
+the machine affects all methods equally; the others sleep.  A turn is one call to warm up and
+several more, of which the median counts.  The output shows medians over the rounds: milliseconds,
+and the ratios to old naive and to LB within a round.
 """
 
 import statistics

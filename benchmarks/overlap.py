@@ -1,24 +1,24 @@
-"""What is left of the exchange when it runs beside backward: overlap=True against without.
+"""Communication time that overlap does not hide: overlap=True compared with no overlap.
 
-Run it in an environment that has ChainerMN and MPI:
+Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/overlap.py [--ranks 2] [--rounds 9] [--png FILE]``.
 
-Slowed: a communicator whose exchange takes as long as backward does, by its bytes, and no core, as
-if a network card did it.  Exposed is what a step takes longer than one without any exchange; the
-ratio is that of both with and without overlap.  The models are ten layers of 1000 units, a bucket
-for each, and layers with the 161 parameters of ResNet-50 (102 MB) in buckets of 25 MB, each layer
-as much work as a perceptron's with as many parameters.  Of ten layers a tenth always stays exposed:
-the one that backward does last.
+Slowed: a communicator whose exchange takes as long as backward, in proportion to the bytes,
+without using a core, like a network card.  Exposed is the time of a step minus that of a step
+without communication; the ratio compares the exposed times with and without overlap.  The models
+are ten layers of 1000 units, one bucket each, and layers with the 161 parameters of ResNet-50 (102
+MB) in buckets of 25 MB, each layer with the work of a perceptron with as many parameters.  With
+ten layers a tenth is always exposed: the layer that backward computes last.
 
-Shared: the real thing, ``flat``, with a rank for each core, all of which compute.  There is nothing
-to gain, and overlap=True knows it; with 'always', as is shown as well, the exchange takes from each
-rank what it computes with.  With half the ranks there are cores left.
+Shared: ``flat``, with one rank per core, all of them computing.  Overlap has no benefit here, and
+overlap=True detects this; with 'always', which is also shown, communication slows down backward.
+With half the ranks there are free cores.
 
-Watching: a perceptron of 100 small layers where nothing is put in a bucket, so that what is left is
-looking at backward, and dealing what it finishes.
+Watching: a perceptron of 100 small layers without any gradients in buckets, so only the overhead of
+observing backward and assigning buckets remains.
 
-Steps of each sort take turns, and a ratio is of medians of the differences between neighbours: the
-machine is not always as fast.
+Steps of each kind take turns, and ratios are medians of the differences between neighboring steps,
+since the speed of the machine varies.
 """
 
 import os

@@ -1,11 +1,12 @@
-"""What it costs to keep the last 64 verbs, for reports of a hang: of a one-float allreduce.
+"""Overhead of the flight recorder, which keeps the last 64 operations: one-float allreduce.
 
-Run it in an environment that has ChainerMN and MPI:
+Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/recent.py [--ranks 2] [--rounds 200] [--png FILE]``.
 
-The same processes take turns with and without; without, what keeps a call does nothing and the
-lines around it are left out.  ``with sites`` also keeps who called the verb, as with a time limit
-or ``CHAINERMN_DEBUG=1`` in the environment.  Printed is the median of the ratios within a round.
+The same processes alternate between running with and without the recorder; without it, the
+function that records a call is empty, and the lines around it are removed.  ``with sites`` also
+records call sites, as with a timeout or ``CHAINERMN_DEBUG=1`` in the environment.  The output
+shows the median of the ratios within a round.
 """
 
 import statistics
@@ -26,8 +27,8 @@ def work(kind: str, folder: str) -> None:
     import chainermn
 
     comm = chainermn.create_communicator('naive')
-    agreement = comm._agreement
-    calls, x = agreement.calls, np.ones(1, 'f')
+    check = comm._consistency
+    calls, x = check.calls, np.ones(1, 'f')
 
     def same(self, header, details=None):
         """As it is, without the lines that keep the call."""
@@ -40,13 +41,13 @@ def work(kind: str, folder: str) -> None:
         return False
 
     ways = {'without': (same, calls.ring.append),
-            'with': (type(agreement).same, calls.ring.append),
-            'with sites': (type(agreement).same, calls._keep_with_site)}
+            'with': (type(check).same, calls.ring.append),
+            'with sites': (type(check).same, calls._record_with_call_site)}
 
     def turn(command: tuple[str, int]) -> float:
         way, n = command
-        function, calls.keep = ways[way]
-        agreement.same = types.MethodType(function, agreement)
+        function, calls.record = ways[way]
+        check.same = types.MethodType(function, check)
         MPI.COMM_WORLD.Barrier()
         start = time.perf_counter()
         for _ in range(n):
@@ -78,7 +79,7 @@ def main() -> None:
     median = statistics.median(ratios['with'])
     print(f'at most {GOAL}: {"yes" if median <= GOAL else "NO"}')
     if args.png:
-        _rounds.chart(args.png, 'What it costs to keep the last verbs', 'ratio to without',
+        _rounds.chart(args.png, 'What it costs to keep the last operations', 'ratio to without',
                       {'all rounds': ratios}, {'goal': GOAL})
 
 

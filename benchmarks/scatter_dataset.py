@@ -1,15 +1,15 @@
-"""What scattering a data set costs: ours against the old chainermn, time and memory, as ratios.
+"""Time and memory to scatter a data set, compared with ChainerMN 7.
 
-Run it in an environment that has ChainerMN and MPI, on Linux:
+Run it in an environment with ChainerMN and MPI, on Linux:
 ``python benchmarks/scatter_dataset.py [--ranks 4] [--rounds 7] [--mib 1024] [--png FILE]``.
 
-The root has a ``TupleDataset`` of images (3 x 32 x 32 float32) and labels; it is scattered in its
-order and shuffled.  Printed are the time until all ranks have their part, for both, with the ratio
-within a round (median, least and most); and the peak memory of the node, in multiples of the data:
-the sum over the ranks of what their resident set grew by at most, and the root's own copy.
+The root has a ``TupleDataset`` of images (3 x 32 x 32 float32) and labels, which is scattered in
+order and shuffled.  The output shows the time until all ranks have their shard, for both, with the
+ratio within a round (median, minimum and maximum); and the peak memory of the node, in multiples
+of the data size: the sum of the peak growth of all resident sets, and the root's own copy.
 
-The old one takes nine times the data, and each of the two roots has its own copy: with less memory
-than that free, say ``--mib`` with less.
+ChainerMN 7 needs nine times the size of the data, and each of the two roots has its own copy: use a
+smaller ``--mib`` if that does not fit into memory.
 """
 
 import ctypes

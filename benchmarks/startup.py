@@ -1,17 +1,17 @@
-"""What it costs to start: Python, ``import chainer``, ``import chainermn``, and a communicator.
+"""Startup times: Python, ``import chainer``, ``import chainermn``, and a communicator.
 
-Run it in an environment that has ChainerMN: ``python benchmarks/startup.py [--rounds 40]``.
+Run it in an environment with ChainerMN: ``python benchmarks/startup.py [--rounds 40]``.
 
 - start: ``python -c pass``, in this environment with the ``.pth`` file of ChainerMN and without it.
-- import: ``import chainer``, mended when it is imported, against a copy of Chainer whose files hold
-  the same edits and are left alone.
+- import: ``import chainer``, patched at import time, against a copy of Chainer whose files
+  contain the same edits.
 - chainermn: ``import chainer, chainermn`` against ``import chainer``.
-- communicator: ``create_communicator`` on 4 ranks, the first one of new processes that have started
-  MPI, on the slowest rank; with what Python has to import for it.
+- communicator: the first ``create_communicator`` on 4 ranks, in new processes that have initialized
+  MPI, on the slowest rank, including Python imports.
 
-Prints the median of the differences within a round, of time on the clock and of processor time
-(user and system), in milliseconds.  The variants take turns, in random order, so that a busy moment
-meets both; on a busy machine processor time is the steadier figure.
+The output shows the median of the differences within a round, in milliseconds of wall-clock time
+and of CPU time (user and system).  The variants take turns in random order, so that load affects
+both equally; on a busy machine CPU time is more stable.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import time
 import _rounds
 import chainer
 
-from chainer_compat import _mend, shims  # noqa: F401  (fills the registry)
+from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
 
 PTH = 'chainer_compat.pth'
 
@@ -61,7 +61,7 @@ class Variant:
         self.processor.append(processor)
 
 
-def twin(folder: pathlib.Path, leave_out: str = '') -> pathlib.Path:
+def linked_environment(folder: pathlib.Path, leave_out: str = '') -> pathlib.Path:
     """Makes a copy of this environment out of links; returns its python."""
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder], check=True)
     ours = pathlib.Path(sysconfig.get_path('purelib'))
@@ -75,7 +75,7 @@ def copy_of_chainer(folder: pathlib.Path, edited: bool) -> str:
     """Copies Chainer into ``folder``, which it returns, and edits the files as the shims say."""
     shutil.copytree(pathlib.Path(chainer.__file__).parent, folder / 'chainer',
                     ignore=shutil.ignore_patterns('__pycache__'))
-    for module, edits in _mend.edits.items() if edited else ():
+    for module, edits in _patch.edits.items() if edited else ():
         file = folder.joinpath(*module.split('.')).with_suffix('.py')
         text = file.read_text(encoding='utf-8')
         for edit in edits:
@@ -132,12 +132,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         found['start'] = compare(
-            'start', 1, 5 * rounds, Variant(twin(folder / 'with'), 'pass'),
-            Variant(twin(folder / 'without', leave_out=PTH), 'pass'))
+            'start', 1, 5 * rounds, Variant(linked_environment(folder / 'with'), 'pass'),
+            Variant(linked_environment(folder / 'without', leave_out=PTH), 'pass'))
         code = 'import chainer'
         found['import chainer'] = compare(
             'import', 30, rounds,
-            Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'mended', False)),
+            Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'patched', False)),
             Variant(sys.executable, code, PYTHONPATH=copy_of_chainer(folder / 'edited', True),
                     CHAINER_COMPAT='0'))
         found['import chainermn'] = compare(

@@ -1,14 +1,14 @@
-"""What a timeline costs: of a training step, and of a one-float allreduce, the dearest case.
+"""Overhead of recording a timeline: a training step, and the worst case, a one-float allreduce.
 
-Run it in an environment that has ChainerMN and MPI:
+Run it in an environment with ChainerMN and MPI:
 ``python benchmarks/timeline.py [--ranks 2] [--rounds 40] [--png FILE]``.
 
-The same processes take turns with and without; without, the verbs are put back as they are where
-``CHAINERMN_TIMELINE`` is not set. A step is an update of a multi-layer perceptron of 1,000 units
-with batches of 100 images of 28 x 28 pixels, or of one of 100 units with 16 of 8 x 8. Printed is
-the median of the ratios within a round. What is left where the variable is not set are four
-with-statements in an update that do nothing; their time is measured by itself, since it is too
-short to be seen in a step.
+The same processes alternate between running with and without a timeline; without it, the
+operations are restored to those used when ``CHAINERMN_TIMELINE`` is not set.  A step is an update
+of a multilayer perceptron of 1,000 units with batches of 100 images of 28 x 28 pixels, or of one
+of 100 units with 16 images of 8 x 8.  The output shows the median of the ratios within a round.
+Without the variable, four empty with-statements per update remain; they are measured separately,
+since they are too short to be visible in a step.
 """
 
 import statistics
@@ -35,19 +35,12 @@ def work(kind: str, folder: str) -> None:
     from chainermn._tracing import recorder
 
     comm = chainermn.create_communicator('flat')
-    agreement = comm._agreement
-    timed = {name: value for name, value in vars(comm).items()
-             if hasattr(type(comm), name) and callable(value)}
-    waiting, timeline = agreement.mpi_comm, recorder.get()
-    plain = MPI.Intracomm(waiting)
+    check = comm._consistency
+    tracer, allgather, timeline = comm._tracer, check._allgather, recorder.get()
 
     def switch(on: bool) -> None:
-        for name, value in timed.items():
-            if on:
-                object.__setattr__(comm, name, value)
-            else:
-                vars(comm).pop(name, None)
-        agreement.mpi_comm = waiting if on else plain
+        comm._tracer = tracer if on else None
+        check._allgather = allgather if on else check.mpi_comm.Allgather
         recorder._current = timeline if on else None
 
     one = np.ones(1, 'f')

@@ -1,18 +1,18 @@
-"""What a step of training loses to communication: ours, the old chainermn, PyTorch's DDP on gloo.
+"""Communication time in a training step: ours, ChainerMN 7, and PyTorch DDP on gloo.
 
-Run it in an environment that has ChainerMN, MPI and scikit-learn:
+Run it in an environment with ChainerMN, MPI and scikit-learn:
 ``python benchmarks/weak_scaling.py [--up-to 4] [--rounds 9] [--torch PYTHON] [--png FILE]``.
 
 Models: the perceptron of ``examples/mnist`` on digits, 16 examples per rank, and a small ResNet of
-three blocks on images of 3 x 32 x 32, 8 examples per rank; in PyTorch the same shapes.  The work
-per rank is the same at any number of ranks, and each rank has one thread.
+three blocks on images of 3 x 32 x 32, 8 examples per rank; PyTorch has models of the same shapes.
+The work per rank does not depend on the number of ranks, and each rank has one thread.
 
-A turn is some steps that exchange gradients and some that do not, in alternation, on all ranks at
-a time; lost is the difference, which also counts waiting for a slower rank.  It is asked of
-the same framework at the same number of ranks, since the frameworks differ in what a step takes
-without communication, and cores share memory and heat.  Efficiency is a step that exchanges nothing
-on one rank, against one that exchanges, on all.  Printed are medians over the rounds.  A loss below
-half the distance of its quartiles is noise.
+A turn alternates between steps with and without communication, on all ranks at a time; "lost" is
+the difference, which includes waiting for slower ranks.  It compares steps of the same framework
+with the same number of ranks, since frameworks differ in their step time without communication,
+and cores share memory bandwidth and clock frequency.  Efficiency is a step without communication
+on one rank, divided by a step with communication on all ranks.  The output shows medians over the
+rounds.  A loss below half the interquartile range is noise.
 """
 
 import pathlib

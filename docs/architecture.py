@@ -1,4 +1,4 @@
-"""Draws the layers of the package and their imports from the code: docs/architecture.svg.
+"""Generate docs/architecture.svg, a diagram of layers and imports, from the code.
 
 Run ``python docs/architecture.py`` after adding a module or an import between modules.
 ``tests/test_imports_go_down.py`` defines the layers and checks them.
@@ -20,7 +20,7 @@ ORDER = [
     'functions', 'testing', '_join', '_timeline', '_check', '_run',
     'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_launch',
     'nccl', '_delegate', '_version', 'global_except_hook', '_forked', '_mpiexec',
-    '_signature', '_ranks', '_environment', '_exit_status', '_streams',
+    '_signature', '_ranks', '_atomic_file', '_environment', '_exit_status', '_streams',
 ]
 PER_ROW = 6
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16
@@ -33,7 +33,7 @@ LINE = ('<line x1="{:.0f}" y1="{}" x2="{:.0f}" y2="{}" stroke="#789" stroke-widt
 
 
 def read_code() -> tuple[list[set[str]], dict[str, set[str]], dict[str, str]]:
-    """Returns the layers, the imports of each module, and the first sentence of each module."""
+    """Return the layers, the imports of each module, and the first sentence of its docstring."""
     code = runpy.run_path(str(ROOT / 'tests' / 'test_imports_go_down.py'))
     imports: dict[str, set[str]] = {}
     ideas = {}
@@ -51,7 +51,7 @@ def read_code() -> tuple[list[set[str]], dict[str, set[str]], dict[str, str]]:
 
 
 def place(layers: list[set[str]]) -> dict[str, tuple[int, int, int, int]]:
-    """Returns left, top, width and height of the box of each module."""
+    """Return left, top, width and height of the box of each module."""
     places = {}
     y = MARGIN
     for modules in layers:
@@ -70,7 +70,7 @@ def place(layers: list[set[str]]) -> dict[str, tuple[int, int, int, int]]:
 
 
 def draw() -> str:
-    """Returns the diagram."""
+    """Return the diagram as SVG."""
     layers, imports, ideas = read_code()
     places = place(layers)
     lines, boxes = [], []

@@ -1,7 +1,7 @@
-"""How Sphinx makes the site: our pages as they are on disk, links between them included.
+"""Sphinx configuration.
 
-The source folder is the root of the repository, so that a link from a page to an example, or from
-README.md to a page, leads to the same place here and there.
+The source folder is the root of the repository, so that links between pages, README.md and
+examples work both in the repository and on the site.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ exclude_patterns = ['docs/_build', '**/.*', '**/__pycache__']
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ext.mathjax']
 
-# A heading has the same anchor as on a page of a Git server.
+# Generate the same anchors for headings as Git servers do.
 myst_heading_anchors = 3
-# The one notebook runs, and its last cell shows an error on purpose; any other fails the build.
+# The notebook is executed. Its last cell raises an error on purpose; other errors fail the build.
 nb_execution_mode = 'force'
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
@@ -42,10 +42,11 @@ autodoc_typehints = 'description'
 autodoc_typehints_description_target = 'documented'
 napoleon_numpy_docstring = False
 
-# There is no intersphinx: a build needs no network. Names of others are left as text.
+# No intersphinx, so that a build needs no network: references to other projects are plain text.
 nitpick_ignore_regex = [
-    ('py:.*', r'(chainer|numpy|np|cupy|mpi4py|MPI|collections|contextlib|os)\..*'),
-    ('py:.*', r'chainermn\..*\._\w+'),  # what has no name for users, such as a type variable
+    ('py:.*', r'(chainer|numpy|np|cupy|mpi4py|MPI|collections|contextlib|os|weakref)\..*'),
+    ('py:.*', r'chainermn\.(\w+\.)*_\w+(\.\w+)*'),  # private names, such as type variables
+    ('py:class', r'[\w ]+'),  # type aliases, such as Array, and names of private modules
 ]
 
 html_theme = 'furo'
@@ -55,7 +56,7 @@ html_show_sphinx = False
 
 
 def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
-    """Leads a link to a folder, such as ``[mnist](../examples/mnist)``, to its README."""
+    """Resolve links to folders, such as ``[mnist](../examples/mnist)``, to their README."""
     for node in doctree.findall(sphinx.addnodes.pending_xref):
         if node['reftype'] == 'myst' and node['refdomain'] is None:
             page = (ROOT / node['refdoc']).parent.joinpath(node['reftarget'], 'README.md').resolve()
@@ -65,5 +66,5 @@ def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Adds the one thing that no extension does."""
+    """Register the transformation of links."""
     app.connect('doctree-read', link_folders)

@@ -1,21 +1,21 @@
-"""Runs every code block of the pages, as a reader would who takes them in order.
+"""Run the code blocks of documentation pages in order.
 
-``python docs/run_blocks.py [PAGE ...]``, by default all pages. Of one page,
+``python docs/run_blocks.py [PAGE ...]``, by default all pages. For each page,
 
-- ``python`` blocks are one program, which runs in a new folder; ``benchmarks``, ``examples`` and
-  ``tests`` of the repository are in it;
-- ``sh`` blocks run in that folder too, between them;
-- blocks in other languages, and those without one, show what something prints or what a file holds.
+- ``python`` blocks are one program, which runs in a new folder that contains ``benchmarks``,
+  ``examples`` and ``tests`` of the repository;
+- ``sh`` blocks run in the same folder, in order with the others;
+- blocks in other languages are not run.
 
-Comments in the lines above a block say what is special about it:
+Comments above a block modify this:
 
-- ``<!-- ranks: 4 -->``: it runs on 4 ranks. All such blocks of the page are one program, after the
-  others.
-- ``<!-- file: train.py -->``: a reader saves it under this name, which a later block uses.
-- ``<!-- printed -->``: it is what the block before it has printed. The order of the lines does not
-  matter (that of several ranks varies), ``...`` is anything, and alone in a line, any lines.
-- ``<!-- fails: TEXT -->``: it fails, and what it says contains the text.
-- ``<!-- before: CODE -->``, over several lines if need be: runs before it, and is not shown.
+- ``<!-- ranks: 4 -->``: run on 4 ranks. All such blocks of the page are one program, which runs
+  after the others.
+- ``<!-- file: train.py -->``: save the block under this name, for a later block.
+- ``<!-- printed -->``: the expected output of the previous block. The order of lines does not
+  matter (with several ranks it varies). ``...`` matches any text, or any lines if it is alone.
+- ``<!-- fails: TEXT -->``: the block must fail, with this text in its output.
+- ``<!-- before: CODE -->``: hidden code to run before the block; can have several lines.
 - ``<!-- not run: REASON -->``
 """
 
@@ -47,7 +47,7 @@ KEYS = ('ranks', 'file', 'printed', 'fails', 'before', 'not run')
 
 @dataclasses.dataclass
 class Block:
-    """A block of code, and what the comments above it say."""
+    """A block of code, with the options from the comments above it."""
 
     page: str
     line: int
@@ -65,12 +65,12 @@ class Block:
 
 
 def all_pages() -> list[str]:
-    """Returns the paths of the pages, from the root of the repository."""
+    """Return the paths of the pages, relative to the root of the repository."""
     return sorted(str(path.relative_to(ROOT)) for pattern in PAGES for path in ROOT.glob(pattern))
 
 
 def find_blocks(page: str) -> list[Block]:
-    """Returns the blocks of a page with which there is something to do."""
+    """Return the relevant blocks of a page."""
     text = (ROOT / page).read_text(encoding='utf-8')
     blocks = []
     for found in BLOCK.finditer(text):
@@ -80,11 +80,11 @@ def find_blocks(page: str) -> list[Block]:
         for comment in re.findall(r'<!--\s*((?:(?!-->).|\n)*?)\s*-->', comments):
             key, _, value = comment.partition(':')
             if key not in KEYS:
-                raise SystemExit(f'{block}: {key!r} is none of {", ".join(KEYS)}')
+                raise SystemExit(f'{block}: unknown comment {key!r}; use one of {", ".join(KEYS)}')
             value = int(value) if key == 'ranks' else key == 'printed' or value.strip()
             setattr(block, key.replace(' ', '_'), value)
         if block.language == 'sh' and page.startswith('examples/') and not block.not_run:
-            block.not_run = 'tests/examples_tests starts these scripts, for two steps each'
+            block.not_run = 'tests/examples_tests runs these scripts for two steps each'
         if block.printed and blocks:
             block.ranks = blocks[-1].ranks
         if block.language in ('python', 'sh') or block.file or block.printed or block.not_run:
@@ -93,30 +93,30 @@ def find_blocks(page: str) -> list[Block]:
 
 
 def run_blocks(page: str, ranks: int) -> None:
-    """Runs the blocks of a page that have this number of ranks, in this process."""
+    """Run the blocks of a page with this number of ranks, in this process."""
     module = sys.modules['__main__'] = types.ModuleType('__main__')
-    said = ''
+    output = ''
     for block in find_blocks(page):
         if block.not_run or block.ranks != ranks:
             continue
         if block.file:
             pathlib.Path(block.file).write_text(block.code, encoding='utf-8')
         elif block.printed:
-            check_printed(block, said)
+            check_printed(block, output)
         else:
-            said = run_block(block, module)
-            print(said, end='')
+            output = run_block(block, module)
+            print(output, end='')
 
 
 def run_block(block: Block, module: types.ModuleType) -> str:
-    """Returns what a block prints, and what it says when it fails as it should."""
-    failed, said = False, ''
+    """Run a block; return its output, including an expected error."""
+    failed, output = False, ''
     if block.language == 'sh':
         done = subprocess.run(['bash', '-ec', f'{block.before}\n{block.code}'], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        failed, said = done.returncode != 0, done.stdout
+        failed, output = done.returncode != 0, done.stdout
     else:
-        # The lines of a traceback are those of the page.
+        # So that line numbers in tracebacks match the page.
         code = '\n' * block.line + block.code
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
@@ -128,23 +128,23 @@ def run_block(block: Block, module: types.ModuleType) -> str:
                     raise
                 failed = True
                 traceback.print_exc(file=printed)
-        said = printed.getvalue()
-    if failed != bool(block.fails) or block.fails not in said:
+        output = printed.getvalue()
+    if failed != bool(block.fails) or block.fails not in output:
         raise SystemExit(f'{block} should have {f"failed with {block.fails!r}" * bool(block.fails)}'
-                         f'{"ended well" * (not block.fails)}; it said\n{said}')
-    return said
+                         f'{"succeeded" * (not block.fails)}; its output was\n{output}')
+    return output
 
 
-def check_printed(block: Block, said: str) -> None:
-    """Compares what a page shows with what was printed by all ranks."""
+def check_printed(block: Block, output: str) -> None:
+    """Compare the expected output with the output of all ranks."""
     if block.ranks > 1:
         from mpi4py import MPI
 
-        said = ''.join(MPI.COMM_WORLD.allgather(said))
+        output = ''.join(MPI.COMM_WORLD.allgather(output))
     wrong = []
     expected = block.code.splitlines()
-    for line in map(str.rstrip, said.splitlines()):
-        for pattern in sorted(expected, key='...'.__eq__):  # which matches all, comes last
+    for line in map(str.rstrip, output.splitlines()):
+        for pattern in sorted(expected, key='...'.__eq__):  # matches everything, so it comes last
             if re.fullmatch(re.escape(pattern).replace(r'\.\.\.', '.*'), line):
                 if pattern != '...':
                     expected.remove(pattern)
@@ -153,12 +153,12 @@ def check_printed(block: Block, said: str) -> None:
             wrong.append(line)
     missing = [line for line in expected if line != '...']
     if wrong or missing:
-        raise SystemExit('\n'.join([f'{block}: this was not printed:', *missing,
-                                    'and this was, but is not on the page:', *wrong]))
+        raise SystemExit('\n'.join([f'{block}: missing output:', *missing,
+                                    'unexpected output:', *wrong]))
 
 
 def run_page(page: str) -> str:
-    """Runs the programs of a page; returns what was said by one that failed."""
+    """Run the programs of a page; return the output of the first one that failed, or ''."""
     with tempfile.TemporaryDirectory(prefix='chainermn-docs-') as folder:
         for name in ('benchmarks', 'examples', 'tests'):
             pathlib.Path(folder, name).symlink_to(ROOT / name)
@@ -169,19 +169,19 @@ def run_page(page: str) -> str:
             with subprocess.Popen(command, cwd=folder, text=True, start_new_session=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
                 try:
-                    said, _ = process.communicate(timeout=LIMIT)
+                    output, _ = process.communicate(timeout=LIMIT)
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
-                    said, _ = process.communicate()
-                    return f'{said}\nnot finished within {LIMIT} s'
+                    output, _ = process.communicate()
+                    return f'{output}\ntimed out after {LIMIT} s'
             if process.returncode:
-                return said
+                return output
     return ''
 
 
 def main() -> None:
-    """Runs pages, prints what became of each, and at last what was not run, and why."""
-    parser = argparse.ArgumentParser(description='Runs the code blocks of pages.')
+    """Run pages and print results, then the blocks that were not run, with reasons."""
+    parser = argparse.ArgumentParser(description='Run the code blocks of documentation pages.')
     parser.add_argument('pages', nargs='*', metavar='PAGE', help='such as docs/overlap.md')
     parser.add_argument('--ranks', type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -201,11 +201,11 @@ def main() -> None:
             else:
                 n_run[page] = n_run.get(page, 0) + 1
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for page, said in zip(n_run, pool.map(run_page, n_run), strict=True):
-            print(f'{page}: {"FAILED" if said else "ok"} ({n_run[page]} blocks)', flush=True)
-            if said:
+        for page, output in zip(n_run, pool.map(run_page, n_run), strict=True):
+            print(f'{page}: {"FAILED" if output else "ok"} ({n_run[page]} blocks)', flush=True)
+            if output:
                 failed += 1
-                print(f'{said}\n', flush=True)
+                print(f'{output}\n', flush=True)
     print('\nNot run:' if not_run else '')
     for reason, where in not_run.items():
         places = (f'{page}:{",".join(map(str, lines))}' for page, lines in where.items())

@@ -1,4 +1,4 @@
-"""Makes the screens of docs/check.md, with the command that they show.
+"""Generates the images in docs/check.md with the commands shown there.
 
 ``python docs/pictures/check.py``, in an environment that has ChainerMN, MPI and rich.
 """
@@ -13,7 +13,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def main() -> None:
-    """Checks alone and on 4 ranks."""
+    """Run the check in one process and on 4 ranks."""
     beside = pathlib.Path(sys.executable).with_name('mpiexec')
     mpiexec = str(beside) if beside.exists() else 'mpiexec'
     env = os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
@@ -21,7 +21,7 @@ def main() -> None:
         svg = HERE / f'{name}.svg'
         subprocess.run([*before, sys.executable, '-m', 'chainermn', 'check', '--svg', svg], env=env,
                        check=True, cwd='/')
-        # Fonts are not fetched from the network.
+        # Do not load fonts from the network.
         svg.write_text(re.sub(r'@font-face \{.*?\}\s*', '', svg.read_text(), flags=re.DOTALL))
 
 

@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/model_parallelism.md, beside this file.
+"""Generates the diagrams of docs/model_parallelism.md.
 
-``python docs/pictures/model_parallelism.py`` after a change here. A picture is a list of shapes.
+Run ``python docs/pictures/model_parallelism.py`` after a change. A diagram is a list of shapes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ HEAD = ('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0
 
 
 def box(x: int, y: int, width: int, height: int, label: str, fill: str = BLUE) -> str:
-    """A part of a model."""
+    """A stage of a model."""
     return (f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="{fill}" '
             f'stroke="#345"/>\n' + text(x + width // 2, y + height // 2 + 5, label))
 
 
-def room(x: int, y: int, width: int, height: int, label: str) -> str:
-    """A rank, in which parts are."""
+def rank_box(x: int, y: int, width: int, height: int, label: str) -> str:
+    """A rank, which contains stages."""
     return (f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{GRAY}" '
             f'stroke="#999" stroke-dasharray="5 4"/>\n' + text(x + 10, y + 20, label, 'start'))
 
@@ -38,7 +38,7 @@ def text(x: int, y: int, label: str, anchor: str = 'middle', fill: str = '#123')
 
 
 def arrow(x1: int, y1: int, x2: int, y2: int, backward: bool = False) -> str:
-    """Where an activation, or with ``backward`` a gradient, goes."""
+    """The flow of an activation or, with ``backward``, of a gradient."""
     color, name, dashes = ('#b40', 'backward', ' stroke-dasharray="6 4"') if backward else (
         '#245', 'forward', '')
     return (f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{color}" stroke-width="1.8"'
@@ -50,14 +50,14 @@ LEGEND = [arrow(20, 0, 60, 0), text(68, 5, 'forward', 'start'),
 
 
 def legend(y: int) -> str:
-    """What the arrows mean."""
+    """The legend of the arrows."""
     return f'<g transform="translate(0 {y})">' + '\n'.join(LEGEND) + '</g>'
 
 
 def chain_list() -> tuple[int, int, list[str]]:
-    """Three parts on two ranks."""
+    """Three stages on two ranks."""
     return 640, 250, [
-        room(20, 15, 600, 85, 'rank 0'), room(20, 125, 600, 85, 'rank 1'),
+        rank_box(20, 15, 600, 85, 'rank 0'), rank_box(20, 125, 600, 85, 'rank 1'),
         box(120, 35, 110, 45, 'First'), box(420, 35, 110, 45, 'Last'),
         box(270, 145, 110, 45, 'Middle'),
         text(60, 62, 'x'), arrow(72, 57, 118, 57), arrow(532, 57, 578, 57), text(592, 62, 'y'),
@@ -69,7 +69,7 @@ def chain_list() -> tuple[int, int, list[str]]:
 def pseudo_connect() -> tuple[int, int, list[str]]:
     """A graph that send cuts, and what ties it together."""
     return 640, 250, [
-        room(20, 15, 600, 85, 'rank 0'), room(20, 125, 600, 85, 'rank 1'),
+        rank_box(20, 15, 600, 85, 'rank 0'), rank_box(20, 125, 600, 85, 'rank 1'),
         box(90, 35, 70, 45, 'f(x)'), box(195, 35, 70, 45, 'send', GREEN),
         box(415, 35, 70, 45, 'recv', GREEN), box(520, 35, 70, 45, 'loss'),
         box(235, 145, 70, 45, 'recv', GREEN), box(320, 145, 70, 45, 'g(h)'),
@@ -86,7 +86,7 @@ def channels() -> tuple[int, int, list[str]]:
     shapes = []
     for rank in range(2):
         y = 15 + 105 * rank
-        shapes += [room(20, y, 640, 90, f'rank {rank}'),
+        shapes += [rank_box(20, y, 640, 90, f'rank {rank}'),
                    box(80, y + 28, 100, 42, f'filters {"AB"[rank]}'),
                    box(270, y + 28, 100, 42, 'all channels', GREEN),
                    box(430, y + 28, 100, 42, f'filters {"CD"[rank]}'),
@@ -98,11 +98,12 @@ def channels() -> tuple[int, int, list[str]]:
 
 
 def grid() -> tuple[int, int, list[str]]:
-    """Two models of two parts on four ranks."""
-    shapes = [room(110, 40, 470, 80, ''), room(110, 150, 470, 80, '')]
+    """Two models with two stages each on four ranks."""
+    shapes = [rank_box(110, 40, 470, 80, ''), rank_box(110, 150, 470, 80, '')]
     for rank in range(4):
-        model, part = divmod(rank, 2)
-        shapes.append(box(150 + 230 * part, 58 + 110 * model, 160, 44, f'rank {rank}: part {part}'))
+        model, stage = divmod(rank, 2)
+        shapes.append(box(150 + 230 * stage, 58 + 110 * model, 160, 44,
+                          f'rank {rank}: stage {stage}'))
     shapes += [text(60, 85, 'model 0'), text(60, 195, 'model 1'),
                text(345, 30, 'model_comm: activations, within a row')]
     for y in (80, 190):

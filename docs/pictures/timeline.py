@@ -1,4 +1,4 @@
-"""Makes the picture and the text of docs/timeline.md, from a run of the script on that page.
+"""Generates the image and the output in docs/timeline.md by running the script on that page.
 
 ``python docs/pictures/timeline.py``, in an environment that has ChainerMN, MPI and matplotlib.
 """
@@ -17,7 +17,7 @@ BEGIN, END = '<!-- written by pictures/timeline.py -->\n', '<!-- until here -->'
 
 
 def main() -> None:
-    """Runs the commands of the page."""
+    """Run the commands of the page."""
     page = PAGE.read_text()
     script = re.search(r'<!-- file: train.py -->\n```python\n(.*?)```', page, re.S)[1]
     beside = pathlib.Path(sys.executable).with_name('mpiexec')
@@ -33,7 +33,7 @@ def main() -> None:
             [sys.executable, '-m', 'chainermn', 'timeline', *files, '--png', 'out.png'], cwd=folder,
             check=True, stdout=subprocess.PIPE, text=True).stdout
         shutil.copyfile(f'{folder}/out.png', HERE / 'timeline.png')
-    text = shown.removesuffix('\nout.png shows it\n')
+    text = shown.removesuffix('\nWrote out.png\n')
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     PAGE.write_text(f'{before}{BEGIN}\n```text\n{text.rstrip()}\n```\n\n{END}{after}')

@@ -1,8 +1,8 @@
-"""Trains a small VGG-like network on color images, with batch normalization over all processes.
+"""Train a small VGG-like network on color images, with synchronized batch normalization.
 
     mpiexec -n 2 python train_cifar.py --mnbn
 
-What makes it distributed is marked with (MN).
+Changes for distributed training are marked with (MN).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Two networks: one draws images, the other tells them from real ones."""
+"""The two networks: a generator and a discriminator."""
 
 import chainer
 import chainer.functions as F

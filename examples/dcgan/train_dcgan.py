@@ -1,8 +1,8 @@
-"""Trains a network that draws digits against one that tells them from real ones (DCGAN).
+"""Train a DCGAN, a generator and a discriminator, on images of digits.
 
     mpiexec -n 2 python train_dcgan.py
 
-What makes it distributed is marked with (MN).
+Changes for distributed training are marked with (MN).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""One step of both networks, each with an optimizer of its own."""
+"""One step of both networks, each with its own optimizer."""
 
 import chainer
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""Writes a sheet of images that the generator draws."""
+"""Save a grid of generated images."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Computes the mean of all training images, each process of a part of them."""
+"""Compute the mean of all training images, in parallel."""
 
 import argparse
 

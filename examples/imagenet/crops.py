@@ -1,4 +1,4 @@
-"""What the reader processes do: open an image file, cut a square out of it, scale its values."""
+"""Data loading: open an image file, crop it to a square, and scale its values."""
 
 import chainer
 import numpy as np

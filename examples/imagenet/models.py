@@ -1,4 +1,4 @@
-"""ResNet-50, and a network small enough to try everything on a CPU."""
+"""ResNet-50, and a tiny network for CPUs."""
 
 import chainer
 import chainer.functions as F

@@ -1,9 +1,9 @@
-"""Trains an image classifier on image files, read by processes of their own.
+"""Train an image classifier on image files, with data loading processes.
 
     python make_images.py
     mpiexec -n 2 python train_imagenet.py
 
-What makes it distributed is marked with (MN).
+Changes for distributed training are marked with (MN).
 """
 
 import argparse

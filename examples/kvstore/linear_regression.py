@@ -1,9 +1,9 @@
-"""Fits a line through points that are spread over all processes, with a KVStore alone.
+"""Linear regression on distributed data, with only a KVStore.
 
     mpiexec -n 2 python linear_regression.py
 
-Each process has points of its own. It pulls the weights, computes the gradient for some of its
-points, and pushes it; the store steps.
+Each process has its own points. It pulls the weights, computes the gradient for some of its
+points, and pushes it; the store applies the optimizer.
 """
 
 import argparse
@@ -19,7 +19,7 @@ BIAS = np.float32(4.2)
 
 
 def parse_arguments():
-    """What the command line says."""
+    """Arguments of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--kvstore', choices=['local', 'dist_sync', 'dist_async'],

@@ -1,8 +1,8 @@
-"""Trains a perceptron on handwritten digits, with gradients that go through a KVStore.
+"""Train a perceptron on handwritten digits, with gradients sent through a KVStore.
 
     mpiexec -n 2 python train_digits.py --kvstore dist_async
 
-What makes it distributed is marked with (MN).
+Changes for distributed training are marked with (MN).
 """
 
 import argparse
@@ -32,7 +32,7 @@ def load_digits():
 
 
 def parse_arguments():
-    """What the command line says."""
+    """Arguments of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--kvstore', choices=['local', 'dist_sync', 'dist_async'],

@@ -1,8 +1,8 @@
-"""Trains a three-layer perceptron on handwritten digits, on as many processes as MPI starts.
+"""Train a three-layer perceptron on handwritten digits with data parallelism.
 
     mpiexec -n 2 python train_mnist.py
 
-What makes it distributed is marked with (MN): without these lines it is a plain Chainer script.
+Changes for distributed training are marked with (MN); the rest is a plain Chainer script.
 """
 
 import argparse

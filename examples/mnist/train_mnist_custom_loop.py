@@ -1,8 +1,8 @@
-"""Trains the perceptron of train_mnist.py in a loop of its own, without Chainer's Trainer.
+"""Train the perceptron of train_mnist.py with a custom loop instead of Chainer's Trainer.
 
     mpiexec -n 2 python train_mnist_custom_loop.py
 
-What makes it distributed is marked with (MN).
+Changes for distributed training are marked with (MN).
 """
 
 import argparse

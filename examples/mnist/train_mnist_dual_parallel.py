@@ -1,12 +1,12 @@
-"""Trains a perceptron in two parts on two processes, as many times in parallel as there are pairs.
+"""Combine data and model parallelism: pairs of processes train copies of a two-stage model.
 
     mpiexec -n 4 python train_mnist_dual_parallel.py
 
-The parts are those of train_mnist_model_parallel.py. The processes form a table, and each
-belongs to two communicators, of its row and of its column:
+The stages are those of train_mnist_model_parallel.py. The processes form a table, and each
+belongs to two communicators, one for its row and one for its column:
 
-                     part 0       part 1
-      model 0       process 0    process 1      model_comm: carries activations
+                     stage 0      stage 1
+      model 0       process 0    process 1      model_comm: sends activations
       model 1       process 2    process 3
       ...         data_comm: averages gradients
 """

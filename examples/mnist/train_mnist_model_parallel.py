@@ -1,8 +1,8 @@
-"""Trains a perceptron whose middle layer is on another process than its first and last layer.
+"""Model parallelism: the middle layer of a perceptron is on a different process than the others.
 
     mpiexec -n 2 python train_mnist_model_parallel.py
 
-Process 0 reads the digits and computes the loss. What it needs from process 1 is marked (MN).
+Process 0 reads the digits and computes the loss. Changes for model parallelism are marked (MN).
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Trains a convolutional network whose channels are shared out to all processes.
+"""Train a convolutional network with channels split between all processes.
 
     mpiexec -n 2 python train_parallel_conv.py
 
-For networks whose layers are too large for one device. Every process sees every example and
-computes its own channels of each layer; before the next layer all processes get all of them.
-What makes it distributed is marked with (MN).
+For networks with layers that are too large for one device. Every process uses all examples and
+computes its own channels of each layer; before the next layer, allgather exchanges them.
+Changes for distributed training are marked with (MN).
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""An all-reduce of one's own, around a ring of processes, from isend and irecv.
+"""A custom all-reduce on a ring of processes, with isend and irecv.
 
     mpiexec -n 4 python ring_allreduce.py
 
-Each process sends to the one on its right and receives from the one on its left. The array is cut
-into one chunk per process; while a chunk goes around once it is added up, and while it goes around
-once more everybody gets the sum. So each process sends 2 (n - 1) / n times the array, whatever the
-number n of processes is (Patarasuk and Yuan, 2009).
+Each process sends to its right neighbor and receives from its left neighbor. The array is split
+into one chunk per process. In the first round each chunk is summed, in the second round the sums
+are distributed. So each process sends 2 (n - 1) / n times the size of the array, for n processes
+(Patarasuk and Yuan, 2009).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""BLEU, the usual measure for translations: no mean over sentences, but of counts over all of them.
+"""BLEU, the usual metric for translations, computed from counts over all sentences.
 
 Papineni, Roukos, Ward and Zhu, "BLEU: a method for automatic evaluation of machine translation",
 2002.

@@ -1,4 +1,4 @@
-"""Pairs of sentences: a small language to translate, or files with one sentence per line."""
+"""Sentence pairs: generated ones, or files with one sentence per line."""
 
 import collections
 import pathlib

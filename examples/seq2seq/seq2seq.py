@@ -1,9 +1,9 @@
-"""Trains a translator, encoder and decoder, on as many processes as MPI starts.
+"""Train a translation model (encoder and decoder) with data parallelism.
 
     mpiexec -n 2 python seq2seq.py
 
-What makes it distributed is marked with (MN). Encoder and decoder on a process each, in
-place of both on all: seq2seq_mp1.py.
+Changes for distributed training are marked with (MN). seq2seq_mp1.py runs encoder and decoder on
+separate processes instead.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Trains a translator whose encoder and decoder are on a process each.
+"""Train a translation model with encoder and decoder on separate processes.
 
     mpiexec -n 2 python seq2seq_mp1.py
 
 The final states of the encoder's LSTM on process 0 are the initial states of the decoder's on
-process 1. What makes it distributed is marked with (MN).
+process 1. Changes for distributed training are marked with (MN).
 """
 
 import argparse

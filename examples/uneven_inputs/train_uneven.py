@@ -1,8 +1,8 @@
-"""Trains on processes that have different numbers of batches.
+"""Train with different numbers of batches per process.
 
     mpiexec -n 2 python train_uneven.py
 
-What makes that possible is marked with (JOIN).
+The relevant lines are marked with (JOIN).
 """
 
 import argparse

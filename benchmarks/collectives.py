@@ -1,12 +1,13 @@
-"""What a verb costs on little data: with agreement and without, the old chainermn, raw mpi4py.
+"""Latency of operations on small data, with and without consistency checks.
 
-Run it in an environment that has ChainerMN and MPI:
-``python benchmarks/verbs.py [--ranks 2] [--rounds 25] [--png FILE]``.
+Run it in an environment with ChainerMN and MPI:
+``python benchmarks/collectives.py [--ranks 2] [--rounds 25] [--png FILE]``.
 
-Arrays are of one float32 per rank, objects are a small dict, and a round trip is a message from
-rank 0 to rank 1 and back.  Raw is the same with mpi4py: the verb with a capital, into a buffer
-that is there already, or for objects the one that pickles.  Printed are the microseconds of a call
-on the slowest rank, medians over the rounds, and the median of the ratios to raw within a round.
+Compared with ChainerMN 7 (old) and mpi4py (raw).  Arrays have one float32 per rank, objects are a
+small dict, and a round trip is a message from rank 0 to rank 1 and back.  Raw is mpi4py's
+uppercase method with a preallocated buffer, or for objects the method that pickles.  The output
+shows microseconds per call on the slowest rank, medians over the rounds, and the median of the
+ratios to raw within a round.
 """
 
 import statistics
@@ -17,9 +18,9 @@ import _rounds
 KINDS = ('ours', 'ours, not agreed', 'old')
 TIMED = {'10 MB there and back': 5}  # calls in a turn; of the others:
 CALLS = 400
-VERBS = ('allreduce', 'bcast', 'gather', 'scatter', 'allgather', 'alltoall', 'bcast_obj',
+OPERATIONS = ('allreduce', 'bcast', 'gather', 'scatter', 'allgather', 'alltoall', 'bcast_obj',
          'gather_obj', 'allreduce_obj', '1 KB there and back', '10 MB there and back')
-GOALS = [  # of a verb: who, against whom, at most
+GOALS = [  # of an operation: who, against whom, at most
     ('allreduce', 'ours', 'raw', 3),
     ('allreduce', 'ours, not agreed', 'raw', 1.5),
     ('1 KB there and back', 'ours', 'raw', 3),
@@ -28,7 +29,7 @@ GOALS = [  # of a verb: who, against whom, at most
 
 
 def calls_of(comm, world, is_raw: bool) -> dict:
-    """Returns a function for each verb, on a communicator or on mpi4py's."""
+    """Returns a function for each operation, on a communicator or on mpi4py's."""
     import numpy as np
 
     rank, size = comm.rank, comm.size
@@ -63,12 +64,12 @@ def calls_of(comm, world, is_raw: bool) -> dict:
                  lambda: comm.scatter(root), lambda: comm.allgather(x),
                  lambda: comm.alltoall(tuple(xs)), lambda: comm.bcast_obj(sent),
                  lambda: comm.gather_obj(obj), lambda: comm.allreduce_obj(1.5)]
-    return dict(zip(VERBS, [*calls, there_and_back(1 << 10), there_and_back(10 << 20)],
+    return dict(zip(OPERATIONS, [*calls, there_and_back(1 << 10), there_and_back(10 << 20)],
                     strict=True))
 
 
 def work(kind: str, folder: str) -> None:
-    """In a process: takes turns of some calls of a verb."""
+    """In a process: takes turns of some calls of an operation."""
     from mpi4py import MPI
 
     import chainermn
@@ -80,8 +81,8 @@ def work(kind: str, folder: str) -> None:
     calls = {is_raw: calls_of(comm, duplicate, is_raw) for is_raw in (False, True)}
 
     def turn(command: tuple[str, bool, int]) -> float:
-        verb, is_raw, n = command
-        call = calls[is_raw][verb]
+        operation, is_raw, n = command
+        call = calls[is_raw][operation]
         for _ in range(1 + n // 10):
             call()
         world.Barrier()
@@ -103,31 +104,31 @@ def main() -> None:
         raise SystemExit('a message needs at least 2 ranks')
     names = ('raw', *KINDS)
     seconds: dict[str, dict[str, list[float]]] = {
-        verb: {name: [] for name in names} for verb in VERBS}
+        operation: {name: [] for name in names} for operation in OPERATIONS}
     with _rounds.groups(__file__, args.ranks, KINDS) as groups:
         for n in range(1 if args.quick else args.rounds):
-            for verb in VERBS:
-                n_calls = 2 if args.quick else TIMED.get(verb, CALLS)
+            for operation in OPERATIONS:
+                n_calls = 2 if args.quick else TIMED.get(operation, CALLS)
                 for name in names[n % 4:] + names[:n % 4]:
                     group = groups['ours' if name == 'raw' else name]
-                    seconds[verb][name].append(group.ask((verb, name == 'raw', n_calls)))
+                    seconds[operation][name].append(group.ask((operation, name == 'raw', n_calls)))
 
     print(f'{args.ranks} ranks; {_rounds.load()}\n')
     print(f'{"microseconds (times raw)":<24}{"raw":>8}' + ''.join(f'{kind:>18}' for kind in KINDS))
-    ratios = {kind: {verb: _rounds.ratios(each[kind], each['raw'])
-                     for verb, each in seconds.items()} for kind in KINDS}
-    for verb, each in seconds.items():
+    ratios = {kind: {operation: _rounds.ratios(each[kind], each['raw'])
+                     for operation, each in seconds.items()} for kind in KINDS}
+    for operation, each in seconds.items():
         cells = [f'{statistics.median(each[kind]) * 1e6:.1f} '
-                 f'({statistics.median(ratios[kind][verb]):.2f})' for kind in KINDS]
-        print(f'{verb:<24}{statistics.median(each["raw"]) * 1e6:8.1f}'
+                 f'({statistics.median(ratios[kind][operation]):.2f})' for kind in KINDS]
+        print(f'{operation:<24}{statistics.median(each["raw"]) * 1e6:8.1f}'
               + ''.join(f'{cell:>18}' for cell in cells))
     print()
-    for verb, kind, rival, goal in GOALS:
-        times = _rounds.times(seconds[verb][kind], seconds[verb][rival])
-        print(f'{verb}, {kind}: {times} {rival}; goal {goal:g}')
+    for operation, kind, rival, goal in GOALS:
+        times = _rounds.times(seconds[operation][kind], seconds[operation][rival])
+        print(f'{operation}, {kind}: {times} {rival}; goal {goal:g}')
     if args.png:
         _rounds.chart(args.png, f'Small calls, {args.ranks} ranks', 'times raw mpi4py', ratios,
-                      {'goal with agreement 3': 3, 'raw': 1}, is_log=True)
+                      {'goal with check 3': 3, 'raw': 1}, is_log=True)
 
 
 if __name__ == '__main__':
