@@ -1,6 +1,7 @@
-"""Call sites: file and line of the program's call, and what of this package passed it on."""
+"""Call sites: the file and line of the program that called an operation."""
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -13,27 +14,29 @@ LAYERS = tuple(f'{PACKAGE}{name}{os.sep}' for name in (
     'communicators', '_collectives', '_gradients', '_transport', '_consistency', '_diagnostics',
     '_tracing'))
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
+#: Folders and files whose frames are never a call site. Context managers of ours run in contextlib.
+PACKAGES = PACKAGE, _CHAINER, contextlib.__file__
 
 
-def called() -> str:
-    """Says it of the operation that is being called, as the end of a sentence.
+def describe() -> str:
+    """Describes the call site of the current operation, as the end of a sentence.
 
     For example ``, called at train.py:8``, or ``, in evaluate() of multi_node_evaluator.py, called
-    at train.py:8``, where Chainer's Trainer is passed over.
+    at train.py:8``. Frames of Chainer's Trainer are skipped.
     """
     frame, through, is_ours = sys._getframe(1), '', True
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE, _CHAINER)):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
         path = frame.f_code.co_filename
-        is_ours = is_ours and path.startswith(PACKAGE)
-        if is_ours and not path.startswith(LAYERS):
+        is_ours = is_ours and not path.startswith(_CHAINER)
+        if is_ours and path.startswith(PACKAGE) and not path.startswith(LAYERS):
             through = f', in {frame.f_code.co_name}() of {os.path.basename(path)}'
         frame = frame.f_back
     return f'{through}, called at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
 
 
-def site() -> str:
-    """Returns file and line of the program, such as ``train.py:8``; passes over Chainer's code."""
+def locate() -> str:
+    """Returns the call site of the current operation, such as ``train.py:8``."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE, _CHAINER)):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
         frame = frame.f_back
     return f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'

@@ -1,4 +1,4 @@
-"""Where a verb was called: the line of the program, and what passed it on."""
+"""Where an operation was called: the line of the program, and what passed it on."""
 
 import os
 
@@ -17,7 +17,7 @@ def line_of(text):
 
 
 def message(comm):
-    with pytest.raises(ValueError, match='the ranks called different verbs') as caught:
+    with pytest.raises(ValueError, match='ranks called different operations') as caught:
         if comm.rank == 0:
             comm.barrier()  # first
         elif comm.rank == 1:
@@ -32,6 +32,15 @@ def evaluate(comm):
     evaluator = extensions.Evaluator({}, chainer.Link())
     evaluator.evaluate = dict
     chainermn.create_multi_node_evaluator(evaluator, comm)(None)  # through Chainer
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_rank_of_an_error_reports_the_same_call_site_as_the_others(comm):
+    with pytest.raises(TypeError, match='failed on rank 0') as caught:
+        chainermn.scatter_dataset(None, comm)
+    # Equal call sites are not printed.
+    assert str(caught.value).splitlines()[2:] in (
+        ['  rank 1: bcast_obj root=0'], [f'  ranks 1-{comm.size - 1}: bcast_obj root=0'])
 
 
 @pytest.mark.mpi(min_size=2)
