@@ -5,13 +5,17 @@ chunk passes three stages while it is in the cache:
 
 - pack: each rank copies its chunk into its input in the shared window;
 - reduce: each rank sums its slice of the chunk over the ranks of the node, in the order of the
-  ranks, into the output, which is shared as well; then MPI sums the slices of all nodes;
+  ranks, into the output, which is shared as well;
 - unpack: each rank copies the complete output back into its arrays.
 
 At step k each rank unpacks chunk k - 2 LAG, packs chunk k and reduces chunk k - LAG; it begins once
 all other ranks have finished step k - LAG.  So with 2 LAG inputs and outputs no rank reads data too
 early or overwrites unread data, and a rank may be LAG - 1 steps late without blocking others.
-Each element is summed by a single rank per node, so all ranks get the same bits.
+
+With several nodes, two more stages follow ``reduce``, each IN_FLIGHT steps later: ``combine`` sums
+the slices of all nodes, and ``finish`` waits for the result; see
+:mod:`chainermn._transport.shared_memory.between_nodes`.  Each element is summed by a single rank of
+all, so all ranks get the same bits.
 """
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ from chainermn._ranks import group_ranks, ranks_text
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.shared_memory import chunking
+from chainermn._transport.shared_memory.between_nodes import NodeCopy, NodeSum, Waiting
 from chainermn._transport.shared_memory.chunking import Piece, Run
 from chainermn._transport.shared_memory.stages import (
     BroadcastChunk,
@@ -41,18 +46,22 @@ from chainermn._transport.shared_memory.window import Window
 from chainermn._transport.topology import Topology, cores
 
 LAG = 2
+#: Steps for which the slices of a chunk, and then their sums, are in flight between nodes.
+IN_FLIGHT = 2
 
 #: Bytes of a chunk: small enough for the cache, large enough to amortize the synchronization of a
 #: step; larger if ranks share cores or span nodes.
 CHUNK = 512 * 1024
 CHUNK_IF_CROWDED = 1024 * 1024
-CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
+CHUNK_BETWEEN_NODES = 1024 * 1024
 
 #: A chunk of more pieces than this is packed first, which costs a copy but no time per piece.
 FEW = 8
 
-_SLOTS = 2 * LAG
 _PLANS = 256  # cached; a model has one per bucket
+
+#: Kept forever: messages in flight may still be written to their memory.
+_interrupted: list[SharedMemory] = []
 
 
 def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
@@ -78,7 +87,7 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
         if topology.inter_size > 1:
             chunk = CHUNK_BETWEEN_NODES
     intra = cast(MPI.Intracomm, mpi_comm.Split(topology.inter_rank, mpi_comm.rank))
-    segment = _SLOTS * chunk  # the inputs of a rank; the first rank also holds the outputs
+    segment = _slots(topology) * chunk  # inputs of a rank; the first rank also holds the outputs
     made: list[Window] = []
 
     def check_space() -> None:
@@ -113,18 +122,25 @@ class SharedMemory:
         # The number of ranks that reduce on each node: the size of the smallest node.
         self._slices = slices
         reduces = intra.rank < slices
-        self._inter = None
+        self._inter: MPI.Intracomm | None = None
+        self._in_flight = 0
+        self._waiting = Waiting()
         if topology.inter_size > 1:
-            inter = mpi_comm.Split(intra.rank if reduces else MPI.UNDEFINED, mpi_comm.rank)
-            self._inter = inter if reduces else None
-        size = _SLOTS * chunk
+            self._in_flight = IN_FLIGHT
+            inter = mpi_comm.Split(intra.rank if reduces else MPI.UNDEFINED, topology.inter_rank)
+            self._inter = cast(MPI.Intracomm, inter) if reduces else None
+        self._slots = _slots(topology)
+        size = self._slots * chunk
+        # The parts of other nodes, on ranks that reduce.  Parts may differ by an element.
+        self._received = [] if self._inter is None else [
+            np.empty(chunk + 8 * topology.inter_size, np.uint8) for _ in range(self._slots)]
         self._inputs = [segment[:size] for segment in window.segments]
         self._output = window.segments[0][size:]
         # A page is allocated near the core that writes to it first.
         self._inputs[intra.rank][:] = 0
         if reduces:
             begin, end = chunking.slices(chunk, slices)[intra.rank]
-            self._output.reshape(_SLOTS, chunk)[:, begin:end] = 0
+            self._output.reshape(self._slots, chunk)[:, begin:end] = 0
         self._step = 0
         self._plans: dict[tuple[object, ...], _Plan] = {}
         self._failure: BaseException | None = None
@@ -172,11 +188,12 @@ class SharedMemory:
 
     def set_passive_wait(self, passive: bool) -> None:
         """Selects whether to sleep between polls while waiting for other ranks."""
-        self._window.is_passive = passive
+        self._window.is_passive = self._waiting.is_passive = passive
 
     def free(self) -> None:
         """Frees the memory.  Collective: every rank calls it, once."""
-        self._plans.clear()
+        if self._failure is None:
+            self._plans.clear()
         self._inputs, self._output = [], np.empty(0, np.uint8)
         if self._failure is None:
             self._window.free()
@@ -190,21 +207,31 @@ class SharedMemory:
         if self._failure is not None:
             raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
         window, base, count = self._window, self._step, len(chunks)
+        in_flight = self._in_flight
+        combined = LAG + in_flight
+        finished = combined + in_flight
+        last = finished + LAG
         try:
-            for k in range(count + 2 * LAG):
+            for k in range(count + last):
                 window.wait(base + k - LAG + 1)
-                if k >= 2 * LAG:
-                    chunks[k - 2 * LAG].unpack(targets, scale)
+                if k >= last:
+                    chunks[k - last].unpack(targets, scale)
                 if k < count:
                     chunks[k].pack(sources)
+                if in_flight and finished <= k < count + finished:
+                    chunks[k - finished].finish()
+                if in_flight and combined <= k < count + combined:
+                    chunks[k - combined].combine(scale)
                 if LAG <= k < count + LAG:
                     chunks[k - LAG].reduce(sources, scale)
                 window.publish(base + k + 1)
         except BaseException as error:
             self._failure = error
+            if self._inter is not None:
+                _interrupted.append(self)
             window.fail()
             raise
-        self._step = base + count + 2 * LAG
+        self._step = base + count + last
 
     def _plan(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray]) -> _Plan:
         """The plan for arrays of these shapes and dtype, cached."""
@@ -217,7 +244,7 @@ class SharedMemory:
                 del self._plans[next(iter(self._plans))]  # the oldest
             dtype = array_buffers.summed_in(arrays[0].dtype)
             flat: set[int] = set()
-            chunks = [make(pieces, arrays.shapes, number % _SLOTS, dtype, flat)
+            chunks = [make(pieces, arrays.shapes, number % self._slots, dtype, flat)
                       for number, pieces in enumerate(chunking.cut(
                           [*map(math.prod, arrays.shapes)], self._chunk // dtype.itemsize))]
             plan = self._plans[key] = _Plan(chunks, sorted(flat), dtype)
@@ -229,23 +256,36 @@ class SharedMemory:
         length = pieces[-1].end
         output = self._slot(self._output, slot, dtype)[:length]
         inputs = [self._slot(segment, slot, dtype)[:length] for segment in self._inputs]
-        own = length, length
+        own, nodes = (length, length), None
         if self._intra.rank < self._slices:
-            own = chunking.slices(length, self._slices)[self._intra.rank]
+            own = begin, end = chunking.slices(length, self._slices)[self._intra.rank]
+            if self._inter is not None and begin < end:
+                nodes = NodeSum(self._inter, output[begin:end], self._received[slot].view(dtype),
+                                self._waiting)
         if len(pieces) <= FEW:
             flat.update(piece.array for piece in pieces)
-            return DirectChunk(pieces, inputs, self._intra.rank, output, own, self._inter)
+            return DirectChunk(pieces, inputs, self._intra.rank, output, own, nodes)
         run = Run(pieces, shapes)
         flat.update(run.flat)
-        return PackedChunk(run, inputs, self._intra.rank, output, own, self._inter)
+        return PackedChunk(run, inputs, self._intra.rank, output, own, nodes)
 
     def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], slot: int,
                 dtype: np.dtype, flat: set[int]) -> Chunk:
         output = self._slot(self._output, slot, dtype)[:pieces[-1].end]
-        return BroadcastChunk(Run(pieces, shapes), output, self._intra.rank == 0, self._inter)
+        is_leader = self._intra.rank == 0
+        nodes = None
+        if self._inter is not None and is_leader:
+            nodes = NodeCopy(self._inter, output, self._waiting)
+        is_root = is_leader and (self._inter is None or self._inter.rank == 0)
+        return BroadcastChunk(Run(pieces, shapes), output, is_root, nodes)
 
     def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
         return segment[slot * self._chunk:(slot + 1) * self._chunk].view(dtype)
+
+
+def _slots(topology: Topology) -> int:
+    """The number of chunks for which there is memory, so that none is overwritten too early."""
+    return 2 * LAG + 2 * IN_FLIGHT * (topology.inter_size > 1)
 
 
 class _Plan(NamedTuple):

@@ -1,4 +1,4 @@
-"""The stages of a chunk on one rank: pack, reduce, unpack.
+"""The stages of a chunk on one rank: pack, reduce, combine, finish, unpack.
 
 All views of the shared window are created once, in the constructor, so that a stage is little more
 than the NumPy calls that move the data.
@@ -9,19 +9,25 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from mpi4py import MPI
 
+from chainermn._transport.shared_memory.between_nodes import NodeExchange
 from chainermn._transport.shared_memory.chunking import Piece, Run, within
 
 
 class Chunk(Protocol):
-    """The three stages of a chunk, on this rank."""
+    """The stages of a chunk, on this rank."""
 
     def pack(self, arrays: list[np.ndarray]) -> None:
         """Copies the parts of this rank's arrays that other ranks need into the shared window."""
 
     def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
-        """Writes this rank's slice of the result to the shared window."""
+        """Writes this rank's slice of the node's result to the window, and sends it to others."""
+
+    def combine(self, scale: np.generic | None) -> None:
+        """Combines the slices of all nodes, if there are several, and sends the result."""
+
+    def finish(self) -> None:
+        """Waits until this rank's slice of the result is complete in the window."""
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         """Copies the result, times ``scale``, into this rank's arrays."""
@@ -36,11 +42,11 @@ class DirectChunk:
         rank: The intra rank.
         output: Receives the sums.
         own: Begin and end of the slice that this rank reduces; empty if it reduces none.
-        inter: The ranks that reduce the same slice on the other nodes; ``None`` on a single node.
+        nodes: Sums the slice over all nodes; ``None`` on a single node, or if it is empty.
     """
 
     def __init__(self, pieces: Sequence[Piece], inputs: Sequence[np.ndarray], rank: int,
-                 output: np.ndarray, own: tuple[int, int], inter: MPI.Comm | None) -> None:
+                 output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None) -> None:
         begin, end = own
         others = [*within(pieces, 0, begin), *within(pieces, end, output.size)]
         self._packed = [(inputs[rank][piece.place], piece.array, piece.part) for piece in others]
@@ -49,8 +55,7 @@ class DirectChunk:
              [x[piece.place] for x in inputs[:rank]], [x[piece.place] for x in inputs[rank + 1:]])
             for piece in within(pieces, begin, end)]
         self._unpacked = [(output[piece.place], piece.array, piece.part) for piece in pieces]
-        self._slice = output[begin:end]
-        self._inter = inter if begin < end else None
+        self._nodes = nodes
 
     def pack(self, arrays: list[np.ndarray]) -> None:
         for place, array, part in self._packed:
@@ -59,8 +64,16 @@ class DirectChunk:
     def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         for place, array, part, lower, higher in self._reduced:
             _add([*lower, arrays[array][part], *higher], place)
-        if self._inter is not None:
-            self._inter.Allreduce(MPI.IN_PLACE, self._slice)
+        if self._nodes is not None:
+            self._nodes.start()
+
+    def combine(self, scale: np.generic | None) -> None:
+        if self._nodes is not None:
+            self._nodes.combine(None)
+
+    def finish(self) -> None:
+        if self._nodes is not None:
+            self._nodes.finish()
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if scale is None:
@@ -75,14 +88,14 @@ class PackedChunk:
     """A chunk of many pieces, packed and summed as one; arguments like :class:`DirectChunk`."""
 
     def __init__(self, pieces: Run, inputs: Sequence[np.ndarray], rank: int,
-                 output: np.ndarray, own: tuple[int, int], inter: MPI.Comm | None) -> None:
+                 output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None) -> None:
         begin, end = own
         self._pieces = pieces
         self._packed = inputs[rank][:output.size]
         self._inputs = [x[begin:end] for x in inputs]
         self._slice = output[begin:end]
         self._unpacked = pieces.places(output)
-        self._inter = inter
+        self._nodes = nodes
         self._is_empty = begin == end
 
     def pack(self, arrays: list[np.ndarray]) -> None:
@@ -92,10 +105,18 @@ class PackedChunk:
         if self._is_empty:
             return
         _add(self._inputs, self._slice)
-        if self._inter is not None:
-            self._inter.Allreduce(MPI.IN_PLACE, self._slice)
-        if scale is not None:
+        if self._nodes is not None:
+            self._nodes.start()
+        elif scale is not None:
             np.multiply(self._slice, scale, out=self._slice)
+
+    def combine(self, scale: np.generic | None) -> None:
+        if self._nodes is not None:
+            self._nodes.combine(scale)
+
+    def finish(self) -> None:
+        if self._nodes is not None:
+            self._nodes.finish()
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         for array, place in zip(self._pieces.of(arrays), self._unpacked, strict=True):
@@ -108,18 +129,18 @@ class BroadcastChunk:
     Args:
         pieces: The contents of the chunk.
         output: Receives the data of the leader.
-        is_leader: Whether this rank is the leader.
-        inter: The leaders of all nodes; ``None`` on a single node.
+        is_root: Whether this rank has the data.
+        nodes: On the leader of each node, copies the data from that of the first one; ``None`` on
+            other ranks and on a single node.
     """
 
-    def __init__(self, pieces: Run, output: np.ndarray, is_leader: bool,
-                 inter: MPI.Comm | None) -> None:
+    def __init__(self, pieces: Run, output: np.ndarray, is_root: bool, nodes: NodeExchange | None
+                 ) -> None:
         self._pieces = pieces
         self._output = output
         self._unpacked = pieces.places(output)
-        self._is_leader = is_leader
-        self._is_root = is_leader and (inter is None or inter.rank == 0)
-        self._inter = inter
+        self._is_root = is_root
+        self._nodes = nodes
 
     def pack(self, arrays: list[np.ndarray]) -> None:
         """Does nothing: there is a single source."""
@@ -127,8 +148,16 @@ class BroadcastChunk:
     def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if self._is_root:
             np.concatenate(self._pieces.of(arrays), None, self._output)
-        if self._is_leader and self._inter is not None:
-            self._inter.Bcast(self._output, 0)
+        if self._nodes is not None:
+            self._nodes.start()
+
+    def combine(self, scale: np.generic | None) -> None:
+        if self._nodes is not None:
+            self._nodes.combine(None)
+
+    def finish(self) -> None:
+        if self._nodes is not None:
+            self._nodes.finish()
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if not self._is_root:

@@ -1,0 +1,136 @@
+"""Exchanges slices of chunks between nodes with nonblocking messages.
+
+Each exchange has three stages, some steps apart, so that several chunks are in flight while ranks
+copy and add others: ``start``, ``combine`` and ``finish``.  All ranks call the stages of all chunks
+in the same order.
+"""
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+_PART, _SUM = 1, 2  # tags
+_POLLS = 20  # without yielding
+_YIELDS = 20  # polls after a sched_yield each
+_POLL_INTERVAL = 20e-6  # seconds between later polls
+
+
+class NodeExchange(Protocol):
+    """The three stages of an exchange between nodes, on one rank of each."""
+
+    def start(self) -> None:
+        """Starts sending this node's slice."""
+
+    def combine(self, scale: np.generic | None) -> None:
+        """Waits for the slices of other nodes, and starts sending the result, times ``scale``."""
+
+    def finish(self) -> None:
+        """Waits for the complete result."""
+
+
+class NodeSum:
+    """Sums a slice over all nodes, in the order of the nodes.
+
+    Each node sums one part of the slice: the nodes send it their parts, and it sends them the sum.
+    So a node sends and receives ``2 (n - 1) / n`` of the bytes for any number of nodes n, and all
+    nodes get the same bits.
+
+    Args:
+        inter: One rank of each node.
+        data: The slice of this node, which the sum replaces.
+        received: Memory for the parts of other nodes: one element per node more than the slice.
+        waiting: Waits for requests.
+    """
+
+    def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
+                 waiting: Waiting) -> None:
+        n, me = inter.size, inter.rank
+        borders = [data.size * node // n for node in range(n + 1)]
+        parts = [data[begin:end] for begin, end in itertools.pairwise(borders)]
+        self._own = own = parts[me]
+        size = own.size
+        self._inter = inter
+        self._waiting = waiting
+        # Each node begins with the next one, so that they do not all send to the same one first.
+        others = [(me + shift) % n for shift in range(1, n)]
+        self._parts = [(node, parts[node]) for node in others if parts[node].size]
+        self._received = [(node, received[i * size:(i + 1) * size])
+                          for i, node in enumerate(reversed(others)) if size]
+        by_node = dict(self._received) | {me: own}
+        self._terms = [by_node[node] for node in range(n)] if size else []
+        self._total = by_node[1 if me == 0 else 0] if size else own  # one of the first two terms
+        self._requests: list[MPI.Request] = []
+
+    def start(self) -> None:
+        inter = self._inter
+        self._requests = [inter.Irecv(part, node, _PART) for node, part in self._received]
+        self._requests += [inter.Isend(part, node, _PART) for node, part in self._parts]
+
+    def combine(self, scale: np.generic | None) -> None:
+        self._waiting.wait(self._requests)
+        inter, own = self._inter, self._own
+        self._requests = [inter.Irecv(part, node, _SUM) for node, part in self._parts]
+        if self._terms:
+            first, second, *others = self._terms
+            total = np.add(first, second, self._total)
+            for term in others:
+                np.add(total, term, total)
+            np.multiply(total, 1 if scale is None else scale, own)
+            self._requests += [inter.Isend(own, node, _SUM) for node, _ in self._received]
+
+    def finish(self) -> None:
+        self._waiting.wait(self._requests)
+
+
+class NodeCopy:
+    """Copies data from the first node to all others, along a chain.
+
+    Args:
+        inter: One rank of each node.
+        data: The data; that of the first node replaces the others.
+        waiting: Waits for requests.
+    """
+
+    def __init__(self, inter: MPI.Intracomm, data: np.ndarray, waiting: Waiting) -> None:
+        self._inter = inter
+        self._data = data
+        self._waiting = waiting
+        self._requests: list[MPI.Request] = []
+
+    def start(self) -> None:
+        if self._inter.rank > 0:
+            self._requests = [self._inter.Irecv(self._data, self._inter.rank - 1)]
+
+    def combine(self, scale: np.generic | None) -> None:
+        self._waiting.wait(self._requests)
+        if self._inter.rank < self._inter.size - 1:
+            self._requests = [self._inter.Isend(self._data, self._inter.rank + 1)]
+
+    def finish(self) -> None:
+        self._waiting.wait(self._requests)
+
+
+class Waiting:
+    """Waits for requests: polls briefly, then yields its core, then sleeps between polls.
+
+    Attributes:
+        is_passive: Whether to sleep after every poll, since this process has other work.
+    """
+
+    is_passive = False
+
+    def wait(self, requests: list[MPI.Request]) -> None:
+        """Waits for all requests, and empties the list."""
+        polls = 0
+        while not MPI.Request.Testall(requests):
+            polls += 1
+            if polls > _POLLS + _YIELDS or self.is_passive:
+                time.sleep(_POLL_INTERVAL)
+            elif polls > _POLLS:
+                os.sched_yield()
+        requests.clear()
