@@ -10,7 +10,6 @@ from mpi4py import MPI
 
 from chainermn._collectives.operation import traced
 from chainermn._collectives.tracer import Tracer
-from chainermn._diagnostics import thread_state
 from chainermn._diagnostics.flight_recorder import Calls
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._types import Arrays
@@ -204,6 +203,3 @@ def non_blocking(receives: Receives) -> Steps:
             yield receive.begin(), receive.status
     except StopIteration as end:
         return end.value
-
-
-thread_state.register([Request.wait])

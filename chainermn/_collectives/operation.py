@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.check import ConsistencyCheck
+from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.flight_recorder import Calls
 from chainermn._transport.base import Transport
 from chainermn._transport.mpi import MpiTransport
@@ -21,6 +22,7 @@ def collective(method: _Method) -> _Method:
 
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
+    - The watchdog sees which operation the thread is in.
     - If SystemExit or KeyboardInterrupt interrupts an operation, for example in a signal handler,
       the flight recorder notes it: the other ranks are waiting there.
     - The operation is recorded on the timeline, if there is one.
@@ -33,20 +35,26 @@ def collective_as(name: str) -> Callable[[_Method], _Method]:
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
         def operation(self: Operations, *args: Any, **kwargs: Any) -> Any:
-            calls = self._consistency.calls
-            tracer = self._tracer
-            if tracer is not None and not tracer.is_inside:
-                return tracer.time(name, calls, operation, (self, *args), kwargs)
-            count = calls.count
+            thread = current_operations.local.thread
+            outer = thread.innermost
             try:
-                return method(self, *args, **kwargs)
-            except Exception as error:
-                if calls.count == count:
-                    self.refuse(name, error)
-                raise
-            except BaseException:
-                calls.left = calls.count
-                raise
+                thread.innermost = name, self, outer
+                calls = self._consistency.calls
+                tracer = self._tracer
+                count = calls.count
+                try:
+                    if tracer is None or tracer.is_inside:
+                        return method(self, *args, **kwargs)
+                    return tracer.time(name, calls, method, (self, *args), kwargs)
+                except Exception as error:
+                    if calls.count == count:
+                        self.refuse(name, error)
+                    raise
+                except BaseException:
+                    calls.left = calls.count
+                    raise
+            finally:
+                thread.innermost = outer
 
         return cast(_Method, operation)
 
@@ -63,15 +71,24 @@ class Traced(Protocol):
 
 
 def traced(method: _Method) -> _Method:
-    """Records calls of a method on the timeline, if there is one: messages and requests."""
+    """Makes a method an operation other than a collective: a message or a request.
+
+    The watchdog sees it, and it is recorded on the timeline, if there is one.
+    """
     name = method.__name__
 
     @functools.wraps(method)
     def operation(self: Traced, *args: Any, **kwargs: Any) -> Any:
-        tracer = self._tracer
-        if tracer is None or tracer.is_inside:
-            return method(self, *args, **kwargs)
-        return tracer.time(name, self._traced_calls(), method, (self, *args), kwargs)
+        thread = current_operations.local.thread
+        outer = thread.innermost
+        try:
+            thread.innermost = name, self, outer
+            tracer = self._tracer
+            if tracer is None or tracer.is_inside:
+                return method(self, *args, **kwargs)
+            return tracer.time(name, self._traced_calls(), method, (self, *args), kwargs)
+        finally:
+            thread.innermost = outer
 
     return cast(_Method, operation)
 
@@ -95,6 +112,7 @@ class Operations:
     def size(self) -> int:
         return self._size
 
+    @current_operations.recorded('refuse')
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         self._consistency.refuse(operation, error)
 

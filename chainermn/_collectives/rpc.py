@@ -20,7 +20,7 @@ from chainermn._collectives.nonblocking import largest_tag
 from chainermn._collectives.operation import traced
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._diagnostics import shutdown, thread_state, unusable
+from chainermn._diagnostics import shutdown, unusable
 from chainermn._diagnostics.flight_recorder import Calls, ServiceCalls
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._ranks import ranks_text
@@ -208,6 +208,3 @@ def _pause(since: float) -> None:
     waited = time.perf_counter() - since
     time.sleep(0 if waited < _CONTINUOUS else
                _SHORT_INTERVAL if waited < _FREQUENT else _LONG_INTERVAL)
-
-
-thread_state.register([Service.ask])

@@ -13,6 +13,9 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LAYERS = tuple(f'{PACKAGE}{name}{os.sep}' for name in (
     'communicators', '_collectives', '_gradients', '_transport', '_consistency', '_diagnostics',
     '_tracing'))
+#: The modules with the wrappers of operations.
+WRAPPERS = PACKAGE + os.path.join('_collectives', 'operation.py'), PACKAGE + os.path.join(
+    '_diagnostics', 'current_operations.py')
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
 #: Folders and files whose frames are never a call site. Context managers of ours run in contextlib.
 PACKAGES = PACKAGE, _CHAINER, contextlib.__file__

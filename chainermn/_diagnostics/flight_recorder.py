@@ -74,6 +74,9 @@ class Calls:
             frame = frame.f_back
         self.ring.append(_WithCallSite(record, frame.f_code, frame.f_lasti))
 
+    def flight_records(self) -> tuple[Calls, ...]:
+        return self,
+
     @property
     def key(self) -> Key:
         return type(self).__name__, self.ranks, self.number
@@ -124,6 +127,16 @@ class ServiceCalls(Calls):
     __slots__ = ()
 
 
+class CreationCalls(Calls):
+    """A running create_communicator, which records no calls."""
+
+    __slots__ = ()
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        super().__init__(mpi_comm)
+        creations[self.ranks] += 1
+
+
 class BackgroundCalls(Calls):
     """The calls that wait for a queue of exchanges; the ranks need each other for the exchanges."""
 
@@ -160,11 +173,12 @@ class Call(NamedTuple):
     operation: str
     details: str
     peer: int | None  # of a message; negative for any rank
+    tag: int | None  # of a message; negative for any tag
     call_site: str
 
     @classmethod
     def of(cls, record: Record | _WithCallSite, number: int) -> Call:
-        site, peer = '', None
+        site, peer, tag = '', None, None
         if isinstance(record, _WithCallSite):
             site = record.call_site
             record = record.record
@@ -178,7 +192,7 @@ class Call(NamedTuple):
         else:
             text = str(_signature.unpack(record)) if isinstance(record, bytes) else record
             operation, details = (text, '') if text == _signature.END else text.partition(' ')[::2]
-        return cls(number, operation, details, peer, site)
+        return cls(number, operation, details, peer, tag, site)
 
     @property
     def text(self) -> str:

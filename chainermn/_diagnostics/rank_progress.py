@@ -13,7 +13,14 @@ from typing import NamedTuple, TypeAlias
 from mpi4py import MPI
 
 from chainermn._diagnostics import flight_recorder
-from chainermn._diagnostics.flight_recorder import Calls, Key, MessageCalls, ServiceCalls
+from chainermn._diagnostics.flight_recorder import (
+    Calls,
+    CreationCalls,
+    Key,
+    MessageCalls,
+    ServiceCalls,
+    creations,
+)
 
 #: Operations that block for one message, with the operation of the newest record then.
 _BLOCKING = {'send': 'send', 'send_obj': 'send_obj', 'recv': 'recv', 'recv_obj': 'recv_obj',
@@ -45,7 +52,7 @@ class Progress(NamedTuple):
         everything = flight_recorder.everything()
         messages = [calls for calls in everything if isinstance(calls, MessageCalls)]
         return cls({calls.key: calls.entered for calls in everything},
-                   dict(flight_recorder.creations),
+                   dict(creations),
                    {calls.key: dict(calls.sent) for calls in messages},
                    {calls.key: dict(calls.received) for calls in messages},
                    ending.key if ending is not None else None, has_agreed)
@@ -61,16 +68,13 @@ def awaited(calls: Calls, operation: str, finished: Mapping[int, Progress]) -> s
     """
     if isinstance(calls, ServiceCalls):
         return set()  # finished ranks still answer
+    if isinstance(calls, CreationCalls):
+        return {rank for rank in calls.ranks if rank in finished and
+                finished[rank].creations.get(calls.ranks, 0) < creations[calls.ranks]}
     if operation in _BLOCKING or isinstance(calls, MessageCalls):
         return _awaited_by_message(calls, operation, finished)
     return {rank for rank in calls.ranks if rank in finished
             and finished[rank].entered.get(calls.key, math.inf) < calls.entered}
-
-
-def awaited_creation(ranks: tuple[int, ...], finished: Mapping[int, Progress]) -> set[int]:
-    """Returns the finished ranks without which create_communicator cannot complete."""
-    return {rank for rank in ranks if rank in finished
-            and finished[rank].creations.get(ranks, 0) < flight_recorder.creations[ranks]}
 
 
 def _awaited_by_message(calls: Calls, operation: str, finished: Mapping[int, Progress]) -> set[int]:

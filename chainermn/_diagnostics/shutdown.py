@@ -14,7 +14,13 @@ from typing import Protocol
 from mpi4py import MPI
 
 from chainermn import _signature, global_except_hook
-from chainermn._diagnostics import node_monitor, rank_progress, thread_state, unusable, watchdog
+from chainermn._diagnostics import (
+    current_operations,
+    node_monitor,
+    rank_progress,
+    unusable,
+    watchdog,
+)
 from chainermn._diagnostics.flight_recorder import Calls
 
 
@@ -87,6 +93,8 @@ def remove_callback(callback: Callable[[], None]) -> None:
         _callbacks.remove(callback)
 
 
+# A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
+@current_operations.recorded(_signature.END)
 def _end() -> None:
     global _has_ended
     if _has_ended or os.getpid() != _process or MPI.Is_finalized():
@@ -128,7 +136,3 @@ def _agree() -> None:
             return
         finally:
             rank_progress.ending = None
-
-
-# A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
-thread_state.register([_end], _signature.END)

@@ -1,43 +1,21 @@
-"""The state of each thread of this rank: its current operation, read from its stack."""
+"""The state of each thread of this rank: its current operation and its call site."""
 from __future__ import annotations
 
-import contextlib
-import inspect
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import NamedTuple
 
 from mpi4py import MPI
 
-from chainermn._diagnostics import call_site, flight_recorder, rank_progress
-from chainermn._diagnostics.flight_recorder import Call, Calls
+from chainermn._diagnostics import call_site, current_operations, flight_recorder, rank_progress
+from chainermn._diagnostics.current_operations import Operation
+from chainermn._diagnostics.flight_recorder import Call, Calls, Key
 from chainermn._diagnostics.rank_progress import Progress
 from chainermn._signature import END
-
-#: The code of functions that may wait for other ranks, with the name of the operation.
-_registered: dict[CodeType, str] = {}
-
-
-def register(functions: Iterable[Callable[..., object]], operation: str = '') -> None:
-    """Registers functions that may wait for other ranks.
-
-    If they are methods, their class has a method ``flight_records()``, which returns
-    :class:`Calls`.
-    """
-    for function in functions:
-        code = getattr(inspect.unwrap(function), '__code__', None)
-        if isinstance(code, CodeType):
-            _registered[code] = operation or code.co_name
-
-
-def register_class(kind: type) -> None:
-    """Registers the public methods of a class."""
-    for base in kind.__mro__:
-        register(value for name, value in vars(base).items() if not name.startswith('_'))
 
 
 class ThreadState(NamedTuple):
@@ -45,7 +23,8 @@ class ThreadState(NamedTuple):
 
     operation: str  # the current one, or ''
     call: Call | None  # the current one, or else the newest one of this rank
-    of: str  # the communicator; '' for the first one of all ranks
+    communicator: Key | None  # of the current operation
+    of: str  # the same in words; '' for the first one of all ranks
     peers: tuple[int, ...]  # ranks that it waits for
     call_site: str  # in the program, outside of this package and Chainer
     thread: str  # '' for the main thread
@@ -68,33 +47,30 @@ class ThreadState(NamedTuple):
 class Snapshot:
     """A snapshot of a thread.  Short-lived: it keeps the locals of the thread alive."""
 
-    def __init__(self, innermost: FrameType, operations: Sequence[FrameType], thread: str) -> None:
+    def __init__(self, innermost: FrameType, operations: Sequence[Operation], thread: str) -> None:
         self._innermost, self._operations, self._thread = innermost, operations, thread
-        self._operation = operations[-1] if operations else None
-        self._calls = () if self._operation is None else _calls_of(self._operation)
+        # The one that the program called.
+        self._name, self._calls = operations[-1] if operations else Operation('', ())
 
     @property
     def progress(self) -> tuple[object, ...]:
         """Changes when a thread makes progress in an operation; empty outside of operations."""
-        if self._operation is None:
+        if not self._operations:
             return ()
-        return self._operation.f_code, *(
-            (calls, calls.count) for frame in self._operations for calls in _calls_of(frame))
+        return self._name, *((calls, calls.count)
+                             for operation in self._operations for calls in operation.calls)
 
     @property
     def is_finished(self) -> bool:
         """Whether the thread is in the shutdown."""
-        return self._operation is not None and _registered[self._operation.f_code] == END
+        return self._name == END
 
     def awaited(self, finished: Mapping[int, Progress]) -> set[int]:
         """Returns the finished ranks of COMM_WORLD for which this thread waits in vain."""
         found: set[int] = set()
-        for frame in self._operations:
-            for calls in _calls_of(frame):
-                found |= rank_progress.awaited(calls, _registered[frame.f_code], finished)
-            if (mpi_comm := _creation_from(frame)) is not None:
-                found |= rank_progress.awaited_creation(
-                    flight_recorder.world_ranks(mpi_comm), finished)
+        for operation in self._operations:
+            for calls in operation.calls:
+                found |= rank_progress.awaited(calls, operation.name, finished)
         return found
 
     @property
@@ -104,25 +80,25 @@ class Snapshot:
 
     @property
     def state(self) -> ThreadState:
-        if self._operation is None:
+        if not self._operations:
             newest = [calls.newest for calls in flight_recorder.everything()]
-            return ThreadState('', next(filter(None, newest), None), '', (),
+            return ThreadState('', next(filter(None, newest), None), None, '', (),
                                _call_site(self._innermost), self._thread)
-        name = _registered[self._operation.f_code]
-        site = _call_site(self._operation.f_back or self._operation)
+        site = _call_site(_caller(self._innermost))
         for calls in self._calls:
             call = calls.newest
-            if call is not None and name in (call.operation, END):
+            if call is not None and self._name in (call.operation, END):
                 peers = calls.ranks
                 if call.peer is not None and call.peer >= 0:
                     peers = peers[call.peer],
-                return ThreadState(name, call, _of(calls), peers, site, self._thread)
+                return ThreadState(
+                    self._name, call, calls.key, _of(calls), peers, site, self._thread)
         # It records no call of this name: it calls other operations, or is create_communicator.
-        records = self._calls
-        if (mpi_comm := _creation_from(self._operation)) is not None:
-            records = Calls(mpi_comm),
-        of, peers = (_of(records[0]), records[0].ranks) if records else ('', ())
-        return ThreadState(name, None, of, peers, site, self._thread)
+        key, of, peers = None, '', ()
+        if self._calls:
+            calls = self._calls[0]
+            key, of, peers = calls.key, _of(calls), calls.ranks
+        return ThreadState(self._name, None, key, of, peers, site, self._thread)
 
 
 def snapshots() -> dict[int, Snapshot]:
@@ -131,7 +107,7 @@ def snapshots() -> dict[int, Snapshot]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = {}
     for ident, innermost in sys._current_frames().items():
-        operations = [frame for frame in _outwards(innermost) if frame.f_code in _registered]
+        operations = current_operations.of_thread(ident)
         if (operations or ident == main) and ident != threading.get_ident():
             name = '' if ident == main else names.get(ident, '?')
             found[ident] = Snapshot(innermost, operations, name)
@@ -151,18 +127,12 @@ def _of(calls: Calls) -> str:
     return '' if is_first else f'the {calls.name}' if calls.number == 1 else calls.name
 
 
-def _calls_of(operation: FrameType) -> tuple[Calls, ...]:
-    with contextlib.suppress(Exception):  # it may be finalized by now, or be no method
-        owner = operation.f_locals[operation.f_code.co_varnames[0]]
-        return tuple(owner.flight_records())
-    return ()
-
-
-def _creation_from(frame: FrameType) -> MPI.Intracomm | None:
-    """Returns the argument of create_communicator, if that is the operation."""
-    mpi_comm = frame.f_locals.get('mpi_comm')
-    is_creation = _registered[frame.f_code] == 'create_communicator'
-    return mpi_comm if is_creation and isinstance(mpi_comm, MPI.Intracomm) else None
+def _caller(innermost: FrameType) -> FrameType:
+    """Returns the frame that called the outermost operation of a thread."""
+    wrappers = [frame for frame in _outwards(innermost)
+                if frame.f_code.co_filename in call_site.WRAPPERS]
+    outermost = wrappers[-1] if wrappers else innermost
+    return outermost.f_back or outermost
 
 
 def _call_site(frame: FrameType) -> str:

@@ -13,10 +13,7 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from chainermn import _forked
-from chainermn._diagnostics import call_site
-
-#: The wrapper of each operation, a function called ``operation``.
-_WRAPPERS = call_site.PACKAGE + os.path.join('_collectives', 'operation.py')
+from chainermn._diagnostics import call_site, current_operations
 
 _SHUT_DOWN = (
     'the communicators of this rank were shut down at the end of the program, so it cannot reach '
@@ -86,13 +83,12 @@ def _make_all_unusable(reason: str) -> None:
 
 
 def _operation() -> str:
-    """Returns the name of the operation that the program called."""
+    """Returns the name of the operation, or of another method, that the program called."""
+    if name := current_operations.outermost():
+        return name
     frame: FrameType | None = sys._getframe(2)
-    name = ''
     while frame is not None and frame.f_code.co_filename.startswith(call_site.LAYERS):
-        code = frame.f_code
-        is_wrapper = code.co_filename == _WRAPPERS and code.co_name == 'operation'
-        name = frame.f_locals['method'].__name__ if is_wrapper else code.co_name
+        name = frame.f_code.co_name
         frame = frame.f_back
     return name
 

@@ -21,7 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn import _signature
-from chainermn._diagnostics import shutdown, thread_state, unusable
+from chainermn._diagnostics import current_operations, shutdown, unusable
 from chainermn._diagnostics.flight_recorder import BackgroundCalls, Calls
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import Codec
@@ -134,6 +134,7 @@ class MeanQueue:
             self._thread.start()
         return results
 
+    @current_operations.recorded('wait')
     def wait(self) -> None:
         """Waits until everything submitted is averaged.
 
@@ -272,6 +273,3 @@ def _computed_on(arrays: Iterable[Array]) -> Callable[[], AbstractContextManager
             cupy.cuda.get_current_stream().synchronize()
 
     return entered
-
-
-thread_state.register([MeanQueue.wait])

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Unpack
 
+    from chainermn._consistency import mismatch
+    from chainermn._diagnostics.flight_recorder import CreationCalls
     from chainermn._types import Object
     from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
@@ -100,10 +102,10 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
             '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
     from chainermn._consistency import mismatch
-    from chainermn._diagnostics import flight_recorder, shutdown, thread_state, unusable, watchdog
+    from chainermn._diagnostics import current_operations, unusable, watchdog
+    from chainermn._diagnostics.flight_recorder import CreationCalls
 
     unusable.check('create_communicator')
-    thread_state.register([create_communicator])
     watchdog.get().start()
     failure = None
     if mpi_comm is None:
@@ -112,17 +114,34 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         failure = mismatch.RemoteError.of('create_communicator', TypeError(
             f'mpi_comm must be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
         mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
-    flight_recorder.creations[flight_recorder.world_ranks(mpi_comm)] += 1
+    create = current_operations.recorded('create_communicator')(_create)
+    return create(CreationCalls(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
+
+
+def _create(creation: CreationCalls, name: CommunicatorName, mpi_comm: MPI.Intracomm,
+            options: _Options, failure: mismatch.RemoteError | None) -> CommunicatorBase:
+    """Create a communicator, or raise the same error on all ranks.
+
+    Args:
+        creation: The flight record of this operation.
+        name: The name.
+        mpi_comm: The ranks.
+        options: Options of :func:`create_communicator`.
+        failure: An error of this rank.
+    """
+    from chainermn._consistency import mismatch
+    from chainermn._diagnostics import shutdown
+
     # This starts a process, which takes a while: the imports below run beside it.
     shutdown.add_group(mpi_comm)
-    communicator_class, config = None, cast('dict[str, object]', kwargs)
+    communicator_class, config = None, cast('dict[str, object]', options)
     try:
-        communicator_class = _find_class(communicator_name)
+        communicator_class = _find_class(name)
         config = _checked_config(communicator_class, config)
     except Exception as error:
         failure = failure or mismatch.RemoteError.of('create_communicator', error)
-    call = f'create_communicator({communicator_name!r}' + ''.join(
-        f', {name}={value!r}' for name, value in sorted(config.items())) + ')'
+    call = f'create_communicator({name!r}' + ''.join(
+        f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
     responses = mpi_comm.allgather((call, failure))
     calls, failures = [call for call, _ in responses], [failure for _, failure in responses]
     if any(failures):
@@ -131,8 +150,8 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         raise mismatch.calls_differ_error('create_communicator', calls)
     assert communicator_class is not None
     communicator = communicator_class(mpi_comm=mpi_comm)
-    for name, value in config.items():
-        communicator.set_config(name, value)
+    for item, value in config.items():
+        communicator.set_config(item, value)
     return communicator
 
 
@@ -140,7 +159,7 @@ def _find_class(name: str) -> type[MpiCommunicatorBase]:
     """Return the class of that name, after checking its requirements."""
     if name in _RENAMED:
         warnings.warn(f'the communicator {name!r} is deprecated; use {_RENAMED[name]!r}',
-                      DeprecationWarning, stacklevel=3)
+                      DeprecationWarning, stacklevel=5)  # the caller of create_communicator
         name = _RENAMED[name]
     for known, (module, class_name) in _CLASSES.items():
         if name == known:

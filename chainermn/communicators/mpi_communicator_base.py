@@ -18,7 +18,7 @@ from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
 from chainermn._consistency.check import ConsistencyCheck
-from chainermn._diagnostics import flight_recorder, shutdown, thread_state, unusable, watchdog
+from chainermn._diagnostics import flight_recorder, shutdown, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import Calls
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._signature import pack
@@ -58,7 +58,6 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
-        thread_state.register_class(type(self))
         shutdown.add_group(mpi_comm)
         lifetime.free_unreferenced(mpi_comm, flight_recorder.world_ranks(mpi_comm))
         signatures, self._arrays = lifetime.duplicates(mpi_comm)
