@@ -10,6 +10,7 @@ from mpi4py import MPI
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.check import ConsistencyCheck
 from chainermn._diagnostics import current_operations
+from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import Calls
 from chainermn._transport.base import Transport
 from chainermn._transport.mpi import MpiTransport
@@ -34,8 +35,9 @@ def collective_as(name: str) -> Callable[[_Method], _Method]:
     """Like :func:`collective`, under a name that differs from the method's."""
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
-        def operation(self: Operations, *args: Any, **kwargs: Any) -> Any:
-            thread = current_operations.local.thread
+        def operation(*args: Any, **kwargs: Any) -> Any:
+            self: Operations = args[0]  # passing on `args` as it is is faster
+            thread = local.thread
             outer = thread.innermost
             try:
                 thread.innermost = name, self, outer
@@ -44,8 +46,8 @@ def collective_as(name: str) -> Callable[[_Method], _Method]:
                 count = calls.count
                 try:
                     if tracer is None or tracer.is_inside:
-                        return method(self, *args, **kwargs)
-                    return tracer.time(name, calls, method, (self, *args), kwargs)
+                        return method(*args, **kwargs) if kwargs else method(*args)
+                    return tracer.time(name, calls, method, args, kwargs)
                 except Exception as error:
                     if calls.count == count:
                         self.refuse(name, error)
@@ -78,15 +80,16 @@ def traced(method: _Method) -> _Method:
     name = method.__name__
 
     @functools.wraps(method)
-    def operation(self: Traced, *args: Any, **kwargs: Any) -> Any:
-        thread = current_operations.local.thread
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        self: Traced = args[0]
+        thread = local.thread
         outer = thread.innermost
         try:
             thread.innermost = name, self, outer
             tracer = self._tracer
             if tracer is None or tracer.is_inside:
-                return method(self, *args, **kwargs)
-            return tracer.time(name, self._traced_calls(), method, (self, *args), kwargs)
+                return method(*args, **kwargs) if kwargs else method(*args)
+            return tracer.time(name, self._traced_calls(), method, args, kwargs)
         finally:
             thread.innermost = outer
 
