@@ -1,4 +1,4 @@
-"""Atomic files: a file is on the disk completely, or the one before is still there."""
+"""Atomic files: a file is complete, or the one before is still there."""
 from __future__ import annotations
 
 import contextlib
@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 
 @contextlib.contextmanager
-def open_atomic(path: str) -> Iterator[BinaryIO]:
-    """Opens a temporary file that replaces ``path`` once it is on the disk.
+def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
+    """Opens a temporary file that replaces ``path`` once it is complete.
 
     The temporary file is in the same folder, and only its owner can read it.  The complete file
     gets the permissions of any new file (the umask).  A process that is killed before leaves the
@@ -18,6 +18,7 @@ def open_atomic(path: str) -> Iterator[BinaryIO]:
 
     Args:
         path: Path of the file; its folder must exist.
+        sync: Whether the file is on the disk first, so that it survives a crash of the node.
 
     Yields:
         The temporary file.
@@ -35,13 +36,15 @@ def open_atomic(path: str) -> Iterator[BinaryIO]:
             file.flush()
             with contextlib.suppress(OSError):  # a file system without permissions
                 os.fchmod(descriptor, 0o666 & ~_umask())
-            os.fsync(descriptor)
+            if sync:
+                os.fsync(descriptor)
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.remove(part)
         raise
-    _sync_folder(folder)
+    if sync:
+        _sync_folder(folder)
 
 
 def temporary_name(name: str) -> str:

@@ -42,6 +42,7 @@ from types import TracebackType
 from typing import NoReturn, TypeAlias
 
 from chainermn import _environment, _exit_status, _streams
+from chainermn._atomic_file import open_atomic
 from chainermn._exit_status import in_8_bits, status_of
 
 _VARIABLES = _environment.FORCE_ABORT
@@ -234,10 +235,9 @@ def _write_to_run_folder(text: str) -> None:
     folder = _environment.text(_environment.RUN_FOLDER)
     if folder:
         with contextlib.suppress(OSError):  # the folder does not exist on other nodes
-            path = f'{folder}/{time.time_ns()}-{os.getpid()}'
-            with open(f'{path}.part', 'w') as file:
-                file.write(text)
-            os.rename(f'{path}.part', f'{path}.txt')
+            path = f'{folder}/{time.time_ns()}-{os.getpid()}.txt'
+            with open_atomic(path, sync=False) as file:
+                file.write(text.encode(errors='replace'))
 
 
 def _abort(reason: str, status: int = 1, details: str = '',

@@ -54,6 +54,17 @@ def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path):
     assert (tmp_path / 'file').read_bytes() == b'new' and not os.path.islink(tmp_path / 'file')
 
 
+@ALONE
+@pytest.mark.parametrize('sync', [True, False])
+def test_a_file_goes_to_the_disk_only_on_request(tmp_path, monkeypatch, sync):
+    synced = []
+    monkeypatch.setattr(os, 'fsync', synced.append)
+    with _atomic_file.open_atomic(str(tmp_path / 'file'), sync=sync) as file:
+        file.write(b'new')
+    assert len(synced) == (2 if sync else 0)
+    assert (tmp_path / 'file').read_bytes() == b'new'
+
+
 def test_removing_what_is_not_there(tmp_path):
     write(tmp_path / 'file')
     for _ in range(2):

@@ -25,9 +25,9 @@ LAYERS = [
     {'_consistency'},
     {'_diagnostics'},
     {'_tracing'},
-    {'nccl', 'global_except_hook', '_atomic_file', '_delegate', '_forked', '_mpiexec', '_ranks',
+    {'nccl', 'global_except_hook', '_delegate', '_forked', '_mpiexec', '_ranks',
      '_signature', '_version'},
-    {'_environment', '_exit_status', '_streams', '_types'},
+    {'_atomic_file', '_environment', '_exit_status', '_streams', '_types'},
 ]
 LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import os
 import pickle
 import struct
 
+from chainermn._atomic_file import open_atomic
 from chainermn._types import Object
 
 _ALIGNMENT = 64  # bytes, as in NumPy
@@ -35,12 +35,11 @@ def save(path: str, obj: Object) -> None:
         parts = [memoryview(stream), *(buffer.raw() for buffer in buffers)]
     except Exception as error:  # pickling can run arbitrary code
         raise TypeError(f'cannot be pickled: {type(error).__name__}: {error}') from error
-    with open(f'{path}.part', 'wb') as file:
+    with open_atomic(path, sync=False) as file:
         file.write(struct.pack(f'{len(parts) + 1}q', len(parts), *(part.nbytes for part in parts)))
         for part in parts:
             file.write(bytes(-file.tell() % _ALIGNMENT))
             file.write(part)
-    os.rename(f'{path}.part', path)
 
 
 def load(path: str) -> Object:
