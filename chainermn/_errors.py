@@ -3,18 +3,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NoReturn, Protocol
 
-from chainermn.communicators.communicator_base import CommunicatorBase
+
+class Refuser(Protocol):
+    """A communicator, or another object with its ``refuse``."""
+
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
+        """Raises an error on all ranks."""
 
 
 @contextlib.contextmanager
-def raise_on_all_ranks(comm: CommunicatorBase, operation: str) -> Iterator[None]:
+def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
     """Raises an error of the block on all ranks: on the others in their next collective operation.
 
     The block must not call a collective operation.
 
     Args:
-        comm: ChainerMN communicator.
+        comm: ChainerMN communicator, or the backend of a KVStore.
         operation: Name of the operation, for the error.
 
     Raises:

@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NoReturn, TypeVar
 
 import chainer
 import numpy as np
 
+from chainermn._errors import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.kvstore._server import Server, sum_arrays
 from chainermn.kvstore._sharding import (
@@ -71,16 +71,8 @@ class Backend(abc.ABC):
         return sum_arrays([chainer.cuda.to_cpu(x) for x in arrays])
 
     @abc.abstractmethod
-    def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
         """Raises an error on all ranks that take part in an operation of the store."""
-
-    @contextlib.contextmanager
-    def errors_on_all(self, operation: str) -> Iterator[None]:
-        """Raises errors of the block with :meth:`raise_on_all`."""
-        try:
-            yield
-        except Exception as error:
-            self.raise_on_all(operation, error)
 
     @abc.abstractmethod
     def check_same(self, operation: str, arguments: str) -> None:
@@ -141,7 +133,7 @@ class LocalBackend(Backend):
                     target.send(compressed), x.size, x.dtype).reshape(x.shape))
         return sum_arrays(received)
 
-    def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
         raise error
 
     def check_same(self, operation: str, arguments: str) -> None:
@@ -180,7 +172,7 @@ class _DistBackend(Backend):
         self.server.add_keys(layouts, shards)
         self._comm.barrier()  # no server gets a request before it knows the keys
 
-    def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
         self._comm.refuse(f'KVStore.{operation}', error)
 
     def check_same(self, operation: str, arguments: str) -> None:
@@ -209,7 +201,7 @@ class DistSyncBackend(_DistBackend):
     def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
         entries = shard_values(layouts, values, self.size, self.server.compressor)
         received = self._exchange('push', layouts, [encode(one) for one in entries.values()])
-        with self.errors_on_all('push'):  # of the updater
+        with raise_on_all_ranks(self, 'push'):  # of the updater
             for entries_of_key in zip(*map(decode, received), strict=True):
                 self.server.apply(entries_of_key)
 
@@ -281,10 +273,10 @@ class DistAsyncBackend(_DistBackend):
             self.server.apply([entry])
         return []
 
-    def raise_on_all(self, operation: str, error: Exception) -> NoReturn:
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
         if operation in ('push', 'pull', 'row_sparse_pull'):
             raise error
-        super().raise_on_all(operation, error)
+        super().refuse(operation, error)
 
     def close(self) -> None:
         self._service.close()

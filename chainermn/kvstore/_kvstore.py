@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, overload
 import chainer
 import numpy as np
 
+from chainermn._errors import raise_on_all_ranks
 from chainermn.communicators import compression
 from chainermn.kvstore import _arguments, _optimizer_updater
 from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Values
@@ -74,7 +75,7 @@ class KVStore:
             ValueError: If a key is already initialized, or the ranks differ.
             TypeError: If a key or a value has a wrong type.
         """
-        with self._backend.errors_on_all('init'):
+        with raise_on_all_ranks(self._backend, 'init'):
             layouts, values = self._new_layouts(key, value)
         self._backend.check_same('init', ', '.join(map(str, layouts)))
         self._backend.init(layouts, values)
@@ -102,7 +103,7 @@ class KVStore:
             TypeError: If a value has not the key's dtype, or an argument has a wrong type.
             Exception: Any error of the updater.
         """
-        with self._backend.errors_on_all('push'):
+        with raise_on_all_ranks(self._backend, 'push'):
             layouts = self._find_layouts(key)
             of_keys = _arguments.check_values(key, value)
             for layout, values in zip(layouts, of_keys, strict=True):
@@ -146,7 +147,7 @@ class KVStore:
             ValueError: If a key is not initialized, or an output has not the key's shape.
             TypeError: If an output has not the key's dtype, or an argument has a wrong type.
         """
-        with self._backend.errors_on_all('pull'):
+        with raise_on_all_ranks(self._backend, 'pull'):
             layouts = self._find_layouts(key)
             outs = [[] for _ in layouts] if out is None else \
                 _arguments.check_lists(key, out, 'out')
@@ -204,7 +205,7 @@ class KVStore:
             ValueError: If a key is not initialized or not row-sparse, or a row is out of range.
             TypeError: If an argument has a wrong type.
         """
-        with self._backend.errors_on_all('row_sparse_pull'):
+        with raise_on_all_ranks(self._backend, 'row_sparse_pull'):
             layouts = self._find_layouts(key)
             outs = None if out is None else _arguments.check_lists(key, out, 'out')
             for n, layout in enumerate(layouts):
@@ -243,7 +244,7 @@ class KVStore:
             ValueError: If the ranks made different calls.
         """
         if not callable(updater):
-            self._backend.raise_on_all('set_updater', TypeError(
+            self._backend.refuse('set_updater', TypeError(
                 f'updater must be callable, not {updater!r}'))
         self._backend.check_same('set_updater', '')
         self._backend.server.set_updater(updater)
@@ -271,7 +272,7 @@ class KVStore:
             ValueError: If a hook needs all parameters at once, if the optimizer cannot update
                 shards and there are some already, or if the ranks differ.
         """
-        with self._backend.errors_on_all('set_optimizer'):
+        with raise_on_all_ranks(self._backend, 'set_optimizer'):
             updater = OptimizerUpdater(optimizer, rescale_grad)
             split = [layout for layout in self._layouts.values() if layout.is_split]
             if split and not updater.is_elementwise:
@@ -303,7 +304,7 @@ class KVStore:
             TypeError: If ``compression_params`` is not a dict, or the threshold not a number.
             ValueError: If the type or a parameter is unknown or out of range, or the ranks differ.
         """
-        with self._backend.errors_on_all('set_gradient_compression'):
+        with raise_on_all_ranks(self._backend, 'set_gradient_compression'):
             if not isinstance(compression_params, dict):
                 raise TypeError('compression_params must be a dict such as '
                                 f"{{'type': '2bit', 'threshold': 0.5}}, not {compression_params!r}")
@@ -335,11 +336,11 @@ class KVStore:
             RuntimeError: If no optimizer is set.
             OSError: If rank 0 cannot write the file.
         """
-        with self._backend.errors_on_all('save_optimizer_states'):
+        with raise_on_all_ranks(self._backend, 'save_optimizer_states'):
             optimizer = self._optimizer('save')
         by_server = self._backend.gather(self._backend.server.optimizer_states())
         if by_server is not None:
-            with self._backend.errors_on_all('save_optimizer_states'):
+            with raise_on_all_ranks(self._backend, 'save_optimizer_states'):
                 states = {}
                 for layout in self._layouts.values():
                     shards = {server: found[layout.key_id] for server, found in enumerate(by_server)
@@ -368,7 +369,7 @@ class KVStore:
             OSError: If rank 0 cannot read the file.
         """
         found = None
-        with self._backend.errors_on_all('load_optimizer_states'):
+        with raise_on_all_ranks(self._backend, 'load_optimizer_states'):
             optimizer = self._optimizer('load')
             if self.rank == 0:
                 found = _optimizer_updater.read_states(fname)

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import chainer
 
 from chainermn._delegate import Delegate
+from chainermn._errors import raise_on_all_ranks
 from chainermn.kvstore._kvstore import KVStore
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]
@@ -59,7 +60,7 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         raise TypeError('create_kvstore_optimizer needs a KVStore as its second argument, not '
                         f'{kvstore!r}. Make one with chainermn.kvstore.create().')
     is_async = kvstore.type == 'dist_async'
-    with kvstore._backend.errors_on_all('create_kvstore_optimizer'):
+    with raise_on_all_ranks(kvstore._backend, 'create_kvstore_optimizer'):
         if not isinstance(actual_optimizer, chainer.optimizer.GradientMethod):
             raise TypeError('create_kvstore_optimizer needs a chainer.optimizer.GradientMethod as '
                             f'its first argument, not {actual_optimizer!r}.')
@@ -98,7 +99,7 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
             ValueError: If the store already has the parameters of a model.
         """
         if self._initialized:
-            self.kvstore._backend.raise_on_all('setup', ValueError(
+            self.kvstore._backend.refuse('setup', ValueError(
                 'the store already has the parameters of another model; create another store'))
         self.actual_optimizer.setup(link)
         return self
@@ -198,11 +199,11 @@ class _StoreUpdate(_KVStoreOptimizer):
             if rule is not None and (
                     set(vars(rule.hyperparam)) - {'_parent'} or rule._hookable._pre_update_hooks
                     or rule._hookable._post_update_hooks):
-                self.kvstore._backend.raise_on_all('update', ValueError(
+                self.kvstore._backend.refuse('update', ValueError(
                     f'parameter {path} has its own hyperparameters or hooks, which the store does '
                     'not know; update on the workers (update_on_kvstore=False, in dist_sync)'))
         if self.actual_optimizer._loss_scaling_is_dynamic:
-            self.kvstore._backend.raise_on_all('update', ValueError(
+            self.kvstore._backend.refuse('update', ValueError(
                 'dynamic loss scaling needs all gradients at once; update on the workers '
                 '(update_on_kvstore=False, in dist_sync)'))
 
