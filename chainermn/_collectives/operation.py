@@ -53,7 +53,7 @@ def collective_as(name: str) -> Callable[[_Method], _Method]:
                         self.refuse(name, error)
                     raise
                 except BaseException:
-                    calls.left = calls.count
+                    calls.left_at = calls.count
                     raise
             finally:
                 thread.innermost = outer

@@ -35,8 +35,8 @@ class ConsistencyCheck:
         self.enabled = _environment.flag(_environment.AGREE, default=True)
         #: Whether :meth:`same` exchanges anything.
         self.is_active = self.enabled and mpi_comm.size > 1
-        #: Whether the last mismatch showed that a rank has reached the end of the program.
-        self.is_over = False
+        #: Whether the last mismatch showed that ranks have reached the end of the program.
+        self.has_finished_ranks = False
         #: Called once all ranks are known to have reached the end of the program.
         self.on_shutdown: Callable[[], None] = lambda: None
         #: Text that errors add to each call of this rank, before its call site.
@@ -145,7 +145,8 @@ class ConsistencyCheck:
                       details: Mapping[str, str] | None = None, operation: str = '',
                       error: Exception | None = None) -> NoReturn:
         """Exchanges details and raises the same error on all ranks."""
-        self.is_over = any(signature.operation == _signature.END for signature in signatures)
+        self.has_finished_ranks = any(
+            signature.operation == _signature.END for signature in signatures)
         failure = mismatch.RemoteError.of(operation, error) if error is not None else None
         responses = self.mpi_comm.allgather((failure, details, self.note + call_site.describe()))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))

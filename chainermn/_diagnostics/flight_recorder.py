@@ -50,7 +50,7 @@ class Calls:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', 'count', 'left', 'number', 'ranks', 'record', 'ring', 'timeout')
+    __slots__ = ('__weakref__', 'count', 'left_at', 'number', 'ranks', 'record', 'ring', 'timeout')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
@@ -61,7 +61,7 @@ class Calls:
         self.timeout: float | None = None
         self.count = 0
         #: The count when this rank left an incomplete operation.
-        self.left = 0
+        self.left_at = 0
         self.ring: collections.deque[Record | _WithCallSite] = collections.deque(maxlen=LENGTH)
         self.record: Callable[[Record], None] = self.ring.append
         if _environment.text(_environment.TIMEOUT) or _environment.flag(_environment.DEBUG):

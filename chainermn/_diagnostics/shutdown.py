@@ -29,7 +29,7 @@ class Check(Protocol):
 
     calls: Calls
     is_active: bool  # whether it exchanges anything
-    is_over: bool  # whether a rank has finished
+    has_finished_ranks: bool  # whether its last mismatch showed finished ranks
     on_shutdown: Callable[[], None]
 
     def same(self, signature: bytes) -> bool:
@@ -104,7 +104,7 @@ def _end() -> None:
         if not global_except_hook.is_failing():
             for check in _checks:
                 calls = check.calls
-                if 0 < calls.left == calls.count:  # it has entered no operation since
+                if 0 < calls.left_at == calls.count:  # it has entered no operation since
                     left = calls.newest.text if calls.newest else ''
                     global_except_hook.abort_job(
                         'it left an incomplete operation, and reached the end of the program',
@@ -121,7 +121,7 @@ def _end() -> None:
 
 
 def _agree() -> None:
-    if any(check.is_over for check in _checks):
+    if any(check.has_finished_ranks for check in _checks):
         return  # another rank has finished, and waits for this one in MPI_Finalize
     for check in _checks:
         if not check.is_active:
