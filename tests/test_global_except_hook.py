@@ -1,4 +1,4 @@
-"""One process that fails ends the job, says which one it is, and nobody hangs."""
+"""A rank that fails reports itself and aborts the job, so that no rank hangs."""
 
 import os
 import re
@@ -67,7 +67,7 @@ FAILURES = {
 @pytest.mark.sample(10)
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('code, why, text', FAILURES.values(), ids=FAILURES.keys())
-def test_a_failing_rank_ends_the_job(tmp_path, code, why, text, started):
+def test_a_failing_rank_aborts_the_job(tmp_path, code, why, text, started):
     body = "chainermn.create_communicator('naive')\n" if started else ''
     body += f'if RANK == 1:\n{textwrap.indent(textwrap.dedent(code), "    ")}\n' + WAIT
     status, output = run(tmp_path, body)
@@ -78,7 +78,7 @@ def test_a_failing_rank_ends_the_job(tmp_path, code, why, text, started):
     assert 'went on' not in output
 
 
-def test_the_status_of_sys_exit_is_that_of_the_job(tmp_path):
+def test_the_job_exits_with_the_status_of_sys_exit(tmp_path):
     status, _ = run(tmp_path, "chainermn.create_communicator('naive')\nsys.exit(3 * RANK)\n")
     assert status == 3
 
@@ -92,7 +92,7 @@ ZEROS = ['sys.exit(256)', 'raise SystemExit(-512)', 'os._exit(256)', 'exit(2 ** 
 @pytest.mark.parametrize('ranks, condition', [
     (0, 'True'), (1, 'True'), (2, 'RANK == 1'), (2, 'True')],
     ids=['without mpiexec', 'one rank', 'one of two', 'both'])
-def test_a_status_other_than_0_is_not_0_for_the_system(tmp_path, code, ranks, condition):
+def test_a_nonzero_status_stays_nonzero_in_8_bits(tmp_path, code, ranks, condition):
     status, output = run(tmp_path, f'''
         comm = chainermn.create_communicator('naive')
         if {condition}:
@@ -107,7 +107,7 @@ def test_a_status_other_than_0_is_not_0_for_the_system(tmp_path, code, ranks, co
 
 
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
-def test_os_exit_takes_what_it_always_took(tmp_path, started):
+def test_os_exit_accepts_the_same_arguments(tmp_path, started):
     body = "chainermn.create_communicator('naive')\n" if started else ''
     status, output = run(tmp_path, body + '''
 for wrong, kind in ((2 ** 31, OverflowError), ('3', TypeError)):
@@ -155,7 +155,7 @@ HOOKS = {
 @pytest.mark.sample(9)
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('install, shown', HOOKS.values(), ids=HOOKS.keys())
-def test_a_hook_that_is_installed_later_is_called_as_well(tmp_path, install, shown, started):
+def test_an_excepthook_installed_later_is_called_too(tmp_path, install, shown, started):
     for module in ('rich', 'IPython'):
         if module in install:
             pytest.importorskip(module)
@@ -178,7 +178,7 @@ THREAD_HOOK = "threading.excepthook = lambda args: print('mine:', args.exc_value
 
 
 @pytest.mark.parametrize('when', ['before it is made', 'while it runs', 'calls the one before'])
-def test_a_hook_of_threads_that_is_installed_later_is_called_as_well(tmp_path, when):
+def test_a_threading_excepthook_installed_later_is_called_too(tmp_path, when):
     hook = THREAD_HOOK if when != 'calls the one before' else '''
 before = threading.excepthook
 def hook(args):
@@ -207,7 +207,7 @@ threading.Event().wait()
     assert ('Exception in thread loader' in output) == (when == 'calls the one before')
 
 
-def test_a_thread_that_was_started_before_the_import_is_watched_too(tmp_path):
+def test_an_error_in_a_thread_started_before_the_import_aborts_the_job(tmp_path):
     (tmp_path / 'early.py').write_text('''
 import threading
 go = threading.Event()
@@ -253,7 +253,7 @@ NO_STDERR = {
 @pytest.mark.sample(4)
 @pytest.mark.parametrize('remove', ['sys.stderr = None', 'sys.stderr.close()'])
 @pytest.mark.parametrize('code, why, text', NO_STDERR.values(), ids=NO_STDERR.keys())
-def test_without_sys_stderr_messages_arrive_as_well(tmp_path, remove, code, why, text):
+def test_failures_are_reported_without_sys_stderr(tmp_path, remove, code, why, text):
     status, output = run(tmp_path, f'''
 comm = chainermn.create_communicator('naive')
 {remove}
@@ -308,7 +308,7 @@ if RANK == 1:
 
 
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
-def test_what_is_no_failure_of_a_rank_does_not_end_the_job(tmp_path, started):
+def test_other_exits_do_not_abort_the_job(tmp_path, started):
     body = "chainermn.create_communicator('naive')\n" if started else ''
     status, output = run(tmp_path, body + HARMLESS + WAIT + 'sys.exit(0)\n')
     assert 'aborts the job' not in output
@@ -319,7 +319,7 @@ def test_what_is_no_failure_of_a_rank_does_not_end_the_job(tmp_path, started):
 
 
 @pytest.mark.parametrize('ranks', [0, 1], ids=['without mpiexec', 'one rank'])
-def test_a_lone_process_fails_as_usual(tmp_path, ranks):
+def test_a_single_process_fails_like_any_program(tmp_path, ranks):
     status, output = run(tmp_path, '''
         chainermn.create_communicator('naive')
         raise ValueError('no such luck')
@@ -329,7 +329,7 @@ def test_a_lone_process_fails_as_usual(tmp_path, ranks):
     assert output.rstrip().endswith('ValueError: no such luck')
 
 
-def test_a_lone_process_keeps_its_exit_status(tmp_path):
+def test_a_single_process_keeps_its_exit_status(tmp_path):
     assert run(tmp_path, 'sys.exit(7)', 0) == (7, '')
     assert run(tmp_path, "sys.exit('why')", 0) == (1, 'why\n')
     assert run(tmp_path, 'sys.exit()', 0) == (0, '')
@@ -337,7 +337,7 @@ def test_a_lone_process_keeps_its_exit_status(tmp_path):
 
 
 @pytest.mark.parametrize('how', ['call', *VARIABLES])
-def test_when_forced_a_lone_process_aborts_too(tmp_path, how):
+def test_a_single_process_aborts_if_forced(tmp_path, how):
     code = '''
         chainermn.create_communicator('naive')
         raise ValueError('no such luck')
@@ -355,7 +355,7 @@ def test_when_forced_a_lone_process_aborts_too(tmp_path, how):
 
 
 @pytest.mark.parametrize('variable', VARIABLES)
-def test_can_be_switched_off(tmp_path, variable):
+def test_an_environment_variable_disables_it(tmp_path, variable):
     status, output = run(tmp_path, '''
         assert sys.excepthook is sys.__excepthook__
         assert threading.excepthook is threading.__excepthook__
@@ -364,7 +364,7 @@ def test_can_be_switched_off(tmp_path, variable):
     assert (status, output) == (0, '')
 
 
-def test_a_second_call_warns_and_changes_nothing(tmp_path):
+def test_a_second_add_hook_only_warns(tmp_path):
     status, output = run(tmp_path, '''
         import warnings
         chainermn.global_except_hook.add_hook()
@@ -379,7 +379,7 @@ def test_a_second_call_warns_and_changes_nothing(tmp_path):
     assert (status, output) == (0, '')
 
 
-def test_the_hook_that_was_there_before_is_called(tmp_path):
+def test_an_earlier_excepthook_is_called(tmp_path):
     script = tmp_path / 'before.py'
     script.write_text('import sys\nsys.excepthook = lambda *args: print("mine:", args[1])\n'
                       'import script\n')

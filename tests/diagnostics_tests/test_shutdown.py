@@ -37,7 +37,7 @@ def run(tmp_path, body, ranks=2, **env):
 @pytest.mark.parametrize('name, env', [
     *((name, {}) for name in ENDS_EARLY),
     ('loops of different lengths', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})])
-def test_the_others_learn_of_it(tmp_path, name, env):
+def test_the_other_ranks_raise_an_error(tmp_path, name, env):
     done = run(tmp_path, ENDS_EARLY[name], **env)
     assert done.returncode != 0 and 'atexit' not in done.stdout
     if name in ('exit of the builtins', 'raise SystemExit'):
@@ -46,7 +46,7 @@ def test_the_others_learn_of_it(tmp_path, name, env):
         assert 'end of the program' in done.stdout and 'loops of different lengths' in done.stdout
 
 
-def test_a_refused_argument_is_told_by_the_rank_that_was_refused(tmp_path):
+def test_an_invalid_argument_is_reported_by_its_rank(tmp_path):
     done = run(tmp_path, 'if comm.rank == 0: comm.allreduce("text")')
     assert done.returncode != 0 and 'atexit' not in done.stdout
     assert 'TypeError: allreduce failed on rank 0' in done.stdout
@@ -61,7 +61,7 @@ def test_a_refused_argument_is_told_by_the_rank_that_was_refused(tmp_path):
     ('from mpi4py import MPI; MPI.Finalize()', '1'),
     ('import time; time.sleep(comm.rank)', '1'),
 ])
-def test_an_ordinary_end(tmp_path, body, agree):
+def test_a_normal_exit_prints_nothing(tmp_path, body, agree):
     done = run(tmp_path, body, ranks=3, CHAINERMN_AGREE=agree)
     assert (done.returncode, done.stdout) == (0, '')
 
@@ -85,7 +85,7 @@ if comm.rank == 1:
 """
 
 
-def test_messages_without_a_counterpart_are_named(tmp_path):
+def test_messages_without_a_counterpart_are_reported(tmp_path):
     done = run(tmp_path, UNMATCHED)
     lines = (START + UNMATCHED).splitlines()
     called = {text: f', called at script.py:{n}' for n, line in enumerate(lines, 1)
@@ -120,6 +120,6 @@ END
     ('import time; time.sleep(.3 * comm.rank); comm.waitall(received)', '1'),
     ('import time; time.sleep(.3 * comm.rank); comm.waitall(received)', '0'),
     ('import atexit; atexit.register(comm.waitall, received)', '1')])
-def test_nothing_is_said_of_messages_that_were_received(tmp_path, end, agree):
+def test_received_messages_are_not_reported(tmp_path, end, agree):
     done = run(tmp_path, MATCHED.replace('END', end), ranks=3, CHAINERMN_AGREE=agree)
     assert (done.returncode, done.stdout) == (0, '')

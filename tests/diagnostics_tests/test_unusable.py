@@ -1,4 +1,4 @@
-"""After the end of the program, and in a forked child, every operation raises at once."""
+"""After the end of the program, and in a forked child, every operation raises an error at once."""
 
 import inspect
 import json
@@ -176,7 +176,7 @@ def check(done, ranks, why):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 @pytest.mark.parametrize('env', [{}, {'CHAINERMN_AGREE': '0'}], ids=['agree', 'do not agree'])
-def test_after_the_end_of_the_program(tmp_path, ranks, env):
+def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks, env):
     done = run(tmp_path, AT_THE_END, ranks, **env)
     check(done, ranks, 'the communicators of this rank were shut down at the end of the program')
 
@@ -184,12 +184,12 @@ def test_after_the_end_of_the_program(tmp_path, ranks, env):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 @pytest.mark.parametrize('name', ['naive', 'flat'])
-def test_in_a_forked_child(tmp_path, ranks, name):
+def test_operations_raise_in_a_forked_child(tmp_path, ranks, name):
     done = run(tmp_path, IN_A_CHILD, ranks, name)
     check(done, ranks, 'was forked from the rank in process ')
 
 
-def test_with_a_timeline(tmp_path):
+def test_operations_raise_in_a_forked_child_with_a_timeline(tmp_path):
     done = run(tmp_path, IN_A_CHILD, 2, CHAINERMN_TIMELINE=str(tmp_path / 'timeline.json'))
     check(done, 2, 'was forked from the rank in process ')
 
@@ -219,14 +219,14 @@ if comm.rank == 0:
 '''
 
 
-def test_an_error_in_atexit_ends_the_job(tmp_path):
+def test_an_error_in_atexit_aborts_the_job(tmp_path):
     done = run(tmp_path, LATE, 2, 'atexit')
     assert done.returncode != 0
     assert 'uncaught RuntimeError in a function of atexit' in done.stdout
     assert 'RuntimeError: allreduce_obj: the communicators of this rank were shut d' in done.stdout
 
 
-def test_an_error_in_a_finalizer_is_shown(tmp_path):
+def test_an_error_in_a_finalizer_is_printed(tmp_path):
     """One rank alone: before, it waited for the others forever."""
     done = run(tmp_path, LATE, 2, '__del__')
     assert done.returncode == 0
@@ -250,7 +250,7 @@ comm.barrier()
 '''
 
 
-def test_a_rank_that_fails_does_not_wait_for_others_in_atexit(tmp_path):
+def test_a_failed_rank_waits_for_no_others_in_atexit(tmp_path):
     done = run(tmp_path, FAILS, 2)
     assert done.returncode == 5
     assert 'RuntimeError: barrier: the communicators of this rank were shut down' in done.stdout
@@ -283,7 +283,7 @@ unusable.shut_down = shut_down
 '''
 
 
-def test_a_daemon_thread_that_comes_too_late_does_not_end_the_job(tmp_path):
+def test_a_late_daemon_thread_does_not_abort_the_job(tmp_path):
     done = run(tmp_path, DAEMON, 2)
     assert done.returncode == 0, done.stdout
     assert 'Exception in thread heart' in done.stdout

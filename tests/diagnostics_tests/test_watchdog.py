@@ -1,4 +1,4 @@
-"""A rank that hangs is named, by the rank or by another one, and the job ends."""
+"""A hang aborts the job with a report that shows the state of each rank."""
 
 import concurrent.futures
 import os
@@ -139,7 +139,7 @@ JOBS = {
 
 @starts
 @pytest.mark.parametrize('name', HANGS)
-def test_a_hang(runs, name):
+def test_a_hang_is_reported(runs, name):
     status, output = runs[name].result()
     assert status != 0
     for text in [*HANGS[name][1], 'the timeout is 3 s', 'Last operations:\n', 'Stacks of rank',
@@ -154,7 +154,7 @@ def test_a_hang(runs, name):
 
 @starts
 @pytest.mark.parametrize('name', ENDED)
-def test_who_waits_for_a_rank_that_has_ended(runs, name):
+def test_waiting_for_a_finished_rank_is_reported_without_a_timeout(runs, name):
     status, output = runs[name].result()
     assert status != 0
     assert 'waits for rank 1, at the end of the program\n  rank 0 is in ' in output
@@ -162,14 +162,14 @@ def test_who_waits_for_a_rank_that_has_ended(runs, name):
 
 
 @starts
-def test_without_agreement_too(runs):
+def test_waiting_for_a_finished_rank_is_reported_without_consistency_checks(runs):
     status, output = runs['without check'].result()
     assert status != 0
     assert 'rank 0 waits for ranks 1-2, at the end of the program' in output
 
 
 @starts
-def test_before_there_is_a_communicator_a_rank_knows_of_itself(runs):
+def test_before_the_first_communicator_each_rank_reports_only_itself(runs):
     status, output = runs['no communicator'].result()
     assert status != 0
     assert 'rank 0 is in create_communicator, called at script.py:16 (for ' in output
@@ -178,7 +178,7 @@ def test_before_there_is_a_communicator_a_rank_knows_of_itself(runs):
 
 
 @starts
-def test_an_error_of_the_thread(runs):
+def test_the_watchdog_stops_only_after_several_errors(runs):
     status, output = runs['an error of the thread'].result()
     assert status != 0 and 'RuntimeError' not in output
     assert 'rank 1 is not in an operation: it is at script.py:11 in load()' in output
@@ -188,40 +188,40 @@ def test_an_error_of_the_thread(runs):
 
 
 @starts
-def test_a_variable_that_is_no_limit_is_named(runs):
+def test_an_invalid_timeout_in_the_environment_is_an_error(runs):
     status, output = runs['no number'].result()
     assert status != 0
     assert "CHAINERMN_TIMEOUT has to be a number of seconds, 0 for none, not '1 h'" in output
 
 
 @starts
-def test_the_limit_of_a_communicator_and_of_its_parts(runs):
+def test_split_communicators_have_the_same_timeout(runs):
     status, output = runs['limit of a part'].result()
     assert status != 0 and 'the timeout is 1 s' in output
 
 
 @starts
 @pytest.mark.parametrize('name', ['no limit', 'slow'])
-def test_who_is_slow_does_not_hang(runs, name):
+def test_slow_ranks_are_not_reported(runs, name):
     status, output = runs[name].result()
     assert (status, output.count('went on'), 'chainermn' in output) == (0, 2, False)
 
 
 @pytest.mark.parametrize('value', [-1, float('nan'), float('inf'), 'soon'])
-def test_an_invalid_timeout(value, same_error):
+def test_an_invalid_timeout_raises_a_value_error(value, same_error):
     error = same_error(lambda: chainermn.create_communicator('naive', timeout=value))
     assert isinstance(error, ValueError)
     assert 'a timeout has to be a number of seconds' in str(error)
 
 
-def test_a_limit_of_another_type(same_error):
+def test_a_timeout_of_another_type_raises_a_type_error(same_error):
     for value in (True, [3]):
         error = same_error(lambda value=value: chainermn.create_communicator(
             'naive', timeout=value))
         assert type(error) is TypeError
 
 
-def test_a_limit_is_configuration():
+def test_the_timeout_is_a_configuration_item():
     comm = chainermn.create_communicator('naive', timeout=500)
     assert comm.get_config('timeout') == comm.timeout == 500
     comm.set_config('timeout', None)
@@ -233,7 +233,7 @@ def test_a_limit_is_configuration():
     comm.finalize()
 
 
-def test_one_watchdog_thread(comm):
+def test_all_communicators_share_one_watchdog(comm):
     dog = watchdog.get()
     assert dog is watchdog.get()
     assert (dog._thread is not None) == (comm.size > 1)
@@ -249,7 +249,7 @@ def test_the_default_timeout_is_documented():
 
 @pytest.mark.parametrize('limit, said', [
     (1., 'timeout is 1 s'), (0., ''), (3., ''), (None, 'timeout is 1.5 s')])
-def test_exchanges_on_a_device_have_the_limit_of_their_communicator(monkeypatch, limit, said):
+def test_exchanges_on_a_device_have_the_timeout_of_their_communicator(monkeypatch, limit, said):
     class Exchanges:
         def __init__(self):
             self.timeout = limit
