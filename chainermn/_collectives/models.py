@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from mpi4py import MPI
 
-from chainermn import _signature
+from chainermn import _signature, _streams
 from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import collective, collective_as
 from chainermn._consistency import debug_checks
@@ -19,6 +19,8 @@ from chainermn._signature import pack
 from chainermn._transport import topology
 from chainermn._transport.base import Compressor, Transport
 from chainermn._types import Array, Model
+
+_has_hinted = False
 
 
 class ModelOperations(ObjectOperations):
@@ -115,6 +117,8 @@ class ModelOperations(ObjectOperations):
         compressor = None if compression is None else _stateful(compression)
         gradients = ParameterList.of_model(model, 'grad', zero_fill)
         layout = gradients.layout(self._transport.allows_mixed_devices)
+        if compressor is not None:
+            self._hint_at_single_host()
         if compressor is not None or self._transport.needs_device:
             layout = self._layout(gradients, True, compressor)
         if debug_checks.is_on() and self._transport.averages:
@@ -125,6 +129,15 @@ class ModelOperations(ObjectOperations):
             pack('multi_node_mean_grad', number=layout.digest, update=self._consistency.update),
             layout.described)
         return gradients, compressor
+
+    def _hint_at_single_host(self) -> None:
+        """Prints once that compression takes time but saves none, if all ranks are on one host."""
+        global _has_hinted
+        if self._rank == 0 and self._size > 1 and not _has_hinted and (
+                self._topology.inter_size == 1):
+            _has_hinted = True
+            _streams.write('chainermn: compression makes exchanges slower on a single host. It '
+                           'pays off if the network between hosts is the bottleneck.\n')
 
     def _layout(self, arrays: ParameterList, for_mean: bool, compressor: Compressor | None = None
                 ) -> Layout:

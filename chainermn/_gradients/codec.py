@@ -24,7 +24,7 @@ class Codec:
     def __init__(self, compressor: Compressor, paths: Sequence[str],
                  check: Callable[[Callable[[], dict[str, str]]], None] | None = None) -> None:
         self.compressor = compressor
-        self._name = f'{_signature.digest(list(paths)):x}'
+        self.name = f'{_signature.digest(list(paths)):x}'
         self._check = check
 
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
@@ -38,7 +38,7 @@ class Codec:
 
         def details() -> dict[str, str]:
             for n, buffer in enumerate(buffers):
-                encoded.append(self._encoded(buffer, f'{self._name}.{n}'))
+                encoded.append(self._encoded(buffer, f'{self.name}.{n}'))
             return {f'encoded {n}': f'{x.dtype} {x.shape}' for n, x in enumerate(encoded)}
 
         if self._check is None:

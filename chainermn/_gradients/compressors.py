@@ -9,12 +9,11 @@ from typing import ClassVar
 import chainer
 import numpy as np
 
+from chainermn._gradients import half_precision
+from chainermn._gradients.half_precision import CHUNK
 from chainermn._types import Array, Serializer
 
 _FLOAT32 = np.finfo(np.float32)
-
-#: Number of values per step, which fit into the cache of a CPU; a multiple of 16.
-_CHUNK = 1 << 15
 
 __all__ = ['Bf16', 'Fp16', 'TwoBit', 'describe', 'get']
 
@@ -73,15 +72,22 @@ class Fp16:
     elementwise: ClassVar[bool] = True
     #: The dtype of the encoded elements.
     encoded_dtype: ClassVar[str] = 'float16'
+    encoded_type: ClassVar[str] = 'float16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
         """Rounds to the nearest float16."""
         with np.errstate(over='ignore'):
-            return x.astype(np.float16)
+            return half_precision.to_float16(x) if _is_float32(x) else x.astype(np.float16)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Casts back, without rounding."""
+        if type(encoded) is np.ndarray and dtype == np.float32:
+            return half_precision.to_float32(encoded)
         return encoded.astype(dtype)
+
+    def encoded_length(self, size: int) -> int:
+        """Returns ``size``."""
+        return size
 
     def __repr__(self) -> str:
         return 'fp16'
@@ -95,9 +101,12 @@ class Bf16:
 
     elementwise: ClassVar[bool] = True
     encoded_dtype: ClassVar[str] = 'bfloat16'
+    encoded_type: ClassVar[str] = 'uint16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
         """Rounds to the nearest bfloat16; a NaN stays one."""
+        if _is_float32(x):
+            return half_precision.to_bfloat16(x)
         xp = chainer.backend.get_array_module(x)
         with np.errstate(over='ignore'):
             x = xp.ascontiguousarray(x, np.float32)
@@ -117,6 +126,10 @@ class Bf16:
         bits <<= np.uint32(16)
         with np.errstate(over='ignore'):
             return bits.view(np.float32).astype(dtype, copy=False)
+
+    def encoded_length(self, size: int) -> int:
+        """Returns ``size``."""
+        return size
 
     def __repr__(self) -> str:
         return 'bf16'
@@ -140,6 +153,8 @@ class TwoBit:
     Args:
         threshold: Positive number.
     """
+
+    encoded_type: ClassVar[str] = 'uint32'
 
     threshold: float
     #: By key; of the length and on the device of the gradients; float64 for float64, else float32.
@@ -169,8 +184,8 @@ class TwoBit:
         elif not isinstance(residual, xp.ndarray):  # the model has moved
             residual = chainer.backend.get_device_from_array(x).send(residual)
         self.residuals[key] = residual
-        encoded = xp.empty(-(-x.size // 16), np.uint32)
-        chunk = _CHUNK if xp is np else max(x.size, 1)
+        encoded = xp.empty(self.encoded_length(x.size), np.uint32)
+        chunk = CHUNK if xp is np else max(x.size, 1)
         for start in range(0, x.size, chunk):
             end = start + chunk
             codes = self._quantize(x[start:end], residual[start:end])
@@ -181,15 +196,21 @@ class TwoBit:
         """Returns the code of each value, and updates the residual."""
         xp = chainer.backend.get_array_module(x)
         value = residual + x
-        finite = xp.isfinite(value)
-        above, below = value >= self.threshold, value <= -self.threshold
-        value -= (above.view(np.int8) - below.view(np.int8)) * residual.dtype.type(self.threshold)
-        xp.copyto(residual, value, where=finite)
-        codes = below.view(np.uint8)
-        codes <<= np.uint8(1)
-        codes |= above.view(np.uint8)
-        codes |= (~finite).view(np.uint8) * np.uint8(3)
-        return codes
+        above = (value >= self.threshold).view(np.int8)
+        below = (value <= -self.threshold).view(np.int8)
+        sent = (above - below).astype(residual.dtype)
+        sent *= residual.dtype.type(self.threshold)
+        codes = above + below
+        codes += below
+        with np.errstate(over='ignore', invalid='ignore'):
+            is_finite = xp is np and np.isfinite(value.sum())  # so all of them are
+        if is_finite:
+            np.subtract(value, sent, out=residual)
+        else:
+            finite = xp.isfinite(value)
+            xp.copyto(residual, value - sent, where=finite)
+            codes |= (~finite).view(np.int8) * np.int8(3)
+        return codes.view(np.uint8)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Returns ``threshold``, ``-threshold``, 0 or NaN for each value."""
@@ -198,6 +219,10 @@ class TwoBit:
             values = np.array([0, self.threshold, -self.threshold, np.nan]).astype(dtype)
         of_byte = xp.asarray(values[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3])
         return of_byte.take(encoded.view(np.uint8), axis=0).reshape(-1)[:size]
+
+    def encoded_length(self, size: int) -> int:
+        """Returns the number of elements that hold 16 values each."""
+        return -(-size // 16)
 
     def reset(self) -> None:
         """Drops all residuals."""
@@ -233,10 +258,13 @@ def _packed(codes: Array) -> Array:
     """Packs codes of two bits, four per byte, padded to a multiple of four bytes."""
     if missing := -codes.size % 16:
         codes = chainer.backend.get_array_module(codes).pad(codes, (0, missing))
-    fours = codes.view(np.uint32)  # moves four codes into the lowest byte
-    fours |= fours >> np.uint32(6)
-    fours |= fours >> np.uint32(12)
-    return fours.astype(np.uint8)
+    # Moves each of four codes to its place in the highest byte.
+    fours = codes.view(np.uint32) * np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)
+    return fours.view(np.uint8)[3::4]
+
+
+def _is_float32(x: Array) -> bool:
+    return type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous
 
 
 def _is_compressor(compression: Array) -> bool:

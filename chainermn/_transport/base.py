@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from mpi4py import MPI
@@ -40,10 +40,23 @@ class Compressor(Protocol):
         """Decodes a flat array of ``size`` elements of a dtype."""
 
 
+@runtime_checkable
+class SlicedCompressor(Compressor, Protocol):
+    """A compressor that any part of an array may be encoded with, whose lengths are known."""
+
+    #: The dtype of encoded arrays.
+    encoded_type: ClassVar[str]
+
+    def encoded_length(self, size: int) -> int:
+        """Returns the length of the encoded array of ``size`` values, in at most their memory."""
+
+
 class Codec(Protocol):
     """A compressor for the arrays of one exchange."""
 
     compressor: Compressor
+    #: Identifies the state of the compressor for these arrays.
+    name: str
 
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
         """Compresses flat arrays; the ranks get arrays of equal dtypes and lengths."""

@@ -16,6 +16,9 @@ independently of the others.  Then means are compressed too, and the bytes per r
 the number of ranks.  ``encoded_dtype = 'float16'`` or ``'bfloat16'`` declares that NCCL can add
 encoded arrays.
 
+With ``encoded_type``, the dtype of encoded arrays, and a method ``encoded_length(size)``, ``flat``
+averages the gradients of each host first, and encodes only parts that it sends to other hosts.
+
 The ranks compare the ``repr`` of their compressors (the class name by default), so it should show
 the parameters.
 """

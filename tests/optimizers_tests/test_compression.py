@@ -48,6 +48,14 @@ def test_ranks_keep_equal_weights(comm, kind):
     assert all(theirs == bits[0] for theirs in bits)
 
 
+def test_hint_on_a_single_host_is_printed_once(comm, monkeypatch, capfd):
+    monkeypatch.setattr('chainermn._collectives.models._has_hinted', False)
+    optimizer, _ = make(comm, 'fp16')
+    train(comm, optimizer, range(3))
+    printed = capfd.readouterr().err.count('compression makes exchanges slower on a single host')
+    assert printed == (comm.rank == 0 and comm.size > 1)
+
+
 @pytest.mark.parametrize('kind', ['fp16', 'bf16'])
 def test_rounding_changes_little(comm, kind):
     results = []

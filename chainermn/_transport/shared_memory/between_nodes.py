@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from mpi4py import MPI
 
-_PART, _SUM = 1, 2  # tags
+PART, SUM = 1, 2  # tags of messages
 _POLLS = 20  # without yielding
 _YIELDS = 20  # polls after a sched_yield each
 _POLL_INTERVAL = 20e-6  # seconds between later polls
@@ -23,14 +23,25 @@ _POLL_INTERVAL = 20e-6  # seconds between later polls
 class NodeExchange(Protocol):
     """The three stages of an exchange between nodes, on one rank of each."""
 
-    def start(self) -> None:
-        """Starts sending this node's slice."""
+    def start(self, scale: np.generic | None) -> None:
+        """Starts to send this node's slice, and to receive those of others."""
 
     def combine(self, scale: np.generic | None) -> None:
-        """Waits for the slices of other nodes, and starts sending the result, times ``scale``."""
+        """Waits for the slices of other nodes, and starts to send the result, times ``scale``."""
 
     def finish(self) -> None:
         """Waits for the complete result."""
+
+
+def split(inter: MPI.Intracomm, data: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
+    """Splits a slice into a part per node; returns the parts, and the other nodes.
+
+    Each node begins with the next one, so that they do not all send to the same one first.
+    """
+    n = inter.size
+    borders = [data.size * node // n for node in range(n + 1)]
+    parts = [data[begin:end] for begin, end in itertools.pairwise(borders)]
+    return parts, [(inter.rank + shift) % n for shift in range(1, n)]
 
 
 class NodeSum:
@@ -50,38 +61,35 @@ class NodeSum:
     def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
                  waiting: Waiting) -> None:
         n, me = inter.size, inter.rank
-        borders = [data.size * node // n for node in range(n + 1)]
-        parts = [data[begin:end] for begin, end in itertools.pairwise(borders)]
+        parts, others = split(inter, data)
         self._own = own = parts[me]
         size = own.size
         self._inter = inter
         self._waiting = waiting
-        # Each node begins with the next one, so that they do not all send to the same one first.
-        others = [(me + shift) % n for shift in range(1, n)]
         self._parts = [(node, parts[node]) for node in others if parts[node].size]
         self._received = [(node, received[i * size:(i + 1) * size])
-                          for i, node in enumerate(reversed(others)) if size]
+                          for i, node in enumerate(others) if size]
         by_node = dict(self._received) | {me: own}
         self._terms = [by_node[node] for node in range(n)] if size else []
         self._total = by_node[1 if me == 0 else 0] if size else own  # one of the first two terms
         self._requests: list[MPI.Request] = []
 
-    def start(self) -> None:
+    def start(self, scale: np.generic | None) -> None:
         inter = self._inter
-        self._requests = [inter.Irecv(part, node, _PART) for node, part in self._received]
-        self._requests += [inter.Isend(part, node, _PART) for node, part in self._parts]
+        self._requests = [inter.Irecv(part, node, PART) for node, part in self._received]
+        self._requests += [inter.Isend(part, node, PART) for node, part in self._parts]
 
     def combine(self, scale: np.generic | None) -> None:
         self._waiting.wait(self._requests)
         inter, own = self._inter, self._own
-        self._requests = [inter.Irecv(part, node, _SUM) for node, part in self._parts]
+        self._requests = [inter.Irecv(part, node, SUM) for node, part in self._parts]
         if self._terms:
             first, second, *others = self._terms
             total = np.add(first, second, self._total)
             for term in others:
                 np.add(total, term, total)
             np.multiply(total, 1 if scale is None else scale, own)
-            self._requests += [inter.Isend(own, node, _SUM) for node, _ in self._received]
+            self._requests += [inter.Isend(own, node, SUM) for node, _ in self._received]
 
     def finish(self) -> None:
         self._waiting.wait(self._requests)
@@ -102,7 +110,7 @@ class NodeCopy:
         self._waiting = waiting
         self._requests: list[MPI.Request] = []
 
-    def start(self) -> None:
+    def start(self, scale: np.generic | None) -> None:
         if self._inter.rank > 0:
             self._requests = [self._inter.Irecv(self._data, self._inter.rank - 1)]
 

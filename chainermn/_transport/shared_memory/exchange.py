@@ -33,9 +33,16 @@ from mpi4py import MPI
 from chainermn._ranks import group_ranks, ranks_text
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
+from chainermn._transport.base import SlicedCompressor
 from chainermn._transport.shared_memory import chunking
-from chainermn._transport.shared_memory.between_nodes import NodeCopy, NodeSum, Waiting
+from chainermn._transport.shared_memory.between_nodes import (
+    NodeCopy,
+    NodeExchange,
+    NodeSum,
+    Waiting,
+)
 from chainermn._transport.shared_memory.chunking import Piece, Run
+from chainermn._transport.shared_memory.encoded_node_sum import EncodedNodeSum, Encoding
 from chainermn._transport.shared_memory.stages import (
     BroadcastChunk,
     Chunk,
@@ -124,7 +131,9 @@ class SharedMemory:
         reduces = intra.rank < slices
         self._inter: MPI.Intracomm | None = None
         self._in_flight = 0
+        self._size = mpi_comm.size
         self._waiting = Waiting()
+        self._encoding = Encoding()
         if topology.inter_size > 1:
             self._in_flight = IN_FLIGHT
             inter = mpi_comm.Split(intra.rank if reduces else MPI.UNDEFINED, topology.inter_rank)
@@ -160,7 +169,11 @@ class SharedMemory:
         Raises:
             RuntimeError: If another rank of the node failed or ended during the exchange.
         """
-        plan = self._plan(self._summed, arrays)
+        self._reduce(self._summed, arrays, results, scale)
+
+    def _reduce(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray],
+                results: Sequence[np.ndarray] | None, scale: float | None) -> None:
+        plan = self._plan(make, arrays)
         factor = None if scale is None else plan.dtype.type(scale)
         is_in_place = results is None or results is arrays
         with _flat(arrays if results is None else results, plan.flat) as targets:
@@ -172,6 +185,21 @@ class SharedMemory:
             # Infinities and NaNs pass silently, as in a sum by MPI.
             with np.errstate(all='ignore'):
                 self._run(plan.chunks, sources, targets, factor)
+
+    def mean_encoded(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None,
+                     compressor: SlicedCompressor, name: str) -> None:
+        """Averages arrays over all ranks; only encoded arrays are sent between nodes.
+
+        Collective: every rank calls it.
+
+        Args:
+            arrays: Like those of :meth:`sum`.
+            results: Arrays for the means; by default ``arrays``.
+            compressor: Encodes flat arrays.
+            name: The name of its state for these arrays.
+        """
+        self._encoding.compressor, self._encoding.name = compressor, name
+        self._reduce(self._encoded, arrays, results, 1 / self._size)
 
     def bcast(self, arrays: Sequence[np.ndarray]) -> None:
         """Copies the arrays of rank 0 into those of all ranks.  Collective: every rank calls it.
@@ -244,34 +272,47 @@ class SharedMemory:
                 del self._plans[next(iter(self._plans))]  # the oldest
             dtype = array_buffers.summed_in(arrays[0].dtype)
             flat: set[int] = set()
-            chunks = [make(pieces, arrays.shapes, number % self._slots, dtype, flat)
+            chunks = [make(pieces, arrays.shapes, number, dtype, flat)
                       for number, pieces in enumerate(chunking.cut(
                           [*map(math.prod, arrays.shapes)], self._chunk // dtype.itemsize))]
             plan = self._plans[key] = _Plan(chunks, sorted(flat), dtype)
         return plan
 
-    def _summed(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], slot: int,
-                dtype: np.dtype, flat: set[int]) -> Chunk:
+    def _summed(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
+                dtype: np.dtype, flat: set[int], is_encoded: bool = False) -> Chunk:
         """Creates a chunk; adds the indices of arrays that must be flat to ``flat``."""
-        length = pieces[-1].end
+        views = self._views(pieces, number, dtype, is_encoded)
+        if len(pieces) <= FEW:
+            flat.update(piece.array for piece in pieces)
+            return DirectChunk(pieces, *views, is_encoded)
+        run = Run(pieces, shapes)
+        flat.update(run.flat)
+        return PackedChunk(run, *views)
+
+    def _encoded(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
+                 dtype: np.dtype, flat: set[int]) -> Chunk:
+        return self._summed(pieces, shapes, number, dtype, flat, is_encoded=True)
+
+    def _views(self, pieces: list[Piece], number: int, dtype: np.dtype, is_encoded: bool
+               ) -> tuple[list[np.ndarray], int, np.ndarray, tuple[int, int], NodeExchange | None]:
+        """The arguments of a chunk after its pieces."""
+        length, slot = pieces[-1].end, number % self._slots
         output = self._slot(self._output, slot, dtype)[:length]
         inputs = [self._slot(segment, slot, dtype)[:length] for segment in self._inputs]
-        own, nodes = (length, length), None
+        own: tuple[int, int] = length, length
+        nodes: NodeExchange | None = None
         if self._intra.rank < self._slices:
             own = begin, end = chunking.slices(length, self._slices)[self._intra.rank]
             if self._inter is not None and begin < end:
-                nodes = NodeSum(self._inter, output[begin:end], self._received[slot].view(dtype),
-                                self._waiting)
-        if len(pieces) <= FEW:
-            flat.update(piece.array for piece in pieces)
-            return DirectChunk(pieces, inputs, self._intra.rank, output, own, nodes)
-        run = Run(pieces, shapes)
-        flat.update(run.flat)
-        return PackedChunk(run, inputs, self._intra.rank, output, own, nodes)
+                data, received = output[begin:end], self._received[slot].view(dtype)
+                nodes = EncodedNodeSum(
+                    self._inter, data, received, self._waiting, self._encoding, number
+                ) if is_encoded else NodeSum(self._inter, data, received, self._waiting)
+        return inputs, self._intra.rank, output, own, nodes
 
-    def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], slot: int,
+    def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
                 dtype: np.dtype, flat: set[int]) -> Chunk:
-        output = self._slot(self._output, slot, dtype)[:pieces[-1].end]
+        output = self._slot(self._output, number % self._slots, dtype)[:pieces[-1].end]
         is_leader = self._intra.rank == 0
         nodes = None
         if self._inter is not None and is_leader:

@@ -43,10 +43,13 @@ class DirectChunk:
         output: Receives the sums.
         own: Begin and end of the slice that this rank reduces; empty if it reduces none.
         nodes: Sums the slice over all nodes; ``None`` on a single node, or if it is empty.
+        is_encoded: Whether nodes send encoded data, which must be scaled first.  Otherwise, it is
+            faster to scale in ``unpack``.
     """
 
     def __init__(self, pieces: Sequence[Piece], inputs: Sequence[np.ndarray], rank: int,
-                 output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None) -> None:
+                 output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None,
+                 is_encoded: bool = False) -> None:
         begin, end = own
         others = [*within(pieces, 0, begin), *within(pieces, end, output.size)]
         self._packed = [(inputs[rank][piece.place], piece.array, piece.part) for piece in others]
@@ -56,6 +59,7 @@ class DirectChunk:
             for piece in within(pieces, begin, end)]
         self._unpacked = [(output[piece.place], piece.array, piece.part) for piece in pieces]
         self._nodes = nodes
+        self._is_encoded = is_encoded
 
     def pack(self, arrays: list[np.ndarray]) -> None:
         for place, array, part in self._packed:
@@ -65,18 +69,18 @@ class DirectChunk:
         for place, array, part, lower, higher in self._reduced:
             _add([*lower, arrays[array][part], *higher], place)
         if self._nodes is not None:
-            self._nodes.start()
+            self._nodes.start(scale if self._is_encoded else None)
 
     def combine(self, scale: np.generic | None) -> None:
         if self._nodes is not None:
-            self._nodes.combine(None)
+            self._nodes.combine(scale if self._is_encoded else None)
 
     def finish(self) -> None:
         if self._nodes is not None:
             self._nodes.finish()
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
-        if scale is None:
+        if scale is None or self._is_encoded:
             for place, array, part in self._unpacked:
                 arrays[array][part] = place
         else:
@@ -106,7 +110,7 @@ class PackedChunk:
             return
         _add(self._inputs, self._slice)
         if self._nodes is not None:
-            self._nodes.start()
+            self._nodes.start(scale)
         elif scale is not None:
             np.multiply(self._slice, scale, out=self._slice)
 
@@ -149,7 +153,7 @@ class BroadcastChunk:
         if self._is_root:
             np.concatenate(self._pieces.of(arrays), None, self._output)
         if self._nodes is not None:
-            self._nodes.start()
+            self._nodes.start(None)
 
     def combine(self, scale: np.generic | None) -> None:
         if self._nodes is not None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from chainermn._transport.array_list import ArrayList
-from chainermn._transport.base import Group
+from chainermn._transport.base import Codec, Group, SlicedCompressor
 from chainermn._transport.mpi import LARGE, MpiTransport
 from chainermn._transport.shared_memory import exchange
 from chainermn._transport.shared_memory.exchange import SharedMemory
@@ -59,6 +59,21 @@ class SharedMemoryTransport(MpiTransport):
                 self._packed_mean(group, targets)
             else:
                 memory.sum(group, targets, scale=1 / self.size)
+
+    def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
+                        ) -> None:
+        """Averages within each node in shared memory, and sends encoded means between nodes.
+
+        On a single node, each rank encodes its arrays, so that their values are rounded, too.
+        """
+        compressor = codec.compressor
+        if self.group.topology.inter_size == 1 or not arrays.on_host or (
+                not isinstance(compressor, SlicedCompressor)) or (
+                memory := self._memory()) is None:
+            super().mean_compressed(arrays, results, codec)
+            return
+        for n, (group, targets) in enumerate(arrays.by_dtype(results)):
+            memory.mean_encoded(group, targets, compressor, f'{codec.name}.{n}')
 
     def bcast_arrays(self, arrays: ArrayList) -> None:
         if self.size == 1:

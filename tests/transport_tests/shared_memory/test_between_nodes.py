@@ -36,7 +36,7 @@ def run(exchanges, scale=None, in_flight=2):
         if in_flight <= k < len(exchanges) + in_flight:
             exchanges[k - in_flight].combine(scale)
         if k < len(exchanges):
-            exchanges[k].start()
+            exchanges[k].start(scale)
 
 
 def slices(rank, lengths, dtype):

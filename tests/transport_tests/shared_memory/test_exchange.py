@@ -379,6 +379,17 @@ for param in model.params():
 comm.multi_node_mean_grad(model)
 for param in model.params():
     np.testing.assert_allclose(param.grad, param.array * (size + 1) / 2, rtol=1e-6)
+means = [param.grad for param in model.params()]
+for kind, error in [('fp16', 1e-3), ('bf16', 1e-2), ('2bit', 1)]:
+    compressor = chainermn.communicators.compression.get(kind)
+    for param in model.params():
+        param.grad = param.array * (comm.rank + 1)
+    comm.multi_node_mean_grad(model, compression=compressor)
+    gradients = [param.grad for param in model.params()]
+    assert len(set(comm.allgather_obj(b''.join(x.tobytes() for x in gradients)))) == 1
+    for gradient, mean in zip(gradients, means):
+        assert gradient.tobytes() != mean.tobytes() or not mean.any()
+        np.testing.assert_allclose(gradient, mean, rtol=error, atol=error / 2)
 comm.finalize()
 if rank == 0:
     print('all is well on', where.inter_size, 'nodes')
@@ -393,6 +404,7 @@ def test_several_nodes(hosts):
     result = mpiexec(hosts, SEVERAL_NODES)
     assert result.returncode == 0, result.stderr
     assert f'all is well on {len(set(hosts))} nodes' in result.stdout
+    assert result.stderr.count('compression makes exchanges slower') == (len(set(hosts)) == 1)
 
 
 KILLED = """

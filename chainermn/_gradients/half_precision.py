@@ -1,0 +1,94 @@
+"""Casts between float32 and 16-bit formats on CPUs, with the results of IEEE 754 casts.
+
+NumPy casts float16 one value at a time; these functions take a third of the time.  They process as
+many values at once as fit into the cache of a CPU.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+#: Number of values per step, which fit into the cache of a CPU; a multiple of 16.
+CHUNK = 1 << 15
+
+_SMALLEST_NORMAL = np.uint32(127 - 14 << 23)  # 2**-14 as float32: the smallest normal float16
+_BEYOND = np.uint32(127 + 16 << 23)  # 2**16: rounds to infinity
+_EXPONENT = np.uint32(255 << 23)
+_DIGITS = np.uint32(13 << 23)  # float32 has 13 more digits than float16
+
+
+def to_float16(x: np.ndarray) -> np.ndarray:
+    """Rounds flat float32 values to the nearest float16."""
+    return _by_chunk(_to_float16, x, np.dtype(np.float16))
+
+
+def to_float32(x: np.ndarray) -> np.ndarray:
+    """Casts flat float16 values, without rounding."""
+    return _by_chunk(_to_float32, x, np.dtype(np.float32))
+
+
+def to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """Rounds flat float32 values to the nearest bfloat16, as uint16; a NaN stays one."""
+    return _by_chunk(_to_bfloat16, x, np.dtype(np.uint16))
+
+
+def _by_chunk(cast: Callable[[np.ndarray], np.ndarray], x: np.ndarray, dtype: np.dtype
+              ) -> np.ndarray:
+    result = np.empty(x.size, dtype)
+    for start in range(0, x.size, CHUNK):
+        result[start:start + CHUNK] = cast(x[start:start + CHUNK])
+    return result
+
+
+def _to_float16(x: np.ndarray) -> np.ndarray:
+    bits = x.view(np.uint32)
+    value = bits & np.uint32(0x7fffffff)
+    if value.max() > _EXPONENT:  # there are NaNs
+        return x.astype(np.float16)
+    np.minimum(value, _BEYOND, out=value)
+    # The last digit of `shift` is as large as the last digit of the result, so the sum is rounded
+    # to it.  Without `shift`, it is the significand; numbers below the smallest normal one have
+    # its exponent.
+    shift = np.maximum(value, _SMALLEST_NORMAL)
+    shift &= _EXPONENT
+    shift += _DIGITS
+    as_float = value.view(np.float32)
+    as_float += shift.view(np.float32)
+    value -= shift
+    shift -= _SMALLEST_NORMAL + _DIGITS
+    shift >>= np.uint32(13)
+    value += shift
+    sign = bits >> np.uint32(16)
+    sign &= np.uint32(0x8000)
+    value |= sign
+    return value.astype(np.uint16).view(np.float16)
+
+
+def _to_float32(x: np.ndarray) -> np.ndarray:
+    if (x.view(np.uint16) & np.uint16(0x7fff)).max() >= 0x7c00:  # infinities or NaNs
+        return x.astype(np.float32)
+    bits = x.view(np.int16).astype(np.int32)
+    bits <<= np.int32(13)
+    bits &= np.int32(-0x70002000)  # the sign, and the digits without copies of the sign
+    value = bits.view(np.float32)
+    value *= np.float32(2 ** 112)  # the exponents of float32 begin 112 lower
+    return value
+
+
+def _to_bfloat16(x: np.ndarray) -> np.ndarray:
+    bits = x.view(np.uint32)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7fff)  # with the bit above: ties to even
+    rounded += bits
+    upper = _upper(rounded)
+    is_nan = np.isnan(x)
+    if is_nan.any():
+        # The payload of a NaN could be in the lower half only, or carry over.
+        upper[is_nan] = _upper(bits)[is_nan] | np.uint16(0x40)
+    return upper
+
+
+def _upper(bits: np.ndarray) -> np.ndarray:
+    return (bits >> np.uint32(16)).astype(np.uint16)

@@ -1,0 +1,99 @@
+"""Means over nodes of which only encoded parts are sent."""
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from mpi4py import MPI
+
+from chainermn._transport.base import SlicedCompressor
+from chainermn._transport.shared_memory.between_nodes import PART, SUM, Waiting, split
+
+
+class Encoding:
+    """The compressor of the current exchange, and the name of its state for these arrays."""
+
+    compressor: SlicedCompressor
+    name: str
+
+
+class EncodedNodeSum:
+    """Averages a slice over all ranks, like :class:`NodeSum`, with compressed messages.
+
+    A node sends its parts encoded, averages those that it receives, and sends the encoded mean.
+    All nodes decode the same means, so they get the same bits.  A compressor with state has one
+    for each part, on the rank that encodes it.
+
+    Args:
+        inter: One rank of each node.
+        data: The slice of this node, which the mean replaces.
+        received: Memory for encoded parts, as large as for :class:`NodeSum`.
+        waiting: Waits for requests.
+        encoding: The compressor.
+        number: The number of the chunk.
+    """
+
+    def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
+                 waiting: Waiting, encoding: Encoding, number: int) -> None:
+        parts, others = split(inter, data)
+        self._inter = inter
+        self._data = data
+        self._own = parts[inter.rank]
+        self._others = others if self._own.size else []  # the nodes that send parts to this one
+        self._parts = [(node, parts[node]) for node in others if parts[node].size]
+        self._memory = received.view(np.uint8)
+        self._waiting = waiting
+        self._encoding = encoding
+        self._number = number
+        self._received: dict[int, np.ndarray] = {}
+        self._requests: list[MPI.Request] = []
+
+    def start(self, scale: np.generic | None) -> None:
+        if scale is not None:  # the mean of this node, if nodes have equally many ranks
+            np.multiply(self._data, scale * self._data.dtype.type(self._inter.size), self._data)
+        self._receive({node: self._own.size for node in self._others}, PART)
+        for node, part in self._parts:
+            self._send(self._encode(part, node), node, PART)
+
+    def combine(self, scale: np.generic | None) -> None:
+        self._waiting.wait(self._requests)
+        own, received = self._own, self._received
+        encoded = own  # unless it is empty
+        if own.size:
+            total = np.zeros_like(own)
+            for node in range(self._inter.size):
+                total += self._decode(received[node], own) if node in received else own
+            if scale is not None:
+                total /= self._inter.size
+            encoded = self._encode(total, self._inter.rank)
+            own[...] = self._decode(encoded, own)
+        # Into the memory of the parts, which are decoded by now.
+        self._receive({node: part.size for node, part in self._parts}, SUM)
+        for node in self._others:
+            self._send(encoded, node, SUM)
+
+    def finish(self) -> None:
+        self._waiting.wait(self._requests)
+        for node, part in self._parts:
+            part[...] = self._decode(self._received[node], part)
+
+    def _encode(self, part: np.ndarray, node: int) -> np.ndarray:
+        encoding = self._encoding
+        return encoding.compressor.compress(part, f'{encoding.name}.{self._number}.{node}')
+
+    def _decode(self, encoded: np.ndarray, part: np.ndarray) -> np.ndarray:
+        return self._encoding.compressor.decompress(encoded, part.size, part.dtype)
+
+    def _receive(self, sizes: dict[int, int], tag: int) -> None:
+        """Starts to receive parts of those numbers of values from nodes."""
+        compressor = self._encoding.compressor
+        dtype = np.dtype(compressor.encoded_type)
+        ends = [0, *itertools.accumulate(
+            compressor.encoded_length(size) * dtype.itemsize for size in sizes.values())]
+        self._received = {node: self._memory[begin:end].view(dtype) for node, (begin, end) in zip(
+            sizes, itertools.pairwise(ends), strict=True)}
+        self._requests = [self._inter.Irecv(encoded.view(np.uint8), node, tag)
+                          for node, encoded in self._received.items()]
+
+    def _send(self, encoded: np.ndarray, node: int, tag: int) -> None:
+        self._requests.append(self._inter.Isend(encoded.view(np.uint8), node, tag))
