@@ -19,6 +19,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+Launcher = Callable[[list[str]], list[str]]
+
 #: Kinds of processes, and what differs in their environment.
 KINDS = {
     'ours': {},
@@ -52,20 +54,26 @@ def _fail(*error: Any) -> None:
     os._exit(1)
 
 
+def _local(ranks: int) -> Launcher:
+    beside = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    return lambda command: [mpiexec, '-n', str(ranks), *command]
+
+
 class Group:
     """The processes of one kind, of those in ``KINDS``."""
 
-    def __init__(self, script: str, kind: str, ranks: int, folder: str, python: str) -> None:
+    def __init__(self, script: str, kind: str, ranks: int, folder: str, python: str,
+                 mpiexec: Launcher) -> None:
         for name in ('answers', *range(ranks)):
             os.mkfifo(f'{folder}/{kind}.{name}')
         env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
         env |= dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
         env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_AGREE': '1', 'CHAINERMN_TIMELINE': ''}
         env |= KINDS[kind]
-        beside = pathlib.Path(sys.executable).with_name('mpiexec')
         self._process = subprocess.Popen(
-            [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), python,
-             '-W', 'ignore', pathlib.Path(script).resolve(), '--work', kind, '--folder', folder],
+            mpiexec([python, '-W', 'ignore', str(pathlib.Path(script).resolve()),
+                     '--work', kind, '--folder', folder]),
             env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self._commands: list[int] = []
         self._files = contextlib.ExitStack()
@@ -111,14 +119,24 @@ class Group:
 
 @contextlib.contextmanager
 def groups(script: str, ranks: int, kinds: Sequence[str] = ('ours', 'old'),
-           torch: str = sys.executable) -> Iterator[dict[str, Group]]:
-    """Starts a group of each kind, running ``script --work KIND``; ``gloo`` with that Python."""
+           torch: str = sys.executable, mpiexec: Launcher | None = None,
+           ) -> Iterator[dict[str, Group]]:
+    """Starts a group of each kind, running ``script --work KIND``; ``gloo`` with that Python.
+
+    Args:
+        script: The benchmark.
+        ranks: In each group.
+        kinds: Of ``KINDS``.
+        torch: The Python for ``gloo``.
+        mpiexec: Makes the command that starts a command on all ranks, by default on this machine.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('the time is up'))  # ends the groups, too
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         started = {}
         for kind in kinds:
             python = torch if kind == 'gloo' else sys.executable
-            started[kind] = Group(script, kind, ranks, folder, python)
+            started[kind] = Group(script, kind, ranks, folder, python,
+                                  mpiexec or _local(ranks))
             stack.push(started[kind].end)
         for group in started.values():
             group.connect()

@@ -3,10 +3,12 @@
 import ast
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
+import virtual_hosts
 from mpi4py import MPI
 from time_limits import seconds
 
@@ -23,6 +25,8 @@ pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processe
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=() if name in SHORT else pytest.mark.full) for name in SCRIPTS])
 def test_prints_ratios(name, tmp_path):
+    if name == 'hosts' and (reason := virtual_hosts.why_not()):
+        pytest.skip(reason)
     done = subprocess.run([sys.executable, BENCHMARKS, name, '--quick', '--out', tmp_path,
                            '--docs', tmp_path / 'page.md'],
                           cwd=tmp_path, timeout=seconds(110), text=True, capture_output=True)
@@ -37,6 +41,40 @@ def test_one_command_runs_all():
     limits = next(node.value for node in ast.parse((BENCHMARKS / '__main__.py').read_text()).body
                   if isinstance(node, ast.Assign) and node.targets[0].id == 'LIMITS')
     assert sorted(ast.literal_eval(limits)) == SCRIPTS
+
+
+def test_lower_bounds_of_hosts():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        hosts = runpy.run_path(str(BENCHMARKS / 'hosts.py'))
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    assert [hosts['ranks_of'](shape) for shape in ('2x1', '3x2', '3+1')] == [
+        [1, 1], [2, 2, 2], [3, 1]]
+    size = hosts['size_of']('resnet50')
+    seconds = size * 8 / 1e9
+    for method, shape, expected in [
+            ('flat', '2x4', 1), ('gloo', '3x1', 4 / 3), ('flat, fp16', '2x1', .5),
+            ('flat, 2bit', '4x1', 3 / 32), ('bcast_data', '3x1', 1),
+            ('scatter_dataset', '3+1', .25)]:
+        found = hosts['bound'](method, hosts['ranks_of'](shape), size, '1gbit')
+        assert found == pytest.approx(expected * seconds), method
+    assert hosts['bound']('flat', [1, 1], size, '500mbit') == pytest.approx(2 * seconds)
+
+
+def test_a_full_run_keeps_the_section_of_hosts(tmp_path):
+    main = runpy.run_path(str(BENCHMARKS / '__main__.py'))
+    page = tmp_path / 'page.md'
+    page.write_text('# Benchmarks\n\nold\n\n## startup\n\nof old\n\n## hosts\n\nkept\n\n'
+                    '## Failures\n\n- old\n')
+    names = [name for name in main['LIMITS'] if name != 'hosts']
+    for name in names:
+        (tmp_path / f'{name}.txt').write_text(f'result of {name}')
+    main['write_page'](page, tmp_path, names, [])
+    text = page.read_text()
+    assert 'result of startup' in text and 'of old' not in text
+    assert '## hosts\n\nkept\n' in text
+    assert 'Failures' not in text
 
 
 def test_writes_one_section_of_a_page_anew(tmp_path):

@@ -1,0 +1,198 @@
+"""Time to average gradients over links between hosts: ``flat`` compared with the wire and gloo.
+
+Run it as root on Linux with iproute2, in an environment with ChainerMN and MPI:
+``python benchmarks/hosts.py [--shapes 2x1,2x2,3x1,3+1] [--rates 1gbit,10gbit]
+[--compression fp16,bf16,2bit] [--torch PYTHON] [--png FILE]``.
+
+The hosts are network namespaces of this machine (``tests/virtual_hosts.py``); the link of each has
+the given rate in each direction.  They share the cores of this machine: real hosts have more.
+``3x2`` are three hosts with two ranks each, ``3+1`` are a host with three ranks and one with one.
+Rows, for the gradients or parameters of ResNet-50 (102 MB):
+
+- flat: ``multi_node_mean_grad``, also with the given compression;
+- gloo: ``torch.distributed`` in buckets of 25 MB; skipped if the Python given by ``--torch`` has no
+  torch;
+- bcast_data, and scatter_dataset of 102 MB of images.
+
+The bound is the time that the bytes need on the busiest link: 2 (n-1)/n of the encoded gradients
+for n hosts, all parameters for bcast_data, and the shards of other hosts for scatter_dataset.  All
+rows take turns, round by round.  The output shows medians over the rounds, in milliseconds; and the
+ratios to the bound and to gloo within a round.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import _rounds
+import mean_grad
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
+import virtual_hosts
+
+CALLS = 2  # timed ones in a turn
+BITS = {'': 32, 'fp16': 16, 'bf16': 16, '2bit': 2}  # for each number of a gradient
+IMAGE = (3, 32, 32)
+UNITS = {'mbit': 1e6, 'gbit': 1e9}
+
+
+# --- the processes that are measured -------------------------------------------------------------
+
+
+def methods_of_chainermn():
+    """Returns a barrier, a maximum, and what makes the calls to be timed for a model."""
+    import chainer
+    import numpy as np
+    from mpi4py import MPI
+
+    import chainermn
+
+    assert chainermn.__version__.startswith('8.'), chainermn.__file__
+    world = MPI.COMM_WORLD
+    comm = chainermn.create_communicator('flat')
+
+    def calls(model_name):
+        model = chainer.Link()
+        with model.init_scope():
+            for n, shape in enumerate(mean_grad.shapes_of(model_name)):
+                # One array for data and gradient: nobody looks at the values.
+                param = chainer.Parameter(np.full(shape, world.rank + n % 5, np.float32))
+                param.grad = param.array
+                setattr(model, f'p{n:04}', param)
+        dataset = None
+        if world.rank == 0:
+            count = size_of(model_name) // (4 * np.prod(IMAGE, dtype=int))
+            dataset = chainer.datasets.TupleDataset(np.zeros((count, *IMAGE), np.float32))
+
+        def mean(compression):
+            return lambda: comm.multi_node_mean_grad(model, compression=compression or None)
+
+        return {**{name_of(kind): mean(kind) for kind in BITS},
+                'bcast_data': lambda: comm.bcast_data(model),
+                'scatter_dataset': lambda: chainermn.scatter_dataset(dataset, comm)}
+
+    return world.rank, world.Barrier, lambda x: world.allreduce(x, MPI.MAX), calls
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of some calls of a method."""
+    if kind == 'gloo':
+        os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
+        rank, barrier, maximum, calls = mean_grad.methods_of_gloo(folder)
+    else:
+        rank, barrier, maximum, calls = methods_of_chainermn()
+    made: dict = {}
+
+    def turn(command: tuple[str, str]) -> float:
+        model, method = command
+        made.setdefault(model, None)
+        made[model] = made[model] or calls(model)
+        seconds = []
+        for _ in range(1 + CALLS):
+            barrier()
+            start = time.perf_counter()
+            made[model][method]()
+            seconds.append(maximum(time.perf_counter() - start))
+        return statistics.median(seconds[1:])
+
+    _rounds.answer(kind, folder, rank, turn)
+
+
+# --- the driver ----------------------------------------------------------------------------------
+
+
+def size_of(model: str) -> int:
+    """Returns the bytes of all gradients."""
+    import numpy as np
+
+    return 4 * sum(int(np.prod(shape)) for shape in mean_grad.shapes_of(model))
+
+
+def name_of(compression: str) -> str:
+    """Returns the name of a row of ``flat``."""
+    return f'flat, {compression}' if compression else 'flat'
+
+
+def ranks_of(shape: str) -> list[int]:
+    """Returns the ranks on each host, given ``3x2`` or ``3+1``.
+
+    >>> ranks_of('3x2'), ranks_of('3+1')
+    ([2, 2, 2], [3, 1])
+    """
+    hosts, _, ranks = shape.partition('x')
+    return [int(ranks)] * int(hosts) if ranks else [int(n) for n in shape.split('+')]
+
+
+def bound(method: str, ranks: list[int], size: int, rate: str) -> float:
+    """Returns the seconds that the bytes of a method need on the busiest link."""
+    seconds = 8 * size / (float(rate[:-4]) * UNITS[rate[-4:]])
+    if method == 'bcast_data':
+        return seconds
+    if method == 'scatter_dataset':
+        return seconds * (1 - ranks[0] / sum(ranks))
+    bits = BITS.get(method.removeprefix('flat').removeprefix(', '), 32)
+    return seconds * bits / 32 * 2 * (len(ranks) - 1) / len(ranks)
+
+
+def measure(hosts: virtual_hosts.Hosts, rate: str, methods: dict[str, str],
+            args: argparse.Namespace) -> dict[str, list[float]]:
+    """Measures methods of kinds of processes, prints a row each, returns ratios to the bound."""
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    order = list(methods)
+    kinds = sorted(set(methods.values()), reverse=True)
+    with _rounds.groups(__file__, sum(hosts.ranks), kinds, args.torch, hosts.mpiexec) as groups:
+        for n in range(args.rounds):
+            for method in order[n % len(order):] + order[:n % len(order)]:
+                times[method].append(groups[methods[method]].ask((args.model, method)))
+    found = {}
+    for method, seconds in times.items():
+        least = bound(method, hosts.ranks, size_of(args.model), rate)
+        found[method] = [each / least for each in seconds]
+        row = (f'  {method:<16} {statistics.median(seconds) * 1e3:9.1f} ms, bound '
+               f'{least * 1e3:8.1f}: {statistics.median(found[method]):6.3f} times')
+        if method.startswith('flat') and 'gloo' in times:
+            row += f'; gloo: {_rounds.times(seconds, times["gloo"])}'
+        print(row, flush=True)
+    return found
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=5)
+    parser.add_argument('--shapes', default='2x1,2x2,3x1,3x2,4x1,3+1', help='default: %(default)s')
+    parser.add_argument('--rates', default='1gbit,10gbit', help='default: %(default)s')
+    parser.add_argument('--compression', default='fp16', help='default: %(default)s; or none')
+    parser.add_argument('--model', default='resnet50', help='of mean_grad.py; default: %(default)s')
+    parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
+                        help='a Python with torch; default: this one')
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    if reason := virtual_hosts.why_not():
+        raise SystemExit(f'hosts {reason}')
+    if args.quick:
+        args.shapes, args.rates, args.rounds, args.model = '2x1,2+1', '1gbit', 1, 'small'
+    methods = dict.fromkeys([name_of(kind) for kind in ('', *args.compression.split(','))
+                             if kind != 'none'], 'ours')
+    if _rounds.has_torch(args.torch):
+        methods['gloo'] = 'gloo'
+    methods |= {'bcast_data': 'ours', 'scatter_dataset': 'ours'}
+    drawn: dict[str, dict[str, list[float]]] = {method: {} for method in methods}
+    for rate in args.rates.split(','):
+        for shape in args.shapes.split(','):
+            print(f'\n{shape} at {rate}: {args.rounds} rounds, {_rounds.load()}')
+            with virtual_hosts.Hosts(ranks_of(shape), rate) as hosts:
+                found = measure(hosts, rate, methods, args)
+            for method, ratios in found.items():
+                drawn[method][f'{shape}, {rate}'] = ratios
+    if args.png:
+        _rounds.chart(args.png, 'Hosts with links of a given rate', 'times the bound of the wire',
+                      drawn, {'bound': 1})
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,116 @@
+"""Jobs on several hosts end, with a report, when a host or its link fails."""
+
+import contextlib
+import pathlib
+import re
+import sys
+import time
+
+import pytest
+from time_limits import seconds
+from virtual_hosts import Hosts
+
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(120)]
+
+HERE = pathlib.Path(__file__).parent
+WITHIN = 30  # seconds in which a job has to end, with a timeout of TIMEOUT
+TIMEOUT = 3
+
+
+@contextlib.contextmanager
+def job(hosts, *args, timeout=TIMEOUT):
+    """A job that has taken a step; yields its process, of which ``finish`` reads the rest."""
+    process = hosts.popen([sys.executable, '-W', 'ignore', HERE / 'steps.py', *map(str, args)],
+                          {'CHAINERMN_TIMEOUT': str(seconds(timeout))})
+    with process:
+        try:
+            wait_for(process, 'step 1\n')
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(process, expected):
+    """Reads lines, unbuffered, up to the expected one."""
+    seen = []
+    while not seen or seen[-1] != expected:
+        seen.append(process.stdout.readline())
+        assert seen[-1], ''.join(seen)
+
+
+@pytest.mark.parametrize('way, cause', [
+    ('exception', r'rank 3 of 4 \(host node1, process \d+\) aborts the job: uncaught ValueError'),
+    # mpiexec kills the other rank of its host before the node monitor has seen only one end.
+    pytest.param('SIGKILL', r'rank 3 of 4 \(host node1, process \d+\) failed: killed by SIGKILL'
+                 '|all ranks of host node1 were killed, rank 3 first', marks=pytest.mark.full)])
+def test_a_rank_that_fails_on_another_host(way, cause):
+    with Hosts([2, 2]) as hosts, job(hosts, 60, way) as process:
+        done = hosts.finish(process, seconds(WITHIN))
+    assert done.returncode != 0
+    assert re.search(f'chainermn: ({cause})', done.stdout), done.stdout
+
+
+@pytest.mark.parametrize('ranks', [[1, 1], pytest.param([2, 2], marks=pytest.mark.full),
+                                   pytest.param([1, 1, 1], marks=pytest.mark.full)], ids=str)
+def test_a_host_that_is_disconnected(ranks):
+    with Hosts(ranks) as hosts, job(hosts, 60) as process:
+        hosts.cut(1)
+        done = hosts.finish(process, seconds(WITHIN))
+    assert done.returncode != 0
+    assert 'chainermn: rank 0 of ' in done.stdout
+    first = ranks[0]
+    lost = 'rank 1 does' if ranks[1] == 1 else f'ranks {first}-{first + ranks[1] - 1} do'
+    assert f'{lost} not answer' in done.stdout, done.stdout
+
+
+@pytest.mark.full
+def test_a_host_without_power():
+    with Hosts([2, 2]) as hosts, job(hosts, 60) as process:
+        hosts.cut(1)
+        hosts.kill(1)
+        done = hosts.finish(process, seconds(WITHIN))
+    assert done.returncode != 0
+    assert 'ranks 2-3 do not answer' in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize('killed', [0, 1])
+def test_a_host_whose_processes_are_killed(killed):
+    with Hosts([1, 1]) as hosts, job(hosts, 60) as process:
+        hosts.kill(killed)
+        done = hosts.finish(process, seconds(WITHIN))
+        # mpiexec ends at once, and with it the output of the other ranks.
+        assert done.returncode != 0
+        wait_until_empty(hosts, 1 - killed)
+
+
+def wait_until_empty(hosts, n):
+    """Waits until a host has no processes but its first one, and those of this command."""
+    end = time.monotonic() + seconds(WITHIN)
+    while True:
+        with hosts.start(n, ['bash', '-c', 'echo /proc/[0-9]*'], stdout=-1) as listing:
+            left = listing.communicate()[0].split()
+        if len(left) == 2:
+            return
+        assert time.monotonic() < end, left
+        time.sleep(.1)
+
+
+def test_an_interruption_shorter_than_the_timeout():
+    with Hosts([1, 1]) as hosts, job(hosts, 3, timeout=20) as process:
+        hosts.cut(1)
+        time.sleep(1)
+        hosts.restore(1)
+        done = hosts.finish(process, seconds(60))
+    assert done.returncode == 0, done.stdout
+    assert 'finished after' in done.stdout
+    assert 'chainermn:' not in done.stdout
+
+
+def test_a_slow_host_raises_no_alarm():
+    """A step takes a second, and all of them longer than the timeout."""
+    with Hosts([2, 2]) as hosts, job(hosts, seconds(2 * TIMEOUT)) as process:
+        hosts.set_rate(1, '10mbit')
+        done = hosts.finish(process, seconds(60))
+    assert done.returncode == 0, done.stdout
+    assert 'finished after' in done.stdout
+    assert 'chainermn:' not in done.stdout

@@ -1,0 +1,35 @@
+"""Operations give the same results on several hosts as in one process."""
+
+import pathlib
+import sys
+
+import pytest
+from time_limits import seconds
+from virtual_hosts import Hosts
+
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(120)]
+
+HERE = pathlib.Path(__file__).parent
+CONTRACT = sorted(HERE.parent.glob('communicators_tests/test_contract*.py'))
+
+
+@pytest.mark.parametrize('ranks', [
+    pytest.param([1, 1], marks=pytest.mark.full), [2, 2], [1, 1, 1],
+    pytest.param([2, 2, 2], marks=pytest.mark.full), [3, 1]], ids=str)
+def test_results(ranks):
+    with Hosts(ranks) as hosts:
+        done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'values.py', *map(str, ranks)],
+                         timeout=seconds(100))
+    assert done.returncode == 0, done.stdout
+    for n, ranks_of_host in enumerate(ranks):
+        assert done.stdout.count(f'all right on node{n}') == ranks_of_host, done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.limit(1300)
+@pytest.mark.parametrize('ranks', [[2, 2], [3, 1], [1, 1, 1]], ids=str)
+def test_contract(ranks):
+    with Hosts(ranks) as hosts:
+        done = hosts.run([sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', '-q',
+                          '--with-mpi', *map(str, CONTRACT)], timeout=seconds(1200))
+    assert done.returncode == 0, done.stdout
