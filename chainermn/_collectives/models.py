@@ -11,7 +11,7 @@ from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import collective, collective_as
 from chainermn._consistency import debug_checks
 from chainermn._gradients import compressors
-from chainermn._gradients.codec import Codec
+from chainermn._gradients.codec import Codec, average
 from chainermn._gradients.nccl_reducer import NcclMeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._gradients.reducer import MeanQueue
@@ -54,7 +54,7 @@ class ModelOperations(ObjectOperations):
         if compressor is None:
             self._transport.mean(gradients)
         else:
-            self._transport.mean_compressed(gradients, None, self._codec(gradients, compressor))
+            average(self._transport, gradients, None, compressor, self._codec)
         if debug_checks.is_on() and self._transport.averages:
             debug_checks.check_means(model)
 

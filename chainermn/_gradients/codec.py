@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 
 from chainermn import _signature
 from chainermn._gradients import compressors
+from chainermn._gradients.parameters import ParameterList
+from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._transport import array_buffers
-from chainermn._transport.base import Compressor
+from chainermn._transport.base import Compressor, Transport
 from chainermn._transport.encoded_mean import is_elementwise
 from chainermn._types import Array
 
@@ -24,7 +26,7 @@ class Codec:
     def __init__(self, compressor: Compressor, paths: Sequence[str],
                  check: Callable[[Callable[[], dict[str, str]]], None] | None = None) -> None:
         self.compressor = compressor
-        self.name = f'{_signature.digest(list(paths)):x}'
+        self.name = _state_name(paths)
         self._check = check
 
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
@@ -56,3 +58,25 @@ class Codec:
                 f'{encoded.shape} for {buffer.shape}; return a flat array, of the same length if '
                 'the compressor is elementwise')
         return encoded
+
+
+def average(transport: Transport, gradients: ParameterList, results: Sequence[Array] | None,
+            compressor: Compressor | PowerSGD,
+            new_codec: Callable[[ParameterList, Compressor], Codec]) -> None:
+    """Averages compressed gradients.  Collective: every rank calls it.
+
+    Args:
+        transport: Moves the data.
+        gradients: Gradients, the same ones on all ranks.
+        results: Arrays for the means; by default ``gradients``.
+        compressor: The compressor.
+        new_codec: Creates the codec of a compressor that encodes flat arrays.
+    """
+    if isinstance(compressor, PowerSGD):
+        compressor.mean(transport, gradients, results, _state_name(gradients.paths))
+    else:
+        transport.mean_compressed(gradients, results, new_codec(gradients, compressor))
+
+
+def _state_name(paths: Sequence[str]) -> str:
+    return f'{_signature.digest(list(paths)):x}'

@@ -1,7 +1,6 @@
 """The compressors of chainermn.communicators.compression."""
 from __future__ import annotations
 
-import ast
 import numbers
 from collections.abc import Hashable
 from typing import ClassVar
@@ -9,21 +8,22 @@ from typing import ClassVar
 import chainer
 import numpy as np
 
-from chainermn._gradients import half_precision
+from chainermn._gradients import compressor_state, half_precision
 from chainermn._gradients.half_precision import CHUNK
+from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._types import Array, Serializer
 
 _FLOAT32 = np.finfo(np.float32)
 
-__all__ = ['Bf16', 'Fp16', 'TwoBit', 'describe', 'get']
+__all__ = ['Bf16', 'Fp16', 'PowerSGD', 'TwoBit', 'describe', 'get']
 
 
 def get(compression: Array) -> Array:
     """Returns a compressor by name, parameters or instance.
 
     Args:
-        compression: ``None`` (no compression), ``'fp16'``, ``'bf16'``, ``'2bit'``, a dict such as
-            ``{'type': '2bit', 'threshold': 0.5}``, or a compressor.
+        compression: ``None`` (no compression), ``'fp16'``, ``'bf16'``, ``'2bit'``, ``'powersgd'``,
+            a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or a compressor.
 
     Returns:
         A compressor, or ``None``.  A name or a dict gives a new compressor, without state.
@@ -47,7 +47,7 @@ def get(compression: Array) -> Array:
     if not isinstance(kind, str) or kind not in _TYPES:
         raise ValueError(f'unknown compression type {kind!r}; use one of '
                          + ', '.join(map(repr, _TYPES)))
-    takes = ['threshold'] if kind == '2bit' else []
+    takes = _PARAMETERS.get(kind, [])
     if unknown := sorted(set(map(str, parameters)) - set(takes)):
         raise ValueError(f'compression of type {kind!r} has no parameter {", ".join(unknown)}'
                          + (f'; it has {", ".join(takes)}' if takes else ''))
@@ -233,25 +233,14 @@ class TwoBit:
 
         A snapshot saved without compression is loaded without residuals.
         """
-        if isinstance(serializer, chainer.serializer.Deserializer):
-            try:
-                saved = serializer('keys', None)
-            except KeyError:
-                saved = None
-            names = [] if saved is None else ast.literal_eval(bytes(saved).decode())
-            self.residuals = {key: serializer(f'residual{n}', None)
-                              for n, key in enumerate(names)}
-            return
-        # As bytes, because HDF5 has no arrays of text.
-        serializer('keys', np.frombuffer(repr(list(self.residuals)).encode(), np.uint8))
-        for n, residual in enumerate(self.residuals.values()):
-            serializer(f'residual{n}', residual)
+        self.residuals = compressor_state.serialize(serializer, self.residuals, 'residual')
 
     def __repr__(self) -> str:
         return f'2bit threshold={self.threshold!r}'
 
 
-_TYPES: dict[str, Array] = {'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit}
+_TYPES: dict[str, Array] = {'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit, 'powersgd': PowerSGD}
+_PARAMETERS = {'2bit': ['threshold'], 'powersgd': ['rank', 'min_compression_rate']}
 
 
 def _packed(codes: Array) -> Array:
@@ -268,5 +257,5 @@ def _is_float32(x: Array) -> bool:
 
 
 def _is_compressor(compression: Array) -> bool:
-    return not isinstance(compression, type) and all(
-        callable(getattr(compression, method, None)) for method in ('compress', 'decompress'))
+    return isinstance(compression, PowerSGD) or (not isinstance(compression, type) and all(
+        callable(getattr(compression, method, None)) for method in ('compress', 'decompress')))

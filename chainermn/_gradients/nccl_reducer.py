@@ -13,6 +13,7 @@ from chainermn._diagnostics import unusable
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import Codec
 from chainermn._gradients.parameters import ParameterList
+from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._gradients.reducer import Gradients
 from chainermn._tracing import recorder
 from chainermn._transport.base import Compressor
@@ -46,6 +47,9 @@ class NcclMeanQueue:
     def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
                ) -> list[Array]:
         """Starts to average gradients by path; returns an array for the mean of each."""
+        if isinstance(compressor, PowerSGD):
+            raise ValueError("compression='powersgd' does not work with overlap on this "
+                             'communicator; omit one of them')
         arrays = ParameterList.named(gradients)
         # Without a check, which would block.
         codec = None if compressor is None else Codec(compressor, arrays.paths)

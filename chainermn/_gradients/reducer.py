@@ -24,7 +24,7 @@ from chainermn import _signature
 from chainermn._diagnostics import current_operations, shutdown, unusable
 from chainermn._diagnostics.flight_recorder import BackgroundCalls, Calls
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._gradients.codec import Codec
+from chainermn._gradients.codec import Codec, average
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.result_memory import ResultMemory
 from chainermn._tracing import recorder
@@ -123,8 +123,7 @@ class MeanQueue:
                     if compressor is None:
                         self._transport.mean(arrays, results)
                     else:
-                        self._transport.mean_compressed(
-                            arrays, results, self._new_codec(arrays, compressor))
+                        average(self._transport, arrays, results, compressor, self._new_codec)
 
         self._in_flight += 1
         self._jobs.put(job)

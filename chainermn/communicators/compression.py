@@ -19,14 +19,16 @@ encoded arrays.
 With ``encoded_type``, the dtype of encoded arrays, and a method ``encoded_length(size)``, ``flat``
 averages the gradients of each host first, and encodes only parts that it sends to other hosts.
 
+:class:`PowerSGD` is no such object: it averages whole gradients, as products of thin matrices.
+
 The ranks compare the ``repr`` of their compressors (the class name by default), so it should show
 the parameters.
 """
 from typing import TYPE_CHECKING
 
-from chainermn._gradients.compressors import Bf16, Fp16, TwoBit, describe, get
+from chainermn._gradients.compressors import Bf16, Fp16, PowerSGD, TwoBit, describe, get
 
 if TYPE_CHECKING:  # importing it at run time would import mpi4py
     from chainermn._transport.base import Compressor as Compressor
 
-__all__ = ['Bf16', 'Fp16', 'TwoBit', 'describe', 'get']
+__all__ = ['Bf16', 'Fp16', 'PowerSGD', 'TwoBit', 'describe', 'get']

@@ -78,8 +78,8 @@ def create_multi_node_optimizer(
             communicator in the background, and as much memory as the gradients. If all ranks are
             on one node and need all its cores to compute, overlap cannot help, and everything is
             exchanged at once, too; ``'always'`` overlaps even then.
-        bucket_mb: Size of a bucket, in units of 2**20 bytes: larger ones are exchanged more
-            efficiently, smaller ones earlier.
+        bucket_mb: Size of the largest bucket, in units of 2**20 bytes: larger ones are exchanged
+            more efficiently, smaller ones earlier. The last buckets are smaller.
 
     Returns:
         The multi-node optimizer of this rank.

@@ -32,6 +32,9 @@ from chainermn.optimizers._multi_node_optimizer import (
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor
 
+#: Bytes of a bucket below which its exchange takes hardly less time.
+_SMALLEST = 2**20
+
 
 class _OverlappingOptimizer(_MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
@@ -172,13 +175,18 @@ def _once(named: Named) -> dict[str, Parameter]:
 
 
 def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
-    """Assign parameters of these sizes to buckets, in order; a large one gets its own bucket."""
+    """Assign parameters of these sizes to buckets, in order; a large one gets its own bucket.
+
+    The last buckets are smaller, each a third of what is left, because little of backward remains
+    to hide their exchange.
+    """
     buckets: list[list[str]] = []
-    free = 0
+    free, left = 0, sum(sizes.values())
     for path, size in sizes.items():
         if size > free or not buckets:
             buckets.append([])
-            free = bucket_bytes
+            free = min(bucket_bytes, max(left // 3, _SMALLEST))
         buckets[-1].append(path)
         free -= size
+        left -= size
     return buckets

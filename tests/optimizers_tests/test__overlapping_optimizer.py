@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import chainermn
 from chainermn.links import create_mnbn_model
+from chainermn.optimizers import _overlapping_optimizer
 
 ALWAYS = 'always'  # also where the ranks need all cores
 N_IN, N_OUT, BATCH = 6, 4, 5
@@ -646,6 +647,18 @@ def test_invalid_arguments(comm, change):
     with pytest.raises((ValueError, TypeError), match=r'bucket_mb must|with overlap|overlap must'):
         chainermn.create_multi_node_optimizer(
             chainer.optimizers.SGD(), comm, **{'overlap': ALWAYS, **change})
+
+
+@pytest.mark.mpi_skip
+def test_last_buckets_are_smaller():
+    mb = 2**20
+    buckets = _overlapping_optimizer._assigned({f'/{n}': mb for n in range(100)}, 25 * mb)
+    assert [path for bucket in buckets for path in bucket] == [f'/{n}' for n in range(100)]
+    sizes = [len(bucket) for bucket in buckets]
+    assert sizes[0] == 25 and sizes == sorted(sizes, reverse=True) and sizes[-1] == 1
+    assert len(sizes) < 15
+    # A large parameter gets its own bucket.
+    assert _overlapping_optimizer._assigned({'/a': 50 * mb, '/b': 8}, 25 * mb) == [['/a'], ['/b']]
 
 
 def test_buckets_that_differ(comm):

@@ -14,8 +14,8 @@ early or overwrites unread data, and a rank may be LAG - 1 steps late without bl
 
 With several nodes, two more stages follow ``reduce``, each IN_FLIGHT steps later: ``combine`` sums
 the slices of all nodes, and ``finish`` waits for the result; see
-:mod:`chainermn._transport.shared_memory.between_nodes`.  Each element is summed by a single rank of
-all, so all ranks get the same bits.
+:mod:`chainermn._transport.shared_memory.between_nodes`.  That takes 2 IN_FLIGHT more outputs.  Each
+element is summed by a single rank of all, so all ranks get the same bits.
 """
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ IN_FLIGHT = 2
 #: step; larger if ranks share cores or span nodes.
 CHUNK = 512 * 1024
 CHUNK_IF_CROWDED = 1024 * 1024
-CHUNK_BETWEEN_NODES = 1024 * 1024
+CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
 
 #: A chunk of more pieces than this is packed first, which costs a copy but no time per piece.
 FEW = 8
 
+_INPUTS = 2 * LAG  # for the chunks between `pack` and `reduce`
 _PLANS = 256  # cached; a model has one per bucket
 
 #: Kept forever: messages in flight may still be written to their memory.
@@ -94,15 +95,15 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
         if topology.inter_size > 1:
             chunk = CHUNK_BETWEEN_NODES
     intra = cast(MPI.Intracomm, mpi_comm.Split(topology.inter_rank, mpi_comm.rank))
-    segment = _slots(topology) * chunk  # inputs of a rank; the first rank also holds the outputs
+    inputs, outputs = _INPUTS * chunk, _outputs(topology) * chunk  # the first rank has the outputs
     made: list[Window] = []
 
     def check_space() -> None:
         if intra.rank == 0:
-            _check_space((intra.size + 1) * segment)
+            _check_space(intra.size * inputs + outputs)
 
     def allocate() -> None:
-        made.append(Window(intra, segment * (2 if intra.rank == 0 else 1),
+        made.append(Window(intra, inputs + (outputs if intra.rank == 0 else 0),
                            f'rank {mpi_comm.rank}'))
 
     for attempt in (check_space, allocate):
@@ -138,18 +139,17 @@ class SharedMemory:
             self._in_flight = IN_FLIGHT
             inter = mpi_comm.Split(intra.rank if reduces else MPI.UNDEFINED, topology.inter_rank)
             self._inter = cast(MPI.Intracomm, inter) if reduces else None
-        self._slots = _slots(topology)
-        size = self._slots * chunk
+        self._n_outputs = outputs = _outputs(topology)
         # The parts of other nodes, on ranks that reduce.  Parts may differ by an element.
         self._received = [] if self._inter is None else [
-            np.empty(chunk + 8 * topology.inter_size, np.uint8) for _ in range(self._slots)]
-        self._inputs = [segment[:size] for segment in window.segments]
-        self._output = window.segments[0][size:]
+            np.empty(chunk + 8 * topology.inter_size, np.uint8) for _ in range(outputs)]
+        self._inputs = [segment[:_INPUTS * chunk] for segment in window.segments]
+        self._output = window.segments[0][_INPUTS * chunk:]
         # A page is allocated near the core that writes to it first.
         self._inputs[intra.rank][:] = 0
         if reduces:
             begin, end = chunking.slices(chunk, slices)[intra.rank]
-            self._output.reshape(self._slots, chunk)[:, begin:end] = 0
+            self._output.reshape(outputs, chunk)[:, begin:end] = 0
         self._step = 0
         self._plans: dict[tuple[object, ...], _Plan] = {}
         self._failure: BaseException | None = None
@@ -296,9 +296,10 @@ class SharedMemory:
     def _views(self, pieces: list[Piece], number: int, dtype: np.dtype, is_encoded: bool
                ) -> tuple[list[np.ndarray], int, np.ndarray, tuple[int, int], NodeExchange | None]:
         """The arguments of a chunk after its pieces."""
-        length, slot = pieces[-1].end, number % self._slots
+        length, slot = pieces[-1].end, number % self._n_outputs
         output = self._slot(self._output, slot, dtype)[:length]
-        inputs = [self._slot(segment, slot, dtype)[:length] for segment in self._inputs]
+        inputs = [self._slot(segment, number % _INPUTS, dtype)[:length]
+                  for segment in self._inputs]
         own: tuple[int, int] = length, length
         nodes: NodeExchange | None = None
         if self._intra.rank < self._slices:
@@ -312,7 +313,7 @@ class SharedMemory:
 
     def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
                 dtype: np.dtype, flat: set[int]) -> Chunk:
-        output = self._slot(self._output, number % self._slots, dtype)[:pieces[-1].end]
+        output = self._slot(self._output, number % self._n_outputs, dtype)[:pieces[-1].end]
         is_leader = self._intra.rank == 0
         nodes = None
         if self._inter is not None and is_leader:
@@ -324,8 +325,8 @@ class SharedMemory:
         return segment[slot * self._chunk:(slot + 1) * self._chunk].view(dtype)
 
 
-def _slots(topology: Topology) -> int:
-    """The number of chunks for which there is memory, so that none is overwritten too early."""
+def _outputs(topology: Topology) -> int:
+    """The number of outputs: of the chunks between ``reduce`` and ``unpack``."""
     return 2 * LAG + 2 * IN_FLIGHT * (topology.inter_size > 1)
 
 

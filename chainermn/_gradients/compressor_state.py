@@ -1,0 +1,39 @@
+"""Saves and loads the arrays that a compressor keeps."""
+from __future__ import annotations
+
+import ast
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+import chainer
+import numpy as np
+
+from chainermn._types import Array, Serializer
+
+_Key = TypeVar('_Key', bound=Hashable)
+
+
+def serialize(serializer: Serializer, arrays: Mapping[_Key, Array], name: str = 'state'
+              ) -> dict[_Key, Array]:
+    """Saves or loads arrays by key; keys are strings, integers or tuples of these.
+
+    Args:
+        serializer: A serializer of Chainer.
+        arrays: The arrays to save.
+        name: The name of an array in the file, followed by its number.
+
+    Returns:
+        The saved or loaded arrays.  A file that was saved without a compressor has none.
+    """
+    if isinstance(serializer, chainer.serializer.Deserializer):
+        try:
+            saved = serializer('keys', None)
+        except KeyError:
+            saved = None
+        keys = [] if saved is None else ast.literal_eval(bytes(saved).decode())
+        return {key: serializer(f'{name}{n}', None) for n, key in enumerate(keys)}
+    # As bytes, because HDF5 has no arrays of text.
+    serializer('keys', np.frombuffer(repr(list(arrays)).encode(), np.uint8))
+    for n, array in enumerate(arrays.values()):
+        serializer(f'{name}{n}', array)
+    return dict(arrays)

@@ -1,0 +1,207 @@
+"""PowerSGD: means of low rank, error feedback, what is sent, training."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import chainermn
+from chainermn._transport.array_list import ArrayList
+from chainermn.communicators import compression
+from chainermn.communicators.compression import PowerSGD
+
+pytestmark = pytest.mark.every_size
+
+
+@pytest.fixture(scope='module', params=['naive', 'flat'])
+def comm(request):
+    comm = chainermn.create_communicator(request.param)
+    yield comm
+    comm.finalize()
+
+
+class Weight(chainer.Link):
+    def __init__(self, *shapes):
+        super().__init__()
+        with self.init_scope():
+            for n, shape in enumerate(shapes):
+                setattr(self, f'w{n}', chainer.Parameter(np.zeros(shape, np.float32)))
+
+
+def mean(comm, gradients, compressor):
+    """Averages gradients; returns the means."""
+    model = Weight(*(gradient.shape for gradient in gradients))
+    for param, gradient in zip(model.params(), gradients, strict=True):
+        param.grad = gradient.copy()
+    comm.multi_node_mean_grad(model, compression=compressor)
+    means = [param.grad for param in model.params()]
+    assert len(set(comm.allgather_obj(b''.join(x.tobytes() for x in means)))) == 1
+    return means
+
+
+def normal(seed, *shape):
+    return np.random.RandomState(seed).normal(size=shape).astype(np.float32)
+
+
+def mean_of(comm, make):
+    return sum(make(rank) for rank in range(comm.size)) / comm.size
+
+
+def test_a_mean_of_low_rank_is_exact(comm):
+    # All ranks have the same left vectors, so the mean has rank 2, too.
+    def gradient(rank):
+        return normal(100, 30, 2) @ normal(rank, 2, 5 * 8).reshape(2, 40)
+
+    result, = mean(comm, [gradient(comm.rank).reshape(30, 5, 8)], PowerSGD(rank=2))
+    expected = mean_of(comm, gradient).reshape(30, 5, 8)
+    np.testing.assert_allclose(result, expected, atol=1e-4)
+
+
+def test_warm_start_finds_the_largest_singular_vectors(comm):
+    compressor = PowerSGD(rank=1)
+    u, v = np.linalg.qr(normal(1, 30, 30))[0], np.linalg.qr(normal(2, 40, 40))[0]
+    matrix = (u[:, :2] * [10, 3]) @ v[:, :2].T
+    for _ in range(20):
+        compressor.state = {key: value if key.endswith('q') else value * 0
+                            for key, value in compressor.state.items()}  # without feedback
+        result, = mean(comm, [matrix.astype(np.float32)], compressor)
+    np.testing.assert_allclose(result, 10 * np.outer(u[:, 0], v[:, 0]), atol=1e-3)
+
+
+def test_error_feedback_sends_everything_in_the_end(comm):
+    compressor, steps = PowerSGD(rank=1), 200
+    sent = sum(mean(comm, [normal(comm.rank, 12, 10)], compressor)[0] for _ in range(steps))
+    expected = mean_of(comm, lambda rank: normal(rank, 12, 10))
+    np.testing.assert_allclose(sent / steps, expected, atol=.1)
+    one, = mean(comm, [normal(comm.rank, 12, 10)], PowerSGD(rank=1))
+    assert abs(one - expected).max() > .5  # so feedback was needed
+
+
+def test_vectors_and_small_matrices_are_sent_as_they_are(comm):
+    gradients = [normal(comm.rank, 1000), normal(comm.rank, 4, 4), normal(comm.rank, 1, 1000)]
+    compressor = PowerSGD()
+    for n, result in enumerate(mean(comm, gradients, compressor)):
+        np.testing.assert_allclose(
+            result, mean_of(comm, lambda rank, n=n: normal(rank, *gradients[n].shape)), atol=1e-6)
+    assert compressor.state == {}
+
+
+@pytest.mark.parametrize('shape, rank, rate, is_compressed', [
+    ((100, 100), 1, 2, True), ((100, 100), 25, 2, True), ((100, 100), 26, 2, False),
+    ((10, 4, 25), 2, 4, True), ((10, 4, 25), 2, 5, False), ((100,), 1, 1, False),
+    ((), 1, 1, False), ((0, 5), 1, 1, False), ((5, 0), 1, 1, False)])
+def test_minimum_compression_rate(shape, rank, rate, is_compressed):
+    assert PowerSGD(rank, rate).is_compressed(shape) == is_compressed
+
+
+def test_numbers_sent(comm):
+    class Counting:
+        """Averages, and counts the numbers."""
+
+        sent = 0
+
+        def mean(self, arrays, results=None):
+            self.sent += sum(x.size for x in arrays)
+            comm._transport.mean(arrays, results)
+
+    counting = Counting()
+    arrays = ArrayList.of([normal(0, 200, 300), normal(0, 50)])
+    PowerSGD(rank=3).mean(counting, arrays, None, 'model')
+    assert counting.sent == 3 * (200 + 300) + 50
+
+
+def test_infinities_are_passed_on_and_do_not_stay(comm):
+    compressor = PowerSGD()
+    first = normal(comm.rank, 30, 30)
+    mean(comm, [first], compressor)
+    error = {key: value.copy() for key, value in compressor.state.items()}
+    bad = first.copy()
+    if comm.rank == comm.size - 1:
+        bad[3, 4] = np.inf
+    result, = mean(comm, [bad], compressor)
+    assert not np.isfinite(result).all()
+    for key, value in compressor.state.items():
+        np.testing.assert_array_equal(value, error[key])
+    result, = mean(comm, [first], compressor)
+    assert np.isfinite(result).all()
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float64'])
+def test_dtypes(comm, dtype):
+    model = Weight((40, 30))
+    model.w0.array = model.w0.array.astype(dtype)
+    model.w0.grad = (normal(5, 40, 1) @ normal(6, 1, 30)).astype(dtype)
+    expected = model.w0.grad.copy()
+    comm.multi_node_mean_grad(model, compression=PowerSGD())
+    assert model.w0.grad.dtype == dtype
+    np.testing.assert_allclose(model.w0.grad, expected, atol=1e-2)
+
+
+def test_digits(comm):
+    """With rank 2, the accuracy is that of training without compression."""
+    images, labels = load_digits(return_X_y=True)
+    images, labels = images.astype(np.float32) / 16, labels.astype(np.int32)
+    accuracies = {}
+    for kind in (None, {'type': 'powersgd', 'rank': 2}):
+        np.random.seed(0)
+        model = L.Classifier(chainer.Sequential(L.Linear(64, 64), F.relu, L.Linear(64, 10)))
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(.05), comm, compression=kind).setup(model)
+        for step in range(120):
+            batch = np.random.RandomState(step).permutation(1500)[:64 * comm.size]
+            own = batch[comm.rank::comm.size]
+            optimizer.update(model, images[own], labels[own])
+        model(images[1500:], labels[1500:])
+        accuracies[str(kind)] = float(model.accuracy.array)
+    plain, compressed = accuracies.values()
+    assert plain > .85
+    assert compressed > plain - .03, accuracies
+
+
+def test_state_is_saved_with_the_optimizer(comm, tmp_path):
+    def make():
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(.1), comm, compression='powersgd').setup(Weight((30, 20)))
+        return optimizer
+
+    def update(optimizer, seed):
+        optimizer.target.w0.grad = normal(seed + comm.rank, 30, 20)
+        optimizer.update()
+
+    optimizer = make()
+    for seed in range(3):
+        update(optimizer, seed)
+    path = tmp_path / f'{comm.rank}.npz'
+    chainer.serializers.save_npz(path, optimizer)
+    other = make()
+    other.target.copyparams(optimizer.target)
+    update(other, 0)  # the first update only copies the parameters
+    other.target.copyparams(optimizer.target)
+    chainer.serializers.load_npz(path, other)
+    for one in (optimizer, other):
+        update(one, 7)
+    np.testing.assert_array_equal(optimizer.target.w0.array, other.target.w0.array)
+    assert optimizer.compression.state
+
+
+@pytest.mark.parametrize('parameters, error, message', [
+    ({'rank': 0}, ValueError, 'rank must be a positive integer, not 0'),
+    ({'rank': 1.5}, TypeError, 'rank must be a positive integer'),
+    ({'rank': True}, TypeError, 'rank must be a positive integer'),
+    ({'min_compression_rate': .5}, ValueError, 'must be at least 1, not 0.5'),
+    ({'min_compression_rate': float('nan')}, ValueError, 'must be at least 1'),
+    ({'min_compression_rate': '2'}, TypeError, 'must be a number'),
+    ({'threshold': 1}, ValueError, 'no parameter threshold; it has rank, min_compression_rate')])
+def test_invalid_parameters(parameters, error, message):
+    with pytest.raises(error, match=message):
+        compression.get({'type': 'powersgd', **parameters})
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_ranks_of_the_approximation_raise(comm):
+    model = Weight((30, 20))
+    model.w0.grad = normal(0, 30, 20)
+    with pytest.raises(ValueError, match=r'compression: powersgd rank=1 .* on rank 0'):
+        comm.multi_node_mean_grad(model, compression=PowerSGD(1 if comm.rank == 0 else 2))
