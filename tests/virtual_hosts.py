@@ -3,9 +3,10 @@
     with Hosts(ranks=[2, 2], rate='1gbit') as hosts:
         hosts.run([sys.executable, 'train.py'], timeout=60)
 
-Each host has its own name, network address, processes, shared memory and ``/dev/shm``.  Files are
-shared.  So programs find what they find on a cluster: MPI uses shared memory within a host and TCP
-between hosts.  This requires root and iproute2, and changes nothing outside of the namespaces.
+Each host has its own name, network address, processes, shared memory and ``/dev/shm``, and knows
+the names of the other hosts.  Files are shared.  So MPI finds what it finds on a cluster, and uses
+shared memory within a host and TCP between hosts.  This requires root and iproute2, and changes
+nothing outside of the namespaces.
 
 The first process of each host waits at a pipe from this process.  When the pipe closes, even
 because this process was killed, Linux kills all processes of the host and removes its network.  So
@@ -124,6 +125,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
                 self._connect(n)
                 if self._rate != FULL:
                     self.set_rate(n, self._rate)
+                self._write_names(n)
             self._ssh = self._write_ssh()
             self._close = stack.pop_all()
         return self
@@ -144,6 +146,14 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         self._switch.call('ip', 'link', 'set', f'port{n}', 'master', 'bridge', 'up')
         host.call('ip', 'address', 'add', f'{self.address(n)}/24', 'dev', 'eth0')
         host.call('ip', 'link', 'set', 'eth0', 'up')
+
+    def _write_names(self, n: int) -> None:
+        """Lets a host know the names of all hosts."""
+        names = ''.join(f'{self.address(m)} node{m}\\n' for m in range(len(self.ranks)))
+        self._hosts[n].call('bash', '-ec', f"""
+            printf '127.0.0.1 localhost\\n{names}' > /dev/shm/names
+            mount --bind /dev/shm/names /etc/hosts
+            rm /dev/shm/names""")
 
     def _write_ssh(self) -> str:
         path = self._folder / 'ssh'

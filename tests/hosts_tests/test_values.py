@@ -1,6 +1,7 @@
 """Operations give the same results on several hosts as in one process."""
 
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -10,12 +11,15 @@ from virtual_hosts import Hosts
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(120)]
 
 HERE = pathlib.Path(__file__).parent
+#: They hang, see test_receive_from_any_source.
+ANY_SOURCE = ('test_status_says_source_and_tag', 'test_arrays_from_any_source')
 CONTRACT = sorted(HERE.parent.glob('communicators_tests/test_contract*.py'))
 
 
 @pytest.mark.parametrize('ranks', [
-    pytest.param([1, 1], marks=pytest.mark.full), [2, 2], [1, 1, 1],
-    pytest.param([2, 2, 2], marks=pytest.mark.full), [3, 1]], ids=str)
+    [1, 1, 1], [3, 1],
+    *(pytest.param(ranks, marks=pytest.mark.full) for ranks in ([1, 1], [2, 2], [2, 2, 2]))],
+    ids=str)
 def test_results(ranks):
     with Hosts(ranks) as hosts:
         done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'values.py', *map(str, ranks)],
@@ -31,5 +35,19 @@ def test_results(ranks):
 def test_contract(ranks):
     with Hosts(ranks) as hosts:
         done = hosts.run([sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', '-q',
-                          '--with-mpi', *map(str, CONTRACT)], timeout=seconds(1200))
+                          '--with-mpi', '-k', f'not ({" or ".join(ANY_SOURCE)})',
+                          *map(str, CONTRACT)], timeout=seconds(1200))
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize('netmod', [
+    pytest.param('ucx', marks=pytest.mark.xfail(strict=True, raises=subprocess.TimeoutExpired,
+                                                reason='MPICH 5.0.2 does not find the message')),
+    'ofi'])
+@pytest.mark.full
+def test_receive_from_any_source(netmod):
+    """Over UCX, a receive from any source hangs if a message of another host is already there."""
+    with Hosts([1, 1]) as hosts:
+        done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'any_source.py'],
+                         timeout=seconds(20), env={'MPIR_CVAR_CH4_NETMOD': netmod})
+    assert done.stdout == 'received object\n'
