@@ -29,8 +29,19 @@ class Receive(NamedTuple):
     is_dropped: bool = False  # the message does not fit into the buffer and is discarded
 
     def begin(self) -> MPI.Request:
-        request = self.mpi_comm.Irecv(self.buffer, self.source, self.tag)
+        request = receive(self.mpi_comm, self.buffer, self.source, self.tag)
         return cast(MPI.Request, _Dropped(request)) if self.is_dropped else request
+
+
+def receive(mpi_comm: MPI.Intracomm, buffer: Arrays, source: int, tag: int) -> MPI.Request:
+    """Starts to receive a message.
+
+    Between hosts, MPICH 5.0.2 does not find a message for a receive from any source if UCX has
+    received that message before; a matched probe finds it.
+    """
+    if source == MPI.ANY_SOURCE and (message := mpi_comm.Improbe(source, tag)) is not None:
+        return message.Irecv(buffer)
+    return mpi_comm.Irecv(buffer, source, tag)
 
 
 class _Dropped:

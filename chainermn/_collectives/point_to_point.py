@@ -30,6 +30,7 @@ from chainermn._collectives.nonblocking import (
     blocking,
     largest_tag,
     non_blocking,
+    receive,
 )
 from chainermn._collectives.payloads import Payloads
 from chainermn._consistency.mismatch import RemoteError
@@ -195,7 +196,7 @@ class Messages:
         self._began(operation, source, tag)
         status = MPI.Status()
         message = bytearray(_MAX_MESSAGE)
-        request = self._mpi_comm.Irecv(message, source, tag)
+        request = receive(self._mpi_comm, message, source, tag)
         if source < 0:
             self._wait(request, status)
         else:

@@ -264,18 +264,19 @@ class Monitor:
                 for rank in self.leaving[:self.leaving.index(first)]):
             return
         self.reported_at = time.monotonic()
+        name = (f'rank {first.number} of {self.size} (host {os.uname().nodename}, process '
+                f'{first.process})')
         if first.was_killed and not self.is_alone:
             # A rank of another node may have failed first, so that mpiexec killed all ranks here.
             time.sleep(_KILL_TIMEOUT)
             if all(rank.has_exited for rank in self.running.values()):
-                _report(f'all ranks of host {os.uname().nodename} were killed, rank '
-                        f'{first.number} first, as mpiexec does when a rank of another node fails')
+                _report(f'{name} ended first on its host: {first.reason}. mpiexec kills ranks, too, '
+                        'when a rank of another host fails')
                 return
         more = ''
         if first.was_killed and _oom_kills() > self.oom_kills:
             more = '; the kernel has just killed a process of this host because memory ran out'
-        _report(f'rank {first.number} of {self.size} (host {os.uname().nodename}, process '
-                f'{first.process}) failed: {first.reason}{more}', first.stack)
+        _report(f'{name} failed: {first.reason}{more}', first.stack)
 
 
 def _report(text: str, stack: bytes = b'') -> None:
