@@ -165,7 +165,8 @@ def test_the_first_failure(first, numbers, is_busy, is_slow):
 
 @starts
 @pytest.mark.parametrize('alone, number, said', [
-    (True, 9, 'rank 0 of 2 '), (False, 9, 'ended first on its host: killed by SIGKILL'), (False, 10, 'rank 0 of 2 ')])
+    (True, 9, 'rank 0 of 2 '), (False, 9, 'ended first on its host: killed by SIGKILL'),
+    (False, 10, 'rank 0 of 2 ')])
 def test_all_ranks_of_a_host_are_killed_at_once(alone, number, said):
     """On several hosts mpiexec does that after an error elsewhere."""
     status, text = monitored([number, number], alone)

@@ -270,8 +270,8 @@ class Monitor:
             # A rank of another node may have failed first, so that mpiexec killed all ranks here.
             time.sleep(_KILL_TIMEOUT)
             if all(rank.has_exited for rank in self.running.values()):
-                _report(f'{name} ended first on its host: {first.reason}. mpiexec kills ranks, too, '
-                        'when a rank of another host fails')
+                _report(f'{name} ended first on its host: {first.reason}. mpiexec kills ranks, '
+                        'too, when a rank of another host fails')
                 return
         more = ''
         if first.was_killed and _oom_kills() > self.oom_kills:
