@@ -79,7 +79,7 @@ def create_multi_node_optimizer(
             on one node and need all its cores to compute, overlap cannot help, and everything is
             exchanged at once, too; ``'always'`` overlaps even then.
         bucket_mb: Size of the largest bucket, in units of 2**20 bytes: larger ones are exchanged
-            more efficiently, smaller ones earlier. The last buckets are smaller.
+            more efficiently, smaller ones earlier. The first and the last ones are smaller.
 
     Returns:
         The multi-node optimizer of this rank.

@@ -175,18 +175,22 @@ def _once(named: Named) -> dict[str, Parameter]:
 
 
 def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
-    """Assign parameters of these sizes to buckets, in order; a large one gets its own bucket.
+    """Assign parameters of these sizes to buckets, in order.
 
-    The last buckets are smaller, each a third of what is left, because little of backward remains
-    to hide their exchange.
+    A larger parameter gets its own bucket, with small ones that follow, such as its bias.  The
+    first buckets are smaller, each at most half of what was sent before, so that the exchange
+    starts early.  The last buckets are smaller, each at most a third of what is left, because
+    little of backward remains to hide their exchange.
     """
     buckets: list[list[str]] = []
-    free, left = 0, sum(sizes.values())
+    total = sum(sizes.values())
+    free = assigned = 0
     for path, size in sizes.items():
-        if size > free or not buckets:
+        if not buckets or size > free:
             buckets.append([])
-            free = min(bucket_bytes, max(left // 3, _SMALLEST))
+            small = min(assigned // 2, (total - assigned) // 3)
+            free = max(min(bucket_bytes, max(_SMALLEST, small)), size + size // 8)
         buckets[-1].append(path)
         free -= size
-        left -= size
+        assigned += size
     return buckets

@@ -17,7 +17,8 @@ from mpi4py import MPI
 PART, SUM = 1, 2  # tags of messages
 _POLLS = 20  # without yielding
 _YIELDS = 20  # polls after a sched_yield each
-_POLL_INTERVAL = 1e-4  # seconds between later polls: the cores have other work
+_POLL_INTERVAL = 1e-4  # seconds between later polls
+_PASSIVE_POLL_INTERVAL = 4e-4  # while the cores have other work
 
 
 class NodeExchange(Protocol):
@@ -137,7 +138,9 @@ class Waiting:
         polls = 0
         while not MPI.Request.Testall(requests):
             polls += 1
-            if polls > _POLLS + _YIELDS or self.is_passive:
+            if self.is_passive:
+                time.sleep(_PASSIVE_POLL_INTERVAL)
+            elif polls > _POLLS + _YIELDS:
                 time.sleep(_POLL_INTERVAL)
             elif polls > _POLLS:
                 os.sched_yield()
