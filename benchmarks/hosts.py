@@ -2,7 +2,7 @@
 
 Run it as root on Linux with iproute2, in an environment with ChainerMN and MPI:
 ``python benchmarks/hosts.py [--shapes 2x1,2x2,3x1,3+1] [--rates 1gbit,10gbit]
-[--compression fp16,bf16,2bit] [--torch PYTHON] [--png FILE]``.
+[--compression fp16,2bit] [--torch PYTHON] [--png FILE]``.
 
 The hosts are network namespaces of this machine (``tests/virtual_hosts.py``); the link of each has
 the given rate in each direction.  They share the cores of this machine: real hosts have more.
@@ -14,7 +14,7 @@ Rows, for the gradients or parameters of ResNet-50 (102 MB):
   torch;
 - bcast_data, and scatter_dataset of 102 MB of images.
 
-The bound is the time that the bytes need on the busiest link: 2 (n-1)/n of the encoded gradients
+The bound is the time that the bytes, with headers, need on the busiest link: 2 (n-1)/n of the encoded gradients
 for n hosts, all parameters for bcast_data, and the shards of other hosts for scatter_dataset.  All
 rows take turns, round by round.  The output shows medians over the rounds, in milliseconds; and the
 ratios to the bound and to gloo within a round.
@@ -37,6 +37,7 @@ CALLS = 2  # timed ones in a turn
 BITS = {'': 32, 'fp16': 16, 'bf16': 16, '2bit': 2}  # for each number of a gradient
 IMAGE = (3, 32, 32)
 UNITS = {'mbit': 1e6, 'gbit': 1e9}
+PAYLOAD = 1448 / 1514  # of an Ethernet frame; the rest are headers
 
 
 # --- the processes that are measured -------------------------------------------------------------
@@ -49,6 +50,7 @@ def methods_of_chainermn():
     from mpi4py import MPI
 
     import chainermn
+    from chainermn.communicators import compression
 
     assert chainermn.__version__.startswith('8.'), chainermn.__file__
     world = MPI.COMM_WORLD
@@ -67,8 +69,9 @@ def methods_of_chainermn():
             count = size_of(model_name) // (4 * np.prod(IMAGE, dtype=int))
             dataset = chainer.datasets.TupleDataset(np.zeros((count, *IMAGE), np.float32))
 
-        def mean(compression):
-            return lambda: comm.multi_node_mean_grad(model, compression=compression or None)
+        def mean(kind):
+            compressor = compression.get(kind or None)
+            return lambda: comm.multi_node_mean_grad(model, compression=compressor)
 
         return {**{name_of(kind): mean(kind) for kind in BITS},
                 'bcast_data': lambda: comm.bcast_data(model),
@@ -128,7 +131,7 @@ def ranks_of(shape: str) -> list[int]:
 
 def bound(method: str, ranks: list[int], size: int, rate: str) -> float:
     """Returns the seconds that the bytes of a method need on the busiest link."""
-    seconds = 8 * size / (float(rate[:-4]) * UNITS[rate[-4:]])
+    seconds = 8 * size / (float(rate[:-4]) * UNITS[rate[-4:]] * PAYLOAD)
     if method == 'bcast_data':
         return seconds
     if method == 'scatter_dataset':
@@ -138,8 +141,8 @@ def bound(method: str, ranks: list[int], size: int, rate: str) -> float:
 
 
 def measure(hosts: virtual_hosts.Hosts, rate: str, methods: dict[str, str],
-            args: argparse.Namespace) -> dict[str, list[float]]:
-    """Measures methods of kinds of processes, prints a row each, returns ratios to the bound."""
+            args: argparse.Namespace) -> dict[str, float]:
+    """Measures methods of kinds of processes, prints a row each, returns the median seconds."""
     times: dict[str, list[float]] = {method: [] for method in methods}
     order = list(methods)
     kinds = sorted(set(methods.values()), reverse=True)
@@ -147,24 +150,56 @@ def measure(hosts: virtual_hosts.Hosts, rate: str, methods: dict[str, str],
         for n in range(args.rounds):
             for method in order[n % len(order):] + order[:n % len(order)]:
                 times[method].append(groups[methods[method]].ask((args.model, method)))
-    found = {}
     for method, seconds in times.items():
         least = bound(method, hosts.ranks, size_of(args.model), rate)
-        found[method] = [each / least for each in seconds]
+        ratio = statistics.median(each / least for each in seconds)
         row = (f'  {method:<16} {statistics.median(seconds) * 1e3:9.1f} ms, bound '
-               f'{least * 1e3:8.1f}: {statistics.median(found[method]):6.3f} times')
+               f'{least * 1e3:8.1f}: {ratio:6.3f} times')
         if method.startswith('flat') and 'gloo' in times:
             row += f'; gloo: {_rounds.times(seconds, times["gloo"])}'
         print(row, flush=True)
-    return found
+    return {method: statistics.median(seconds) for method, seconds in times.items()}
+
+
+def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) -> None:
+    """Draws the time to average gradients over the number of hosts, and the bound."""
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for (shape, rate), medians in found.items():
+        hosts, _, ranks = shape.partition('x')
+        if not ranks:
+            continue
+        panel = panels.setdefault(f'{rate}, {ranks} rank{"s" * (ranks != "1")} per host', {})
+        least = bound('flat', ranks_of(shape), size_of(model), rate)
+        for method, seconds in {**medians, 'bound': least}.items():
+            if method not in ('bcast_data', 'scatter_dataset'):
+                panel.setdefault(method, {})[int(hosts)] = seconds * 1e3
+    figure, all_axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 4.5),
+                                       layout='constrained', squeeze=False)
+    for axes, (title, lines) in zip(all_axes[0], panels.items(), strict=True):
+        for n, (method, points) in enumerate(lines.items()):
+            style = {'color': 'gray', 'linestyle': '--'} if method == 'bound' else {
+                'color': _rounds.COLOURS[n], 'marker': 'os^vD<>'[n]}
+            axes.plot(points.keys(), points.values(), label=method, **style)
+        axes.set(title=title, xlabel='hosts', ylabel='milliseconds', ylim=(0, None),
+                 xticks=sorted({n for points in lines.values() for n in points}))
+        axes.grid(alpha=.3)
+    all_axes[0][-1].legend(loc='center left', bbox_to_anchor=(1, .5))
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=5)
-    parser.add_argument('--shapes', default='2x1,2x2,3x1,3x2,4x1,3+1', help='default: %(default)s')
+    parser = _rounds.parser(__doc__, rounds=3)
+    parser.add_argument('--shapes', default='2x1,3x1,4x1,5x1,2x2,3x2,4x2,3+1',
+                        help='default: %(default)s')
     parser.add_argument('--rates', default='1gbit,10gbit', help='default: %(default)s')
-    parser.add_argument('--compression', default='fp16', help='default: %(default)s; or none')
+    parser.add_argument('--compression', default='fp16,bf16,2bit',
+                        help='default: %(default)s; or none')
     parser.add_argument('--model', default='resnet50', help='of mean_grad.py; default: %(default)s')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
                         help='a Python with torch; default: this one')
@@ -181,17 +216,14 @@ def main() -> None:
     if _rounds.has_torch(args.torch):
         methods['gloo'] = 'gloo'
     methods |= {'bcast_data': 'ours', 'scatter_dataset': 'ours'}
-    drawn: dict[str, dict[str, list[float]]] = {method: {} for method in methods}
+    found = {}
     for rate in args.rates.split(','):
         for shape in args.shapes.split(','):
             print(f'\n{shape} at {rate}: {args.rounds} rounds, {_rounds.load()}')
             with virtual_hosts.Hosts(ranks_of(shape), rate) as hosts:
-                found = measure(hosts, rate, methods, args)
-            for method, ratios in found.items():
-                drawn[method][f'{shape}, {rate}'] = ratios
+                found[shape, rate] = measure(hosts, rate, methods, args)
     if args.png:
-        _rounds.chart(args.png, 'Hosts with links of a given rate', 'times the bound of the wire',
-                      drawn, {'bound': 1})
+        draw(args.png, found, args.model)
 
 
 if __name__ == '__main__':
