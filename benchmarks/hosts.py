@@ -14,10 +14,10 @@ Rows, for the gradients or parameters of ResNet-50 (102 MB):
   torch;
 - bcast_data, and scatter_dataset of 102 MB of images.
 
-The bound is the time that the bytes, with headers, need on the busiest link: 2 (n-1)/n of the encoded gradients
-for n hosts, all parameters for bcast_data, and the shards of other hosts for scatter_dataset.  All
-rows take turns, round by round.  The output shows medians over the rounds, in milliseconds; and the
-ratios to the bound and to gloo within a round.
+The bound is the time that the bytes, with headers, need on the busiest link: 2 (n-1)/n of the
+encoded gradients for n hosts, all parameters for bcast_data, and the shards of other hosts for
+scatter_dataset.  All rows take turns, round by round.  The output shows medians over the rounds, in
+milliseconds; and the ratios to the bound and to gloo within a round.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from chainermn._collectives.activations import Activation, Activations
 from chainermn._collectives.nonblocking import Request
 from chainermn._collectives.operation import Operations, collective, traced
 from chainermn._collectives.point_to_point import Messages
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._signature import CallSignature, pack
 from chainermn._transport import array_buffers
 from chainermn._types import Array
@@ -25,7 +25,7 @@ class ArrayOperations(Operations):
     _messages: Messages
     _activations: Activations
 
-    def _traced_calls(self) -> Calls:
+    def _traced_calls(self) -> FlightRecord:
         return self._messages.calls
 
     @traced

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from chainermn._collectives.operation import traced
 from chainermn._collectives.tracer import Tracer
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._types import Arrays
 
@@ -87,27 +87,27 @@ class Request:
     """
 
     def __init__(self, name: str, site: str, steps: Steps, are_others: Callable[[Request], bool],
-                 waits: Callable[[], Calls] | None = None) -> None:
+                 waits: Callable[[], FlightRecord] | None = None) -> None:
         self._name = name
         self._tracer: Tracer | None = None
-        self._calls: Calls | None = None
+        self._calls: FlightRecord | None = None
         #: For warnings.
         self.call = f'{name}, called at {site}'
         self._steps = steps
         self._are_others = are_others
         self._waits = waits
-        self._record: Calls | None = None
+        self._record: FlightRecord | None = None
         self._step: tuple[MPI.Request, MPI.Status | None] | None = None
         self._result: Arrays = None
         self._error: Exception | None = None
         self._is_over = False  # waited for
         self._advance()
 
-    def trace(self, tracer: Tracer | None, calls: Calls) -> None:
+    def trace(self, tracer: Tracer | None, calls: FlightRecord) -> None:
         """Records the wait for this request on the timeline, if there is one."""
         self._tracer, self._calls = tracer, calls
 
-    def _traced_calls(self) -> Calls:
+    def _traced_calls(self) -> FlightRecord:
         assert self._calls is not None
         return self._calls
 
@@ -141,7 +141,7 @@ class Request:
         result, self._result = self._result, None
         return result
 
-    def flight_records(self) -> tuple[Calls, ...]:
+    def flight_records(self) -> tuple[FlightRecord, ...]:
         """The flight record of the wait."""
         return (self._record,) if self._record is not None else ()
 

@@ -11,7 +11,7 @@ from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.check import ConsistencyCheck
 from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.current_operations import local
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._transport.base import Transport
 from chainermn._transport.mpi import MpiTransport
 
@@ -68,7 +68,7 @@ class Traced(Protocol):
 
     _tracer: Tracer | None
 
-    def _traced_calls(self) -> Calls:
+    def _traced_calls(self) -> FlightRecord:
         """The flight record of these operations."""
 
 

@@ -36,7 +36,7 @@ from chainermn._collectives.payloads import Payloads
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlock import Deadlocks, Wait
-from chainermn._diagnostics.flight_recorder import Calls, MessageCalls
+from chainermn._diagnostics.flight_recorder import FlightRecord, MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._signature import CallSignature
 from chainermn._transport import array_buffers
@@ -63,7 +63,7 @@ class Messages:
 
     def __init__(self, mpi_comm: MPI.Intracomm, payloads: MPI.Intracomm) -> None:
         self._mpi_comm = mpi_comm
-        self.calls = MessageCalls(mpi_comm)
+        self.calls = MessageRecord(mpi_comm)
         self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag = largest_tag()
@@ -248,7 +248,7 @@ class Messages:
     def _are_others(self, request: Request) -> bool:
         return any(other is not request for other in self.receiving())
 
-    def _began(self, operation: str, peer: int, tag: int) -> Calls:
+    def _began(self, operation: str, peer: int, tag: int) -> FlightRecord:
         calls = self.calls
         calls.count += 1
         calls.record((operation, peer, tag, None))

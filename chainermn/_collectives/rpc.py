@@ -21,7 +21,7 @@ from chainermn._collectives.operation import traced
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import shutdown, unusable
-from chainermn._diagnostics.flight_recorder import Calls, ServiceCalls
+from chainermn._diagnostics.flight_recorder import FlightRecord, ServiceRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._ranks import ranks_text
 from chainermn._types import Buffer
@@ -53,7 +53,7 @@ class Service:
 
     def __init__(self, mpi_comm: MPI.Intracomm, answer: Callable[[int, Buffer], Buffers]) -> None:
         self._mpi_comm = mpi_comm
-        self._calls = ServiceCalls(mpi_comm)
+        self._calls = ServiceRecord(mpi_comm)
         self._rank = mpi_comm.rank
         self._answer = answer
         tags = min(largest_tag(), 2**20)
@@ -66,7 +66,7 @@ class Service:
         unusable.register(self)
         self._thread.start()
 
-    def _traced_calls(self) -> Calls:
+    def _traced_calls(self) -> FlightRecord:
         return self._calls
 
     @traced
@@ -113,7 +113,7 @@ class Service:
                                     f'{failure.text}\n  (raised on rank {rank})')
         return {rank: answer[_HEAD.size:] for rank, answer in answers.items()}
 
-    def flight_records(self) -> tuple[Calls, ...]:
+    def flight_records(self) -> tuple[FlightRecord, ...]:
         """The flight record of the requests."""
         return self._calls,
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from chainermn import _signature
 from chainermn._diagnostics import shutdown
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._ranks import ranks_text
 from chainermn._tracing import clock_sync, recorder
 from chainermn._tracing.recorder import Timeline, now
@@ -31,7 +31,7 @@ _WITHOUT_DATA = {'barrier', 'check_replicas', 'split', 'new_group', 'serve', 'jo
 _PAYLOADS = 'x', 'xs', 'data'
 
 
-def begin(mpi_comm: MPI.Intracomm, calls: Calls) -> Tracer:
+def begin(mpi_comm: MPI.Intracomm, calls: FlightRecord) -> Tracer:
     """Adds a communicator to the timeline of each rank.  Collective: every rank calls it.
 
     Args:
@@ -101,7 +101,7 @@ class Tracer:
         """Notes which arrays of a model are exchanged."""
         self._arrays = recorder.describe(arrays)
 
-    def time(self, operation: str, calls: Calls, function: Callable[..., _Result],
+    def time(self, operation: str, calls: FlightRecord, function: Callable[..., _Result],
              args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Result:
         """Calls a function, and records it as an operation.
 
@@ -134,7 +134,7 @@ class Tracer:
                 f',{details}' if details else ''))
         return result
 
-    def _details(self, operation: str, calls: Calls, args: Sequence[Any],
+    def _details(self, operation: str, calls: FlightRecord, args: Sequence[Any],
                  kwargs: Mapping[str, Any], result: object) -> str:
         """Describes what was exchanged, from the arguments and the result."""
         if operation in _WITHOUT_DATA:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from chainermn import _environment, _signature
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import call_site
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._ranks import ranks_text
 from chainermn._signature import CallSignature
 from chainermn._tracing import recorder
@@ -31,7 +31,7 @@ class ConsistencyCheck:
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.mpi_comm = mpi_comm
-        self.calls = Calls(mpi_comm)
+        self.calls = FlightRecord(mpi_comm)
         self.enabled = _environment.flag(_environment.AGREE, default=True)
         #: Whether :meth:`same` exchanges anything.
         self.is_active = self.enabled and mpi_comm.size > 1

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 
 _Function = TypeVar('_Function', bound=Callable[..., Any])
 
@@ -20,7 +20,7 @@ Entry: TypeAlias = 'tuple[str, Any, Entry | None]'
 class Owner(Protocol):
     """A communicator or another object with operations."""
 
-    def flight_records(self) -> tuple[Calls, ...]:
+    def flight_records(self) -> tuple[FlightRecord, ...]:
         """The flight records of its operations."""
 
 
@@ -71,7 +71,7 @@ class Operation(NamedTuple):
     """A running operation, and the flight records of its owner."""
 
     name: str
-    calls: tuple[Calls, ...]
+    calls: tuple[FlightRecord, ...]
 
 
 def of_thread(ident: int) -> list[Operation]:
@@ -81,7 +81,7 @@ def of_thread(ident: int) -> list[Operation]:
     found = []
     while entry is not None:
         name, owner, entry = entry
-        calls: tuple[Calls, ...] = ()
+        calls: tuple[FlightRecord, ...] = ()
         with contextlib.suppress(Exception):  # it may be finalized by now, or have no records
             calls = tuple(owner.flight_records())
         found.append(Operation(name, calls))

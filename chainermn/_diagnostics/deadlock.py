@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from chainermn._diagnostics.flight_recorder import MessageCalls
+from chainermn._diagnostics.flight_recorder import MessageRecord
 
 # Seconds.
 _GRACE = 1.  # before a rank sends a notice
@@ -47,7 +47,7 @@ class Deadlocks:
         calls: The flight record of this rank's messages.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, tag: int, calls: MessageCalls) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, tag: int, calls: MessageRecord) -> None:
         self._mpi_comm = mpi_comm
         self._tag = tag
         self._rank = mpi_comm.rank

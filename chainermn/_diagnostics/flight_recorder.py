@@ -25,7 +25,7 @@ from chainermn._ranks import ranks_text
 LENGTH = 64
 
 # In order of creation.
-_everything: weakref.WeakValueDictionary[int, Calls] = weakref.WeakValueDictionary()
+_everything: weakref.WeakValueDictionary[int, FlightRecord] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 # The number of communicators created so far, by ranks.
 _created: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -41,7 +41,7 @@ Message: TypeAlias = tuple[str, int, int, bytes | None]
 Record: TypeAlias = bytes | Message | str
 
 
-class Calls:
+class FlightRecord:
     """The flight record of one communicator.  Calls are numbered from 1.
 
     To record a call, add 1 to ``count``, then call ``record`` with a :data:`Record`.
@@ -74,7 +74,7 @@ class Calls:
             frame = frame.f_back
         self.ring.append(_WithCallSite(record, frame.f_code, frame.f_lasti))
 
-    def flight_records(self) -> tuple[Calls, ...]:
+    def flight_records(self) -> tuple[FlightRecord, ...]:
         return self,
 
     @property
@@ -109,7 +109,7 @@ class Calls:
         return [Call.of(record, count - len(ring) + n) for n, record in enumerate(ring, 1)]
 
 
-class MessageCalls(Calls):
+class MessageRecord(FlightRecord):
     """The messages of one communicator; ``sent`` and ``received`` count complete ones."""
 
     __slots__ = 'received', 'sent'
@@ -121,13 +121,13 @@ class MessageCalls(Calls):
         self.received: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
 
 
-class ServiceCalls(Calls):
+class ServiceRecord(FlightRecord):
     """The requests of a service, which ranks answer until all have closed it."""
 
     __slots__ = ()
 
 
-class CreationCalls(Calls):
+class CreationRecord(FlightRecord):
     """A running create_communicator, which records no calls."""
 
     __slots__ = ()
@@ -137,7 +137,7 @@ class CreationCalls(Calls):
         creations[self.ranks] += 1
 
 
-class BackgroundCalls(Calls):
+class BackgroundRecord(FlightRecord):
     """The calls that wait for a queue of exchanges; the ranks need each other for the exchanges."""
 
     __slots__ = 'exchanges',
@@ -199,14 +199,14 @@ class Call(NamedTuple):
         return f'{self.operation} #{self.number} {self.details}'.rstrip()
 
 
-def assign_number(communicator: Iterable[Calls]) -> None:
+def assign_number(communicator: Iterable[FlightRecord]) -> None:
     """Numbers a new communicator among those of the same ranks."""
     for n, calls in enumerate(communicator):
         _created[calls.ranks] += n == 0
         calls.number = _created[calls.ranks]
 
 
-def everything() -> list[Calls]:
+def everything() -> list[FlightRecord]:
     """Returns the flight records of all existing communicators, in order of creation."""
     return list(_everything.values())
 

@@ -14,11 +14,11 @@ from mpi4py import MPI
 
 from chainermn._diagnostics import flight_recorder
 from chainermn._diagnostics.flight_recorder import (
-    Calls,
-    CreationCalls,
+    CreationRecord,
+    FlightRecord,
     Key,
-    MessageCalls,
-    ServiceCalls,
+    MessageRecord,
+    ServiceRecord,
     creations,
 )
 
@@ -29,7 +29,7 @@ _BLOCKING = {'send': 'send', 'send_obj': 'send_obj', 'recv': 'recv', 'recv_obj':
                  'send_activation', 'recv_activation', 'send_gradient', 'recv_gradient')}}
 
 #: The communicator whose shutdown exchange this rank is in.
-ending: Calls | None = None
+ending: FlightRecord | None = None
 #: Whether this rank enters no more shutdown exchanges.
 has_agreed = False
 
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
     def own(cls) -> Progress:
         """The progress of this rank."""
         everything = flight_recorder.everything()
-        messages = [calls for calls in everything if isinstance(calls, MessageCalls)]
+        messages = [calls for calls in everything if isinstance(calls, MessageRecord)]
         return cls({calls.key: calls.entered for calls in everything},
                    dict(creations),
                    {calls.key: dict(calls.sent) for calls in messages},
@@ -58,7 +58,7 @@ class Progress(NamedTuple):
                    ending.key if ending is not None else None, has_agreed)
 
 
-def awaited(calls: Calls, operation: str, finished: Mapping[int, Progress]) -> set[int]:
+def awaited(calls: FlightRecord, operation: str, finished: Mapping[int, Progress]) -> set[int]:
     """Returns the finished ranks without which an operation cannot complete.
 
     Args:
@@ -66,20 +66,21 @@ def awaited(calls: Calls, operation: str, finished: Mapping[int, Progress]) -> s
         operation: The current operation of this rank.
         finished: The progress of finished ranks, by rank in COMM_WORLD.
     """
-    if isinstance(calls, ServiceCalls):
+    if isinstance(calls, ServiceRecord):
         return set()  # finished ranks still answer
-    if isinstance(calls, CreationCalls):
+    if isinstance(calls, CreationRecord):
         return {rank for rank in calls.ranks if rank in finished and
                 finished[rank].creations.get(calls.ranks, 0) < creations[calls.ranks]}
-    if operation in _BLOCKING or isinstance(calls, MessageCalls):
+    if operation in _BLOCKING or isinstance(calls, MessageRecord):
         return _awaited_by_message(calls, operation, finished)
     return {rank for rank in calls.ranks if rank in finished
             and finished[rank].entered.get(calls.key, math.inf) < calls.entered}
 
 
-def _awaited_by_message(calls: Calls, operation: str, finished: Mapping[int, Progress]) -> set[int]:
+def _awaited_by_message(calls: FlightRecord, operation: str, finished: Mapping[int, Progress]
+                        ) -> set[int]:
     message = calls.newest_record
-    if not isinstance(calls, MessageCalls) or not isinstance(message, tuple) or (
+    if not isinstance(calls, MessageRecord) or not isinstance(message, tuple) or (
             message[0] != _BLOCKING.get(operation)):
         return set()
     _, peer, tag, _ = message

@@ -21,13 +21,13 @@ from chainermn._diagnostics import (
     unusable,
     watchdog,
 )
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 
 
 class Check(Protocol):
     """The consistency check of a communicator."""
 
-    calls: Calls
+    calls: FlightRecord
     is_active: bool  # whether it exchanges anything
     has_finished_ranks: bool  # whether its last mismatch showed finished ranks
     on_shutdown: Callable[[], None]

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from chainermn._diagnostics import call_site, current_operations, flight_recorder, rank_progress
 from chainermn._diagnostics.current_operations import Operation
-from chainermn._diagnostics.flight_recorder import Call, Calls, Key
+from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key
 from chainermn._diagnostics.rank_progress import Progress
 from chainermn._signature import END
 
@@ -122,7 +122,7 @@ def stacks() -> str:
         for ident, frame in sys._current_frames().items() if ident != threading.get_ident())
 
 
-def _of(calls: Calls) -> str:
+def _of(calls: FlightRecord) -> str:
     is_first = calls.number == 1 and len(calls.ranks) == MPI.COMM_WORLD.size
     return '' if is_first else f'the {calls.name}' if calls.number == 1 else calls.name
 

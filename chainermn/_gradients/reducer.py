@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from chainermn import _signature
 from chainermn._diagnostics import current_operations, shutdown, unusable
-from chainermn._diagnostics.flight_recorder import BackgroundCalls, Calls
+from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import Codec, average
 from chainermn._gradients.parameters import ParameterList
@@ -66,7 +66,7 @@ class MeanQueue:
                  check: Callable[[Model], None], transport: Transport, new_codec: NewCodec,
                  is_profitable: bool) -> None:
         self._control = mpi_comm
-        self._calls = BackgroundCalls(mpi_comm)
+        self._calls = BackgroundRecord(mpi_comm)
         self._turns = mpi_comm.Dup()  # for the thread
         self._transport = transport
         self._new_codec = new_codec
@@ -168,7 +168,7 @@ class MeanQueue:
         """Whether gradients are in flight."""
         return self._in_flight > 0
 
-    def flight_records(self) -> tuple[Calls, ...]:
+    def flight_records(self) -> tuple[FlightRecord, ...]:
         """The flight record of :meth:`wait`."""
         return self._calls,
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.topology import Topology
 from chainermn._types import Array
@@ -23,7 +23,7 @@ class Group:
     mpi_comm: MPI.Intracomm
     topology: Topology
     #: The flight record of the communicator, with its time limit.
-    calls: weakref.ref[Calls]
+    calls: weakref.ref[FlightRecord]
     #: Whether gradients on a device are packed by a single kernel.
     batched_copy: bool = False
     #: The dtype in which NCCL averages; ``None`` is that of Chainer's configuration.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from chainermn._consistency import mismatch
-    from chainermn._diagnostics.flight_recorder import CreationCalls
+    from chainermn._diagnostics.flight_recorder import CreationRecord
     from chainermn._types import Object
     from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
@@ -103,7 +103,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
     from chainermn._consistency import mismatch
     from chainermn._diagnostics import current_operations, unusable, watchdog
-    from chainermn._diagnostics.flight_recorder import CreationCalls
+    from chainermn._diagnostics.flight_recorder import CreationRecord
 
     unusable.check('create_communicator')
     watchdog.get().start()
@@ -115,10 +115,10 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             f'mpi_comm must be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
         mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
     create = current_operations.recorded('create_communicator')(_create)
-    return create(CreationCalls(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
+    return create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
 
 
-def _create(creation: CreationCalls, name: CommunicatorName, mpi_comm: MPI.Intracomm,
+def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intracomm,
             options: _Options, failure: mismatch.RemoteError | None) -> CommunicatorBase:
     """Create a communicator, or raise the same error on all ranks.
 

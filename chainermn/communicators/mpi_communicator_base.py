@@ -19,7 +19,7 @@ from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
 from chainermn._consistency.check import ConsistencyCheck
 from chainermn._diagnostics import flight_recorder, shutdown, unusable, watchdog
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._signature import pack
 from chainermn._tracing import recorder
@@ -123,7 +123,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     # --- timeout -----------------------------------------------------------------------------
 
-    def flight_records(self) -> tuple[Calls, ...]:
+    def flight_records(self) -> tuple[FlightRecord, ...]:
         """The flight records of this communicator."""
         return self._consistency.calls, self._messages.calls
 

@@ -66,11 +66,12 @@ def create_multi_node_optimizer(
             call ``cleargrads`` before each backward, as always. An update that broadcasts drops
             the accumulated gradients, and so do saving and loading; so take snapshots at
             iterations that are multiples of ``n_accumulations``.
-        compression: Encoding of the gradients: ``None``, ``'fp16'``, ``'bf16'``, ``'2bit'``, a dict
-            such as ``{'type': '2bit', 'threshold': 0.5}``, or your own compressor; see
-            :mod:`chainermn.communicators.compression`. With ``'2bit'``, the gradients that were
-            not sent yet are saved with the optimizer. They belong to the rank: only a snapshot of
-            each rank, as taken by the multi-node checkpointer, contains them for all ranks.
+        compression: Encoding of the gradients: ``None``, ``'fp16'``, ``'bf16'``, ``'2bit'``,
+            ``'powersgd'``, a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or your own
+            compressor; see :mod:`chainermn.communicators.compression`. With ``'2bit'`` and
+            ``'powersgd'``, the gradients that were not sent yet are saved with the optimizer. They
+            belong to the rank: only a snapshot of each rank, as taken by the multi-node
+            checkpointer, contains them for all ranks.
         overlap: If true, ``update(lossfun, ...)`` exchanges gradients in buckets while backward
             computes others, and waits for them before the step. The results are the same as
             without it; unlike with double buffering, each step uses the gradients of its own

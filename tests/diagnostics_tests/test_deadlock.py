@@ -16,7 +16,7 @@ import chainermn
 import chainermn.functions as mnf
 from chainermn._collectives import point_to_point
 from chainermn._diagnostics import deadlock
-from chainermn._diagnostics.flight_recorder import MessageCalls
+from chainermn._diagnostics.flight_recorder import MessageRecord
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ SEND, RECV = True, False
     ((RECV, 0), (SEND, 1), (0, 0, 0), False),  # an old notice
 ])
 def test_what_is_a_deadlock(mine, theirs, in_flight, is_deadlock):
-    calls = MessageCalls(MPI.COMM_SELF)
+    calls = MessageRecord(MPI.COMM_SELF)
     deadlocks = deadlock.Deadlocks(MPI.COMM_SELF, 0, calls)
     calls.sent[0, 1], calls.received[0, 1], deadlocks.n_marked_received[0] = 10, 20, 15
     to_peer, to_me, marked = in_flight

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn._diagnostics import flight_recorder
-from chainermn._diagnostics.flight_recorder import LENGTH, Calls
+from chainermn._diagnostics.flight_recorder import LENGTH, FlightRecord
 
 
 def texts(calls):
@@ -53,7 +53,7 @@ def test_messages(naive):
 
 
 def test_only_the_last_ones_are_recorded():
-    calls = Calls(MPI.COMM_WORLD)
+    calls = FlightRecord(MPI.COMM_WORLD)
     assert calls.newest is None
     for n in range(2 * LENGTH):
         calls.count += 1
@@ -64,7 +64,7 @@ def test_only_the_last_ones_are_recorded():
 
 
 def test_summary_joins_equal_calls():
-    calls = Calls(MPI.COMM_WORLD)
+    calls = FlightRecord(MPI.COMM_WORLD)
     for what in ['a', 'a', 'a', 'b 1', 'b 2', ('recv', -2, -1, None), 'a']:
         calls.count += 1
         calls.record(what)
@@ -74,7 +74,7 @@ def test_summary_joins_equal_calls():
 
 def test_ranks_are_those_of_the_world():
     reverse = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.rank)
-    assert Calls(reverse).ranks == tuple(range(MPI.COMM_WORLD.size))[::-1]
+    assert FlightRecord(reverse).ranks == tuple(range(MPI.COMM_WORLD.size))[::-1]
     reverse.Free()
 
 

@@ -90,7 +90,7 @@ def test_send_awaits_a_receiver_that_has_not_received_it(own):
 
 @needs_others
 def test_create_communicator_awaits_ranks_that_have_not_called_it():
-    calls = flight_recorder.CreationCalls(MPI.COMM_WORLD)
+    calls = flight_recorder.CreationRecord(MPI.COMM_WORLD)
     try:
         n = flight_recorder.creations[calls.ranks]
         for created, awaited in [(n, set()), (n - 1, OTHERS)]:
@@ -101,7 +101,7 @@ def test_create_communicator_awaits_ranks_that_have_not_called_it():
         flight_recorder.creations[calls.ranks] -= 1  # as none has been created
 
 
-A, B, C = (('Calls', ranks, 1) for ranks in [(0, 1), (1, 2), (0, 2)])
+A, B, C = (('FlightRecord', ranks, 1) for ranks in [(0, 1), (1, 2), (0, 2)])
 
 
 def at_end(ending, has_agreed=False, **entered):

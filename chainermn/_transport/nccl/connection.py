@@ -14,7 +14,7 @@ from mpi4py import MPI
 from chainermn import nccl
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import watchdog
-from chainermn._diagnostics.flight_recorder import Calls
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._types import Array, Device, DeviceEvent, NcclComm
 
 _Result = TypeVar('_Result')
@@ -38,7 +38,7 @@ class NcclGroup:
     """
 
     def __init__(self, mpi_comm: MPI.Comm, all_ranks: MPI.Comm | None = None,
-                 calls: Calls | None = None) -> None:
+                 calls: FlightRecord | None = None) -> None:
         self._mpi_comm = mpi_comm
         self._calls = None if calls is None else weakref.ref(calls)
         self._all_ranks = mpi_comm if all_ranks is None else all_ranks
