@@ -117,7 +117,7 @@ class ModelOperations(ObjectOperations):
         compressor = None if compression is None else _stateful(compression)
         gradients = ParameterList.of_model(model, 'grad', zero_fill)
         layout = gradients.layout(self._transport.allows_mixed_devices)
-        if compressor is not None:
+        if compressor is not None and gradients.on_host:
             self._hint_at_single_host()
         if compressor is not None or self._transport.needs_device:
             layout = self._layout(gradients, True, compressor)

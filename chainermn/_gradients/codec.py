@@ -8,6 +8,7 @@ from chainermn._gradients import compressors
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._transport import array_buffers
+from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor, Transport
 from chainermn._transport.encoded_mean import is_elementwise
 from chainermn._types import Array
@@ -26,7 +27,7 @@ class Codec:
     def __init__(self, compressor: Compressor, paths: Sequence[str],
                  check: Callable[[Callable[[], dict[str, str]]], None] | None = None) -> None:
         self.compressor = compressor
-        self.name = _state_name(paths)
+        self.name = f'{_signature.digest(list(paths)):x}'
         self._check = check
 
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
@@ -73,10 +74,9 @@ def average(transport: Transport, gradients: ParameterList, results: Sequence[Ar
         new_codec: Creates the codec of a compressor that encodes flat arrays.
     """
     if isinstance(compressor, PowerSGD):
-        compressor.mean(transport, gradients, results, _state_name(gradients.paths))
+        def mean(arrays: Sequence[Array], means: Sequence[Array]) -> None:
+            transport.mean(ArrayList.of(arrays), means)
+
+        compressor.mean(gradients.paths, gradients, gradients if results is None else results, mean)
     else:
         transport.mean_compressed(gradients, results, new_codec(gradients, compressor))
-
-
-def _state_name(paths: Sequence[str]) -> str:
-    return f'{_signature.digest(list(paths)):x}'

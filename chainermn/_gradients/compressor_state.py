@@ -13,25 +13,25 @@ from chainermn._types import Array, Serializer
 _Key = TypeVar('_Key', bound=Hashable)
 
 
-def serialize(serializer: Serializer, arrays: Mapping[_Key, Array], name: str = 'state'
+def serialize(serializer: Serializer, arrays: Mapping[_Key, Array], name: str
               ) -> dict[_Key, Array]:
     """Saves or loads arrays by key; keys are strings, integers or tuples of these.
 
     Args:
         serializer: A serializer of Chainer.
         arrays: The arrays to save.
-        name: The name of an array in the file, followed by its number.
+        name: The name of an array in the file, followed by its number; differs between compressors.
 
     Returns:
-        The saved or loaded arrays.  A file that was saved without a compressor has none.
+        The saved or loaded arrays; none if the file was saved without a compressor, or by another
+        one.
     """
     if isinstance(serializer, chainer.serializer.Deserializer):
         try:
-            saved = serializer('keys', None)
-        except KeyError:
-            saved = None
-        keys = [] if saved is None else ast.literal_eval(bytes(saved).decode())
-        return {key: serializer(f'{name}{n}', None) for n, key in enumerate(keys)}
+            keys = ast.literal_eval(bytes(serializer('keys', None)).decode())
+            return {key: serializer(f'{name}{n}', None) for n, key in enumerate(keys)}
+        except (KeyError, TypeError):  # there are no keys, or arrays of these names
+            return {}
     # As bytes, because HDF5 has no arrays of text.
     serializer('keys', np.frombuffer(repr(list(arrays)).encode(), np.uint8))
     for n, array in enumerate(arrays.values()):

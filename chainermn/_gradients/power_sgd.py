@@ -2,15 +2,13 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import chainer
 import numpy as np
 
 from chainermn._gradients import compressor_state
-from chainermn._transport.array_list import ArrayList
-from chainermn._transport.base import Transport
 from chainermn._types import Array, Serializer
 
 
@@ -39,7 +37,7 @@ class PowerSGD:
 
     rank: int
     min_compression_rate: float
-    #: ``{key}.error`` and ``{key}.q`` for each compressed gradient.
+    #: ``{path}.error`` and ``{path}.q`` for each compressed gradient.
     state: dict[str, Array]
 
     def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:
@@ -64,54 +62,52 @@ class PowerSGD:
         n, size = shape[0], int(np.prod(shape))
         return size >= self.min_compression_rate * self.rank * (n + size // n)
 
-    def mean(self, transport: Transport, arrays: ArrayList, results: Sequence[Array] | None,
-             name: str) -> None:
+    def mean(self, paths: Sequence[str], arrays: Sequence[Array], results: Sequence[Array],
+             average: Callable[[Sequence[Array], Sequence[Array]], None]) -> None:
         """Averages gradients.  Collective: every rank calls it.
 
         Args:
-            transport: Averages the thin matrices.
+            paths: The path of each gradient, which identifies its state.
             arrays: Gradients.
-            results: Arrays for the means; by default ``arrays``.
-            name: The name of the state for these gradients.
+            results: Arrays for the means.
+            average: Averages arrays over all ranks, into other arrays or themselves.
         """
-        targets = arrays if results is None else results
-        matrices = [self._matrix(x, target, f'{name}.{i}')
-                    for i, (x, target) in enumerate(zip(arrays, targets, strict=True))
+        matrices = [self._matrix(path, x, result)
+                    for path, x, result in zip(paths, arrays, results, strict=True)
                     if self.is_compressed(x.shape)]
         others = [i for i, x in enumerate(arrays) if not self.is_compressed(x.shape)]
         with np.errstate(all='ignore'):  # gradients may overflow
-            ps = [matrix.values @ self.state[f'{matrix.key}.q'] for matrix in matrices]
-            transport.mean(ArrayList.of([*ps, *(arrays[i] for i in others)]),
-                           [*ps, *(targets[i] for i in others)])
+            ps = [matrix.values @ self.state[f'{matrix.path}.q'] for matrix in matrices]
+            average([*ps, *(arrays[i] for i in others)], [*ps, *(results[i] for i in others)])
             ps = [chainer.backend.get_array_module(p).linalg.qr(p)[0] for p in ps]
             qs = [matrix.values.T @ p for matrix, p in zip(matrices, ps, strict=True)]
             if qs:
-                transport.mean(ArrayList.of(qs))
+                average(qs, qs)
             for matrix, p, q in zip(matrices, ps, qs, strict=True):
                 self._store(matrix, p, q)
 
-    def _matrix(self, x: Array, target: Array, key: str) -> _Matrix:
-        xp = chainer.backend.get_array_module(x)
+    def _matrix(self, path: str, x: Array, result: Array) -> _Matrix:
         dtype = np.promote_types(x.dtype, np.float32)
         values = x.reshape(len(x), -1)
-        error, q = self.state.get(f'{key}.error'), self.state.get(f'{key}.q')
+        device = chainer.backend.get_device_from_array(x)
+        error, q = self.state.get(f'{path}.error'), self.state.get(f'{path}.q')
         if error is None or q is None or error.shape != values.shape or error.dtype != dtype or (
-                not isinstance(error, xp.ndarray)):
+                q.shape != (values.shape[1], self.rank)):
             # The same random numbers on all ranks.
             random = np.random.RandomState(values.shape[0] * 65537 % 2**32)
-            q = xp.asarray(random.standard_normal((values.shape[1], self.rank)).astype(dtype))
-            error = xp.zeros(values.shape, dtype)
-            self.state[f'{key}.q'], self.state[f'{key}.error'] = q, error
-        return _Matrix(key, values + error, target)
+            q = random.standard_normal((values.shape[1], self.rank)).astype(dtype)
+            error = np.zeros(values.shape, dtype)
+        self.state[f'{path}.q'], self.state[f'{path}.error'] = device.send(q), device.send(error)
+        return _Matrix(path, values + self.state[f'{path}.error'], result)
 
     def _store(self, matrix: _Matrix, p: Array, q: Array) -> None:
-        """Writes the approximation to the target, and updates the state."""
+        """Writes the approximation to the result, and updates the state."""
         xp = chainer.backend.get_array_module(p)
         approximation = p @ q.T
-        matrix.target[...] = approximation.reshape(matrix.target.shape)
+        matrix.result[...] = approximation.reshape(matrix.result.shape)
         if xp.isfinite(approximation.sum()):  # equal on all ranks
-            xp.subtract(matrix.values, approximation, out=self.state[f'{matrix.key}.error'])
-            self.state[f'{matrix.key}.q'] = q
+            xp.subtract(matrix.values, approximation, out=self.state[f'{matrix.path}.error'])
+            self.state[f'{matrix.path}.q'] = q
 
     def reset(self) -> None:
         """Drops all state."""
@@ -119,7 +115,7 @@ class PowerSGD:
 
     def serialize(self, serializer: Serializer) -> None:
         """Saves or loads the state; see :meth:`chainer.Link.serialize`."""
-        self.state = compressor_state.serialize(serializer, self.state)
+        self.state = compressor_state.serialize(serializer, self.state, 'state')
 
     def __repr__(self) -> str:
         return f'powersgd rank={self.rank} min_compression_rate={self.min_compression_rate!r}'
@@ -128,6 +124,6 @@ class PowerSGD:
 class _Matrix(NamedTuple):
     """A gradient to be compressed."""
 
-    key: str
+    path: str
     values: Array  # the gradient plus the error, of shape (n, m)
-    target: Array
+    result: Array

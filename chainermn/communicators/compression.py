@@ -19,7 +19,7 @@ encoded arrays.
 With ``encoded_type``, the dtype of encoded arrays, and a method ``encoded_length(size)``, ``flat``
 averages the gradients of each host first, and encodes only parts that it sends to other hosts.
 
-:class:`PowerSGD` is no such object: it averages whole gradients, as products of thin matrices.
+:class:`PowerSGD` does not have these methods: it averages matrices as products of thin matrices.
 
 The ranks compare the ``repr`` of their compressors (the class name by default), so it should show
 the parameters.

@@ -16,7 +16,7 @@ from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
 
 if TYPE_CHECKING:
-    from chainermn.communicators.compression import Compressor
+    from chainermn.communicators.compression import Compressor, PowerSGD
 
 __all__ = ['create_multi_node_optimizer']
 
@@ -28,7 +28,7 @@ def create_multi_node_optimizer(
     zero_fill: bool = True,
     *,
     n_accumulations: int = 1,
-    compression: Compressor | Mapping[str, object] | str | None = None,
+    compression: Compressor | PowerSGD | Mapping[str, object] | str | None = None,
     overlap: bool | str = False,
     bucket_mb: float = 25,
 ) -> _MultiNodeOptimizer:
@@ -105,6 +105,10 @@ def create_multi_node_optimizer(
             raise TypeError('create_multi_node_optimizer needs a chainer.Optimizer as its first '
                             f'argument, got {actual_optimizer!r}.')
         compressor = compression_module.get(compression)
+        if isinstance(compressor, compression_module.PowerSGD) and (
+                double_buffering or (overlap and communicator.can_overlap)):
+            raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "
+                             'on pure_nccl with overlap')
         n_accumulations = _checked_number(n_accumulations)
         if double_buffering and n_accumulations > 1:
             raise ValueError('double_buffering=True cannot be combined with n_accumulations. '

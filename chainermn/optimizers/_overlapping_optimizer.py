@@ -180,7 +180,7 @@ def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
     A larger parameter gets its own bucket, with small ones that follow, such as its bias.  The
     first buckets are smaller, each at most half of what was sent before, so that the exchange
     starts early.  The last buckets are smaller, each at most a third of what is left, because
-    little of backward remains to hide their exchange.
+    little of backward remains to hide their exchange.  None is made smaller than 1 MiB.
     """
     buckets: list[list[str]] = []
     total = sum(sizes.values())

@@ -52,7 +52,7 @@ def test_lower_bounds_of_hosts():
     assert [hosts['ranks_of'](shape) for shape in ('2x1', '3x2', '3+1')] == [
         [1, 1], [2, 2, 2], [3, 1]]
     size = hosts['size_of']('resnet50')
-    seconds = size * 8 / 1e9
+    seconds = size * 8 / 1e9 / hosts['PAYLOAD']
     for method, shape, expected in [
             ('flat', '2x4', 1), ('gloo', '3x1', 4 / 3), ('flat, fp16', '2x1', .5),
             ('flat, 2bit', '4x1', 3 / 32), ('bcast_data', '3x1', 1),

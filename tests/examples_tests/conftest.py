@@ -29,7 +29,9 @@ def run(tmp_path):
             ['mpiexec', '-n', str(ranks), sys.executable, EXAMPLES / script, *options],
             cwd=tmp_path, timeout=seconds(50), text=True, capture_output=True,
             env=os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'})
-        assert (done.returncode, done.stderr) == (0, '')
+        said = [line for line in done.stderr.splitlines()
+                if 'compression makes exchanges slower on a single host' not in line]
+        assert (done.returncode, said) == (0, [])
         return done.stdout
 
     return run

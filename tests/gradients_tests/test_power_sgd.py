@@ -97,19 +97,15 @@ def test_minimum_compression_rate(shape, rank, rate, is_compressed):
 
 
 def test_numbers_sent(comm):
-    class Counting:
-        """Averages, and counts the numbers."""
+    sent = []
 
-        sent = 0
+    def average(arrays, results):
+        sent.extend(x.size for x in arrays)
+        comm._transport.mean(ArrayList.of(arrays), results)
 
-        def mean(self, arrays, results=None):
-            self.sent += sum(x.size for x in arrays)
-            comm._transport.mean(arrays, results)
-
-    counting = Counting()
-    arrays = ArrayList.of([normal(0, 200, 300), normal(0, 50)])
-    PowerSGD(rank=3).mean(counting, arrays, None, 'model')
-    assert counting.sent == 3 * (200 + 300) + 50
+    arrays = [normal(0, 200, 300), normal(0, 50)]
+    PowerSGD(rank=3).mean(['/W', '/b'], arrays, arrays, average)
+    assert sum(sent) == 3 * (200 + 300) + 50
 
 
 def test_infinities_are_passed_on_and_do_not_stay(comm):
@@ -184,6 +180,57 @@ def test_state_is_saved_with_the_optimizer(comm, tmp_path):
         update(one, 7)
     np.testing.assert_array_equal(optimizer.target.w0.array, other.target.w0.array)
     assert optimizer.compression.state
+
+
+def test_state_of_another_rank_of_the_approximation_is_dropped(comm):
+    compressor = PowerSGD(rank=1)
+    mean(comm, [normal(comm.rank, 30, 20)], compressor)
+    if comm.rank == 0:  # as after loading a snapshot that has the state of one rank
+        compressor.state = {key: value.repeat(3, axis=1) if key.endswith('.q') else value
+                            for key, value in compressor.state.items()}
+    else:
+        compressor.state = {}
+    mean(comm, [normal(comm.rank, 30, 20)], compressor)
+    assert [value.shape for key, value in compressor.state.items() if key.endswith('.q')] == [
+        (20, 1)]
+
+
+@pytest.mark.parametrize('saved, loaded', [('2bit', 'powersgd'), ('powersgd', '2bit'),
+                                           (None, 'powersgd'), ('powersgd', None)])
+def test_compression_may_change_between_runs(comm, saved, loaded, tmp_path):
+    path = tmp_path / f'{comm.rank}.npz'
+    for kind, act in [(saved, chainer.serializers.save_npz),
+                      (loaded, chainer.serializers.load_npz)]:
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(.1), comm, compression=kind).setup(Weight((30, 20)))
+        for _ in range(2):
+            optimizer.target.w0.grad = normal(comm.rank, 30, 20)
+            optimizer.update()
+        act(path, optimizer)
+        optimizer.target.w0.grad = normal(comm.rank, 30, 20)
+        optimizer.update()
+
+
+@pytest.mark.parametrize('options', [{'overlap': 'always', 'bucket_mb': 1e-3},
+                                     {'n_accumulations': 2}], ids=str)
+def test_with_other_options(comm, options):
+    """The ranks stay equal, and the state does not grow."""
+    np.random.seed(comm.rank)
+    model = chainer.Sequential(L.Linear(40, 30), L.Linear(30, 20))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(.1), comm, compression={'type': 'powersgd', 'rank': 1}, **options)
+    optimizer.setup(model)
+    for step in range(6):
+        x = normal(10 * step + comm.rank, 5, 40)
+        optimizer.update(lambda x: F.sum(model(x) ** 2) / 100, x)
+    comm.check_replicas(model)
+    assert len(optimizer.compression.state) == 4
+
+
+def test_double_buffering_is_rejected(comm):
+    with pytest.raises(ValueError, match='cannot be combined with double_buffering'):
+        chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(), comm, double_buffering=True, compression='powersgd')
 
 
 @pytest.mark.parametrize('parameters, error, message', [

@@ -11,7 +11,7 @@ from chainermn._transport.shared_memory.between_nodes import PART, SUM, Waiting,
 
 
 class Encoding:
-    """The compressor of the current exchange, and the name of its state for these arrays."""
+    """The compressor of the current exchange, and a prefix for the keys of its state."""
 
     compressor: SlicedCompressor
     name: str
@@ -30,11 +30,11 @@ class EncodedNodeSum:
         received: Memory for encoded parts, as large as for :class:`NodeSum`.
         waiting: Waits for requests.
         encoding: The compressor.
-        number: The number of the chunk.
+        key: Identifies the slice, for the state of the compressor.
     """
 
     def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
-                 waiting: Waiting, encoding: Encoding, number: int) -> None:
+                 waiting: Waiting, encoding: Encoding, key: str) -> None:
         parts, others = split(inter, data)
         self._inter = inter
         self._data = data
@@ -44,7 +44,7 @@ class EncodedNodeSum:
         self._memory = received.view(np.uint8)
         self._waiting = waiting
         self._encoding = encoding
-        self._number = number
+        self._key = f'{key}.{inter.size}'
         self._received: dict[int, np.ndarray] = {}
         self._requests: list[MPI.Request] = []
 
@@ -78,8 +78,15 @@ class EncodedNodeSum:
             part[...] = self._decode(self._received[node], part)
 
     def _encode(self, part: np.ndarray, node: int) -> np.ndarray:
-        encoding = self._encoding
-        return encoding.compressor.compress(part, f'{encoding.name}.{self._number}.{node}')
+        compressor, name = self._encoding.compressor, self._encoding.name
+        encoded = compressor.compress(part, f'{name}.{self._key}.{node}')
+        if encoded.dtype != compressor.encoded_type or (
+                encoded.shape != (compressor.encoded_length(part.size),)):
+            raise ValueError(
+                f'compressor {compressor!r} returned {encoded.dtype} {encoded.shape} for '
+                f'{part.size} values, but declares {compressor.encoded_type} '
+                f'({compressor.encoded_length(part.size)},)')
+        return encoded
 
     def _decode(self, encoded: np.ndarray, part: np.ndarray) -> np.ndarray:
         return self._encoding.compressor.decompress(encoded, part.size, part.dtype)

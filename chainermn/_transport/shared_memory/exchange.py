@@ -306,9 +306,11 @@ class SharedMemory:
             own = begin, end = chunking.slices(length, self._slices)[self._intra.rank]
             if self._inter is not None and begin < end:
                 data, received = output[begin:end], self._received[slot].view(dtype)
-                nodes = EncodedNodeSum(
-                    self._inter, data, received, self._waiting, self._encoding, number
-                ) if is_encoded else NodeSum(self._inter, data, received, self._waiting)
+                if is_encoded:
+                    nodes = EncodedNodeSum(self._inter, data, received, self._waiting,
+                                           self._encoding, f'{number}.{begin}-{end}')
+                else:
+                    nodes = NodeSum(self._inter, data, received, self._waiting)
         return inputs, self._intra.rank, output, own, nodes
 
     def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
@@ -326,7 +328,7 @@ class SharedMemory:
 
 
 def _outputs(topology: Topology) -> int:
-    """The number of outputs: of the chunks between ``reduce`` and ``unpack``."""
+    """One output for each chunk between ``reduce`` and ``unpack``."""
     return 2 * LAG + 2 * IN_FLIGHT * (topology.inter_size > 1)
 
 

@@ -23,12 +23,17 @@ def inter():
     mpi_comm.Free()
 
 
+def encoding(compressor):
+    encoding = Encoding()
+    encoding.compressor, encoding.name = compressor, 'model'
+    return encoding
+
+
 def mean(inter, compressor, slices, scale=SCALE):
     """Replaces slices by their means, two chunks in flight."""
-    encoding, waiting = Encoding(), Waiting()
-    encoding.compressor, encoding.name = compressor, 'model'
+    waiting, current = Waiting(), encoding(compressor)
     chunks = [EncodedNodeSum(inter, data, np.empty(data.size + SIZE, data.dtype), waiting,
-                             encoding, n) for n, data in enumerate(slices)]
+                             current, str(n)) for n, data in enumerate(slices)]
     for k in range(len(chunks) + 2):
         if k >= 2:
             chunks[k - 2].finish()
@@ -90,11 +95,21 @@ def test_residuals_belong_to_parts(inter):
     compressor = TwoBit(0.5)
     mean(inter, compressor, [np.full(64, .3, np.float32), np.full(32, .3, np.float32)])
     assert set(compressor.residuals) == {
-        f'model.{number}.{node}' for number in range(2) for node in range(SIZE)}
+        f'model.{number}.{SIZE}.{node}' for number in range(2) for node in range(SIZE)}
     others = [residual for key, residual in compressor.residuals.items()
               if not key.endswith(f'.{RANK}')]
     for residual in others:
         np.testing.assert_allclose(residual, .3)  # nothing was sent
+
+
+def test_a_compressor_that_breaks_its_declaration(inter):
+    class Wrong(Fp16):
+        def compress(self, x, key=None):
+            return super().compress(x, key)[1:]
+
+    with pytest.raises(ValueError, match=r'returned float16 .* but declares float16'):
+        EncodedNodeSum(inter, np.ones(100, np.float32), np.empty(200, np.float32), Waiting(),
+                       encoding(Wrong()), '0')._encode(np.ones(10, np.float32), 0)
 
 
 def test_infinities_reach_all_nodes(inter):
