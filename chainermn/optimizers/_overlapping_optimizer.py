@@ -189,7 +189,7 @@ def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
         if not buckets or size > free:
             buckets.append([])
             small = min(assigned // 2, (total - assigned) // 3)
-            free = max(min(bucket_bytes, max(_SMALLEST, small)), size + size // 8)
+            free = min(bucket_bytes, max(_SMALLEST, small, size + size // 8))
         buckets[-1].append(path)
         free -= size
         assigned += size

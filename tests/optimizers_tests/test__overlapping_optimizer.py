@@ -665,8 +665,9 @@ def test_first_and_last_buckets_are_smaller():
 @pytest.mark.mpi_skip
 def test_buckets_of_large_parameters():
     mb = 2**20
-    sizes = {'/a': 50 * mb, '/b': 8, '/c': 50 * mb, '/d': 8}
+    sizes = {'/a': 20 * mb, '/b': 8, '/c': 20 * mb, '/d': 8}
     assert _overlapping_optimizer._assigned(sizes, 25 * mb) == [['/a', '/b'], ['/c', '/d']]
+    assert _overlapping_optimizer._assigned(sizes, 1) == [['/a'], ['/b'], ['/c'], ['/d']]
 
 
 def test_buckets_that_differ(comm):
