@@ -116,7 +116,7 @@ def _problem(case: Case, status: int, output: str, took: float) -> str:
     rank = case.ranks - 1
     is_hang = _needs_a_limit(case)
     if case.place == 'before a communicator' and is_hang:
-        rank, cause, stack = 0, 'in create_communicator', 'what the others do is not known'
+        rank, cause, stack = 0, 'in create_communicator', 'the state of the others is unknown'
     elif _is_told_by_mpiexec(case):
         number = int(getattr(signal, case.way))
         report = rf'PID \d+ RUNNING AT {re.escape(os.uname().nodename)}\n(.*\n)*.*signal {number}\b'
