@@ -1,6 +1,6 @@
 """Casts between float32 and 16-bit formats on CPUs, with the results of IEEE 754 casts.
 
-NumPy casts float16 one value at a time; these functions take a third of the time.  They process as
+NumPy casts float16 one value at a time; these functions use vector instructions.  They process as
 many values at once as fit into the cache of a CPU.
 """
 from __future__ import annotations
