@@ -7,8 +7,9 @@ with an operation of its own; a rank inside another operation raises an error.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from mpi4py import MPI
@@ -41,6 +42,7 @@ _checks: list[Check] = []
 _callbacks: list[Callable[[], None]] = []
 _process = 0
 _has_ended = False
+_has_left_creation = False
 
 
 def add_group(mpi_comm: MPI.Intracomm) -> None:
@@ -58,6 +60,22 @@ def add_group(mpi_comm: MPI.Intracomm) -> None:
         MPI.COMM_SELF.Set_attr(key, True)
     if mpi_comm.size > 1 and watchdog.get().add_group(mpi_comm):
         node_monitor.register(mpi_comm)
+
+
+@contextlib.contextmanager
+def creation() -> Iterator[None]:
+    """Notes it if SystemExit or KeyboardInterrupt interrupts the creation of a communicator.
+
+    The other ranks are waiting there, so that the job is aborted if this rank then finishes.
+    """
+    global _has_left_creation
+    _has_left_creation = True
+    try:
+        yield
+    except Exception:
+        _has_left_creation = False
+        raise
+    _has_left_creation = False
 
 
 def wait_until_ready() -> None:
@@ -102,13 +120,10 @@ def _end() -> None:
     _has_ended = True
     try:
         if not global_except_hook.is_failing():
-            for check in _checks:
-                calls = check.calls
-                if 0 < calls.left_at == calls.count:  # it has entered no operation since
-                    left = calls.newest.text if calls.newest else ''
-                    global_except_hook.abort_job(
-                        'it left an incomplete operation, and reached the end of the program',
-                        f'The operation was {left}.\n')
+            if left := _incomplete_operation():
+                global_except_hook.abort_job(
+                    'it left an incomplete operation, and reached the end of the program',
+                    f'The operation was {left}.\n')
             _agree()
             rank_progress.has_agreed = True
             for callback in list(_callbacks):
@@ -118,6 +133,17 @@ def _end() -> None:
             global_except_hook.mark_finished()
     finally:
         unusable.shut_down()
+
+
+def _incomplete_operation() -> str:
+    """Returns the operation in which other ranks wait for this one; '' if there is none."""
+    if _has_left_creation:
+        return 'create_communicator'
+    for check in _checks:
+        calls = check.calls
+        if 0 < calls.left_at == calls.count and calls.newest:  # it has entered none since
+            return calls.newest.text
+    return ''
 
 
 def _agree() -> None:

@@ -102,7 +102,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
             '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
     from chainermn._consistency import mismatch
-    from chainermn._diagnostics import current_operations, unusable, watchdog
+    from chainermn._diagnostics import current_operations, shutdown, unusable, watchdog
     from chainermn._diagnostics.flight_recorder import CreationRecord
 
     unusable.check('create_communicator')
@@ -115,7 +115,8 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             f'mpi_comm must be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
         mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
     create = current_operations.recorded('create_communicator')(_create)
-    return create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
+    with shutdown.creation():
+        return create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
 
 
 def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intracomm,

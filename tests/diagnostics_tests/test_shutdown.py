@@ -52,9 +52,25 @@ def test_an_invalid_argument_is_reported_by_its_rank(tmp_path):
     assert 'TypeError: allreduce failed on rank 0' in done.stdout
 
 
+EXITS_FROM_CREATION = """
+from chainermn._transport import topology
+if comm.rank == 1:
+    topology.discover = lambda _: sys.exit(0)
+chainermn.create_communicator('flat').barrier()
+"""
+
+
+def test_an_exit_from_create_communicator_aborts_the_job(tmp_path):
+    done = run(tmp_path, EXITS_FROM_CREATION, ranks=3)
+    assert done.returncode != 0
+    assert 'rank 1 of 3' in done.stdout and 'it left an incomplete operation' in done.stdout
+    assert 'The operation was create_communicator.' in done.stdout
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize('body, agree', [
     ('comm.split(comm.rank % 2, 0).barrier()', '1'),
+    ('try: chainermn.create_communicator("unknown")\nexcept ValueError: pass', '1'),
     ('comm.split(comm.rank % 2, 0).barrier()', '0'),
     ('comm.finalize()', '1'),
     ('comm.split(0, 0).finalize(); comm.barrier(); sys.exit(0)', '1'),
