@@ -89,7 +89,8 @@ class ModelOperations(ObjectOperations):
         assert self._background is not None
         is_profitable = self._topology.inter_size > 1 or topology.are_cores_left(self._arrays)
         return MeanQueue(mpi_comm, self._queue_gradients, self._check_means, transport,
-                         self._background._codec, is_profitable)
+                         self._background._codec, is_profitable,
+                         self._background._consistency.calls)
 
     @collective_as('multi_node_mean_grad')
     def _queue_gradients(self, model: Model, zero_fill: bool, compression: object

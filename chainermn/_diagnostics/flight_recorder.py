@@ -82,6 +82,11 @@ class FlightRecord:
         return type(self).__name__, self.ranks, self.number
 
     @property
+    def effective_timeout(self) -> float | None:
+        """The timeout that applies to its operations."""
+        return self.timeout
+
+    @property
     def entered(self) -> int:
         """The number of operations entered so far for which this rank needs the others."""
         return self.count
@@ -138,17 +143,32 @@ class CreationRecord(FlightRecord):
 
 
 class BackgroundRecord(FlightRecord):
-    """The calls that wait for a queue of exchanges; the ranks need each other for the exchanges."""
+    """The calls that wait for a queue of exchanges; the ranks need each other for the exchanges.
 
-    __slots__ = 'exchanges',
+    Args:
+        mpi_comm: The communicator.
+        transport: The flight record of the communicator that the exchanges use.
+    """
 
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+    __slots__ = '_transport', 'exchanges'
+
+    def __init__(self, mpi_comm: MPI.Intracomm, transport: FlightRecord) -> None:
         super().__init__(mpi_comm)
+        self.number = transport.number
+        self._transport = transport
         self.exchanges = 0
+
+    @property
+    def effective_timeout(self) -> float | None:
+        return self._transport.timeout
 
     @property
     def entered(self) -> int:
         return self.exchanges
+
+    @property
+    def name(self) -> str:
+        return f'gradient queue of {ranks_text(self.ranks)}'
 
 
 class _WithCallSite(NamedTuple):

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from chainermn._diagnostics import flight_recorder
 from chainermn._diagnostics.flight_recorder import (
+    BackgroundRecord,
     CreationRecord,
     FlightRecord,
     Key,
@@ -71,7 +72,8 @@ def awaited(calls: FlightRecord, operation: str, finished: Mapping[int, Progress
     if isinstance(calls, CreationRecord):
         return {rank for rank in calls.ranks if rank in finished and
                 finished[rank].creations.get(calls.ranks, 0) < creations[calls.ranks]}
-    if operation in _BLOCKING or isinstance(calls, MessageRecord):
+    if not isinstance(calls, BackgroundRecord) and (
+            operation in _BLOCKING or isinstance(calls, MessageRecord)):
         return _awaited_by_message(calls, operation, finished)
     return {rank for rank in calls.ranks if rank in finished
             and finished[rank].entered.get(calls.key, math.inf) < calls.entered}

@@ -76,7 +76,7 @@ class Snapshot:
     @property
     def timeout(self) -> float | None:
         """The timeout of the communicator in seconds; ``None`` if it has none of its own."""
-        return self._calls[0].timeout if self._calls else None
+        return self._calls[0].effective_timeout if self._calls else None
 
     @property
     def state(self) -> ThreadState:

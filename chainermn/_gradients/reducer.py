@@ -60,13 +60,14 @@ class MeanQueue:
         transport: Averages; only this object uses it, on a communicator of its own.
         new_codec: Creates the codec of an exchange.
         is_profitable: Whether the exchange leaves a core to each rank for computing.
+        calls: The flight record of the background communicator, which has its timeout.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, gradients: Gradients,
                  check: Callable[[Model], None], transport: Transport, new_codec: NewCodec,
-                 is_profitable: bool) -> None:
+                 is_profitable: bool, calls: FlightRecord) -> None:
         self._control = mpi_comm
-        self._calls = BackgroundRecord(mpi_comm)
+        self._calls = BackgroundRecord(mpi_comm, calls)
         self._turns = mpi_comm.Dup()  # for the thread
         self._transport = transport
         self._new_codec = new_codec

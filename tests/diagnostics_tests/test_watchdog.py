@@ -91,6 +91,12 @@ HANGS = {
 }
 
 
+QUEUE = """
+queue = comm.mean_queue()
+if comm.rank == 0:
+    queue.submit({'w': x})
+    queue.wait()
+"""
 #: Reported without a timeout, since the wait cannot end.
 ENDED = {
     'recv': 'if comm.rank == 0: comm.recv(1, 3)',
@@ -100,7 +106,17 @@ ENDED = {
     'another communicator': 'if comm.rank == 0: chainermn.create_communicator("naive")',
     # At the end the ranks agree on the world first.
     'a part': 'part = comm.split(0, comm.rank)\nif comm.rank == 0: part.barrier()',
+    'a queue': QUEUE,
 }
+#: The others submit the last gradients late, and finish at once.
+SLOW_QUEUE = """
+queue = comm.mean_queue()
+for n in range(3):
+    queue.submit({'w': np.ones(1 << 20, 'f')})
+    time.sleep(3 * (n == comm.rank))
+    if n < 2: queue.wait()
+if comm.rank: queue.wait()
+"""
 WENT_ON = 'print("went on", flush=True)'
 #: Ranks that wait often, but never long.
 SLOW = """
@@ -117,9 +133,12 @@ JOBS = {
                           {'timeout': '0', 'CHAINERMN_AGREE': '0'}),
     'limit of a part': (['comm.set_config("timeout", 1)\npart = comm.split(0, comm.rank)\n'
                          'load() if comm.rank else part.barrier()', 2], {'timeout': '1000'}),
+    'limit of a queue': (['comm.set_config("timeout", 1)\n'
+                          f'{QUEUE}load()', 2], {'timeout': '1000'}),
     'no limit': (['comm = chainermn.create_communicator("naive", timeout=0)\n'
                   f'time.sleep(3 * comm.rank)\ncomm.barrier()\n{WENT_ON}', 2], {}),
     'slow': ([SLOW + WENT_ON, 2], {}),
+    'slow queue': ([SLOW_QUEUE + WENT_ON, 2], {'timeout': '0'}),
     'no communicator': (['from chainermn._diagnostics import watchdog\n'
                          'watchdog._watchdog._groups.clear()\n'
                          'if comm.rank == 2: load()\nchainermn.create_communicator("naive")'],
@@ -195,13 +214,14 @@ def test_an_invalid_timeout_in_the_environment_is_an_error(runs):
 
 
 @starts
-def test_split_communicators_have_the_same_timeout(runs):
-    status, output = runs['limit of a part'].result()
+@pytest.mark.parametrize('part', ['a part', 'a queue'])
+def test_parts_of_a_communicator_have_the_same_timeout(runs, part):
+    status, output = runs[f'limit of {part}'].result()
     assert status != 0 and 'the timeout is 1 s' in output
 
 
 @starts
-@pytest.mark.parametrize('name', ['no limit', 'slow'])
+@pytest.mark.parametrize('name', ['no limit', 'slow', 'slow queue'])
 def test_slow_ranks_are_not_reported(runs, name):
     status, output = runs[name].result()
     assert (status, output.count('went on'), 'chainermn' in output) == (0, 2, False)
