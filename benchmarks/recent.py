@@ -25,29 +25,28 @@ def work(kind: str, folder: str) -> None:
     from mpi4py import MPI
 
     import chainermn
+    from chainermn._signature import identifier
 
     comm = chainermn.create_communicator('naive')
     check = comm._consistency
     calls, x = check.calls, np.ones(1, 'f')
 
-    def same(self, header, details=None):
-        """As it is, without the lines that keep the call."""
-        if not self.is_active:
-            return True
-        self.mpi_comm.Allgather(header, self._received)
-        if self._received == header * self._size:
-            return True
-        self._compare(self._headers(), details)
-        return False
+    def gather_equal(self, signature, block):
+        """As it is, without the lines that record the call."""
+        blocks = self._exchange.gather_equal(identifier(signature), block)
+        if blocks is None:
+            self._compare(signature)
+        return blocks
 
-    ways = {'without': (same, calls.ring.append),
-            'with': (type(check).same, calls.ring.append),
-            'with sites': (type(check).same, calls._record_with_call_site)}
+    recorded = type(check).gather_equal
+    ways = {'without': (gather_equal, calls.ring.append),
+            'with': (recorded, calls.ring.append),
+            'with sites': (recorded, calls._record_with_call_site)}
 
     def turn(command: tuple[str, int]) -> float:
         way, n = command
         function, calls.record = ways[way]
-        check.same = types.MethodType(function, check)
+        check.gather_equal = types.MethodType(function, check)
         MPI.COMM_WORLD.Barrier()
         start = time.perf_counter()
         for _ in range(n):

@@ -32,15 +32,18 @@ def work(kind: str, folder: str) -> None:
     from mpi4py import MPI
 
     import chainermn
+    from chainermn import _signature
+    from chainermn._consistency.exchange import Exchange
     from chainermn._tracing import recorder
 
     comm = chainermn.create_communicator('flat')
     check = comm._consistency
-    tracer, allgather, timeline = comm._tracer, check._allgather, recorder.get()
+    tracer, timeline = comm._tracer, recorder.get()
+    exchanges = {True: check._exchange, False: Exchange(check.mpi_comm, _signature.SIZE)}
 
     def switch(on: bool) -> None:
         comm._tracer = tracer if on else None
-        check._allgather = allgather if on else check.mpi_comm.Allgather
+        check._exchange = exchanges[on]
         recorder._current = timeline if on else None
 
     one = np.ones(1, 'f')

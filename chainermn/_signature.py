@@ -48,7 +48,8 @@ _STRUCT = struct.Struct(f'=BBHiBBBBxxxxq{MAX_INLINE_DIMS}q')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size
 MAX_UPDATE = 2**16 - 1
-_NUMBER_BETWEEN = struct.Struct(f'=16sq{8 * MAX_INLINE_DIMS}s')
+#: Size of an identifier in bytes.
+IDENTIFIER_SIZE = 6
 
 
 class CallSignature(NamedTuple):
@@ -113,15 +114,20 @@ def pack(operation: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = N
 
 def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignature:
     """Reads a signature from a buffer."""
-    return _unpack(bytes(memoryview(data)[offset:offset + SIZE]))
+    return _unpack(bytes(data[offset:offset + SIZE]))
 
 
-def numbers(signatures: bytes | bytearray, like: bytes) -> list[int] | None:
-    """The numbers in a buffer of signatures; None if anything else differs from ``like``."""
-    first, _, last = _NUMBER_BETWEEN.unpack(like)
-    parts = [*_NUMBER_BETWEEN.iter_unpack(signatures)]
-    found = [number for begin, number, end in parts if begin == first and end == last]
-    return found if len(found) == len(parts) else None
+@functools.lru_cache(maxsize=4096)
+def identifier(signature: bytes) -> bytes:
+    """A digest of the parts of a signature that identify a call.
+
+    It differs between ranks if their calls do not match.  If all parts must be equal, it also
+    differs if only the devices or the updates do, which may.
+    """
+    call = unpack(signature)
+    equal = EQUAL[call.operation]
+    parts = signature if equal == SHAPE else repr(call.key(equal)).encode()
+    return hashlib.blake2b(parts, digest_size=IDENTIFIER_SIZE).digest()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn import _signature
-from chainermn._signature import CALL, DTYPE, EQUAL, SHAPE, CallSignature, pack, unpack
+from chainermn._signature import CALL, DTYPE, EQUAL, SHAPE, CallSignature, identifier, pack, unpack
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -88,12 +88,29 @@ def test_digest(a, b):
     assert (_signature.digest(a) == _signature.digest(b)) == (list(a.items()) == list(b.items()))
 
 
-def test_numbers():
-    signatures = [pack('gather_obj', root=1, number=number) for number in (0, -1, 2**62)]
-    assert _signature.numbers(b''.join(signatures), signatures[2]) == [0, -1, 2**62]
-    for other in (pack('gather_obj', root=0), pack('scatter_obj', root=1),
-                  pack('gather_obj', root=1, failed=True), pack('gather_obj', (1,), root=1)):
-        assert _signature.numbers(bytearray(signatures[0] + other), signatures[0]) is None
+def test_equal_calls_have_equal_identifiers():
+    f4, f8 = np.dtype('f4'), np.dtype('f8')
+    same = [
+        (pack('barrier'), pack('barrier')),
+        (pack('gather', (3,), f4, root=1), pack('gather', (2, 2), f4, root=1, device=True)),
+        (pack('bcast', root=0), pack('bcast', (5,), f8, root=0)),
+        (pack('gather_obj', root=1, number=5), pack('gather_obj', root=1, number=7)),
+        (pack('allreduce', (3,), f4, op='sum'), pack('allreduce', (3,), f4, op='sum'))]
+    different = [
+        (pack('barrier'), pack('split')),
+        (pack('gather', (3,), f4, root=1), pack('gather', (3,), f8, root=1)),
+        (pack('gather', (3,), f4, root=1), pack('gather', (3,), f4, root=0)),
+        (pack('gather', (3,), f4, root=1), pack('allgather', (3,), f4)),
+        (pack('allreduce', (3,), f4, op='sum'), pack('allreduce', (2,), f4, op='sum')),
+        (pack('allreduce', (3,), f4, op='sum'), pack('allreduce', (3,), f4, op='max')),
+        (pack('allreduce', (3,), f4, op='sum'), pack('multi_node_mean', (3,), f4, op='sum')),
+        (pack('bcast_data', number=1), pack('bcast_data', number=2))]
+    for a, b in same:
+        assert identifier(a) == identifier(b)
+    for a, b in different:
+        assert identifier(a) != identifier(b)
+    assert {len(identifier(each)) for pair in same for each in pair} == {
+        _signature.IDENTIFIER_SIZE}
 
 
 def test_digest_is_the_same_in_every_process():

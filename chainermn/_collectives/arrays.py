@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from chainermn import _signature
 from chainermn._collectives import nonblocking
 from chainermn._collectives.activations import Activation, Activations
+from chainermn._collectives.inline_arrays import InlineArrays, array_of, has_data
 from chainermn._collectives.nonblocking import Request
-from chainermn._collectives.operation import Operations, collective, traced
+from chainermn._collectives.operation import collective, traced
 from chainermn._collectives.point_to_point import Messages
 from chainermn._diagnostics.flight_recorder import FlightRecord
-from chainermn._signature import CallSignature, pack
+from chainermn._signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
+from chainermn._transport.base import Transport
 from chainermn._types import Array
 
 #: How the shapes of one array per rank are sent: a common shape in the signature of the call; one
@@ -19,7 +21,7 @@ from chainermn._types import Array
 _HOMOGENEOUS, _SHORT, _LONG = range(3)
 
 
-class ArrayOperations(Operations):
+class ArrayOperations(InlineArrays):
     """Array operations of a communicator on MPI."""
 
     _messages: Messages
@@ -73,81 +75,108 @@ class ArrayOperations(Operations):
         root = array_buffers.checked_root(root, self.size)
         array = array_buffers.checked(x) if self.rank == root else None
         signature = pack('bcast', root=root) if array is None else packed('bcast', array, root)
-        signatures = self._consistency.exchange(signature)
-        shape = self._shapes(signatures, array)[root]
-        dtype, device = signatures[root].dtype, signatures[root].device
-        received = self._transport_for(device).bcast(array, shape, dtype, device, root)
+        message = self._consistency.bcast(
+            signature, root, b'' if array is None else self._inline(array))
+        if len(message) > SIZE:
+            return array_of(message) if array is None else x
+        call = unpack(message)
+        shape = self._shapes([call] * self._size, array)[root]
+        received = self._transport_for(call.device).bcast(
+            array, shape, call.dtype, call.device, root)
         return received if array is None else x
 
     @collective
     def gather(self, x: Array, root: int = 0) -> tuple[Array, ...] | None:
         root = array_buffers.checked_root(root, self.size)
         array = array_buffers.checked(x)
-        signatures = self._consistency.exchange(packed('gather', array, root))
-        shapes = self._shapes(signatures, array)
-        homogeneous = len({signature.device for signature in signatures}) == 1
-        transport = self._transport_for(array_buffers.on_device(array), homogeneous)
-        return transport.gather(array, shapes, root)
+        signature = packed('gather', array, root)
+        messages = self._consistency.gather(signature, self._inline(array))
+        if has_data(messages):
+            return self._received(messages, signature, array) if self._rank == root else None
+        calls = [*map(unpack, messages)]
+        return self._transport_of(calls).gather(array, self._shapes(calls, array), root)
 
     @collective
     def allgather(self, x: Array) -> tuple[Array, ...]:
         array = array_buffers.checked(x)
-        signatures = self._consistency.exchange(packed('allgather', array))
-        homogeneous = len({signature.device for signature in signatures}) == 1
-        transport = self._transport_for(array_buffers.on_device(array), homogeneous)
-        return transport.allgather(array, self._shapes(signatures, array))
+        signature = packed('allgather', array)
+        messages = self._consistency.gather(signature, self._inline(array))
+        if has_data(messages):
+            return self._received(messages, signature, array)
+        calls = [*map(unpack, messages)]
+        return self._transport_of(calls).allgather(array, self._shapes(calls, array))
 
     @collective
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+        if (stack := self._inline_stack(xs)) is not None:
+            shape, dtype, data = stack
+            signature = pack('alltoall', shape, dtype, number=_HOMOGENEOUS)
+        else:
+            arrays, data = self._checked_sequence(xs), b''
+            kind, shape = _kind_of([array.shape for array in arrays])
+            signature = pack('alltoall', shape, arrays[0].dtype, number=kind,
+                             device=array_buffers.on_device(arrays[0]))
+        messages = self._consistency.gather(signature, data)
+        if has_data(messages):
+            return self._received(messages, signature, xs[self._rank], self._rank)
         arrays = self._checked_sequence(xs)
         shapes = [array.shape for array in arrays]
-        kind, shape = _kind_of(shapes)
-        device = array_buffers.on_device(arrays[0])
-        signatures = self._consistency.exchange(
-            pack('alltoall', shape, arrays[0].dtype, device=device, number=kind))
-        kind = max(signature.number for signature in signatures)
-        if kind == _HOMOGENEOUS and len({signature.shape for signature in signatures}) > 1:
+        calls = [*map(unpack, messages)]
+        kind = max(call.number for call in calls)
+        if kind == _HOMOGENEOUS and len({call.shape for call in calls}) > 1:
             kind = _SHORT
         if kind == _LONG:
             shapes = self._arrays.alltoall(shapes)
         elif kind == _SHORT:
-            received = bytearray(_signature.SIZE * self.size)
-            self._arrays.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), received)
-            shapes = [_signature.unpack(received, _signature.SIZE * rank).shape
-                      for rank in range(self.size)]
-        homogeneous = len({signature.device for signature in signatures}) == 1
-        transport = self._transport_for(device, homogeneous)
-        return transport.alltoall(arrays, shapes, kind == _HOMOGENEOUS)
+            theirs = bytearray(SIZE * self.size)
+            self._arrays.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), theirs)
+            shapes = [unpack(theirs, SIZE * rank).shape for rank in range(self.size)]
+        return self._transport_of(calls).alltoall(arrays, shapes, kind == _HOMOGENEOUS)
 
     @collective
     def scatter(self, xs: Array, root: int = 0) -> Array:
-        arrays: list[Array] = []
         root = array_buffers.checked_root(root, self.size)
-        if self.rank == root:
-            arrays = self._checked_sequence(xs)
-        if self.rank != root:
-            signature = self._consistency.exchange(pack('scatter', root=root))[root]
-            shape = signature.shape
-            if signature.number == _LONG:
-                shape = self._arrays.scatter(None, root)
-            elif signature.number == _SHORT:
-                mine = bytearray(_signature.SIZE)
-                self._arrays.Scatter(None, mine, root)
-                shape = _signature.unpack(mine).shape
-            return self._transport_for(signature.device).scatter(
-                [], shape, signature.dtype, signature.device, signature.number == _HOMOGENEOUS,
-                root)
+        if self._rank != root:
+            return self._scattered(root)
+        if (stack := self._inline_stack(xs)) is not None:
+            shape, dtype, data = stack
+            self._consistency.bcast(
+                pack('scatter', shape, dtype, root, number=_HOMOGENEOUS), root, data)
+            return xs[root].copy()
+        arrays = self._checked_sequence(xs)
         shapes = [array.shape for array in arrays]
         kind, shape = _kind_of(shapes)
         dtype, device = arrays[0].dtype, array_buffers.on_device(arrays[0])
-        self._consistency.exchange(pack('scatter', shape, dtype, root, number=kind, device=device))
+        self._consistency.bcast(
+            pack('scatter', shape, dtype, root, number=kind, device=device), root)
         if kind == _LONG:
             self._arrays.scatter(shapes, root)
         elif kind == _SHORT:
             self._arrays.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
-                                 bytearray(_signature.SIZE), root)
+                                 bytearray(SIZE), root)
         return self._transport_for(device).scatter(
             arrays, arrays[root].shape, dtype, device, kind == _HOMOGENEOUS, root)
+
+    def _scattered(self, root: int) -> Array:
+        """Receives the array that the root scatters to this rank."""
+        message = self._consistency.bcast(pack('scatter', root=root), root)
+        if len(message) > SIZE:
+            return array_of(message, self._rank)
+        call = unpack(message)
+        shape = call.shape
+        if call.number == _LONG:
+            shape = self._arrays.scatter(None, root)
+        elif call.number == _SHORT:
+            mine = bytearray(SIZE)
+            self._arrays.Scatter(None, mine, root)
+            shape = unpack(mine).shape
+        return self._transport_for(call.device).scatter(
+            [], shape, call.dtype, call.device, call.number == _HOMOGENEOUS, root)
+
+    def _transport_of(self, calls: Sequence[CallSignature]) -> Transport:
+        """The transport for the arrays of these calls."""
+        devices = {call.device for call in calls}
+        return self._transport_for(calls[self._rank].device, len(devices) == 1)
 
     def _checked_sequence(self, xs: Array) -> list[Array]:
         """Checks one array per rank, all of one dtype."""
@@ -167,11 +196,12 @@ class ArrayOperations(Operations):
             raise TypeError('the arrays for the ranks must be all on the host or all on a device')
         return arrays
 
-    def _shapes(self, signatures: Sequence[CallSignature], array: Array) -> list[tuple[int, ...]]:
+    def _shapes(self, calls: Sequence[CallSignature], array: Array | None
+                ) -> list[tuple[int, ...]]:
         """The shapes on all ranks; shapes with many dimensions need a second exchange."""
-        if any(signature.ndim > _signature.MAX_INLINE_DIMS for signature in signatures):
+        if any(call.ndim > _signature.MAX_INLINE_DIMS for call in calls):
             return self._arrays.allgather(getattr(array, 'shape', ()))
-        return [signature.shape for signature in signatures]
+        return [call.shape for call in calls]
 
 
 def packed(operation: str, array: Array, root: int = -1, op: str = '') -> bytes:

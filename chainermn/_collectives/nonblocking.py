@@ -172,13 +172,6 @@ class Request:
             self._step, self._error = None, error
 
 
-def largest_tag() -> int:
-    """The largest tag of a message; some MPI libraries define it only for COMM_WORLD."""
-    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-    assert isinstance(tag, int)
-    return tag
-
-
 def waitall(requests: Iterable[Request]) -> list[Arrays]:
     """Waits for all requests; returns their results, or raises the first error."""
     requests = [requests] if isinstance(requests, Request) else list(requests)

@@ -4,17 +4,19 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
 
+from chainermn._collectives.inline_arrays import has_data
 from chainermn._collectives.operation import Operations, collective, collective_as, traced
 from chainermn._collectives.point_to_point import Messages
-from chainermn._signature import pack
+from chainermn._signature import SIZE, pack, unpack
 from chainermn._transport import array_buffers
 from chainermn._transport.elementwise import check_op
 from chainermn._transport.pickling import Pickled, chunks, load
-from chainermn._types import Object
+from chainermn._types import Buffer, Object
 
 #: Largest pickle, in bytes, that is broadcast without a second exchange.
 _SINGLE = 2**24
@@ -45,7 +47,11 @@ class ObjectOperations(Operations):
         root = array_buffers.checked_root(root, self.size)
         pickled = Pickled(obj) if self.rank == root else None
         number = 0 if pickled is None else _nbytes(pickled, _SINGLE)
-        nbytes = self._consistency.numbers(pack('bcast_obj', root=root, number=number))[root]
+        data = b'' if pickled is None else self._inline_pickle(pickled)
+        message = self._consistency.bcast(pack('bcast_obj', root=root, number=number), root, data)
+        if len(message) > SIZE:
+            return obj if pickled is not None else load(message[SIZE:], (), root, self._rank)
+        nbytes = unpack(message).number
         parts = self._memory_for_parts(pickled, root) if not nbytes else [
             np.empty(nbytes, np.uint8)] if pickled is None else pickled.parts
         for part in parts:
@@ -65,22 +71,11 @@ class ObjectOperations(Operations):
 
     @collective
     def gather_obj(self, obj: Object, root: int = 0) -> list[Object] | None:
-        root = array_buffers.checked_root(root, self.size)
-        pickled = Pickled(obj)
-        lengths = self._consistency.numbers(
-            pack('gather_obj', root=root, number=_nbytes(pickled, _SMALL)))
-        if not all(lengths):
-            objs = self._messages.exchange(
-                {root: pickled}, range(self.size) if self.rank == root else ())
-            return objs if self.rank == root else None
-        length = max(lengths)
-        received = bytearray(length * self.size) if self.rank == root else None
-        self._arrays.Gather(pickled.stream.ljust(length), received, root)
-        return None if received is None else self._loaded(received, length)
+        return self._gathered('gather_obj', obj, array_buffers.checked_root(root, self.size))
 
     @collective
     def allgather_obj(self, obj: Object) -> list[Object]:
-        return self._allgather_obj('allgather_obj', obj)
+        return cast('list[Object]', self._gathered('allgather_obj', obj))
 
     @collective
     def scatter_obj(self, objs: Sequence[Object] | None, root: int = 0) -> Object:
@@ -93,43 +88,65 @@ class ObjectOperations(Operations):
             pickled = [Pickled(obj) for obj in objs]
         lengths = [_nbytes(each, _SMALL) for each in pickled]
         number = max(lengths) if lengths and all(lengths) else 0
-        length = self._consistency.numbers(pack('scatter_obj', root=root, number=number))[root]
+        sent = b''.join([each.stream.ljust(number) for each in pickled]) if number else b''
+        message = self._consistency.bcast(
+            pack('scatter_obj', root=root, number=number), root,
+            sent if len(sent) <= self._consistency.capacity else b'')
+        length = unpack(message).number
         if not length:
             return self._messages.exchange(dict(enumerate(pickled)), [root])[0]
-        sent = b''.join([each.stream.ljust(length) for each in pickled]) if pickled else None
-        received = bytearray(length)
-        self._arrays.Scatter(sent, received, root)
+        if len(message) > SIZE:
+            start = SIZE + length * self.rank
+            received = message[start:start + length]
+        else:
+            received = bytearray(length)
+            self._arrays.Scatter(sent or None, received, root)
         return load(received, (), root, self.rank)
 
     @collective
     def allreduce_obj(self, obj: Object, op: str = 'sum') -> Object:
-        objs = self._allgather_obj('allreduce_obj', obj, op)
+        check_op(op)
+        objs = cast('list[Object]', self._gathered('allreduce_obj', obj, op=op))
         return functools.reduce(_OPS[op], objs)
 
-    def _allgather_obj(self, operation: str, obj: Object, op: str | None = None
-                       ) -> list[Object]:
-        if operation == 'allreduce_obj':
-            check_op(op)
-        pickled = Pickled(obj)
-        lengths = self._consistency.numbers(
-            pack(operation, op=op or '', number=_nbytes(pickled, _SMALL)))
-        if not all(lengths):
-            ranks = range(self.size)
-            return self._messages.exchange(dict.fromkeys(ranks, pickled), ranks)
-        length = max(lengths)
-        received = bytearray(length * self.size)
-        self._arrays.Allgather(pickled.stream.ljust(length), received)
-        return self._loaded(received, length)
+    def _gathered(self, operation: str, obj: Object, root: int = -1, op: str = ''
+                  ) -> list[Object] | None:
+        """Returns the objects of all ranks on the root, or on all ranks if there is none."""
+        pickled, is_receiver = Pickled(obj), root in (-1, self._rank)
+        messages = self._consistency.gather(
+            pack(operation, (), None, root, op, False, _nbytes(pickled, _SMALL)),
+            self._inline_pickle(pickled))
+        if has_data(messages):
+            streams: Sequence[Buffer] = [message[SIZE:] for message in messages]
+        else:
+            lengths = [unpack(message).number for message in messages]
+            if not all(lengths):
+                dests = [root] if root >= 0 else range(self.size)
+                objs = self._messages.exchange(dict.fromkeys(dests, pickled),
+                                               range(self.size) if is_receiver else ())
+                return objs if is_receiver else None
+            streams = self._gathered_streams(pickled.stream, max(lengths), root)
+        if not is_receiver:
+            return None
+        return [load(stream, (), source, self._rank) for source, stream in enumerate(streams)]
 
-    def _loaded(self, received: bytearray, length: int) -> list[Object]:
-        """Unpickles the object of each rank from a buffer padded to equal lengths."""
+    def _gathered_streams(self, stream: bytes, length: int, root: int) -> list[Buffer]:
+        """Gathers pickles, padded to a length; with a root, the result is only valid there."""
+        padded, received = stream.ljust(length), bytearray(length * self.size)
+        if root < 0:
+            self._arrays.Allgather(padded, received)
+        else:
+            self._arrays.Gather(padded, received if root == self.rank else None, root)
         view = memoryview(received)
-        return [load(view[source * length:(source + 1) * length], (), source, self.rank)
-                for source in range(self.size)]
+        return [view[length * source:length * (source + 1)] for source in range(self.size)]
+
+    def _inline_pickle(self, pickled: Pickled) -> bytes:
+        """The pickle, if it is exchanged with the signature of its call."""
+        nbytes = _nbytes(pickled, self._consistency.capacity)
+        return pickled.stream if nbytes else b''
 
 
 def _nbytes(pickled: Pickled, most: int) -> int:
     """The length of a pickle; 0 if it is longer than ``most`` or has out-of-band buffers."""
     nbytes = len(pickled.stream)
     return nbytes if nbytes <= most and not pickled.buffers else 0
-

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._collectives.nonblocking import Receive, Receives, blocking, largest_tag
+from chainermn._collectives.nonblocking import Receive, Receives, blocking
+from chainermn._consistency import tags
 from chainermn._transport import array_buffers
 from chainermn._transport.pickling import CHUNK, Pickled, load
 from chainermn._types import Object
@@ -27,12 +28,13 @@ class Payloads:
         self.mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._numbers = itertools.count()
-        #: Tags that no payload number uses: for notices, and for collective calls.
-        self.notices, self._collective = largest_tag(), largest_tag() - 1
+        reserved = tags.reserved()
+        self.notices, self._collective = reserved.notice, reserved.collective
+        self._n_numbers = min(reserved)
 
     def new_number(self) -> int:
         """A tag that no other payload of this rank in flight has."""
-        return next(self._numbers) % self._collective
+        return next(self._numbers) % self._n_numbers
 
     def receive_array(self, shape: tuple[int, ...], dtype: np.dtype, device: bool, source: int,
                       number: int) -> Receives:

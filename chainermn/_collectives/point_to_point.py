@@ -28,11 +28,11 @@ from chainermn._collectives.nonblocking import (
     Receives,
     Request,
     blocking,
-    largest_tag,
     non_blocking,
     receive,
 )
 from chainermn._collectives.payloads import Payloads
+from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlock import Deadlocks, Wait
@@ -66,7 +66,7 @@ class Messages:
         self.calls = MessageRecord(mpi_comm)
         self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
-        self._max_tag = largest_tag()
+        self._max_tag = tags.largest_tag()
         self.deadlocks = Deadlocks(payloads, self._payloads.notices, self.calls)
         self.pending = Pending()
         self._receives: list[Request] = []

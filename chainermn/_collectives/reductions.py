@@ -7,9 +7,10 @@ import numpy as np
 
 from chainermn import _signature
 from chainermn._collectives.arrays import ArrayOperations, packed
+from chainermn._collectives.inline_arrays import reduced, sum_of
 from chainermn._collectives.operation import collective
 from chainermn._gradients.parameters import ParameterList
-from chainermn._signature import pack
+from chainermn._signature import MAX_INLINE_DIMS, pack
 from chainermn._transport import array_buffers, packing
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.elementwise import check_op, combined
@@ -27,12 +28,17 @@ class ReductionOperations(ArrayOperations):
     def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
         if type(x) is np.ndarray and x.dtype in _NATIVE and out is None and op == 'sum' and (
                 x.nbytes < LARGE and x.flags.c_contiguous):  # fast path, for most calls
-            if self._consistency.is_active:
-                self._consistency.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+            check = self._consistency
+            if not check.is_active:
+                check.calls.count += 1
+                check.calls.ring.append('allreduce')
+            elif 0 < x.nbytes <= check.capacity and x.ndim <= MAX_INLINE_DIMS:
+                blocks = check.gather_equal(
+                    pack('allreduce', x.shape, x.dtype, -1, 'sum', False), x.tobytes())
+                if blocks is not None:
+                    return sum_of(blocks, x, self._rank)
             else:
-                calls = self._consistency.calls
-                calls.count += 1
-                calls.ring.append('allreduce')
+                check.same(pack('allreduce', x.shape, x.dtype, -1, 'sum', False))
             y = np.empty(x.shape, x.dtype)
             self._arrays.Allreduce(x, y)
             return y
@@ -40,13 +46,12 @@ class ReductionOperations(ArrayOperations):
         check_op(op, array.dtype)
         if out is not None:
             _check_out(out, array)
-        homogeneous = self._consistency.same(packed('allreduce', array, op=op))
         if out is None:
-            return self._reduced(array, op, homogeneous)
+            return self._reduced(packed('allreduce', array, op=op), array, op)
         target = out if _is_plain(out) else None
         if target is not None and np.may_share_memory(array, target):
             array = target if _same_elements(array, target) else array.copy()
-        result = self._reduced(array, op, homogeneous, target)
+        result = self._reduced(packed('allreduce', array, op=op), array, op, target)
         if result is not out:
             out[...] = result
         return out
@@ -72,10 +77,10 @@ class ReductionOperations(ArrayOperations):
                 for i, total in zip(members, sums, strict=True):
                     results[i] = total
                 continue
-            reduced = self._reduced(packing.pack(group, dtype), op, homogeneous)
+            total = self._transport_reduced(packing.pack(group, dtype), op, homogeneous)
             start = 0
             for i, array in zip(members, group, strict=True):
-                part = reduced[start:start + array.size].reshape(array.shape)
+                part = total[start:start + array.size].reshape(array.shape)
                 with np.errstate(over='ignore'):
                     results[i] = part.astype(array.dtype, copy=False)
                 start += array.size
@@ -105,9 +110,8 @@ class ReductionOperations(ArrayOperations):
         array = array_buffers.checked(x)
         if array.dtype.kind != 'f':
             raise TypeError(f'expected a floating-point array but got {array.dtype}')
-        homogeneous = self._consistency.same(packed('multi_node_mean', array))
         summed = array.astype(array_buffers.summed_in(array.dtype), copy=False)
-        mean = self._reduced(summed, 'sum', homogeneous)
+        mean = self._reduced(packed('multi_node_mean', array), summed, 'sum')
         mean *= mean.dtype.type(1 / self.size)
         return mean.astype(array.dtype, copy=False)
 
@@ -119,8 +123,25 @@ class ReductionOperations(ArrayOperations):
         return self._consistency.same(
             pack(operation, op=op, device=device, number=layout.digest), layout.described)
 
-    def _reduced(self, array: Array, op: str, homogeneous: bool, out: Array | None = None) -> Array:
-        """Reduces the arrays of all ranks, in the shape of this one.
+    def _reduced(self, signature: bytes, array: Array, op: str, out: Array | None = None) -> Array:
+        """Compares the calls, and reduces the arrays of all ranks, in the shape of this one.
+
+        Args:
+            signature: The signature of the call, with the shape and device of the array.
+            array: Array.
+            op: The operation.
+            out: C-ordered host array that may receive the result; it may be ``array`` itself.
+        """
+        if not self._consistency.is_active or not self._is_inline(array):
+            return self._transport_reduced(array, op, self._consistency.same(signature), out)
+        blocks = self._consistency.gather_equal(signature, array.tobytes())
+        if blocks is None:  # the arrays of other ranks are on devices
+            return self._transport_reduced(array, op, False, out)
+        return reduced(blocks, op, array.shape, array.dtype)
+
+    def _transport_reduced(self, array: Array, op: str, homogeneous: bool, out: Array | None = None
+                           ) -> Array:
+        """Reduces the arrays of all ranks, after the consistency check.
 
         Args:
             array: Array.

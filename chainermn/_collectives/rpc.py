@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._collectives.nonblocking import largest_tag
 from chainermn._collectives.operation import traced
 from chainermn._collectives.tracer import Tracer
+from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import shutdown, unusable
 from chainermn._diagnostics.flight_recorder import FlightRecord, ServiceRecord
@@ -56,8 +56,8 @@ class Service:
         self._calls = ServiceRecord(mpi_comm)
         self._rank = mpi_comm.rank
         self._answer = answer
-        tags = min(largest_tag(), 2**20)
-        self._tags = itertools.cycle(range(_REQUEST + 1, tags))
+        n_tags = min(tags.largest_tag(), 2**20)
+        self._tags = itertools.cycle(range(_REQUEST + 1, n_tags))
         self._closed = threading.Event()
         self._answering = threading.local()
         self._tracer: Tracer | None = None

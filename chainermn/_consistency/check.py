@@ -1,21 +1,22 @@
 """The consistency check: before data moves, the ranks compare the signatures of their calls.
 
-A rank that rejects its arguments sends a signature marked as failed.  If the signatures do not
-match, the ranks exchange details, and all of them raise the same error.
+Small data travels in the same messages.  If the signatures do not match, or a rank rejects its
+arguments, the ranks exchange details, and all of them raise the same error.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from mpi4py import MPI
 
 from chainermn import _environment, _signature
 from chainermn._consistency import mismatch
+from chainermn._consistency.exchange import MISMATCH, Data, Exchange, TracedExchange
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._ranks import ranks_text
-from chainermn._signature import CallSignature
+from chainermn._signature import CallSignature, identifier
 from chainermn._tracing import recorder
 
 
@@ -23,7 +24,8 @@ class ConsistencyCheck:
     """The consistency check of one communicator.
 
     Args:
-        mpi_comm: A duplicate of the communicator that nothing else uses.
+        mpi_comm: A duplicate of the communicator.  Nothing else uses its collectives, and the tag
+            ``tags.reserved().check``.
 
     With ``CHAINERMN_AGREE=0`` in the environment, operations exchange signatures only if they need
     their contents, and an error is raised only on its own rank.
@@ -44,9 +46,9 @@ class ConsistencyCheck:
         #: The updates that the calling optimizer has begun since its last exchange; 0: none calls.
         self.update = 0
         self._size = mpi_comm.size
-        self._rank = mpi_comm.rank
-        self._received = bytearray(_signature.SIZE * self._size)
-        self._allgather: Callable[[bytes, bytearray], None] = mpi_comm.Allgather
+        self._exchange: Exchange = Exchange(mpi_comm, _signature.SIZE)
+        #: The largest size in bytes of data of one rank that is exchanged with its call.
+        self.capacity = self._exchange.capacity
         responses = mpi_comm.allgather((self.enabled, recorder.is_on()))
         off = [rank for rank, (enabled, _) in enumerate(responses) if not enabled]
         if 0 < len(off) < self._size:
@@ -59,11 +61,7 @@ class ConsistencyCheck:
 
     def trace(self) -> None:
         """Records the time spent waiting for other ranks on the timeline."""
-        self._allgather = self._traced_allgather
-
-    def _traced_allgather(self, signature: bytes, received: bytearray) -> None:
-        with recorder.span('wait', 'wait'):
-            self.mpi_comm.Allgather(signature, received)
+        self._exchange = TracedExchange(self.mpi_comm, _signature.SIZE)
 
     def same(self, signature: bytes, details: Mapping[str, str] | None = None) -> bool:
         """Compares the signatures of all ranks; a mismatch raises the same error on all of them.
@@ -79,43 +77,71 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        if not self.is_active:
+        if not self.is_active or self._exchange.matches(identifier(signature)):
             return True
-        self._allgather(signature, self._received)
-        if self._received == signature * self._size:
-            return True
-        self._compare(self._signatures(), details)
+        self._compare(signature, details)
         return False
 
-    def exchange(self, signature: bytes) -> list[CallSignature]:
-        """Returns the signatures of all ranks; a mismatch raises the same error on all of them."""
-        if self._size == 1:
-            return [_signature.unpack(signature)]
-        self.calls.count += 1
-        self.calls.record(signature)
-        self._allgather(signature, self._received)
-        signatures = self._signatures()
-        self._compare(signatures)
-        return signatures
+    def gather_equal(self, signature: bytes, block: bytes) -> Sequence[Data] | None:
+        """Like :meth:`same`, and returns the data of all ranks, which has the same size.
 
-    def numbers(self, signature: bytes) -> list[int]:
-        """Returns the numbers of all ranks; a mismatch raises the same error on all of them.
+        Args:
+            signature: From ``_signature.pack``.
+            block: At most ``capacity`` bytes.
+
+        Returns:
+            The data of each rank; ``None`` if the signatures differ in parts that may differ.
+        """
+        calls = self.calls
+        calls.count += 1
+        calls.record(signature)
+        blocks = self._exchange.gather_equal(identifier(signature), block)
+        if blocks is None:
+            self._compare(signature)
+        return blocks
+
+    def gather(self, signature: bytes, data: bytes = b'') -> Sequence[Data]:
+        """Returns the signatures and data of all ranks; a mismatch raises on all.
 
         Args:
             signature: Of an operation whose shapes and numbers may differ between ranks.
+            data: At most ``capacity`` bytes.
+
+        Returns:
+            The signature of each rank, of the size ``_signature.SIZE``, with its data appended.
         """
-        if self._size > 1:
-            self.calls.count += 1
-            self.calls.record(signature)
-            self._allgather(signature, self._received)
-            numbers = _signature.numbers(self._received, signature)
-            if numbers is not None:
-                return numbers
-            signatures = self._signatures()
-            self._compare(signatures)
-        else:
-            signatures = [_signature.unpack(signature)]
-        return [signature.number for signature in signatures]
+        if self._size == 1:
+            return [signature + data]
+        calls = self.calls
+        calls.count += 1
+        calls.record(signature)
+        messages = self._exchange.gather(identifier(signature), signature + data)
+        if messages is None:
+            self._compare(signature)
+            raise AssertionError('identifiers differ, but the calls match')
+        return messages
+
+    def bcast(self, signature: bytes, root: int, data: bytes = b'') -> Data:
+        """Returns the signature and data of the root; a mismatch raises on all ranks.
+
+        Args:
+            signature: Of an operation whose shapes and numbers may differ between ranks.
+            root: The root, which is in the signature.
+            data: Of the root, at most ``capacity`` bytes.
+
+        Returns:
+            The signature, of the size ``_signature.SIZE``, with the data appended.
+        """
+        if self._size == 1:
+            return signature + data
+        calls = self.calls
+        calls.count += 1
+        calls.record(signature)
+        message = self._exchange.bcast(identifier(signature), signature + data, root)
+        if message is None:
+            self._compare(signature)
+            raise AssertionError('identifiers differ, but the calls match')
+        return message
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         """Raises ``error`` on all ranks, in place of this rank's signature."""
@@ -124,21 +150,25 @@ class ConsistencyCheck:
         self.calls.count += 1
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
         self.calls.record(f'{operation} failed on this rank ({reason})')
-        self._allgather(_signature.pack('failed', failed=True), self._received)
-        self._raise_common(self._signatures(), None, operation, error)
+        self._exchange.matches(MISMATCH)
+        self._raise_common(self._signatures(_signature.pack('failed', failed=True)), None,
+                           operation, error)
 
-    def _signatures(self) -> list[CallSignature]:
-        size = _signature.SIZE
-        return [_signature.unpack(self._received, size * rank) for rank in range(self._size)]
+    def _signatures(self, signature: bytes) -> list[CallSignature]:
+        """Exchanges the signatures of all ranks, after a mismatch."""
+        received = bytearray(_signature.SIZE * self._size)
+        self.mpi_comm.Allgather(signature, received)
+        return [_signature.unpack(received, _signature.SIZE * rank) for rank in range(self._size)]
 
-    def _compare(self, signatures: list[CallSignature], details: Mapping[str, str] | None = None
-                 ) -> None:
+    def _compare(self, signature: bytes, details: Mapping[str, str] | None = None) -> None:
+        """Exchanges the signatures of all ranks; raises if they differ in parts that must not."""
+        signatures = self._signatures(signature)
         if not all(signature.update for signature in signatures):  # not all by an optimizer
             signatures = [signature._replace(update=0) for signature in signatures]
         equal = _signature.EQUAL[signatures[0].operation]
         first = signatures[0].key(equal)
-        for signature in signatures:
-            if signature.failed or signature.key(equal) != first:
+        for each in signatures:
+            if each.failed or each.key(equal) != first:
                 self._raise_common(signatures, details)
 
     def _raise_common(self, signatures: list[CallSignature],

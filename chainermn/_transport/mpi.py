@@ -169,10 +169,10 @@ class MpiTransport:
         if type(x) is np.ndarray and x.flags.c_contiguous:
             y = np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out
             source = MPI.IN_PLACE if out is not None and np.may_share_memory(x, y) else x
-            self.mpi_comm.Allreduce(source, y, _op(x, op))
+            self.mpi_comm.Allreduce(source, y, mpi_op(x.dtype, op))
             return y
         y = _new(x.size, x)
-        self.mpi_comm.Allreduce(array_buffers.to_buffer(x), y, _op(x, op))
+        self.mpi_comm.Allreduce(array_buffers.to_buffer(x), y, mpi_op(x.dtype, op))
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
     def sums(self, xs: ArrayList) -> list[Array] | None:
@@ -180,14 +180,14 @@ class MpiTransport:
 
     def reduce(self, x: Array, op: str, root: int) -> Array | None:
         y = _new(x.size, x) if self.mpi_comm.rank == root else None
-        self.mpi_comm.Reduce(array_buffers.to_buffer(x), y, _op(x, op), root)
+        self.mpi_comm.Reduce(array_buffers.to_buffer(x), y, mpi_op(x.dtype, op), root)
         if y is None:
             return None
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
     def reduce_scatter(self, x: Array, op: str, sizes: Sequence[int]) -> Array:
         y = _new(sizes[self.mpi_comm.rank], x)
-        self.mpi_comm.Reduce_scatter(array_buffers.to_buffer(x), y, sizes, _op(x, op))
+        self.mpi_comm.Reduce_scatter(array_buffers.to_buffer(x), y, sizes, mpi_op(x.dtype, op))
         return array_buffers.from_buffer(y, y.shape, array_buffers.on_device(x))
 
 
@@ -195,6 +195,7 @@ def _new(size: int, x: Array) -> Array:
     return array_buffers.new_buffer((size,), x.dtype, array_buffers.on_device(x))
 
 
-def _op(x: Array, op: str) -> MPI.Op:
-    return (_BOOL_OPS if x.dtype == np.bool_ else _OPS)[op]
+def mpi_op(dtype: np.dtype, op: str) -> MPI.Op:
+    """The operation of MPI for arrays of a dtype."""
+    return (_BOOL_OPS if dtype == np.bool_ else _OPS)[op]
 

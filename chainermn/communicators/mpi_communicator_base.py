@@ -192,8 +192,9 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @collective
     def barrier(self) -> None:
-        self._consistency.same(pack('barrier'))
-        self._arrays.Barrier()
+        self._consistency.same(pack('barrier'))  # which waits for all ranks
+        if not self._consistency.is_active:
+            self._arrays.Barrier()
 
     @collective
     def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:
@@ -206,8 +207,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @collective_as('join')
     def join_turn(self, number: int) -> tuple[int, ...]:
-        signatures = self._consistency.exchange(pack('join', number=number))
-        return tuple(signature.number for signature in signatures)
+        messages = self._consistency.gather(pack('join', number=number))
+        return tuple(_signature.unpack(message).number for message in messages)
 
     def join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
         signatures = self._consistency.signatures_of(error)

@@ -13,6 +13,8 @@ PACKAGE = os.path.dirname(chainermn.__file__) + os.sep
 
 #: Modules that only read settings.
 SWITCHES = ['_consistency/debug_checks.py', '_environment.py']
+#: Messages of the consistency check, which contain no gradient.
+MESSAGES = ['_consistency/exchange.py']
 
 
 def path_of(function):
@@ -23,7 +25,7 @@ def path_of(function):
         file = frame.f_code.co_filename
         if event == 'call' and file.startswith(PACKAGE):
             module = file.removeprefix(PACKAGE).replace(os.sep, '/')
-            if module not in SWITCHES and modules[-1:] != [module]:
+            if module not in SWITCHES + MESSAGES and modules[-1:] != [module]:
                 modules.append(module)
 
     sys.setprofile(profile)

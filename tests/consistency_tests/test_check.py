@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from chainermn import _signature
 from chainermn._consistency.check import ConsistencyCheck
-from chainermn._signature import pack
+from chainermn._signature import pack, unpack
 
 WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+F4 = np.dtype('f4')
 
 
 @pytest.fixture(scope='module')
@@ -15,61 +18,103 @@ def check():
     return ConsistencyCheck(WORLD.Dup())
 
 
+#: Every kind of exchange, as it passes.
+KINDS = {
+    'same': lambda check: check.same(pack('barrier')),
+    'gather_equal': lambda check: check.gather_equal(
+        pack('allreduce', (1,), F4, op='sum'), bytes(4)),
+    'gather': lambda check: check.gather(pack('gather', (RANK,), F4, root=0), bytes(4 * RANK)),
+    'bcast': lambda check: check.bcast(pack('bcast_obj', root=0), 0, b'data'),
+    'refuse': lambda check: check.refuse('operation', LookupError('why')),
+}
+
+
 def test_same(check, same_error):
-    check.same(pack('barrier'))
-    if WORLD.size > 1:
-        same_error(check.same, pack('barrier' if WORLD.rank else 'split'))
-    check.same(pack('barrier'))
+    assert check.same(pack('barrier'))
+    if SIZE > 1:
+        same_error(check.same, pack('barrier' if RANK else 'split'))
+    assert check.same(pack('barrier'))
 
 
 def test_properties_that_may_differ(check):
-    """The device, and for gather the shapes."""
-    check.same(pack('allreduce', (2,), np.dtype('f4'), op='sum', device=WORLD.rank == 0))
-    signatures = check.exchange(pack('gather', (WORLD.rank,), np.dtype('f4'), root=0))
-    assert [signature.shape for signature in signatures] == [(rank,) for rank in range(WORLD.size)]
-    signatures = check.exchange(pack('bcast', root=0) if WORLD.rank
-                                 else pack('bcast', (3,), np.dtype('f2'), root=0))
-    assert signatures[0].shape == (3,)
+    """The device, the updates, and for gather the shapes."""
+    signature = pack('allreduce', (1,), F4, op='sum', device=RANK == 0)
+    assert check.same(signature) == (SIZE == 1)
+    assert (check.gather_equal(signature, bytes(4)) is None) == (SIZE > 1)
+    updates = [pack('multi_node_mean_grad', number=7, update=update) for update in (0, 3)]
+    assert check.same(updates[RANK == 0]) == (SIZE == 1)
+    assert check.same(updates[1])
+    calls = [unpack(message) for message in check.gather(
+        pack('gather', (RANK,), F4, root=0, device=RANK == 0))]
+    assert [call.shape for call in calls] == [(rank,) for rank in range(SIZE)]
+    assert [call.device for call in calls] == [rank == 0 for rank in range(SIZE)]
+    root = SIZE - 1
+    message = check.bcast(pack('bcast', (3,), np.dtype('f2'), root=root) if root == RANK else
+                          pack('bcast', root=root), root)
+    assert unpack(message).shape == (3,)
 
 
-def test_exchange(check, same_error):
-    if WORLD.size > 1:
-        dtype = np.dtype('f4' if WORLD.rank else 'f8')
-        same_error(check.exchange, pack('allgather', (2,), dtype))
-    assert len(check.exchange(pack('allgather', (2,), np.dtype('f4')))) == WORLD.size
+@pytest.mark.parametrize('length', [0, 1, 8, 1000])
+def test_data_of_all_ranks(check, length):
+    length = min(length, check.capacity)
+    data = [bytes([rank + 1]) * length for rank in range(SIZE)]
+    signature = pack('allreduce', (length,), np.dtype('u1'), op='sum')
+    assert list(check.gather_equal(signature, data[RANK])) == data
+    shorter = [each[:rank * length // SIZE] for rank, each in enumerate(data)]
+    messages = check.gather(pack('gather_obj', root=0, number=RANK), shorter[RANK])
+    assert [(message[_signature.SIZE:], unpack(message).number) for message in messages] == [
+        *zip(shorter, range(SIZE), strict=True)]
+    for root in range(SIZE):
+        message = check.bcast(pack('scatter_obj', root=root), root, data[RANK])
+        assert message[_signature.SIZE:] == data[root]
 
 
-def test_same_and_exchange_mismatch(check, same_error):
-    """Both kinds of exchange detect each other."""
-    if WORLD.size > 1:
-        call = check.exchange if WORLD.rank == 0 else check.same
-        same_error(call, pack('allgather' if WORLD.rank == 0 else 'barrier'))
-    check.same(pack('barrier'))
+def test_the_largest_data(check):
+    data = [bytes([rank]) * check.capacity for rank in range(SIZE)]
+    assert list(check.gather_equal(pack('allreduce', op='sum'), data[RANK])) == data
+    assert [message[_signature.SIZE:] for message in check.gather(
+        pack('allgather'), data[RANK])] == data
+    assert check.bcast(pack('bcast', root=0), 0, data[RANK])[_signature.SIZE:] == data[0]
 
 
-def test_numbers(check, same_error):
-    assert check.numbers(pack('gather_obj', root=0, number=5 * WORLD.rank)) == [
-        5 * rank for rank in range(WORLD.size)]
-    if WORLD.size > 1:
-        same_error(check.numbers, pack('gather_obj', root=int(WORLD.rank > 0)))
-        call = check.numbers if WORLD.rank == 0 else check.same
-        same_error(call, pack('gather_obj' if WORLD.rank == 0 else 'barrier'))
-        with pytest.raises(LookupError):
-            if WORLD.rank == 1:
-                check.refuse('operation', LookupError('why'))
-            check.numbers(pack('gather_obj', root=0))
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('usual', sorted(set(KINDS) - {'refuse'}))
+@pytest.mark.parametrize('other', sorted(KINDS))
+def test_all_kinds_of_exchange_detect_each_other(check, same_error, usual, other):
+    for odd in range(SIZE):
+        kind = other if odd == RANK else usual
+        if usual == other:
+            KINDS[kind](check)
+        elif other == 'refuse':
+            error = same_error(KINDS[kind], check, failed=odd)
+            assert type(error) is LookupError
+        else:
+            error = same_error(KINDS[kind], check)
+            assert 'ranks called different operations' in str(error)
+        check.same(pack('barrier'))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('call, arguments', [
+    ('gather', [pack('gather_obj', root=root) for root in (0, 1)]),
+    ('gather', [pack('allgather', (2,), np.dtype(name)) for name in ('f4', 'f8')]),
+    ('gather_equal', [pack('allreduce', (2,), F4, op=op) for op in ('sum', 'max')]),
+    ('gather_equal', [pack('allreduce', (size,), F4, op='sum') for size in (1, 2)])])
+def test_different_arguments(check, same_error, call, arguments):
+    for odd in range(SIZE):
+        same_error(getattr(check, call), arguments[odd == RANK], bytes(4 + 4 * (odd == RANK)))
     check.same(pack('barrier'))
 
 
 def test_refuse(check, same_error):
     def call(odd):
-        if WORLD.rank == odd:
+        if odd == RANK:
             check.refuse('operation', LookupError('why'))
         check.same(pack('barrier'))
 
-    for odd in range(WORLD.size):
+    for odd in range(SIZE):
         error = same_error(call, odd, failed=odd)
         assert type(error) is LookupError
-        if WORLD.rank == odd and WORLD.size > 1:
+        if odd == RANK and SIZE > 1:
             assert type(error.__cause__) is LookupError  # with its own traceback
     check.same(pack('barrier'))

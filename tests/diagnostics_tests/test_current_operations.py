@@ -164,9 +164,10 @@ class OwnMean(MpiCommunicatorBase):
 def test_own_communicators_record_what_they_call(monkeypatch):
     comm = OwnMean(MPI.COMM_WORLD)
     seen = []
-    exchange = comm._consistency.same
-    monkeypatch.setattr(comm._consistency, 'same', lambda *args: (
-        seen.extend(current()), exchange(*args))[1])
+    for check in ('same', 'gather_equal'):  # for one rank, and for several
+        exchange = getattr(comm._consistency, check)
+        monkeypatch.setattr(comm._consistency, check, lambda *args, exchange=exchange: (
+            seen.extend(current()), exchange(*args))[1])
     model = chainer.links.Linear(2, 2)
     model.W.grad = np.full((2, 2), comm.rank, 'f')
     model.b.grad = np.full(2, comm.rank, 'f')

@@ -121,7 +121,7 @@ OPERATIONS = (
 def inside(comm, is_last, call):
     """Calls an operation in which the last rank fails after the consistency check."""
     if is_last:
-        for name in ('same', 'exchange', 'numbers'):
+        for name in ('same', 'gather_equal', 'gather', 'bcast'):
             before = getattr(comm._consistency, name)
 
             def after(*args, before=before):

@@ -1,0 +1,115 @@
+"""Small host arrays, which are exchanged together with the signature of their call."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+from chainermn._collectives.operation import Operations
+from chainermn._consistency.exchange import Data
+from chainermn._signature import CODES, MAX_INLINE_DIMS, SIZE, unpack
+from chainermn._transport import array_buffers
+from chainermn._transport.elementwise import combined
+from chainermn._transport.mpi import mpi_op
+from chainermn._types import Array
+
+_add = MPI.SUM.Reduce_local
+
+
+class InlineArrays(Operations):
+    """Decides which arrays are exchanged with their signature.  Empty arrays are not."""
+
+    def _is_inline(self, array: Array) -> bool:
+        return (0 < array.nbytes <= self._consistency.capacity and array.ndim <= MAX_INLINE_DIMS
+                and not array_buffers.on_device(array))
+
+    def _inline(self, array: Array) -> bytes:
+        """The data of an array to append to its signature; empty if it is sent separately."""
+        return array.tobytes() if self._is_inline(array) else b''
+
+    def _inline_stack(self, xs: Array | Sequence[Array]
+                      ) -> tuple[tuple[int, ...], np.dtype, bytes] | None:
+        """The shape, dtype and data of one array per rank to append to their signature.
+
+        Returns:
+            ``None`` if they are invalid, differ in shape or dtype, or are sent separately.
+        """
+        if not isinstance(xs, (np.ndarray, tuple, list)) or (
+                getattr(xs, 'shape', True) == () or len(xs) != self._size):
+            return None
+        first = xs[0]
+        if type(first) is not np.ndarray:
+            return None
+        shape, dtype = first.shape, first.dtype
+        if dtype not in CODES or len(shape) > MAX_INLINE_DIMS or not (
+                0 < first.nbytes * self._size <= self._consistency.capacity):
+            return None
+        if type(xs) is np.ndarray:
+            return shape, dtype, xs.tobytes()
+        for x in xs:
+            if type(x) is not np.ndarray or x.shape != shape or x.dtype != dtype:
+                return None
+        return shape, dtype, b''.join([x.tobytes() for x in xs])
+
+    def _received(self, messages: Sequence[Data], signature: bytes, own: Array, index: int = 0
+                  ) -> tuple[Array, ...]:
+        """The array of each rank, or one of several of its arrays.
+
+        Args:
+            messages: The signature of each rank, with its data appended.
+            signature: That of this rank.
+            own: The array of this rank, which is copied.
+            index: Which of the arrays of each rank, all of the same shape.
+        """
+        shape, dtype, start = own.shape, own.dtype, SIZE + index * own.nbytes
+        arrays = []
+        for rank, message in enumerate(messages):
+            if rank == self._rank:
+                arrays.append(own.copy())
+            elif message.startswith(signature):  # of the same shape
+                arrays.append(np.ndarray(shape, dtype, message, start))
+            else:
+                arrays.append(array_of(message, index))
+        return tuple(arrays)
+
+
+def has_data(messages: Sequence[Data]) -> bool:
+    """Whether data is appended to the signatures of all ranks."""
+    return min(map(len, messages)) > SIZE
+
+
+def array_of(message: Data, index: int = 0) -> Array:
+    """The array appended to its signature, or one of several arrays of that shape."""
+    signature = unpack(message)
+    shape, dtype = signature.shape, signature.dtype
+    return np.ndarray(shape, dtype, message, SIZE + index * dtype.itemsize * math.prod(shape))
+
+
+def sum_of(blocks: Sequence[Data], array: Array, rank: int) -> Array:
+    """Sums the arrays of all ranks, in the order of the ranks.
+
+    Args:
+        blocks: The data of each rank.
+        array: The array of this rank, C-ordered and of a dtype that MPI sums.
+        rank: This rank.
+    """
+    shape, dtype = array.shape, array.dtype
+    y = array.copy() if rank == 0 else np.ndarray(shape, dtype, blocks[0])
+    for source in range(1, len(blocks)):
+        x = array if source == rank else np.ndarray(shape, dtype, blocks[source])
+        _add(x, y)
+    return y
+
+
+def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Reduces the arrays of all ranks, in the order of the ranks."""
+    def combine(flat: Array, op: str) -> Array:
+        first, *others = flat.reshape(len(blocks), -1)
+        y = first.copy()
+        for other in others:
+            mpi_op(y.dtype, op).Reduce_local(other, y)
+        return y
+
+    return combined(np.frombuffer(b''.join(blocks), dtype), op, combine).reshape(shape)

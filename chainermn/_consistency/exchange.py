@@ -1,0 +1,147 @@
+"""Compares the calls of all ranks, and exchanges small data with the same messages.
+
+In step k each rank sends what it knows to the rank 2**k below and receives from the rank 2**k
+above, so that after log2(size) steps it has heard from all (Bruck et al. 1997).  Every exchange
+sends the same messages between the same ranks; only their contents differ.  Hence ranks that call
+different operations do not block each other, and all of them notice.
+"""
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from mpi4py import MPI
+
+from chainermn._consistency import tags
+from chainermn._signature import IDENTIFIER_SIZE
+from chainermn._tracing import recorder
+
+#: The identifier of a rank that knows of a mismatch, instead of that of its call.
+MISMATCH = bytes(IDENTIFIER_SIZE)
+
+_LENGTH = struct.Struct('=I')
+_HEADER_SIZE = IDENTIFIER_SIZE + _LENGTH.size
+_MAX_BYTES = 1 << 12  # per rank
+_MAX_TOTAL = 1 << 15  # of all ranks
+
+#: Received data.
+Data: TypeAlias = 'bytes | bytearray'
+
+
+class Exchange:
+    """Exchanges small messages between all ranks of a communicator.
+
+    All methods are collective: each rank calls one of them, with the identifier of its call.  Calls
+    with equal identifiers use the same method.
+
+    Args:
+        mpi_comm: The communicator.  No other message uses the tag ``tags.reserved().check``.
+        largest_header: The largest size of a message in bytes, without data.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, largest_header: int) -> None:
+        rank, size = mpi_comm.rank, mpi_comm.size
+        #: The largest size in bytes of data of one rank.
+        self.capacity = min(_MAX_BYTES, _MAX_TOTAL // size)
+        # Where to send to, where to receive from, and the number of ranks to hear about.
+        self._steps: list[tuple[int, int, int]] = []
+        distance = 1
+        while distance < size:
+            self._steps.append(((rank - distance) % size, (rank + distance) % size,
+                                min(distance, size - distance)))
+            distance *= 2
+        self._rank, self._tag = rank, tags.reserved().check
+        self._sendrecv = mpi_comm.Sendrecv
+        self._received = bytearray(
+            IDENTIFIER_SIZE + size * (_LENGTH.size + largest_header + self.capacity))
+
+    def matches(self, call: bytes) -> bool:
+        """Returns whether the calls of all ranks are equal."""
+        received, tag = self._received, self._tag
+        for dest, source, _ in self._steps:
+            self._sendrecv(call, dest, tag, received, source, tag)
+            if not received.startswith(call):
+                call = MISMATCH
+        return call is not MISMATCH
+
+    def gather_equal(self, call: bytes, block: bytes) -> Sequence[Data] | None:
+        """Returns the blocks of all ranks, which have the same length; ``None`` on a mismatch."""
+        received, tag, length = self._received, self._tag, len(block)
+        blocks: list[Data] = [block]  # of this rank and those above, modulo the size
+        message = call + block
+        for dest, source, count in self._steps:
+            if len(blocks) > 1:
+                message = b''.join([call, *blocks[:count]])
+            self._sendrecv(message, dest, tag, received, source, tag)
+            if not received.startswith(call) or call is MISMATCH:
+                call = message = MISMATCH
+                blocks = [b'']
+                continue
+            end = IDENTIFIER_SIZE
+            for _ in range(count):
+                start, end = end, end + length
+                blocks.append(received[start:end])
+        return None if call is MISMATCH else self._by_rank(blocks)
+
+    def gather(self, call: bytes, message: bytes) -> Sequence[Data] | None:
+        """Returns the messages of all ranks, of any length; ``None`` on a mismatch."""
+        received, tag = self._received, self._tag
+        found: list[Data] = [message]  # as in gather_equal
+        sent = b''.join((call, _LENGTH.pack(len(message)), message))
+        for dest, source, count in self._steps:
+            if len(found) > 1:
+                parts: list[Data] = [call]
+                for each in found[:count]:
+                    parts += _LENGTH.pack(len(each)), each
+                sent = b''.join(parts)
+            self._sendrecv(sent, dest, tag, received, source, tag)
+            if not received.startswith(call) or call is MISMATCH:
+                call = sent = MISMATCH
+                found = [b'']
+                continue
+            end = IDENTIFIER_SIZE
+            for _ in range(count):
+                length, = _LENGTH.unpack_from(received, end)
+                start, end = end + _LENGTH.size, end + _LENGTH.size + length
+                found.append(received[start:end])
+        return None if call is MISMATCH else self._by_rank(found)
+
+    def bcast(self, call: bytes, message: bytes, root: int) -> Data | None:
+        """Returns the message of the root, which is not empty; ``None`` on a mismatch."""
+        received, tag = self._received, self._tag
+        known: Data = message if self._rank == root else b''
+        sent = b''.join((call, _LENGTH.pack(len(known)), known))
+        for dest, source, _ in self._steps:
+            self._sendrecv(sent, dest, tag, received, source, tag)
+            if not received.startswith(call) or call is MISMATCH:
+                call = sent = MISMATCH
+            elif not known:
+                length, = _LENGTH.unpack_from(received, IDENTIFIER_SIZE)
+                end = _HEADER_SIZE + length
+                known = received[_HEADER_SIZE:end]
+                sent = bytes(received[:end])
+        return None if call is MISMATCH else known
+
+    def _by_rank(self, found: list[Data]) -> list[Data]:
+        return found[-self._rank:] + found[:-self._rank] if self._rank else found
+
+
+class TracedExchange(Exchange):
+    """Records the time of each exchange on the timeline: it ends when the last rank enters."""
+
+    def matches(self, call: bytes) -> bool:
+        with recorder.span('wait', 'wait'):
+            return super().matches(call)
+
+    def gather_equal(self, call: bytes, block: bytes) -> Sequence[Data] | None:
+        with recorder.span('wait', 'wait'):
+            return super().gather_equal(call, block)
+
+    def gather(self, call: bytes, message: bytes) -> Sequence[Data] | None:
+        with recorder.span('wait', 'wait'):
+            return super().gather(call, message)
+
+    def bcast(self, call: bytes, message: bytes, root: int) -> Data | None:
+        with recorder.span('wait', 'wait'):
+            return super().bcast(call, message, root)

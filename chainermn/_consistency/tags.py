@@ -1,0 +1,27 @@
+"""Reserved tags of messages between the ranks of a communicator."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+
+class Tags(NamedTuple):
+    """The greatest tags; smaller ones number the payloads of messages."""
+
+    notice: int  # of a deadlock
+    collective: int  # of objects in collectives
+    check: int  # of the consistency check
+
+
+def reserved() -> Tags:
+    """The reserved tags."""
+    largest = largest_tag()
+    return Tags(largest, largest - 1, largest - 2)
+
+
+def largest_tag() -> int:
+    """The largest tag of a message; some MPI libraries define it only for COMM_WORLD."""
+    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    assert isinstance(tag, int)
+    return tag
