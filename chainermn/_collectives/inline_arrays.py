@@ -16,6 +16,7 @@ from chainermn._transport.mpi import mpi_op
 from chainermn._types import Array
 
 _add = MPI.SUM.Reduce_local
+_DATATYPES = {dtype.char: MPI.Datatype.fromcode(dtype.char) for dtype in CODES}
 
 
 class InlineArrays(Operations):
@@ -87,19 +88,12 @@ def array_of(message: Data, index: int = 0) -> Array:
     return np.ndarray(shape, dtype, message, SIZE + index * dtype.itemsize * math.prod(shape))
 
 
-def sum_of(blocks: Sequence[Data], array: Array, rank: int) -> Array:
-    """Sums the arrays of all ranks, in the order of the ranks.
-
-    Args:
-        blocks: The data of each rank.
-        array: The array of this rank, C-ordered and of a dtype that MPI sums.
-        rank: This rank.
-    """
-    shape, dtype = array.shape, array.dtype
-    y = array.copy() if rank == 0 else np.ndarray(shape, dtype, blocks[0])
+def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Sums the arrays of all ranks in the order of the ranks; MPI must support the dtype."""
+    y = np.ndarray(shape, dtype, bytearray(blocks[0]))
+    datatype = _DATATYPES[dtype.char]
     for source in range(1, len(blocks)):
-        x = array if source == rank else np.ndarray(shape, dtype, blocks[source])
-        _add(x, y)
+        _add((blocks[source], datatype), y)
     return y
 
 

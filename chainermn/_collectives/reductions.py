@@ -10,7 +10,7 @@ from chainermn._collectives.arrays import ArrayOperations, packed
 from chainermn._collectives.inline_arrays import reduced, sum_of
 from chainermn._collectives.operation import collective
 from chainermn._gradients.parameters import ParameterList
-from chainermn._signature import MAX_INLINE_DIMS, pack
+from chainermn._signature import pack
 from chainermn._transport import array_buffers, packing
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.elementwise import check_op, combined
@@ -20,28 +20,31 @@ from chainermn._types import Array
 #: Dtypes that MPI sums natively.
 _NATIVE = {dtype for dtype in _signature.DTYPES if dtype.kind != 'b' and dtype != np.float16}
 
+_MAX_SUMS = 1024
+
 
 class ReductionOperations(ArrayOperations):
     """Reductions of a communicator on MPI."""
 
+    #: Signatures of sums that are exchanged inline, by shape and dtype; empty for other sums.
+    _sums: dict[tuple[tuple[int, ...], np.dtype], bytes]
+
     @collective
     def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
-        if type(x) is np.ndarray and x.dtype in _NATIVE and out is None and op == 'sum' and (
-                x.nbytes < LARGE and x.flags.c_contiguous):  # fast path, for most calls
-            check = self._consistency
-            if not check.is_active:
-                check.calls.count += 1
-                check.calls.ring.append('allreduce')
-            elif 0 < x.nbytes <= check.capacity and x.ndim <= MAX_INLINE_DIMS:
-                blocks = check.gather_equal(
-                    pack('allreduce', x.shape, x.dtype, -1, 'sum', False), x.tobytes())
+        if type(x) is np.ndarray and op == 'sum' and out is None:  # fast paths, for most calls
+            signature = self._sums.get((x.shape, x.dtype))
+            if signature is None:
+                signature = self._sum_signature(x)
+            if signature:
+                blocks = self._consistency.gather_equal(signature, x.tobytes())
                 if blocks is not None:
-                    return sum_of(blocks, x, self._rank)
-            else:
-                check.same(pack('allreduce', x.shape, x.dtype, -1, 'sum', False))
-            y = np.empty(x.shape, x.dtype)
-            self._arrays.Allreduce(x, y)
-            return y
+                    return sum_of(blocks, x.shape, x.dtype)
+                return self._transport_reduced(x, op, False)
+            if x.dtype in _NATIVE and x.nbytes < LARGE and x.flags.c_contiguous:
+                self._consistency.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+                y = np.empty(x.shape, x.dtype)
+                self._arrays.Allreduce(x, y)
+                return y
         array = array_buffers.checked(x)
         check_op(op, array.dtype)
         if out is not None:
@@ -122,6 +125,16 @@ class ReductionOperations(ArrayOperations):
         device = any(array_buffers.on_device(array) for array in arrays)
         return self._consistency.same(
             pack(operation, op=op, device=device, number=layout.digest), layout.described)
+
+    def _sum_signature(self, x: Array) -> bytes:
+        """Returns the signature of a sum that is exchanged inline; empty for others."""
+        signature = b''
+        if self._consistency.is_active and x.dtype in _NATIVE and self._is_inline(x):
+            signature = pack('allreduce', x.shape, x.dtype, -1, 'sum', False)
+        if len(self._sums) >= _MAX_SUMS:
+            self._sums.clear()
+        self._sums[x.shape, x.dtype] = signature
+        return signature
 
     def _reduced(self, signature: bytes, array: Array, op: str, out: Array | None = None) -> Array:
         """Compares the calls, and reduces the arrays of all ranks, in the shape of this one.

@@ -69,6 +69,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         if self._consistency.enabled:  # otherwise other ranks may still receive
             self._consistency.on_shutdown = _while_alive(self._messages.warn_of_unmatched)
         flight_recorder.assign_number(self.flight_records())
+        self._sums = {}
         self._to_free: list[Callable[[], Any]] = [
             functools.partial(shutdown.remove_check, self._consistency),
             self._messages.deadlocks.drain, signatures.Free, self._arrays.Free]
