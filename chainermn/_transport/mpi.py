@@ -13,6 +13,7 @@ from chainermn._transport.base import Codec, Compressor, Group
 from chainermn._transport.packed_arrays import PackedArrays
 from chainermn._types import Array
 
+_FLOATS = {np.dtype(np.float32), np.dtype(np.float64)}
 _OPS = {'sum': MPI.SUM, 'prod': MPI.PROD, 'max': MPI.MAX, 'min': MPI.MIN}
 _BOOL_OPS = {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}
 
@@ -68,6 +69,12 @@ class MpiTransport:
 
     def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
         """Averages arrays of one dtype in one buffer."""
+        x = group[0]
+        if len(group) == 1 and targets[0] is x and type(x) is np.ndarray and (
+                x.dtype in _FLOATS and x.flags.c_contiguous):  # in its own memory
+            self.mpi_comm.Allreduce(MPI.IN_PLACE, x)
+            np.multiply(x, 1 / self.size, out=x)
+            return
         batched = self.group.batched_copy
         buffer = packing.pack(group, array_buffers.summed_in(group[0].dtype), batched)
         if len(group) == 1 and targets[0] is not group[0]:

@@ -66,7 +66,8 @@ def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> B
         Exception: Of the type that unpickling raises, or its nearest built-in base.
     """
     try:
-        return pickle.loads(stream, buffers=buffers)
+        # Without the keyword it is faster.
+        return pickle.loads(stream, buffers=buffers) if buffers else pickle.loads(stream)
     except Exception as error:  # unpickling runs code of the object
         raise RemoteError.of('', error).error(
             f'rank {rank} cannot unpickle the object of rank {source}: {type(error).__name__}: '
