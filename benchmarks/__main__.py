@@ -27,6 +27,7 @@ HERE = pathlib.Path(__file__).parent
 LIMITS = {  # minutes, in the order in which they run
     'startup': 10,
     'collectives': 5,
+    'traffic': 5,
     'recent': 5,
     'timeline': 5,
     'mean_grad': 30,

@@ -1,0 +1,113 @@
+"""Messages and bytes that a rank receives for the consistency check, counted and predicted.
+
+Run it in an environment with ChainerMN and MPI:
+``python benchmarks/traffic.py [--ranks 2,4,16,32] [--png FILE]``.
+
+Counted on real ranks, as payload without the headers of MPI, on the rank that receives most.  Times
+would mean nothing: there are more ranks than cores.  The model, ceil(log2(ranks)) messages, is
+compared with the counts and extended to 1,024 ranks.  "before" is the check until November 2026,
+an MPI_Allgather of all signatures: signature size * (ranks - 1) bytes.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+import _rounds
+
+RANKS = (2, 4, 16, 32)
+PREDICTED = (128, 1024)
+OPERATIONS = ('multi_node_mean_grad', 'barrier', 'bcast_data', 'allreduce of a float',
+              'bcast of a float', 'gather of a float', 'gather_obj of a float')
+
+
+def work() -> None:
+    """In a process: counts what it receives in each operation, and prints the greatest counts."""
+    import chainer
+    import numpy as np
+    from mpi4py import MPI
+
+    import chainermn
+    from chainermn import _signature
+
+    comm = chainermn.create_communicator('naive')
+    model = chainer.links.Linear(10, 10)
+    for parameter in model.params():
+        parameter.grad = np.ones_like(parameter.array)
+    x = np.ones(1, 'f')
+    calls = dict(zip(OPERATIONS, (
+        lambda: comm.multi_node_mean_grad(model), comm.barrier, lambda: comm.bcast_data(model),
+        lambda: comm.allreduce(x), lambda: comm.bcast(x), lambda: comm.gather(x),
+        lambda: comm.gather_obj(1.5)), strict=True))
+    exchange, received = comm._consistency._exchange, []
+    sendrecv, status = exchange._sendrecv, MPI.Status()
+
+    def counted(*args):
+        sendrecv(*args, status)
+        received.append(status.Get_count())
+
+    exchange._sendrecv = counted
+    found = {}
+    for operation, call in calls.items():
+        received.clear()
+        call()
+        mine = len(received), sum(received)
+        found[operation] = max(MPI.COMM_WORLD.allgather(mine), key=lambda counts: counts[1])
+    if comm.rank == 0:
+        print(json.dumps([_signature.SIZE, _signature.IDENTIFIER_SIZE, found]), flush=True)
+
+
+def count(ranks: int) -> tuple[int, int, dict[str, tuple[int, int]]]:
+    """Returns the sizes of a signature and an identifier, and messages and bytes by operation."""
+    beside = pathlib.Path(sys.executable).with_name('mpiexec')
+    done = subprocess.run(
+        [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), sys.executable,
+         '-W', 'ignore', __file__, '--work', 'count'],
+        stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def messages(ranks: int) -> int:
+    """Returns the number of messages of a check that the model predicts."""
+    return (ranks - 1).bit_length()
+
+
+def main() -> None:
+    """Counts and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--ranks', default=','.join(map(str, RANKS)), help='default: %(default)s')
+    parser.add_argument('--quick', action='store_true', help='2 and 3 ranks, as a try')
+    parser.add_argument('--png', metavar='FILE', help='draw the bytes of a check (matplotlib)')
+    parser.add_argument('--work', help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        work()
+        return
+    sizes = [2, 3] if args.quick else [int(n) for n in args.ranks.split(',')]
+    counts = {n: count(n) for n in sizes}
+    signature, identifier, _ = counts[sizes[0]]
+
+    print('messages and bytes that a rank receives, counted')
+    print(f'{"":<24}' + ''.join(f'{n:>6} ranks' for n in sizes))
+    for operation in OPERATIONS:
+        cells = ['{} {:>6,}'.format(*counts[n][2][operation]) for n in sizes]
+        print(f'{operation:<24}' + ''.join(f'{cell:>12}' for cell in cells))
+    print(f'\nbytes of the check of multi_node_mean_grad\n{"":<24}{"counted":>10}{"model":>10}'
+          f'{"before":>10}')
+    now, before = {}, {}
+    for n in (*sizes, *PREDICTED):
+        now[f'{n}'], before[f'{n}'] = [identifier * messages(n)], [signature * (n - 1)]
+        found = str(counts[n][2]['multi_node_mean_grad'][1]) if n in counts else ''
+        print(f'{n:>8,} ranks{"":<10}{found:>10}{now[f"{n}"][0]:>10}{before[f"{n}"][0]:>10,}')
+    worst = max(abs(counts[n][2]['multi_node_mean_grad'][1] / now[f'{n}'][0] - 1) for n in sizes)
+    print(f'\ncounted over model: at most {1 + worst:.3f} times; at 1,024 ranks '
+          f'{now["1024"][0]} bytes; goal 64')
+    if args.png:
+        _rounds.chart(args.png, 'Bytes of a check', 'bytes that a rank receives',
+                      {'now': now, 'before': before}, {'goal': 64}, is_log=True)
+
+
+if __name__ == '__main__':
+    main()
