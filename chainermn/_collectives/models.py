@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+import chainer
 from mpi4py import MPI
 
 from chainermn import _signature, _streams
@@ -29,6 +30,7 @@ class ModelOperations(ObjectOperations):
     _topology: topology.Topology
     _mean_queue: MeanQueue | NcclMeanQueue | None = None
     _background: ModelOperations | None = None  # the communicator of the queue
+    _has_debug_variable: bool  # when the communicator was created
 
     def _like_this(self, mpi_comm: MPI.Comm) -> ModelOperations:
         """Makes a communicator of the same class and configuration."""
@@ -55,8 +57,8 @@ class ModelOperations(ObjectOperations):
             self._transport.mean(gradients)
         else:
             average(self._transport, gradients, None, compressor, self._codec)
-        if debug_checks.is_on() and self._transport.averages:
-            debug_checks.check_means(model)
+        if self._has_debug_variable or chainer.is_debug():
+            self._check_means(model)
 
     @contextlib.contextmanager
     def at_update(self, number: int, since_last: int) -> Iterator[None]:
@@ -102,7 +104,7 @@ class ModelOperations(ObjectOperations):
 
     def _check_means(self, model: Model) -> None:
         """Checks mean gradients in debug mode."""
-        if debug_checks.is_on() and self._transport.averages:
+        if (self._has_debug_variable or chainer.is_debug()) and self._transport.averages:
             debug_checks.check_means(model)
 
     @collective
@@ -122,7 +124,7 @@ class ModelOperations(ObjectOperations):
             self._hint_at_single_host()
         if compressor is not None or self._transport.needs_device:
             layout = self._layout(gradients, True, compressor)
-        if debug_checks.is_on() and self._transport.averages:
+        if (self._has_debug_variable or chainer.is_debug()) and self._transport.averages:
             debug_checks.check_own(gradients.by_path())
         if self._tracer is not None:
             self._tracer.note_model(gradients)

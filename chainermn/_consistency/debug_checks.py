@@ -8,14 +8,8 @@ from collections.abc import Mapping, Sequence
 import chainer
 import numpy as np
 
-from chainermn import _environment
 from chainermn._consistency import mismatch
 from chainermn._types import Array, Model
-
-
-def is_on() -> bool:
-    """Whether Chainer's debug mode is on, or ``CHAINERMN_DEBUG=1`` in the environment."""
-    return chainer.is_debug() or _environment.flag(_environment.DEBUG)
 
 
 def check_own(gradients: Mapping[str, Array]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from mpi4py import MPI
 
-from chainermn import _signature
+from chainermn import _environment, _signature
 from chainermn._collectives import tracer
 from chainermn._collectives.activations import Activations
 from chainermn._collectives.models import ModelOperations
@@ -70,6 +70,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             self._consistency.on_shutdown = _while_alive(self._messages.warn_of_unmatched)
         flight_recorder.assign_number(self.flight_records())
         self._sums = {}
+        self._has_debug_variable = _environment.flag(_environment.DEBUG)
         self._to_free: list[Callable[[], Any]] = [
             functools.partial(shutdown.remove_check, self._consistency),
             self._messages.deadlocks.drain, signatures.Free, self._arrays.Free]

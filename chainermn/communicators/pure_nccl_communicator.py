@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import ClassVar, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from chainermn._collectives.operation import collective_as
-from chainermn._consistency import debug_checks
 from chainermn._gradients.nccl_reducer import NcclMeanQueue
 from chainermn._gradients.parameters import ParameterList
 from chainermn._transport.base import Transport, TransportType
@@ -69,7 +69,8 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         gradients, compressor = self._checked_gradients(model, zero_fill, compression)
         codec = None if compressor is None else self._codec(gradients, compressor)
         transport = cast(NcclTransport, self._transport)
-        return Exchange(model, gradients, transport.begin_mean(gradients, codec=codec))
+        return Exchange(model, gradients, transport.begin_mean(gradients, codec=codec),
+                        self._check_means)
 
     def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: Transport) -> NcclMeanQueue:
         return NcclMeanQueue(mpi_comm, self._queue_gradients, self._check_means,
@@ -86,8 +87,10 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 class Exchange:
     """Gradients that are being averaged."""
 
-    def __init__(self, model: Model, gradients: ParameterList, done: DeviceEvent | None) -> None:
+    def __init__(self, model: Model, gradients: ParameterList, done: DeviceEvent | None,
+                 check: Callable[[Model], None]) -> None:
         self._model = model
+        self._check = check  # of the means
         self._gradients: ParameterList | None = gradients  # in use by NCCL until done
         self._done = done
 
@@ -97,5 +100,4 @@ class Exchange:
             return
         wait(self._done)
         self._done = self._gradients = None
-        if debug_checks.is_on():
-            debug_checks.check_means(self._model)
+        self._check(self._model)

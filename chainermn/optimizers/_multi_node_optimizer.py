@@ -70,6 +70,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     _is_started: bool  # whether other ranks still wait for this rank in the current update
     _n_debugged: int  # updates in debug mode
     _takes_zero_fill: bool
+    _has_debug_variable: bool  # when the optimizer was created
 
     if TYPE_CHECKING:  # attributes of the actual optimizer, for editors
         target: Model
@@ -100,6 +101,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.accumulation = Accumulation(n_accumulations)
         self._n_started, self._is_started, self._n_debugged = 0, False, 0
         self._takes_zero_fill = _takes_zero_fill(communicator)
+        self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
     def setup(self, link: Model) -> _MultiNodeOptimizer:
         """Set the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -272,7 +274,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def _check_replicas(self) -> None:
         """In debug mode, compare the models of all ranks after every k-th update."""
-        if chainer.is_debug() or _environment.flag(_environment.DEBUG):
+        if self._has_debug_variable or chainer.is_debug():
             self._n_debugged += 1
             if self._n_debugged % _check_interval() == 0:
                 self.communicator.check_replicas(self.target)

@@ -3,6 +3,8 @@
 import os
 import sys
 
+import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
@@ -11,8 +13,6 @@ import chainermn
 
 PACKAGE = os.path.dirname(chainermn.__file__) + os.sep
 
-#: Modules that only read settings.
-SWITCHES = ['_consistency/debug_checks.py', '_environment.py']
 #: Messages of the consistency check, which contain no gradient.
 MESSAGES = ['_consistency/exchange.py']
 
@@ -25,7 +25,7 @@ def path_of(function):
         file = frame.f_code.co_filename
         if event == 'call' and file.startswith(PACKAGE):
             module = file.removeprefix(PACKAGE).replace(os.sep, '/')
-            if module not in SWITCHES + MESSAGES and modules[-1:] != [module]:
+            if modules[-1:] != [module]:
                 modules.append(module)
 
     sys.setprofile(profile)
@@ -44,9 +44,26 @@ def test_number_of_modules():
         parameter.grad = np.ones_like(parameter.array)
     for _ in range(2):
         comm.multi_node_mean_grad(model)
-    modules = path_of(lambda: comm.multi_node_mean_grad(model))
+    modules = [module for module in path_of(lambda: comm.multi_node_mean_grad(model))
+               if module not in MESSAGES]
     assert modules[:modules.index('_transport/shared_memory/window.py')] == [
         '_collectives/operation.py', '_collectives/models.py', '_gradients/parameters.py',
         '_consistency/check.py', '_transport/shared_memory/transport.py',
         '_transport/shared_memory/exchange.py']
+    comm.finalize()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_number_of_modules_in_an_update():
+    comm = chainermn.create_communicator('flat')
+    model = L.Linear(3, 2)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    x = np.ones((2, 3), 'f')
+
+    def update():
+        optimizer.update(lambda: F.sum(model(x)))
+
+    for _ in range(3):
+        update()
+    assert len(set(path_of(update))) <= 12
     comm.finalize()

@@ -1,5 +1,7 @@
 """Debug mode names parameters and ranks: gradients, means and replicas."""
 
+import contextlib
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -22,12 +24,9 @@ class Model(chainer.Chain):
 
 
 @pytest.fixture
-def debug(monkeypatch):
+def flat(monkeypatch):
+    """In debug mode."""
     monkeypatch.setenv('CHAINERMN_DEBUG', '1')
-
-
-@pytest.fixture
-def flat():
     comm = chainermn.create_communicator('flat')
     yield comm
     comm.finalize()
@@ -38,18 +37,26 @@ def set_gradients(model):
         param.grad = np.ones_like(param.array)
 
 
-def test_is_on(monkeypatch):
-    monkeypatch.delenv('CHAINERMN_DEBUG', raising=False)
-    assert not debug_checks.is_on()
-    with chainer.using_config('debug', True):
-        assert debug_checks.is_on()
-    for value, on in [('1', True), ('0', False), ('', False)]:
+@pytest.mark.parametrize('value, on', [('1', True), ('0', False), ('', False), (None, False)])
+def test_debug_mode(monkeypatch, value, on):
+    if value is None:
+        monkeypatch.delenv('CHAINERMN_DEBUG', raising=False)
+    else:
         monkeypatch.setenv('CHAINERMN_DEBUG', value)
-        assert debug_checks.is_on() is on
+    comm = chainermn.create_communicator('naive')
+    model = Model()
+    for debug in (False, True):
+        set_gradients(model)
+        model.first.b.grad[0] = np.nan
+        with chainer.using_config('debug', debug), pytest.raises(
+                ValueError, match='gradients diverged') if on or debug else (
+                contextlib.nullcontext()):
+            comm.multi_node_mean_grad(model)
+    comm.finalize()
 
 
 @pytest.mark.parametrize('options', [{}, {'compression': 'fp16'}], ids=['', 'compressed'])
-def test_non_finite_gradients(flat, debug, same_error, options):
+def test_non_finite_gradients(flat, same_error, options):
     for odd in range(flat.size):
         model = Model()
         set_gradients(model)
@@ -78,7 +85,7 @@ def test_message_of_chainermn_7(comm, name, same_error, monkeypatch, value):
     assert isinstance(error, ValueError) and 'diverged' in str(error)
 
 
-def test_non_finite_sum(flat, debug, same_error):
+def test_non_finite_sum(flat, same_error):
     model = Model()
     set_gradients(model)
     model.first.b.grad[...] = np.finfo('f').max
@@ -90,7 +97,7 @@ def test_non_finite_sum(flat, debug, same_error):
     assert '/first/b' in str(error)
 
 
-def test_shapes_by_path(flat, debug, same_error):
+def test_shapes_by_path(flat, same_error):
     if flat.size == 1:
         return
     model = Model()
@@ -127,7 +134,7 @@ def test_replicas_of_a_non_model(comm, name, same_error):
 
 
 @pytest.mark.parametrize('options', [{}, {'overlap': True}], ids=['', 'overlap'])
-def test_the_optimizer_names_the_gradient(flat, debug, same_error, options):
+def test_the_optimizer_names_the_gradient(flat, same_error, options):
     model = Model()
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.SGD(.01), flat, **options).setup(model)
@@ -139,7 +146,7 @@ def test_the_optimizer_names_the_gradient(flat, debug, same_error, options):
     assert 'the gradient of /first/' in str(error)
 
 
-def test_the_optimizer_compares_replicas(flat, debug, same_error, monkeypatch):
+def test_the_optimizer_compares_replicas(flat, same_error, monkeypatch):
     monkeypatch.setenv('CHAINERMN_DEBUG_EVERY', '3')
     model = Model()
     optimizer = chainermn.create_multi_node_optimizer(
@@ -155,7 +162,7 @@ def test_the_optimizer_compares_replicas(flat, debug, same_error, monkeypatch):
         assert 'the first is /first/W' in str(error)
 
 
-def test_how_often_it_compares(flat, debug, same_error, monkeypatch):
+def test_how_often_it_compares(flat, same_error, monkeypatch):
     monkeypatch.setenv('CHAINERMN_DEBUG_EVERY', 'often')
     model = Model()
     optimizer = chainermn.create_multi_node_optimizer(
