@@ -97,28 +97,34 @@ class NodeSum:
 
 
 class NodeCopy:
-    """Copies data from the first node to all others, along a chain.
+    """Copies data from one node to all others, along a chain.
 
     Args:
         inter: One rank of each node.
-        data: The data; that of the first node replaces the others.
+        data: The data; that of the root replaces the others.  It may be written to until
+            ``combine``.
         waiting: Waits for requests.
+        root: The node with the data.
     """
 
-    def __init__(self, inter: MPI.Intracomm, data: np.ndarray, waiting: Waiting) -> None:
+    def __init__(self, inter: MPI.Intracomm, data: np.ndarray, waiting: Waiting, root: int = 0
+                 ) -> None:
         self._inter = inter
+        position, n = (inter.rank - root) % inter.size, inter.size
+        self._source = (inter.rank - 1) % n if position > 0 else None
+        self._dest = (inter.rank + 1) % n if position < n - 1 else None
         self._data = data
         self._waiting = waiting
         self._requests: list[MPI.Request] = []
 
     def start(self, scale: np.generic | None) -> None:
-        if self._inter.rank > 0:
-            self._requests = [self._inter.Irecv(self._data, self._inter.rank - 1)]
+        if self._source is not None:
+            self._requests = [self._inter.Irecv(self._data, self._source)]
 
     def combine(self, scale: np.generic | None) -> None:
         self._waiting.wait(self._requests)
-        if self._inter.rank < self._inter.size - 1:
-            self._requests = [self._inter.Isend(self._data, self._inter.rank + 1)]
+        if self._dest is not None:
+            self._requests = [self._inter.Isend(self._data, self._dest)]
 
     def finish(self) -> None:
         self._waiting.wait(self._requests)

@@ -115,20 +115,21 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
             warnings.warn(f'no shared memory on {failures}; host arrays are summed by MPI, which '
                           'is slower', RuntimeWarning, stacklevel=2)
             return None
-    return SharedMemory(mpi_comm, topology, intra, made[0], chunk,
-                        slices=min(place.intra_size for place, _ in responses))
+    return SharedMemory(mpi_comm, [place for place, _ in responses], intra, made[0], chunk)
 
 
 class SharedMemory:
     """Sums and copies host arrays of the ranks of a communicator; made by :func:`create`."""
 
-    def __init__(self, mpi_comm: MPI.Comm, topology: Topology, intra: MPI.Comm, window: Window,
-                 chunk: int, slices: int) -> None:
+    def __init__(self, mpi_comm: MPI.Comm, places: Sequence[Topology], intra: MPI.Comm,
+                 window: Window, chunk: int) -> None:
+        self._rank, self._places = mpi_comm.rank, places
+        topology = places[mpi_comm.rank]
         self._intra = intra
         self._window = window
         self._chunk = chunk
         # The number of ranks that reduce on each node: the size of the smallest node.
-        self._slices = slices
+        self._slices = slices = min(place.intra_size for place in places)
         reduces = intra.rank < slices
         self._inter: MPI.Intracomm | None = None
         self._in_flight = 0
@@ -201,18 +202,19 @@ class SharedMemory:
         self._encoding.compressor, self._encoding.name = compressor, name
         self._reduce(self._encoded, arrays, results, 1 / self._size)
 
-    def bcast(self, arrays: Sequence[np.ndarray]) -> None:
-        """Copies the arrays of rank 0 into those of all ranks.  Collective: every rank calls it.
+    def bcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
+        """Copies the arrays of the root into those of all ranks.  Collective: every rank calls it.
 
         Args:
             arrays: Host arrays of one dtype.  The shapes are equal on all ranks.
+            root: The rank with the data.
 
         Raises:
             RuntimeError: If another rank of the node failed or ended during the exchange.
         """
         with _flat(arrays, range(len(arrays))) as flat:
             data = [array.view(np.uint8) for array in flat]
-            self._run(self._plan(self._copied, data).chunks, data, data)
+            self._run(self._plan(self._copied, data, root).chunks, data, data)
 
     def set_passive_wait(self, passive: bool) -> None:
         """Selects whether to sleep between polls while waiting for other ranks."""
@@ -261,18 +263,18 @@ class SharedMemory:
             raise
         self._step = base + count + last
 
-    def _plan(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray]) -> _Plan:
-        """The plan for arrays of these shapes and dtype, cached."""
+    def _plan(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray], *args: int) -> _Plan:
+        """The plan for arrays of these shapes and dtype, cached; ``make`` gets ``args``."""
         if not isinstance(arrays, ArrayList):
             arrays = ArrayList.of(arrays)
-        key = make.__name__, arrays.dtypes[:1], arrays.shapes
+        key = make.__name__, arrays.dtypes[:1], arrays.shapes, args
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 del self._plans[next(iter(self._plans))]  # the oldest
             dtype = array_buffers.summed_in(arrays[0].dtype)
             flat: set[int] = set()
-            chunks = [make(pieces, arrays.shapes, number, dtype, flat)
+            chunks = [make(pieces, arrays.shapes, number, dtype, flat, *args)
                       for number, pieces in enumerate(chunking.cut(
                           [*map(math.prod, arrays.shapes)], self._chunk // dtype.itemsize))]
             plan = self._plans[key] = _Plan(chunks, sorted(flat), dtype)
@@ -314,14 +316,12 @@ class SharedMemory:
         return inputs, self._intra.rank, output, own, nodes
 
     def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
-                dtype: np.dtype, flat: set[int]) -> Chunk:
+                dtype: np.dtype, flat: set[int], root: int) -> Chunk:
         output = self._slot(self._output, number % self._n_outputs, dtype)[:pieces[-1].end]
-        is_leader = self._intra.rank == 0
         nodes = None
-        if self._inter is not None and is_leader:
-            nodes = NodeCopy(self._inter, output, self._waiting)
-        is_root = is_leader and (self._inter is None or self._inter.rank == 0)
-        return BroadcastChunk(Run(pieces, shapes), output, is_root, nodes)
+        if self._inter is not None and self._intra.rank == 0:
+            nodes = NodeCopy(self._inter, output, self._waiting, self._places[root].inter_rank)
+        return BroadcastChunk(Run(pieces, shapes), output, self._rank == root, nodes)
 
     def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
         return segment[slot * self._chunk:(slot + 1) * self._chunk].view(dtype)

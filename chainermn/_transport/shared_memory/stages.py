@@ -128,13 +128,13 @@ class PackedChunk:
 
 
 class BroadcastChunk:
-    """A chunk that the first rank of each node, the leader, fills for the others.
+    """A chunk that one rank has, and the others copy.
 
     Args:
         pieces: The contents of the chunk.
-        output: Receives the data of the leader.
+        output: Receives the data of the root, on its node.
         is_root: Whether this rank has the data.
-        nodes: On the leader of each node, copies the data from that of the first one; ``None`` on
+        nodes: On the first rank of each node, copies the data from the root's node; ``None`` on
             other ranks and on a single node.
     """
 

@@ -1,6 +1,7 @@
 """The transport on shared memory: one exchange per dtype for host arrays."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -83,6 +84,15 @@ class SharedMemoryTransport(MpiTransport):
                 self._packed_bcast(group)
             else:
                 memory.bcast(group)
+
+    def bcast(self, x: Array | None, shape: tuple[int, ...], dtype: np.dtype, on_device: bool,
+              root: int) -> Array:
+        if on_device or dtype.itemsize * math.prod(shape) < LARGE or (
+                memory := self._memory()) is None:
+            return super().bcast(x, shape, dtype, on_device, root)
+        y = np.empty(shape, dtype) if x is None else x
+        memory.bcast([y.reshape(-1)], root)
+        return y
 
     def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
         if op != 'sum' or x.nbytes < LARGE or x.dtype not in _FLOATS or (

@@ -73,12 +73,13 @@ def test_infinities_and_nans(inter):
 
 @hypothesis.settings(max_examples=20)
 @hypothesis.given(lengths=LENGTHS)
-def test_copy_takes_the_data_of_the_first_node(inter, lengths):
-    own = slices(RANK, lengths, np.float32)
-    waiting = Waiting()
-    run([NodeCopy(inter, data, waiting) for data in own])
-    for data, expected in zip(own, slices(0, lengths, np.float32), strict=True):
-        np.testing.assert_array_equal(data, expected)
+def test_copy_takes_the_data_of_the_root(inter, lengths):
+    for root in range(SIZE):
+        own = slices(RANK, lengths, np.float32)
+        waiting = Waiting()
+        run([NodeCopy(inter, data, waiting, root) for data in own])
+        for data, expected in zip(own, slices(root, lengths, np.float32), strict=True):
+            np.testing.assert_array_equal(data, expected)
 
 
 @pytest.mark.mpi(min_size=2)

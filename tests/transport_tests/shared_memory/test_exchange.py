@@ -177,9 +177,10 @@ def test_bcast(memory, sizes, code):
         random = np.random.RandomState(rank)
         return [np.frombuffer(random.bytes(size * np.dtype(code).itemsize), code).copy()
                 for size in sizes]
-    own = arrays(RANK)
-    memory.bcast(own)
-    check_equal(own, arrays(0))
+    for root in range(SIZE):
+        own = arrays(RANK)
+        memory.bcast(own, root)
+        check_equal(own, arrays(root))
 
 
 def test_random_delays(memory):
@@ -360,8 +361,9 @@ for n in range(40):
     arrays = per_rank[rank]
     means = [np.mean([x.astype('d') for x in xs], axis=0) for xs in zip(*per_rank)]
     if n % 5 == 4:
-        means = [x.astype('d') for x in per_rank[0]]
-        memory.bcast(arrays)
+        root = n // 5 % size
+        means = [x.astype('d') for x in per_rank[root]]
+        memory.bcast(arrays, root)
     else:
         memory.sum(arrays, scale=1 / size)
     assert len(set(mpi_comm.allgather(b''.join(x.tobytes() for x in arrays)))) == 1

@@ -76,6 +76,25 @@ def test_multi_node_mean(flat, sums, dtype):
     assert sums == ([1] if flat.size > 1 else [])
 
 
+@pytest.mark.parametrize('dtype', ['float16', 'int64', 'complex128'])
+def test_bcast(flat, monkeypatch, dtype):
+    copies = []
+    original = exchange.SharedMemory.bcast
+    monkeypatch.setattr(exchange.SharedMemory, 'bcast', lambda self, arrays, root: (
+        copies.append(root), original(self, arrays, root))[1])
+    for root in range(flat.size):
+        x = numbers(root, dtype) if flat.rank == root else None
+        y = flat.bcast(x, root)
+        np.testing.assert_array_equal(y, numbers(root, dtype))
+        assert y.flags.writeable and (x is None or y is x)
+        y = flat.bcast(None if x is None else x[1:].T, root)  # not contiguous
+        np.testing.assert_array_equal(y, numbers(root, dtype)[1:].T)
+        small = flat.bcast(None if x is None else x[:2], root)
+        np.testing.assert_array_equal(small, numbers(root, dtype)[:2])
+    assert copies == ([root for root in range(flat.size) for _ in range(2)]
+                      if flat.size > 1 else [])
+
+
 def test_carried_by_mpi(flat, sums):
     large = numbers(flat.rank, 'float32')
     flat.allreduce(large, 'max')
