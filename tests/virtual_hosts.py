@@ -192,6 +192,11 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         """Kills all processes of a host.  Others notice, unless it is disconnected."""
         self._hosts[n].call('bash', '-c', 'kill -KILL -1 || :')  # there may be none
 
+    @property
+    def roots(self) -> list[str]:
+        """The root folder of each host, as this process sees it, with its own ``/dev/shm``."""
+        return [f'/proc/{host.pid}/root' for host in self._hosts]
+
     def start(self, n: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Starts a command on a host; takes the options of :class:`subprocess.Popen`."""
         return subprocess.Popen(self._hosts[n].command(command), text=True, **options)

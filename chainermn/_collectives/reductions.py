@@ -41,7 +41,12 @@ class ReductionOperations(ArrayOperations):
                     return sum_of(blocks, x.shape, x.dtype)
                 return self._transport_reduced(x, op, False)
             if x.dtype in _NATIVE and x.nbytes < LARGE and x.flags.c_contiguous:
-                self._consistency.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+                check = self._consistency
+                if check.is_active:
+                    check.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+                else:
+                    check.calls.count += 1
+                    check.calls.ring.append('allreduce')
                 y = np.empty(x.shape, x.dtype)
                 self._arrays.Allreduce(x, y)
                 return y

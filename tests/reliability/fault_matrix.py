@@ -1,7 +1,7 @@
 """Kills a rank in every way at every place, on real processes, and checks how the job ends.
 
 ``python tests/reliability/fault_matrix.py [--ranks 2,3,4] [--only TEXT] [--slice 1/4]
-[--jobs 2] [--results FILE [--missing]] [--docs docs/reliability.md]``
+[--jobs 2] [--results FILE [--missing]] [--docs docs/reliability.md] [--hosts 2,1]``
 
 A case passes if mpiexec ends within 5 seconds of the fault (more on a slow machine) with a nonzero
 status, after one message with host, rank, cause and, if available, stack, and if no process and no
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -32,6 +34,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import program  # noqa: E402
 from time_limits import seconds  # noqa: E402
+from virtual_hosts import Hosts  # noqa: E402
 
 #: Communicators for the operations; each other place determines its own.
 COMMUNICATORS = ('naive', 'flat', 'dummy')
@@ -70,16 +73,20 @@ def cases(ranks: tuple[int, ...]) -> list[Case]:
             if (way, place) not in NO_FAULTS]
 
 
-def run(case: Case) -> Result:
-    """Runs one case."""
+def run(case: Case, hosts: Hosts | None = None) -> Result:
+    """Runs one case, on this machine or on several hosts."""
     with tempfile.TemporaryDirectory(prefix='fault-matrix-') as folder:
-        env = {**os.environ, 'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
+        env = {'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
         env['CHAINERMN_TIMEOUT'] = str(seconds(TIMEOUT)) if _needs_a_limit(case) else '0'
-        command = ['mpiexec', '-n', str(case.ranks), sys.executable, '-W', 'ignore',
-                   str(HERE / 'program.py'), case.way, case.place, case.communicator, folder]
-        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, errors='replace',
-                                   start_new_session=True)
+        command = [sys.executable, '-W', 'ignore', str(HERE / 'program.py'), case.way, case.place,
+                   case.communicator, folder]
+        if hosts is not None:
+            process = hosts.popen(command, env)
+        else:
+            process = subprocess.Popen(
+                ['mpiexec', '-n', str(case.ranks), *command], env={**os.environ, **env},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
+                start_new_session=True)
         hangs = False
         try:
             output, _ = process.communicate(timeout=seconds(HANGS))
@@ -90,10 +97,12 @@ def run(case: Case) -> Result:
         ended = time.time()
         when = pathlib.Path(folder, 'when')
         took = ended - float(when.read_text()) if when.exists() else 0.
-        problem = 'hangs' if hangs else _problem(case, process.returncode, output, took)
+        host = os.uname().nodename if hosts is None else f'node{len(hosts.ranks) - 1}'
+        problem = 'hangs' if hangs else _problem(case, host, process.returncode, output, took)
         if not problem and not when.exists():
             problem = 'no fault'
-        if left := _left(folder, not _is_told_by_mpiexec(case)):
+        roots = [] if _is_told_by_mpiexec(case) else [''] if hosts is None else hosts.roots
+        if left := _left(folder, roots):
             problem = problem or f'left: {left}'
     return Result(problem, took, output)
 
@@ -110,7 +119,7 @@ def _is_told_by_mpiexec(case: Case) -> bool:
         case.way.startswith('SIG'))
 
 
-def _problem(case: Case, status: int, output: str, took: float) -> str:
+def _problem(case: Case, host: str, status: int, output: str, took: float) -> str:
     """Returns the problem of a case, or ''."""
     _, cause, stack = program.WAYS[case.way]
     rank = case.ranks - 1
@@ -119,7 +128,7 @@ def _problem(case: Case, status: int, output: str, took: float) -> str:
         rank, cause, stack = 0, 'in create_communicator', 'the state of the others is unknown'
     elif _is_told_by_mpiexec(case):
         number = int(getattr(signal, case.way))
-        report = rf'PID \d+ RUNNING AT {re.escape(os.uname().nodename)}\n(.*\n)*.*signal {number}\b'
+        report = rf'PID \d+ RUNNING AT {re.escape(host)}\n(.*\n)*.*signal {number}\b'
         return '' if status and re.search(report, output) else 'other message'
     elif case.place == 'in a data loader' and not is_hang:
         cause, stack = r'uncaught \w*Error in thread prefetch_loop', 'process'
@@ -138,12 +147,15 @@ def _problem(case: Case, status: int, output: str, took: float) -> str:
             return 'other message'
     else:
         right = re.compile(rf'chainermn: rank {rank} of {case.ranks} \(host '
-                           rf'{re.escape(os.uname().nodename)}, process \d+\) '
-                           rf'(aborts the job|failed): ({cause})')
+                           rf'{re.escape(host)}, process \d+\) '
+                           rf'(aborts the job|failed|ended first on its host): ({cause})')
         is_common = case.place == 'in a checkpoint' and re.search(rf'rank {rank}\b', output)
         if not any(right.match(line) for line in messages) and not is_common:
             return 'other message'
-        stack = '' if is_common else stack  # all ranks raise the error, which names the rank
+        # All ranks raise a common error, which names the rank.  On several hosts, ranks that
+        # mpiexec terminates print no stack.
+        stack = '' if is_common or 'killed by SIGTERM' in output and 'ended first' in output else (
+            stack)
     if len(messages) > 1:
         return f'{len(messages)} messages'
     if stack not in output:
@@ -163,11 +175,11 @@ def _ranks(line: str) -> set[int]:
     return found
 
 
-def _left(folder: str, all_of_it: bool) -> str:
-    """Processes and shared memory left by the job, after a grace period."""
+def _left(folder: str, roots: list[str]) -> str:
+    """Processes left by the job, and shared memory in these root folders, after a grace period."""
     give_up = time.monotonic() + seconds(WITHIN)
     while True:
-        left = _processes(folder) + (_shared_memory(folder) if all_of_it else [])
+        left = _processes(folder) + _shared_memory(folder, roots)
         if not left or time.monotonic() > give_up:
             return ', '.join(left)
         time.sleep(.05)
@@ -186,10 +198,11 @@ def _processes(folder: str) -> list[str]:
     return found
 
 
-def _shared_memory(folder: str) -> list[str]:
+def _shared_memory(folder: str, roots: list[str]) -> list[str]:
     """The remaining files of the ranks in /dev/shm, which they have recorded."""
-    return [path for file in pathlib.Path(folder).glob('shared-*')
-            for path in file.read_text().splitlines() if os.path.exists(path)]
+    return [root + path for file in pathlib.Path(folder).glob('shared-*')
+            for path in file.read_text().splitlines() for root in roots
+            if os.path.exists(root + path)]
 
 
 def table(results: dict[Case, Result]) -> str:
@@ -248,15 +261,22 @@ def main() -> int:
     parser.add_argument('--docs', type=pathlib.Path, metavar='FILE', help='writes the table there')
     parser.add_argument('--missing', action='store_true',
                         help='run only cases that did not pass in those results')
+    parser.add_argument('--hosts', metavar='RANKS', help='ranks of each host, such as 2,1; '
+                        'needs root.  Then --ranks and --jobs have no effect')
     args = parser.parse_args()
+    per_host = [int(n) for n in args.hosts.split(',')] if args.hosts else []
+    if per_host:
+        args.ranks, args.jobs = str(sum(per_host)), 1
     k, n = map(int, args.slice.split('/'))
     chosen = [case for case in cases(tuple(map(int, args.ranks.split(','))))
               if args.only in ' / '.join(map(str, case))][k - 1::n]
     results = _load(args.results)
     if args.missing:
         chosen = [case for case in chosen if case not in results or results[case].problem]
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for case, result in zip(chosen, pool.map(run, chosen), strict=True):
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool, (
+            Hosts(per_host) if per_host else contextlib.nullcontext()) as hosts:
+        for case, result in zip(chosen, pool.map(functools.partial(run, hosts=hosts), chosen),
+                                strict=True):
             results[case] = result
             print(f'{" / ".join(map(str, case))}: {result.problem or "right"} '
                   f'({result.seconds:.1f} s)', flush=True)
