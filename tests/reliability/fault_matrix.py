@@ -154,8 +154,8 @@ def _problem(case: Case, host: str, status: int, output: str, took: float) -> st
             return 'other message'
         # All ranks raise a common error, which names the rank.  On several hosts, ranks that
         # mpiexec terminates print no stack.
-        stack = '' if is_common or ('killed by SIGTERM' in output and 'ended first' in output) else (
-            stack)
+        if is_common or ('killed by SIGTERM' in output and 'ended first' in output):
+            stack = ''
     if len(messages) > 1:
         return f'{len(messages)} messages'
     if stack not in output:
