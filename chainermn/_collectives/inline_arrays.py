@@ -16,7 +16,8 @@ from chainermn._transport.mpi import mpi_op
 from chainermn._types import Array
 
 _add = MPI.SUM.Reduce_local
-_DATATYPES = {dtype.char: MPI.Datatype.fromcode(dtype.char) for dtype in CODES}
+# By dtype, not by its character: some are equal on most platforms, such as 'l' and 'q'.
+_DATATYPES = {dtype: MPI.Datatype.fromcode(dtype.char) for dtype in CODES}
 
 
 class InlineArrays(Operations):
@@ -91,9 +92,9 @@ def array_of(message: Data, index: int = 0) -> Array:
 def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """Sums the arrays of all ranks in the order of the ranks; MPI must support the dtype."""
     y = np.ndarray(shape, dtype, bytearray(blocks[0]))
-    datatype = _DATATYPES[dtype.char]
+    datatype = _DATATYPES[dtype]
     for source in range(1, len(blocks)):
-        _add((blocks[source], datatype), y)
+        _add((blocks[source], datatype), (y, datatype))
     return y
 
 
