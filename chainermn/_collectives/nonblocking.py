@@ -28,8 +28,9 @@ class Receive(NamedTuple):
     status: MPI.Status | None = None
     is_dropped: bool = False  # the message does not fit into the buffer and is discarded
 
-    def begin(self) -> MPI.Request:
-        request = receive(self.mpi_comm, self.buffer, self.source, self.tag)
+    def begin(self, is_blocking: bool = False) -> MPI.Request:
+        start = blocking_receive if is_blocking else receive
+        request = start(self.mpi_comm, self.buffer, self.source, self.tag)
         return cast(MPI.Request, _Dropped(request)) if self.is_dropped else request
 
 
@@ -37,11 +38,37 @@ def receive(mpi_comm: MPI.Intracomm, buffer: Arrays, source: int, tag: int) -> M
     """Starts to receive a message.
 
     Between hosts, MPICH 5.0.2 does not find a message for a receive from any source if UCX has
-    received that message before; a matched probe finds it.
+    received that message before; a matched probe finds it.  A message that arrives in between is
+    still missed; see :func:`blocking_receive`.
     """
     if source == MPI.ANY_SOURCE and (message := mpi_comm.Improbe(source, tag)) is not None:
         return message.Irecv(buffer)
     return mpi_comm.Irecv(buffer, source, tag)
+
+
+def blocking_receive(mpi_comm: MPI.Intracomm, buffer: Arrays, source: int, tag: int
+                     ) -> MPI.Request:
+    """Like :func:`receive`, for a caller that then waits, so that no message is missed."""
+    if source == MPI.ANY_SOURCE:
+        return cast(MPI.Request, _FromAnySource(mpi_comm, buffer, tag))
+    return mpi_comm.Irecv(buffer, source, tag)
+
+
+class _FromAnySource:
+    """A request for a message of any rank, which looks for the message until it is there."""
+
+    def __init__(self, mpi_comm: MPI.Intracomm, buffer: Arrays, tag: int) -> None:
+        self._mpi_comm, self._buffer, self._tag = mpi_comm, buffer, tag
+
+    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  (MPI's name)
+        message = self._mpi_comm.Improbe(MPI.ANY_SOURCE, self._tag)
+        if message is None:
+            return False
+        message.Recv(self._buffer, status)
+        return True
+
+    def Wait(self, status: MPI.Status | None = None) -> None:  # noqa: N802
+        self._mpi_comm.Mprobe(MPI.ANY_SOURCE, self._tag).Recv(self._buffer, status)
 
 
 class _Dropped:
@@ -194,7 +221,7 @@ def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None]
     try:
         while True:
             receive = next(receives)
-            wait(receive.begin(), receive.status)
+            wait(receive.begin(is_blocking=True), receive.status)
     except StopIteration as end:
         return end.value
 

@@ -28,8 +28,8 @@ from chainermn._collectives.nonblocking import (
     Receives,
     Request,
     blocking,
+    blocking_receive,
     non_blocking,
-    receive,
 )
 from chainermn._collectives.payloads import Payloads
 from chainermn._consistency import tags
@@ -196,7 +196,7 @@ class Messages:
         self._began(operation, source, tag)
         status = MPI.Status()
         message = bytearray(_MAX_MESSAGE)
-        request = receive(self._mpi_comm, message, source, tag)
+        request = blocking_receive(self._mpi_comm, message, source, tag)
         if source < 0:
             self._wait(request, status)
         else:
