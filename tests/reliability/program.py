@@ -80,7 +80,7 @@ def write_down_shared_memory():
 def operations(comm):
     """A call of each collective operation."""
     x, xs = np.ones(3, 'f'), np.ones((comm.size, 3), 'f')
-    model = chainer.links.Linear(3, 3)
+    model = chainer.links.Linear(3, 3, initialW=1)  # equal on all ranks
     model.cleargrads()
     for param in model.params():
         param.grad = param.array
