@@ -121,8 +121,8 @@ def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignatu
 def identifier(signature: bytes) -> bytes:
     """A digest of the parts of a signature that identify a call.
 
-    It differs between ranks if their calls do not match.  If all parts must be equal, it also
-    differs if only the devices or the updates do, which may.
+    It differs between calls that do not match.  For operations whose shapes must be equal, it also
+    differs between calls that match, but have different devices or updates.
     """
     call = unpack(signature)
     equal = EQUAL[call.operation]

@@ -52,14 +52,14 @@ class ReductionOperations(ArrayOperations):
                 return y
         array = array_buffers.checked(x)
         check_op(op, array.dtype)
-        if out is not None:
-            _check_out(out, array)
+        signature = packed('allreduce', array, op=op)
         if out is None:
-            return self._reduced(packed('allreduce', array, op=op), array, op)
+            return self._reduced(signature, array, op)
+        _check_out(out, array)
         target = out if _is_plain(out) else None
         if target is not None and np.may_share_memory(array, target):
             array = target if _same_elements(array, target) else array.copy()
-        result = self._reduced(packed('allreduce', array, op=op), array, op, target)
+        result = self._reduced(signature, array, op, target)
         if result is not out:
             out[...] = result
         return out

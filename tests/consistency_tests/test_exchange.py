@@ -1,6 +1,8 @@
 """The exchange of calls and small data: its messages, and what one rank learns of the others."""
 
 import math
+import queue
+import threading
 
 import pytest
 from mpi4py import MPI
@@ -31,9 +33,6 @@ def simulated(size):
 
     The calls run in threads; only the messages between them are replaced.
     """
-    import queue
-    import threading
-
     queues = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
 
     class Comm:
