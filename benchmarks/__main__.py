@@ -26,7 +26,7 @@ import time
 HERE = pathlib.Path(__file__).parent
 LIMITS = {  # minutes, in the order in which they run
     'startup': 10,
-    'collectives': 5,
+    'collectives': 10,
     'traffic': 5,
     'recent': 5,
     'timeline': 5,

@@ -1,7 +1,7 @@
 """Latency of operations on small data, with and without consistency checks.
 
 Run it in an environment with ChainerMN and MPI:
-``python benchmarks/collectives.py [--ranks 2] [--rounds 25] [--png FILE]``.
+``python benchmarks/collectives.py [--ranks 2,4] [--rounds 25] [--png FILE]``.
 
 Compared with ChainerMN 7 (old) and mpi4py (raw).  Arrays have one float32 per rank, objects are a
 small dict, and a round trip is a message from rank 0 to rank 1 and back.  Raw is mpi4py's
@@ -95,26 +95,25 @@ def work(kind: str, folder: str) -> None:
     _rounds.answer(kind, folder, world.rank, turn)
 
 
-def main() -> None:
-    """Measures and prints."""
-    args = _rounds.parser(__doc__, rounds=25, ranks=2).parse_args()
-    if args.work:
-        work(args.work, args.folder)
-        return
-    if args.ranks < 2:
-        raise SystemExit('a message needs at least 2 ranks')
+def measure(ranks: int, rounds: int, is_quick: bool) -> dict[str, dict[str, list[float]]]:
+    """Returns the seconds of all rounds, by operation and method."""
     names = ('raw', *KINDS)
     seconds: dict[str, dict[str, list[float]]] = {
         operation: {name: [] for name in names} for operation in OPERATIONS}
-    with _rounds.groups(__file__, args.ranks, KINDS) as groups:
-        for n in range(1 if args.quick else args.rounds):
+    with _rounds.groups(__file__, ranks, KINDS) as groups:
+        for n in range(rounds):
             for operation in OPERATIONS:
-                n_calls = 2 if args.quick else TIMED.get(operation, CALLS)
+                n_calls = 2 if is_quick else TIMED.get(operation, CALLS)
                 for name in names[n % 4:] + names[:n % 4]:
                     group = groups['ours' if name == 'raw' else name]
                     seconds[operation][name].append(group.ask((operation, name == 'raw', n_calls)))
+    return seconds
 
-    print(f'{args.ranks} ranks; {_rounds.load()}\n')
+
+def report(ranks: int, seconds: dict[str, dict[str, list[float]]]
+           ) -> dict[str, dict[str, list[float]]]:
+    """Prints the medians and the goals; returns the ratios to raw by method and operation."""
+    print(f'{ranks} ranks; {_rounds.load()}\n')
     print(f'{"microseconds (times raw)":<24}{"raw":>8}' + ''.join(f'{kind:>18}' for kind in KINDS))
     ratios = {kind: {operation: _rounds.ratios(each[kind], each['raw'])
                      for operation, each in seconds.items()} for kind in KINDS}
@@ -127,8 +126,27 @@ def main() -> None:
     for operation, kind, rival, goal in GOALS:
         times = _rounds.times(seconds[operation][kind], seconds[operation][rival])
         print(f'{operation}, {kind}: {times} {rival}; goal {goal:g}')
+    print()
+    return ratios
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=25)
+    parser.add_argument('--ranks', default='2,4', help='default: %(default)s')
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    drawn: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
+    for ranks in map(int, ('2' if args.quick else args.ranks).split(',')):
+        if ranks < 2:
+            raise SystemExit('a message needs at least 2 ranks')
+        found = report(ranks, measure(ranks, 1 if args.quick else args.rounds, args.quick))
+        for kind, ratios in found.items():
+            drawn[kind].update({f'{operation}, {ranks}': each for operation, each in ratios.items()})
     if args.png:
-        _rounds.chart(args.png, f'Small calls, {args.ranks} ranks', 'times raw mpi4py', ratios,
+        _rounds.chart(args.png, 'Small calls, by number of ranks', 'times raw mpi4py', drawn,
                       {'goal with check 3': 3, 'raw': 1}, is_log=True)
 
 
