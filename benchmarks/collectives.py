@@ -144,7 +144,8 @@ def main() -> None:
             raise SystemExit('a message needs at least 2 ranks')
         found = report(ranks, measure(ranks, 1 if args.quick else args.rounds, args.quick))
         for kind, ratios in found.items():
-            drawn[kind].update({f'{operation}, {ranks}': each for operation, each in ratios.items()})
+            for operation, each in ratios.items():
+                drawn[kind][f'{operation}, {ranks}'] = each
     if args.png:
         _rounds.chart(args.png, 'Small calls, by number of ranks', 'times raw mpi4py', drawn,
                       {'goal with check 3': 3, 'raw': 1}, is_log=True)
