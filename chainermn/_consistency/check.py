@@ -36,7 +36,7 @@ class ConsistencyCheck:
         self.calls = FlightRecord(mpi_comm)
         self.enabled = _environment.flag(_environment.AGREE, default=True)
         #: Whether :meth:`same` exchanges anything.
-        self.is_active = self.enabled and mpi_comm.size > 1
+        self.is_active = self.calls.waits_for_all = self.enabled and mpi_comm.size > 1
         #: Whether the last mismatch showed that ranks have reached the end of the program.
         self.has_finished_ranks = False
         #: Called once all ranks are known to have reached the end of the program.

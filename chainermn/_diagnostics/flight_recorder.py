@@ -50,7 +50,8 @@ class FlightRecord:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', 'count', 'left_at', 'number', 'ranks', 'record', 'ring', 'timeout')
+    __slots__ = ('__weakref__', 'count', 'left_at', 'number', 'ranks', 'record', 'ring', 'timeout',
+                 'waits_for_all')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
@@ -62,6 +63,8 @@ class FlightRecord:
         self.count = 0
         #: The count when this rank left an incomplete operation.
         self.left_at = 0
+        #: Whether every operation waits until all ranks have entered it.
+        self.waits_for_all = False
         self.ring: collections.deque[Record | _WithCallSite] = collections.deque(maxlen=LENGTH)
         self.record: Callable[[Record], None] = self.ring.append
         if _environment.text(_environment.TIMEOUT) or _environment.flag(_environment.DEBUG):
@@ -154,6 +157,7 @@ class BackgroundRecord(FlightRecord):
 
     def __init__(self, mpi_comm: MPI.Intracomm, transport: FlightRecord) -> None:
         super().__init__(mpi_comm)
+        self.waits_for_all = True
         self.number = transport.number
         self._transport = transport
         self.exchanges = 0

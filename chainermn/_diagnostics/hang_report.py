@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from chainermn._diagnostics import flight_recorder, thread_state
+from chainermn._diagnostics.rank_progress import Progress
 from chainermn._diagnostics.thread_state import ThreadState
 from chainermn._ranks import group_ranks, ranks_text
 
@@ -13,12 +14,13 @@ _STACKS = 8
 
 
 class Response(NamedTuple):
-    """The response of a rank to an alarm: its state."""
+    """The response of a rank to an alarm or a question: its state."""
 
     reason: str  # for raising the alarm; '' if another rank raised it
     threads: list[tuple[ThreadState, float]]  # and seconds in this state; the main thread first
     operations: str  # the flight record
     stacks: str
+    progress: Progress
 
     @classmethod
     def of(cls, reason: str, states: Mapping[int, tuple[ThreadState, float]]) -> Response:
@@ -27,7 +29,8 @@ class Response(NamedTuple):
             if recorded := calls.recorded():
                 operations.append(f'{calls.name}: {flight_recorder.summary(recorded)}')
         threads = sorted(states.values(), key=lambda each: each[0].thread)
-        return cls(reason, threads, '\n'.join(operations), thread_state.stacks())
+        return cls(reason, threads, '\n'.join(operations), thread_state.stacks(),
+                   Progress.own())
 
     @property
     def state(self) -> str:

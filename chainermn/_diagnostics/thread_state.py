@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from mpi4py import MPI
 from chainermn._diagnostics import call_site, current_operations, flight_recorder, rank_progress
 from chainermn._diagnostics.current_operations import Operation
 from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key
-from chainermn._diagnostics.rank_progress import Progress
+from chainermn._diagnostics.wait_graph import ThreadWait, Wait
 from chainermn._signature import END
 
 
@@ -40,8 +40,20 @@ class ThreadState(NamedTuple):
             return f'not in an operation: it is {location}{last}'
         if self.operation == END:
             return 'at the end of the program'
+        return f'in {self._operation}, called {location}'
+
+    @property
+    def wait_text(self) -> str:
+        """In what a thread waits, for the description of a deadlock."""
+        if self.operation == END:
+            return 'at the end of the program'
+        thread = f' in thread {self.thread}' if self.thread else ''
+        return f'in {self._operation} ({self.call_site}{thread})'
+
+    @property
+    def _operation(self) -> str:
         of = f' of {self.of}' if self.of else ''
-        return f'in {self.call.text if self.call else self.operation}{of}, called {location}'
+        return f'{self.call.text if self.call else self.operation}{of}'
 
 
 class Snapshot:
@@ -65,13 +77,14 @@ class Snapshot:
         """Whether the thread is in the shutdown."""
         return self._name == END
 
-    def awaited(self, finished: Mapping[int, Progress]) -> set[int]:
-        """Returns the finished ranks of COMM_WORLD for which this thread waits in vain."""
-        found: set[int] = set()
-        for operation in self._operations:
-            for calls in operation.calls:
-                found |= rank_progress.awaited(calls, operation.name, finished)
-        return found
+    @property
+    def wait(self) -> ThreadWait:
+        """What this thread waits for."""
+        waits = [Wait.of(calls, operation.name)
+                 for operation in self._operations for calls in operation.calls]
+        if self.is_finished and rank_progress.ending is not None:
+            waits.append(Wait.of(rank_progress.ending, END))
+        return ThreadWait(self.state.wait_text, tuple(wait for wait in waits if wait is not None))
 
     @property
     def timeout(self) -> float | None:

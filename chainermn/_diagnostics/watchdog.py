@@ -1,34 +1,35 @@
 """The watchdog: a thread of each rank that detects hangs, so that no rank waits forever.
 
-It polls about once per second whether its rank makes progress.  It raises an alarm if the rank has
-been in one operation for longer than the timeout, or waits for a message of finished ranks.  Then
-the watchdog of each rank responds with the state of its rank, the lowest rank that responds prints
-the report, and the job is aborted.
+It polls whether its rank makes progress: about once per second, more often while the rank waits.
+It raises an alarm if the rank has been in one operation for longer than the timeout.  After a few
+seconds of waiting, it sends the state of its rank to the first rank, which raises an alarm if it
+detects a deadlock.  Then the watchdog of each rank responds with the state of its rank, the lowest
+rank that responds prints the report, and the job is aborted.
 
 The watchdogs exchange messages on their own communicators.  This requires MPI_THREAD_MULTIPLE;
-without it, each rank only reports its own state.
+without it, each rank only reports its own state, and no deadlock is detected before the timeout.
 """
 from __future__ import annotations
 
 import math
 import os
-import pickle
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Protocol, TypeAlias
 
 from mpi4py import MPI
 
 from chainermn import _environment, _streams, global_except_hook
-from chainermn._diagnostics import hang_report, rank_progress, thread_state
+from chainermn._diagnostics import hang_report, program_threads, rank_progress, thread_state
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.rank_progress import Progress
 from chainermn._diagnostics.thread_state import Snapshot
-from chainermn._ranks import ranks_text
+from chainermn._diagnostics.wait_graph import RankState
+from chainermn._diagnostics.watchdog_group import Content, Group, Looked, State, Tag
 from chainermn._tracing import recorder
 
 VARIABLE = _environment.TIMEOUT
@@ -37,15 +38,13 @@ VARIABLE = _environment.TIMEOUT
 #: enough for typical work of one rank while the others wait, such as preparing a data set.
 DEFAULT_TIMEOUT = 3600.
 
-# Tags.
-_ALARM, _RESPONSE, _FINISHED = 1, 2, 3
-
 # Seconds.
 _INTERVAL = 1.
+_INTERVAL_WAITING = .2
 _INTERVAL_ALARMED = .02
 _RESPONSE_TIMEOUT = 2.5  # longer than the interval, since the others have to wake up
 _REPORT_TIMEOUT = 2.  # then the next rank reports, in case the previous one has stopped
-_GRACE = 2.  # for a message that a rank sent just before it finished
+_GRACE = 2.  # before a rank that waits sends its state
 
 #: The watchdog stops after this number of consecutive errors.
 _MAX_ERRORS = 3
@@ -53,8 +52,6 @@ _MAX_ERRORS = 3
 #: The maximum number of ranks that may report.
 _MAX_REPORTERS = 16
 
-#: The content of a message, by tag: none, a response, or the progress of a finished rank.
-_Content: TypeAlias = Response | Progress | None
 _Snapshots: TypeAlias = dict[int, Snapshot]  # by thread
 
 
@@ -75,45 +72,12 @@ def parse_timeout(value: object, name: str = 'a timeout') -> float:
     return timeout
 
 
-class _Group:
-    """The ranks of a communicator, and the messages of their watchdogs."""
-
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        can_send = MPI.Query_thread() >= MPI.THREAD_MULTIPLE and mpi_comm.size > 1
-        self.mpi_comm = mpi_comm.Dup() if can_send else None
-        self.ranks = world_ranks(mpi_comm)
-        self.rank = mpi_comm.rank
-        self.sent_progress: Progress | None = None  # of this rank, once it has finished
-        self.alarmed_at: float | None = None
-        self.responses: dict[int, Response] = {}
-        self._requests: list[MPI.Request] = []
-
-    def send(self, content: _Content, tag: int, ranks: Iterable[int]) -> None:
-        if self.mpi_comm is not None:
-            data = pickle.dumps(content)
-            self._requests += [self.mpi_comm.Isend(data, rank, tag) for rank in ranks
-                               if rank != self.rank]
-
-    def receive(self) -> list[tuple[int, int, _Content]]:
-        """Returns sender, tag and content of all messages that have arrived."""
-        received: list[tuple[int, int, _Content]] = []
-        status = MPI.Status()
-        while self.mpi_comm is not None:
-            message = self.mpi_comm.Improbe(status=status)
-            if message is None:
-                break
-            buffer = bytearray(status.Get_count())
-            message.Recv(buffer)
-            received.append((status.Get_source(), status.Get_tag(), pickle.loads(buffer)))
-        return received
-
-
 class Watchdog:
     """Polls the threads of this process, and exchanges alarms with other ranks."""
 
     def __init__(self) -> None:
-        self._alone = _Group(MPI.COMM_SELF)  # until a group is added
-        self._groups: list[_Group] = []
+        self._alone = Group(MPI.COMM_SELF)  # until a group is added
+        self._groups: list[Group] = []
         self._default = parse_timeout(_environment.text(VARIABLE) or DEFAULT_TIMEOUT, VARIABLE)
         # By default there is none in shutdown: one rank may go on after the others have finished.
         self._shutdown_timeout = self._default if _environment.text(VARIABLE) else 0
@@ -121,7 +85,8 @@ class Watchdog:
         self.limit_interval(self._default)
         # By thread: its progress, and since when it is the same.
         self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
-        self._finished: dict[int, Progress] = {}  # by rank of COMM_WORLD
+        self._is_waiting = False
+        self._state: RankState | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -134,7 +99,7 @@ class Watchdog:
         ranks = set(world_ranks(mpi_comm))
         if mpi_comm.size == 1 or any(ranks <= set(group.ranks) for group in self._groups):
             return False
-        self._groups.append(_Group(mpi_comm))
+        self._groups.append(Group(mpi_comm))
         return True
 
     def start(self) -> None:
@@ -163,9 +128,7 @@ class Watchdog:
 
     def _run(self) -> None:
         errors = 0
-        while errors < _MAX_ERRORS and not self._closed.wait(
-                _INTERVAL_ALARMED if any(group.alarmed_at for group in self._groups)
-                else self._interval):
+        while errors < _MAX_ERRORS and not self._closed.wait(self._pause()):
             try:
                 self._poll()
                 errors = 0
@@ -174,6 +137,11 @@ class Watchdog:
                 if errors == _MAX_ERRORS:
                     _streams.write(f'{traceback.format_exc()}chainermn: the watchdog of this rank '
                                    'has stopped because of this error; timeouts have no effect\n')
+
+    def _pause(self) -> float:
+        if any(group.alarmed_at for group in self._groups):
+            return _INTERVAL_ALARMED
+        return min(self._interval, _INTERVAL_WAITING) if self._is_waiting else self._interval
 
     def _poll(self) -> None:
         recorder.write()  # in case this rank hangs or is killed
@@ -184,23 +152,44 @@ class Watchdog:
             progress, since = before.get(ident, ((), now))
             self._progress[ident] = snapshot.progress, (
                 since if snapshot.progress == progress else now)
-        self._send_progress(snapshots, now)
+        self._is_waiting = any(progress and since < now
+                               for progress, since in self._progress.values())
+        self._state = self._new_state(snapshots, now)
         for group in list(self._groups) or [self._alone]:
+            if group.sent_state != self._state:
+                group.sent_state = self._state
+                group.send(Tag.STATE, State(self._state), [0])
             for source, tag, content in group.receive():
-                if isinstance(content, Progress):
-                    self._finished[group.ranks[source]] = content
-                elif isinstance(content, Response):
-                    group.responses[source] = content
-                if tag != _FINISHED and group.alarmed_at is None:
-                    self._respond(group, '', {source}, snapshots, now)
+                self._receive(group, source, tag, content, snapshots, now)
+            number, suspects = group.detector.look()
+            if suspects:
+                group.send(Tag.LOOK, number, map(group.ranks.index, suspects))
             for ident, snapshot in snapshots.items():
                 if snapshot.progress and group.alarmed_at is None and (
-                        reason := self._hang(group, snapshot, now - self._progress[ident][1])):
+                        reason := self._hang(snapshot, now - self._progress[ident][1])):
                     self._respond(group, reason, (), snapshots, now)
             if group.alarmed_at is None and (reason := self._device_failure()):
                 self._respond(group, reason, (), snapshots, now)
             if group.alarmed_at is not None:
                 self._report(group, now)
+
+    def _receive(self, group: Group, source: int, tag: Tag, content: Content,
+                 snapshots: _Snapshots, now: float) -> None:
+        """Handles a message of another watchdog, or of this one."""
+        rank = group.ranks[source]
+        if isinstance(content, Response):
+            group.responses[source] = content
+        if tag in (Tag.ALARM, Tag.RESPONSE):
+            if group.alarmed_at is None:
+                self._respond(group, '', {source}, snapshots, now)
+        elif isinstance(content, State):
+            group.detector.set_state(rank, content.state)
+        elif isinstance(content, int):
+            group.send(Tag.LOOKED, Looked(content, self._state), [source])
+        elif isinstance(content, Looked):
+            deadlock = group.detector.looked(rank, content.number, content.state)
+            if deadlock and group.alarmed_at is None:
+                self._respond(group, f'deadlock: {deadlock}', (), snapshots, now)
 
     def _device_failure(self) -> str:
         """Returns why exchanges on devices, which block no operation, have failed; '' if not."""
@@ -213,36 +202,28 @@ class Watchdog:
                 return f'no progress for {seconds:.0f} s in {operation}; {_timeout_text(timeout)}'
         return ''
 
-    def _hang(self, group: _Group, snapshot: Snapshot, seconds: float) -> str:
+    def _hang(self, snapshot: Snapshot, seconds: float) -> str:
         """Returns why a thread hangs that has made no progress for some time; '' if it does not."""
-        me = MPI.COMM_WORLD.rank
         timeout = self._default if snapshot.timeout is None else snapshot.timeout
         if snapshot.is_finished:
             timeout = self._shutdown_timeout
-            if seconds > _GRACE and me in rank_progress.deadlocked(self._finished):
-                return ('ranks have reached the end of the program, but some have communicators '
-                        'that others lack, and wait for them')
         if timeout and seconds > timeout:
             return f'no progress for {seconds:.0f} s; {_timeout_text(timeout)}'
-        if seconds > _GRACE and not snapshot.is_finished and (
-                awaited := snapshot.awaited(self._finished) & set(group.ranks)):
-            return (f'{ranks_text([me])} waits for {ranks_text(sorted(awaited))}, at the end of '
-                    'the program')
         return ''
 
-    def _send_progress(self, snapshots: _Snapshots, now: float) -> None:
-        """Sends the progress of this rank to the others, once it has finished."""
-        operations = [ident for ident, snapshot in snapshots.items() if snapshot.progress]
-        if [snapshots[ident].is_finished for ident in operations] != [True] or (
-                now - self._progress[operations[0]][1] < self._interval):
-            return
-        own = self._finished[MPI.COMM_WORLD.rank] = Progress.own()
-        for group in self._groups:
-            if group.sent_progress != own:
-                group.sent_progress = own
-                group.send(own, _FINISHED, range(len(group.ranks)))
+    def _new_state(self, snapshots: _Snapshots, now: float) -> RankState | None:
+        """Returns what this rank waits for; ``None`` if it may make progress by itself."""
+        blocked = {ident: snapshot for ident, snapshot in snapshots.items() if snapshot.progress}
+        # A thread that still runs at the end of the program sends nothing, as a rule.
+        is_finished = [snapshot.is_finished for snapshot in blocked.values()] == [True]
+        grace = self._interval if is_finished else _GRACE
+        if not blocked or any(now - self._progress[ident][1] < grace for ident in blocked) or (
+                not is_finished and program_threads.are_running(blocked)):
+            return None
+        return RankState(Progress.own(), tuple(snapshot.wait for snapshot in blocked.values()),
+                         is_finished, rank_progress.has_agreed)
 
-    def _respond(self, group: _Group, reason: str, sources: Collection[int],
+    def _respond(self, group: Group, reason: str, sources: Collection[int],
                  snapshots: _Snapshots, now: float) -> None:
         """Sends the state of this rank to the ranks that may report; raises an alarm for a reason.
 
@@ -259,11 +240,11 @@ class Watchdog:
             for ident, snapshot in snapshots.items()})
         group.responses[group.rank] = response
         reporters = set(range(min(_MAX_REPORTERS, len(group.ranks)))) | set(sources)
-        group.send(response, _RESPONSE, reporters)
+        group.send(Tag.RESPONSE, response, reporters - {group.rank})
         if reason:
-            group.send(None, _ALARM, set(range(len(group.ranks))) - reporters)
+            group.send(Tag.ALARM, None, set(group.others) - reporters)
 
-    def _report(self, group: _Group, now: float) -> None:
+    def _report(self, group: Group, now: float) -> None:
         """Prints the report and aborts the job, if all ranks have responded or had enough time."""
         assert group.alarmed_at is not None
         waited = now - group.alarmed_at

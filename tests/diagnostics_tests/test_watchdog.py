@@ -52,6 +52,28 @@ def runs(tmp_path_factory):
 
 #: Hangs, with lines of the report.
 HANGS = {
+    'one computes': (
+        'load() if comm.rank == 1 else comm.allreduce(x)',
+        ["ranks 0, 2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:13 (for ",
+         'rank 1 is not in an operation: it is at script.py:11 in load(); its last operation was '
+         'allreduce ']),
+    'endless loop': (
+        'while comm.rank == 1: pass\ncomm.bcast_obj(1)',
+        ['ranks 0, 2 are in bcast_obj #4 root=0, called at script.py:14 (for ',
+         'rank 1 is not in an operation: it is at script.py:13; ']),
+    'stopped': (
+        'if comm.rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ncomm.allgather_obj(1)',
+        ['rank 0 does not answer: stopped, or in code that holds Python\'s lock',
+         'ranks 1-2 are in allgather_obj #4, called at script.py:14 (for ']),
+    'shared memory': (
+        'from chainermn._transport.shared_memory.window import Window\n'
+        'if comm.rank == 1: Window.publish = lambda self, count: load()\n'
+        'y = comm.allreduce(np.ones(100000, "f"))',
+        ["ranks 0-2 are in allreduce #4 float32 (100000,) op='sum', called at script.py:15 (",
+         'window.py', 'in load']),
+}
+#: Deadlocks, with lines of the report.
+DEADLOCKS = {
     'another operation, on some of the ranks': (
         'part = comm.new_group([0, 2])\n'
         'part.gather(x) if comm.rank == 0 else comm.barrier()',
@@ -63,31 +85,12 @@ HANGS = {
         ["ranks 1-2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:14 (for ",
          "rank 0 is in allreduce #1 float32 (1000,) op='sum' of communicator 2 of ranks 0-2, "
          'called at script.py:14 (for ', 'rank 0, communicator 2 of ranks 0-2: allreduce #1 ']),
-    'one computes': (
-        'load() if comm.rank == 1 else comm.allreduce(x)',
-        ["ranks 0, 2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:13 (for ",
-         'rank 1 is not in an operation: it is at script.py:11 in load(); its last operation was '
-         'allreduce ']),
-    'endless loop': (
-        'while comm.rank == 1: pass\ncomm.bcast_obj(1)',
-        ['ranks 0, 2 are in bcast_obj #4 root=0, called at script.py:14 (for ',
-         'rank 1 is not in an operation: it is at script.py:13; ']),
     'messages in a circle': (
         'comm.recv((comm.rank + 1) % comm.size, 5)',
         ['rank 2 is in recv #1 from rank 0 tag 5, called at script.py:13 (for ']),
     'requests': (
         'comm.irecv((comm.rank + 1) % comm.size, 5).wait()',
         ['rank 2 is in wait #2 from rank 0 tag 5, called at script.py:13 (for ']),
-    'stopped': (
-        'if comm.rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ncomm.allgather_obj(1)',
-        ['rank 0 does not answer: stopped, or in code that holds Python\'s lock',
-         'ranks 1-2 are in allgather_obj #4, called at script.py:14 (for ']),
-    'shared memory': (
-        'from chainermn._transport.shared_memory.window import Window\n'
-        'if comm.rank == 1: Window.publish = lambda self, count: load()\n'
-        'y = comm.allreduce(np.ones(100000, "f"))',
-        ["ranks 0-2 are in allreduce #4 float32 (100000,) op='sum', called at script.py:15 (",
-         'window.py', 'in load']),
 }
 
 
@@ -128,6 +131,7 @@ for n in range(12):
 JOBS = {
     **{name: ([body], {'name': 'flat' if name == 'shared memory' else 'naive'})
        for name, (body, _) in HANGS.items()},
+    **{name: ([body], {'timeout': '1000'}) for name, (body, _) in DEADLOCKS.items()},
     **{name: ([body, 2], {'timeout': '0'}) for name, body in ENDED.items()},
     'without check': (['if comm.rank == 0: comm.barrier()'],
                           {'timeout': '0', 'CHAINERMN_AGREE': '0'}),
@@ -172,11 +176,26 @@ def test_a_hang_is_reported(runs, name):
 
 
 @starts
+@pytest.mark.parametrize('name', DEADLOCKS)
+def test_a_deadlock_is_reported_without_a_timeout(runs, name):
+    status, output = runs[name].result()
+    assert status != 0
+    for text in [*DEADLOCKS[name][1], 'Last operations:\n', 'Stacks of rank',
+                 "communicator of ranks 0-2: allreduce #1-3 float32 (1000,) op='sum', called at "
+                 'script.py:8']:
+        assert text in output, output
+    assert len(re.findall('chainermn: ', output)) == 1
+    assert re.search(r'aborts the job: deadlock: rank 0 waits in \w+ #\d.* \(script.py:1[34]\) for '
+                     r'ranks? [12-]+; rank [12] waits in ', output), output
+
+
+@starts
 @pytest.mark.parametrize('name', ENDED)
 def test_waiting_for_a_finished_rank_is_reported_without_a_timeout(runs, name):
     status, output = runs[name].result()
     assert status != 0
-    assert 'waits for rank 1, at the end of the program\n  rank 0 is in ' in output
+    assert re.search(r'aborts the job: deadlock: rank 0 waits in \w+.* \(script.py:\d+\) for rank '
+                     '1; rank 1 (has reached|waits at) the end of the program', output), output
     assert 'rank 1 is at the end of the program' in output
 
 
@@ -184,7 +203,8 @@ def test_waiting_for_a_finished_rank_is_reported_without_a_timeout(runs, name):
 def test_waiting_for_a_finished_rank_is_reported_without_consistency_checks(runs):
     status, output = runs['without check'].result()
     assert status != 0
-    assert 'rank 0 waits for ranks 1-2, at the end of the program' in output
+    assert 'rank 0 waits in barrier #4 (script.py:13) for ranks 1-2; ' in output
+    assert 'rank 1 has reached the end of the program' in output
 
 
 @starts

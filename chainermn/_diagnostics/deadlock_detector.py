@@ -1,0 +1,55 @@
+"""Detects deadlocks of living ranks: on the first rank of a group, from the states of all.
+
+A rank that has waited for a while sends its state, and notifies the detector when it resumes.
+States of different times could contradict each other.  So if they contain a deadlock, the detector
+looks twice: if no state has changed in the second look, which began after the first one ended, all
+of them were true at the same time.
+"""
+from __future__ import annotations
+
+from chainermn._diagnostics.wait_graph import RankState, WaitGraph
+
+
+class DeadlockDetector:
+    """Collects the states of waiting ranks.  Ranks are those of COMM_WORLD."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, RankState] = {}
+        self._look = 0
+        self._suspects: set[int] = set()
+        self._unseen: set[int] = set()  # suspects that have not answered in this look
+        self._has_changed = False
+
+    def set_state(self, rank: int, state: RankState | None) -> None:
+        """Replaces the state of a rank; ``None`` if it makes progress."""
+        if self.states.get(rank) != state:
+            self._has_changed = True
+            if rank in self._suspects:
+                self._suspects = set()
+            self.states.pop(rank, None)
+            if state is not None:
+                self.states[rank] = state
+
+    def look(self) -> tuple[int, set[int]]:
+        """Starts a second look, if the states contain a deadlock.
+
+        Returns:
+            The number of the look, and the ranks that have to repeat their state, if any.
+        """
+        if not self._has_changed:
+            return self._look, set()
+        self._has_changed = False
+        suspects = WaitGraph(self.states).deadlocked()
+        if suspects == self._suspects:
+            return self._look, set()
+        self._suspects, self._unseen = suspects, set(suspects)
+        self._look += 1
+        return self._look, set(suspects)
+
+    def looked(self, rank: int, number: int, state: RankState | None) -> str:
+        """Takes the state of a rank in a second look; returns a deadlock in words, or ''."""
+        self.set_state(rank, state)
+        if number != self._look or not self._suspects:
+            return ''
+        self._unseen.discard(rank)
+        return '' if self._unseen else WaitGraph(self.states).cycle(self._suspects)

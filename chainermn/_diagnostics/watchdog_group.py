@@ -1,0 +1,87 @@
+"""The ranks of a communicator, and the messages that their watchdogs exchange."""
+from __future__ import annotations
+
+import enum
+import pickle
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+from mpi4py import MPI
+
+from chainermn._diagnostics.deadlock_detector import DeadlockDetector
+from chainermn._diagnostics.flight_recorder import world_ranks
+from chainermn._diagnostics.hang_report import Response
+from chainermn._diagnostics.wait_graph import RankState
+
+
+class Tag(enum.IntEnum):
+    """What a message is for."""
+
+    ALARM = 1
+    RESPONSE = 2
+    STATE = 3  # to the rank that detects deadlocks
+    LOOK = 4
+    LOOKED = 5
+
+
+class State(NamedTuple):
+    """The state of a rank; ``None`` if it makes progress."""
+
+    state: RankState | None
+
+
+class Looked(NamedTuple):
+    """The state of a rank in a second look."""
+
+    number: int  # of the look
+    state: RankState | None
+
+
+#: The content of a message: a response, a state, the number of a look, or nothing.
+Content: TypeAlias = Response | State | Looked | int | None
+
+
+class Group:
+    """The ranks of a communicator, and the messages of their watchdogs.
+
+    Without MPI_THREAD_MULTIPLE, there are no messages.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        can_send = MPI.Query_thread() >= MPI.THREAD_MULTIPLE and mpi_comm.size > 1
+        self.mpi_comm = mpi_comm.Dup() if can_send else None
+        #: Ranks in COMM_WORLD.
+        self.ranks = world_ranks(mpi_comm)
+        self.rank = mpi_comm.rank
+        self.alarmed_at: float | None = None
+        #: Responses to an alarm, by rank.
+        self.responses: dict[int, Response] = {}
+        #: What the detector knows of this rank.
+        self.sent_state: RankState | None = None
+        self.detector = DeadlockDetector()  # used by the first rank
+        self._requests: list[MPI.Request] = []
+
+    def send(self, tag: Tag, content: Content, ranks: Iterable[int]) -> None:
+        """Sends a message to some ranks of this group."""
+        if self.mpi_comm is not None:
+            data = pickle.dumps(content)
+            self._requests = [request for request in self._requests if not request.Test()]
+            self._requests += [self.mpi_comm.Isend(data, rank, tag) for rank in ranks]
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks of this group but this one."""
+        return [rank for rank in range(len(self.ranks)) if rank != self.rank]
+
+    def receive(self) -> list[tuple[int, Tag, Content]]:
+        """Returns sender, tag and content of all messages that have arrived."""
+        received: list[tuple[int, Tag, Content]] = []
+        status = MPI.Status()
+        while self.mpi_comm is not None:
+            message = self.mpi_comm.Improbe(status=status)
+            if message is None:
+                break
+            buffer = bytearray(status.Get_count())
+            message.Recv(buffer)
+            received.append((status.Get_source(), Tag(status.Get_tag()), pickle.loads(buffer)))
+        return received
