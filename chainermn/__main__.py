@@ -10,6 +10,7 @@ _COMMANDS = {
     'check': ('show the installation and test it', 'chainermn._check'),
     'checkpoints': ('verify the checkpoints in a folder',
                     'chainermn.extensions._checkpointing.command'),
+    'dump': ('print what all ranks of a job are doing', 'chainermn._dump'),
     'timeline': ('profile all ranks', 'chainermn._timeline'),
     'run': ('start an MPI job, and restart it after failures', 'chainermn._run'),
 }

@@ -11,6 +11,8 @@ DEBUG_EVERY = 'CHAINERMN_DEBUG_EVERY'
 FORCE_ABORT = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
 #: Set by ``python -m chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
+#: Seconds after which waiting ranks print a warning.
+STALL_WARNING = 'CHAINERMN_STALL_WARNING'
 TIMELINE = 'CHAINERMN_TIMELINE'
 TIMEOUT = 'CHAINERMN_TIMEOUT'
 

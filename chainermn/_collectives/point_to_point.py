@@ -83,12 +83,12 @@ class Messages:
                 data.ndim <= _signature.MAX_INLINE_DIMS):
             head = _signature.pack('send', data.shape, data.dtype)
             calls.record(('send', dest, tag, head))
-            calls.sent[dest, tag] += 1
+            calls.count_sent(dest, tag)
             self._ssend(head + data.tobytes(), dest, tag)
             return
         calls.record(('send', dest, tag, None))
         first, number, rest = self._parts('send', data, dest, tag)
-        calls.sent[dest, tag] += 1
+        calls.count_sent(dest, tag)
         self._ssend(first, dest, tag)
         self._send_rest(rest, dest, number)
 
@@ -98,7 +98,7 @@ class Messages:
         self._began('isend', dest, tag)
         name, site = f'isend to rank {dest} with tag {tag}', call_site.locate()
         first, number, rest = self._parts('isend', data, dest, tag)
-        self.calls.sent[dest, tag] += 1
+        self.calls.count_sent(dest, tag)
         # The first message is synchronous, to know at the end whether it was received; the others
         # are copied, since the receiver receives them only in wait() or test().
         sends = [self._mpi_comm.Issend(first, dest, tag)]
@@ -153,7 +153,7 @@ class Messages:
         inline = len(pickled.stream) <= INLINE and not pickled.buffers
         number = -1 if inline else self._payloads.new_number()
         first = _signature.pack('send_obj', root=number) + (pickled.stream if inline else b'')
-        self.calls.sent[dest, tag] += 1
+        self.calls.count_sent(dest, tag)
         rest = () if inline else pickled.messages()
         if dest == self.rank:  # a blocking send would wait for this rank to receive
             self.pending.record(
@@ -175,7 +175,7 @@ class Messages:
         self._check_other(dest, tag, 'dest', wildcards=False)
         self._began(operation, dest, tag)
         first, number, rest = self._parts(operation, data, dest, tag)
-        self.calls.sent[dest, tag] += 1
+        self.calls.count_sent(dest, tag)
         self.deadlocks.n_marked_sent[dest] += 1
         request = self._mpi_comm.Issend(mark.packed() + first, dest, tag)
         try:
@@ -304,7 +304,7 @@ class Messages:
     def _fail_send(self, operation: str, error: Exception, dest: int, tag: int) -> NoReturn:
         failure = RemoteError.of(operation, error)._replace(text=str(error)[:INLINE // 8])
         message = _signature.pack('send', failed=True) + pickle.dumps(failure)
-        self.calls.sent[dest, tag] += 1
+        self.calls.count_sent(dest, tag)
         if dest == self.rank:  # a blocking send would wait for this rank to receive
             self.pending.record(f'{operation} to rank {dest} with tag {tag}, which failed',
                                [self._mpi_comm.Isend(message, dest, tag)])

@@ -15,12 +15,14 @@ class DeadlockDetector:
 
     def __init__(self) -> None:
         self.states: dict[int, RankState] = {}
+        self._since: dict[int, float] = {}
+        self._has_warned = False
         self._look = 0
         self._suspects: set[int] = set()
         self._unseen: set[int] = set()  # suspects that have not answered in this look
         self._has_changed = False
 
-    def set_state(self, rank: int, state: RankState | None) -> None:
+    def set_state(self, rank: int, state: RankState | None, now: float = 0) -> None:
         """Replaces the state of a rank; ``None`` if it makes progress."""
         if self.states.get(rank) != state:
             self._has_changed = True
@@ -29,6 +31,7 @@ class DeadlockDetector:
             self.states.pop(rank, None)
             if state is not None:
                 self.states[rank] = state
+                self._since[rank] = now
 
     def look(self) -> tuple[int, set[int]]:
         """Starts a second look, if the states contain a deadlock.
@@ -46,10 +49,18 @@ class DeadlockDetector:
         self._look += 1
         return self._look, set(suspects)
 
-    def looked(self, rank: int, number: int, state: RankState | None) -> str:
+    def looked(self, rank: int, number: int, state: RankState | None, now: float = 0
+               ) -> str:
         """Takes the state of a rank in a second look; returns a deadlock in words, or ''."""
-        self.set_state(rank, state)
+        self.set_state(rank, state, now)
         if number != self._look or not self._suspects:
             return ''
         self._unseen.discard(rank)
         return '' if self._unseen else WaitGraph(self.states).cycle(self._suspects)
+
+    def is_stalled(self, now: float, seconds: float) -> bool:
+        """Returns whether ranks have been waiting for some time; once for each stall."""
+        stalled = any(not state.is_finished and now - self._since[rank] > seconds
+                      for rank, state in self.states.items())
+        is_new, self._has_warned = stalled and not self._has_warned, stalled
+        return is_new

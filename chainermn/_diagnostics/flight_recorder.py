@@ -120,13 +120,20 @@ class FlightRecord:
 class MessageRecord(FlightRecord):
     """The messages of one communicator; ``sent`` and ``received`` count complete ones."""
 
-    __slots__ = 'received', 'sent'
+    __slots__ = 'received', 'sent', 'sent_at'
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
         #: By peer and tag.
         self.sent: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
         self.received: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
+        #: The number of the call that has sent its message most recently.
+        self.sent_at = 0
+
+    def count_sent(self, dest: int, tag: int) -> None:
+        """Counts the message of the newest call, just before it leaves."""
+        self.sent[dest, tag] += 1
+        self.sent_at = self.count
 
 
 class ServiceRecord(FlightRecord):

@@ -18,20 +18,23 @@ _DEBUGGERS = ('bdb', 'pdb', 'pydevd', '_pydevd_bundle', 'debugpy')
 def are_running(blocked: Collection[int]) -> bool:
     """Returns whether the program may do something that ends the wait of another rank.
 
-    Idle are threads that are blocked in operations, that wait for other threads of this process
-    without a timeout, and threads of libraries, such as those of a progress bar.
+    If in doubt, it may.  Idle are threads that are blocked in operations, that wait for work from
+    other threads, and threads of libraries, such as that of a progress bar.
 
     Args:
         blocked: The identifiers of threads that are in operations.
     """
     frames = sys._current_frames()
-    threads = {thread.ident: thread for thread in threading.enumerate()}
-    main = frames.get(threading.main_thread().ident or 0)
-    names = {_package(frame) for frame in _outwards(main) if _origin(frame) != 'stdlib'}
-    names -= {'chainermn', 'chainer'}
+    main = threading.main_thread().ident
+    if main is None or main not in blocked:
+        return True  # even if it waits: signal handlers run in it
+    timers = {thread.ident for thread in threading.enumerate()
+              if isinstance(thread, threading.Timer)}
+    program = {_package(frame) for frame in _outwards(frames[main])
+               if _origin(frame) != 'stdlib'} - {'chainermn', 'chainer'}
     return any(
-        _is_debugged(frame) or (ident not in blocked and not _is_idle(
-            frame, isinstance(threads.get(ident), threading.Timer), names))
+        _is_debugged(frame) or ident in timers or (
+            ident not in blocked and not _is_idle(frame, program))
         for ident, frame in frames.items() if ident != threading.get_ident())
 
 
@@ -39,26 +42,38 @@ def _is_debugged(frame: FrameType) -> bool:
     return any(_package(each) in _DEBUGGERS for each in _outwards(frame))
 
 
-def _is_idle(innermost: FrameType, is_timer: bool, program: Collection[str]) -> bool:
+def _is_idle(innermost: FrameType, program: Collection[str]) -> bool:
     """Returns whether a thread does nothing unless another thread does something."""
-    module, function = innermost.f_globals.get('__name__'), innermost.f_code.co_name
-    if (module, function) == ('concurrent.futures.thread', '_worker'):  # waits for work
-        return True
-    if module == 'threading' and function in ('join', 'wait', '_wait_for_tstate_lock') and (
-            innermost.f_locals.get('timeout', -1) in (None, -1)):
-        return True
-    if is_timer:
+    modules = [_module(frame) for frame in _outwards(innermost)]
+    function = innermost.f_code.co_name
+    if (modules[0], function) == ('concurrent.futures.thread', '_worker'):
+        return True  # waits for work
+    if modules[:2] == ['threading', 'queue'] and function == 'wait':  # queue.Queue
+        return innermost.f_locals.get('timeout', 0) is None
+    origins = {_origin(frame) for frame in _outwards(innermost)}
+    if 'program' in origins or any(_package(frame) in program for frame in _outwards(innermost)):
         return False
-    frames = list(_outwards(innermost))
-    origins = {_origin(frame) for frame in frames}
-    if 'program' in origins or any(_package(frame) in program for frame in frames):
-        return False
-    # Those of the standard library may call the program; those of multiprocessing pools do not.
-    return origins != {'stdlib'} or any(_package(frame) == 'multiprocessing' for frame in frames)
+    if origins != {'stdlib'}:
+        return True
+    # Other threads of the standard library, such as servers, call the program.
+    return any(_is_pool(frame) for frame in _outwards(innermost))
+
+
+def _is_pool(frame: FrameType) -> bool:
+    """Returns whether a function is that of a multiprocessing pool or queue, without callbacks."""
+    if _module(frame) == 'multiprocessing.queues':
+        return True
+    return _module(frame) == 'multiprocessing.pool' and not any(
+        getattr(job, '_callback', None) or getattr(job, '_error_callback', None)
+        for job in list((frame.f_locals.get('cache') or {}).values()))
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get('__name__'))
 
 
 def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get('__name__')).partition('.')[0]
+    return _module(frame).partition('.')[0]
 
 
 def _origin(frame: FrameType) -> str:

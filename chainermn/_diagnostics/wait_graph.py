@@ -73,7 +73,10 @@ class Wait(NamedTuple):
                 or message[0] != ('wait' if operation == 'waitall' else operation)):
             return None
         name, peer, tag, _ = message
-        return cls(Kind.SEND if 'send' in name else Kind.RECEIVE, calls.key, 0, peer, tag)
+        if 'send' not in name:
+            return cls(Kind.RECEIVE, calls.key, 0, peer, tag)
+        is_sent = calls.sent_at == calls.count  # it may still be pickling
+        return cls(Kind.SEND, calls.key, 0, peer, tag) if is_sent else None
 
 
 class ThreadWait(NamedTuple):

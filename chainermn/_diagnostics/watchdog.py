@@ -11,25 +11,33 @@ without it, each rank only reports its own state, and no deadlock is detected be
 """
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol, TypeAlias
 
 from mpi4py import MPI
 
 from chainermn import _environment, _streams, global_except_hook
-from chainermn._diagnostics import hang_report, program_threads, rank_progress, thread_state
+from chainermn._diagnostics import (
+    dump_signal,
+    hang_report,
+    program_threads,
+    rank_progress,
+    stall_warning,
+    thread_state,
+)
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.rank_progress import Progress
 from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._diagnostics.wait_graph import RankState
-from chainermn._diagnostics.watchdog_group import Content, Group, Looked, State, Tag
+from chainermn._diagnostics.watchdog_group import Content, Group, Looked, Question, State, Tag
 from chainermn._tracing import recorder
 
 VARIABLE = _environment.TIMEOUT
@@ -81,12 +89,16 @@ class Watchdog:
         self._default = parse_timeout(_environment.text(VARIABLE) or DEFAULT_TIMEOUT, VARIABLE)
         # By default there is none in shutdown: one rank may go on after the others have finished.
         self._shutdown_timeout = self._default if _environment.text(VARIABLE) else 0
+        self._stall_seconds = parse_timeout(
+            _environment.text(_environment.STALL_WARNING) or stall_warning.DEFAULT,
+            _environment.STALL_WARNING)
         self._interval = _INTERVAL
         self.limit_interval(self._default)
         # By thread: its progress, and since when it is the same.
         self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
         self._is_waiting = False
         self._state: RankState | None = None
+        self._is_dump_requested = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -155,12 +167,14 @@ class Watchdog:
         self._is_waiting = any(progress and since < now
                                for progress, since in self._progress.values())
         self._state = self._new_state(snapshots, now)
+        self._is_dump_requested |= dump_signal.is_requested()
         for group in list(self._groups) or [self._alone]:
             if group.sent_state != self._state:
                 group.sent_state = self._state
                 group.send(Tag.STATE, State(self._state), [0])
             for source, tag, content in group.receive():
                 self._receive(group, source, tag, content, snapshots, now)
+            self._ask(group, snapshots, now)
             number, suspects = group.detector.look()
             if suspects:
                 group.send(Tag.LOOK, number, map(group.ranks.index, suspects))
@@ -177,19 +191,46 @@ class Watchdog:
                  snapshots: _Snapshots, now: float) -> None:
         """Handles a message of another watchdog, or of this one."""
         rank = group.ranks[source]
-        if isinstance(content, Response):
-            group.responses[source] = content
-        if tag in (Tag.ALARM, Tag.RESPONSE):
+        if tag is Tag.ASK:
+            group.send(Tag.ANSWER, self._response('', snapshots, now), [source])
+        elif tag is Tag.ANSWER and isinstance(content, Response):
+            if group.question is not None:
+                group.question.answers[rank] = content
+        elif tag in (Tag.ALARM, Tag.RESPONSE):
+            if isinstance(content, Response):
+                group.responses[source] = content
             if group.alarmed_at is None:
                 self._respond(group, '', {source}, snapshots, now)
         elif isinstance(content, State):
-            group.detector.set_state(rank, content.state)
+            group.detector.set_state(rank, content.state, now)
         elif isinstance(content, int):
             group.send(Tag.LOOKED, Looked(content, self._state), [source])
         elif isinstance(content, Looked):
-            deadlock = group.detector.looked(rank, content.number, content.state)
+            deadlock = group.detector.looked(rank, content.number, content.state, now)
             if deadlock and group.alarmed_at is None:
                 self._respond(group, f'deadlock: {deadlock}', (), snapshots, now)
+
+    def _ask(self, group: Group, snapshots: _Snapshots, now: float) -> None:
+        """Asks all ranks for their state if necessary; prints what they have answered."""
+        text = None
+        if group.question is not None:
+            pass
+        elif self._is_dump_requested:
+            self._is_dump_requested = False
+            text = functools.partial(_dump_text, group, group is self._alone)
+        elif self._stall_seconds and group.detector.is_stalled(now, self._stall_seconds):
+            text = functools.partial(
+                stall_warning.text, dict(group.detector.states), seconds=self._stall_seconds)
+        if text is not None:
+            group.question = Question(now, text)
+            group.question.answers[group.ranks[group.rank]] = self._response('', snapshots, now)
+            group.send(Tag.ASK, None, group.others)
+        question = group.question
+        if question is not None and (
+                group.mpi_comm is None or len(question.answers) == len(group.ranks)
+                or now > question.asked_at + _RESPONSE_TIMEOUT):
+            group.question = None
+            _streams.write(question.text(question.answers))
 
     def _device_failure(self) -> str:
         """Returns why exchanges on devices, which block no operation, have failed; '' if not."""
@@ -235,14 +276,16 @@ class Watchdog:
             now: The current time.
         """
         group.alarmed_at = now
-        response = Response.of(reason, {
-            ident: (snapshot.state, now - self._progress[ident][1])
-            for ident, snapshot in snapshots.items()})
-        group.responses[group.rank] = response
+        response = group.responses[group.rank] = self._response(reason, snapshots, now)
         reporters = set(range(min(_MAX_REPORTERS, len(group.ranks)))) | set(sources)
         group.send(Tag.RESPONSE, response, reporters - {group.rank})
         if reason:
             group.send(Tag.ALARM, None, set(group.others) - reporters)
+
+    def _response(self, reason: str, snapshots: _Snapshots, now: float) -> Response:
+        return Response.of(reason, {
+            ident: (snapshot.state, now - self._progress[ident][1])
+            for ident, snapshot in snapshots.items()})
 
     def _report(self, group: Group, now: float) -> None:
         """Prints the report and aborts the job, if all ranks have responded or had enough time."""
@@ -262,6 +305,11 @@ class Watchdog:
         global_except_hook.abort_job(next(filter(None, reasons), ''), hang_report.text(
             {group.ranks[rank]: response for rank, response in group.responses.items()},
             group.ranks if group.mpi_comm is not None else (), group is self._alone))
+
+
+def _dump_text(group: Group, is_first: bool, answers: Mapping[int, Response]) -> str:
+    return 'chainermn: the state of all ranks (asked by a signal)\n' + hang_report.text(
+        answers, group.ranks if group.mpi_comm is not None else (), is_first)
 
 
 def _timeout_text(timeout: float) -> str:

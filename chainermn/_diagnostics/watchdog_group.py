@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import enum
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from mpi4py import MPI
@@ -22,6 +22,8 @@ class Tag(enum.IntEnum):
     STATE = 3  # to the rank that detects deadlocks
     LOOK = 4
     LOOKED = 5
+    ASK = 6
+    ANSWER = 7
 
 
 class State(NamedTuple):
@@ -39,6 +41,20 @@ class Looked(NamedTuple):
 
 #: The content of a message: a response, a state, the number of a look, or nothing.
 Content: TypeAlias = Response | State | Looked | int | None
+
+
+class Question:
+    """A question to all ranks for their state.
+
+    Args:
+        now: The current time.
+        text: Returns the text to print for the answers, by rank in COMM_WORLD.
+    """
+
+    def __init__(self, now: float, text: Callable[[Mapping[int, Response]], str]) -> None:
+        self.asked_at = now
+        self.text = text
+        self.answers: dict[int, Response] = {}
 
 
 class Group:
@@ -59,6 +75,7 @@ class Group:
         #: What the detector knows of this rank.
         self.sent_state: RankState | None = None
         self.detector = DeadlockDetector()  # used by the first rank
+        self.question: Question | None = None
         self._requests: list[MPI.Request] = []
 
     def send(self, tag: Tag, content: Content, ranks: Iterable[int]) -> None:

@@ -16,12 +16,12 @@ from chainermn._diagnostics import program_threads
 MAIN = threading.main_thread().ident
 
 
-def seen(also_blocked=()):
-    """What the watchdog sees while the main thread is in an operation."""
+def seen(also_blocked=(), main=True):
+    """What the watchdog sees while the main thread is in an operation, or is not."""
     found = []
     # Its frames are not of the program, as it is the watchdog.
     thread = threading.Thread(target=lambda: found.append(
-        program_threads.are_running([MAIN, *also_blocked])))
+        program_threads.are_running([*[MAIN] * main, *also_blocked])))
     thread.start()
     thread.join()
     return found[0]
@@ -59,26 +59,28 @@ def test_a_thread_of_the_program_may_do_something(alone):
     assert not seen()
 
 
-def test_a_thread_that_waits_for_another_one_cannot(alone):
-    end, jobs = threading.Event(), queue.Queue()
+def test_a_thread_that_waits_for_work_cannot(alone):
+    jobs = queue.Queue()
 
-    def join():
-        waiting.join()
+    def work():
+        jobs.get()
 
-    with running(lambda: end.wait()) as waiting, running(join) as joining:
-        with running(lambda: jobs.get()) as getting:
-            assert not seen()
-            jobs.put(None)
-            getting.join()
-        end.set()
-        joining.join()
+    with running(work) as thread:
+        assert not seen()
+        jobs.put(None)
+        thread.join()
+
+
+def test_the_main_thread_may_even_if_it_waits():
+    """A signal handler may end its wait, for example."""
+    assert seen(main=False)
 
 
 def test_a_thread_that_waits_with_a_timeout_may():
-    end = threading.Event()
-    with running(lambda: end.wait(60)) as thread:
+    jobs = queue.Queue()
+    with running(lambda: jobs.get(timeout=60)) as thread:
         assert seen()
-        end.set()
+        jobs.put(None)
         thread.join()
 
 
@@ -111,6 +113,13 @@ def test_idle_pools_cannot(alone):
             end.set()
             working.result()
             start.clear()
+
+
+def test_a_pool_with_a_callback_may(alone):
+    with multiprocessing.pool.ThreadPool(1) as pool:
+        job = pool.apply_async(time.sleep, [1], callback=print)
+        assert seen() or job.ready()
+        job.wait()
 
 
 def test_a_server_or_event_loop_may():

@@ -139,6 +139,8 @@ def test_a_message_is_waited_for_in_the_operation_of_its_newest_record(own):
     calls, messages = own.flight_records()
     messages.count += 1
     messages.record(('send', 1, 5, None))
+    assert Wait.of(messages, 'send') is None  # it may still be pickling
+    messages.count_sent(1, 5)
     assert Wait.of(messages, 'send') == Wait(Kind.SEND, messages.key, 0, 1, 5)
     assert Wait.of(messages, 'recv') is None
     assert Wait.of(calls, 'send') is None
@@ -146,6 +148,7 @@ def test_a_message_is_waited_for_in_the_operation_of_its_newest_record(own):
     assert Wait.of(messages, 'wait') == Wait.of(messages, 'waitall') == Wait(
         Kind.RECEIVE, messages.key, 0, -2, -1)
     assert Wait.of(messages, 'send') is None
+    messages.sent.clear()
     own.barrier()
 
 

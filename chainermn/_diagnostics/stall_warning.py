@@ -1,0 +1,43 @@
+"""The warning that ranks have waited for a long time for a rank that does something else."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chainermn import _environment
+from chainermn._diagnostics.hang_report import Response
+from chainermn._diagnostics.wait_graph import RankState, WaitGraph
+from chainermn._ranks import group_ranks, ranks_text
+
+#: Seconds, unless the environment sets others.
+DEFAULT = 60.
+
+
+def text(waiting: Mapping[int, RankState], answers: Mapping[int, Response], seconds: float) -> str:
+    """Returns the warning; '' if all ranks that the others wait for have resumed.
+
+    Args:
+        waiting: The states of waiting ranks.
+        answers: The answers of all ranks, or of those that answered in time.
+        seconds: How long they have been waiting at least.
+    """
+    states = {rank: RankState(answer.progress, (), False, False)
+              for rank, answer in answers.items()} | dict(waiting)
+    graph = WaitGraph(states)
+    lines, running = [], set()
+    for where, ranks in group_ranks(
+            (rank, thread.text) for rank, state in sorted(waiting.items())
+            for thread in state.threads).items():
+        awaited = {each for rank in ranks for thread in waiting[rank].threads
+                   for wait in thread.waits for each in graph.awaited(wait, rank, set(states))}
+        if awaited:
+            running |= awaited - set(waiting)
+            lines.append(f'  {ranks_text(ranks)} {"waits" if len(ranks) == 1 else "wait"} {where} '
+                         f'for {ranks_text(sorted(awaited))}')
+    if not running:
+        return ''
+    for state, ranks in group_ranks(
+            (rank, answers[rank].state) for rank in sorted(running)).items():
+        lines.append(f'  {ranks_text(ranks)} {"is" if len(ranks) == 1 else "are"} {state}')
+    return '\n'.join([
+        f'chainermn: warning: ranks have waited for {seconds:.0f} s; the job continues '
+        f'({_environment.STALL_WARNING} sets the seconds, 0 disables this warning)', *lines]) + '\n'

@@ -1,0 +1,58 @@
+"""Ranks that wait for a rank outside of operations print one warning, and go on."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+starts = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+STALL = '''
+import time
+import chainermn
+comm = chainermn.create_communicator('naive')
+part = comm.split(comm.rank // 2, comm.rank)
+
+def load():
+    time.sleep({seconds})
+
+if comm.rank == 1:
+    load()
+if comm.rank < 2:
+    part.barrier()
+if comm.rank == 0:
+    comm.send_obj(1, 2, tag=3)
+if comm.rank == 2:
+    comm.recv_obj(0, tag=3)  # of a rank that waits itself
+print('went on', flush=True)
+'''
+
+
+def run(folder, limit, pause):
+    script = folder / 'script.py'
+    script.write_text(STALL.format(seconds=pause))
+    return subprocess.run(
+        ['mpiexec', '-n', '3', sys.executable, script], text=True, timeout=seconds(60),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, 'CHAINERMN_STALL_WARNING': limit})
+
+
+@starts
+def test_a_stall_is_reported_once_and_the_job_goes_on(tmp_path):
+    done = run(tmp_path, '1', 10)
+    assert (done.returncode, done.stdout.count('went on')) == (0, 3), done.stdout
+    assert done.stdout.count('chainermn') == 1, done.stdout
+    assert ('chainermn: warning: ranks have waited for 1 s; the job continues '
+            '(CHAINERMN_STALL_WARNING sets the seconds, 0 disables this warning)\n'
+            '  rank 0 waits in barrier #1 of the communicator of ranks 0-1 (script.py:13) for rank '
+            '1\n  rank 2 waits in recv_obj #1 from rank 0 tag 3 (script.py:17) for rank 0\n'
+            '  rank 1 is not in an operation: it is at script.py:8 in load()') in done.stdout
+
+
+@starts
+@pytest.mark.parametrize(('limit', 'pause'), [('0', 6), ('60', 6), ('', 6)])
+def test_shorter_waits_and_disabled_warnings_print_nothing(tmp_path, limit, pause):
+    done = run(tmp_path, limit, pause)
+    assert (done.returncode, done.stdout) == (0, 3 * 'went on\n')

@@ -1,0 +1,98 @@
+"""``python -m chainermn dump`` and SIGUSR1 print what all ranks are doing; the job continues."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+SCRIPT = '''
+import os, pathlib, signal, time
+import chainermn
+{before}
+comm = chainermn.create_communicator('naive')
+pathlib.Path(f'rank{{comm.rank}}').write_text(str(os.getpid()))
+pathlib.Path(f'rank{{comm.rank}}').rename(f'process{{comm.rank}}')
+
+def wait():
+    while not os.path.exists('end'):
+        time.sleep(.01)
+
+if comm.rank == 1:
+    wait()
+comm.barrier()
+print('went on', flush=True)
+'''
+
+
+class Job:
+    """A job of two ranks, of which rank 0 waits for rank 1 in a barrier."""
+
+    def __init__(self, folder, before=''):
+        (folder / 'script.py').write_text(SCRIPT.format(before=before))
+        self.folder = folder
+        self.process = subprocess.Popen(
+            ['mpiexec', '-n', '2', sys.executable, 'script.py'], cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.ranks = [self.process_of(rank) for rank in range(2)]
+        time.sleep(1)  # rank 0 enters the barrier
+
+    def process_of(self, rank):
+        path = self.folder / f'process{rank}'
+        end = time.monotonic() + seconds(60)
+        while not path.exists():
+            assert time.monotonic() < end and self.process.poll() is None
+            time.sleep(.01)
+        return int(path.read_text())
+
+    def finish(self):
+        """Waits for a report, lets the job go on, and returns its output."""
+        time.sleep(seconds(5))
+        (self.folder / 'end').touch()
+        output, _ = self.process.communicate(timeout=seconds(60))
+        assert (self.process.returncode, output.count('went on')) == (0, 2), output
+        return output.replace('went on\n', '')
+
+
+def dump(process):
+    return subprocess.run([sys.executable, '-m', 'chainermn', 'dump', str(process)], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+
+
+@pytest.mark.parametrize('target', ['rank 0', 'rank 1', 'mpiexec', 'signal'])
+def test_the_state_of_all_ranks_is_printed(tmp_path, target):
+    job = Job(tmp_path)
+    if target == 'signal':
+        os.kill(job.ranks[0], signal.SIGUSR1)  # while it waits in MPI
+    else:
+        done = dump({'rank 0': job.ranks[0], 'rank 1': job.ranks[1],
+                     'mpiexec': job.process.pid}[target])
+        assert done.returncode == 0 and 'Sent SIGUSR1 to the rank in process' in done.stdout
+    output = job.finish()
+    assert output.count('chainermn: ') == 1, output
+    for text in ['rank 0 is in barrier #1, called at script.py:15 (for ',
+                 'rank 1 is not in an operation: it is at script.py:11 in wait()',
+                 'Last operations:\n', 'Stacks of rank 0 ', 'Stacks of rank 1 ']:
+        assert text in output, output
+
+
+def test_the_program_may_handle_the_signal_itself(tmp_path):
+    job = Job(tmp_path, 'signal.signal(signal.SIGUSR1, lambda *_: print("mine", flush=True))')
+    os.kill(job.ranks[1], signal.SIGUSR1)
+    assert job.finish() == 'mine\n'
+
+
+def test_processes_that_are_no_ranks_are_left_alone():
+    with subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE) as process:
+        done = dump(process.pid)
+        assert done.returncode == 2
+        assert f'neither process {process.pid} nor its children are ranks' in done.stdout
+        process.communicate(b'\n')
+    assert process.returncode == 0
+    done = dump(2 ** 22 + 1)
+    assert done.returncode == 2 and 'there is no process' in done.stdout
