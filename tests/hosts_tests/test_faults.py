@@ -1,6 +1,7 @@
 """Jobs on several hosts end, with a report, when a host or its link fails."""
 
 import contextlib
+import os
 import pathlib
 import re
 import sys
@@ -24,18 +25,19 @@ def job(hosts, *args, timeout=TIMEOUT):
                           {'CHAINERMN_TIMEOUT': str(seconds(timeout))})
     with process:
         try:
-            wait_for(process, 'step 1\n')
+            wait_for(process, 'step 1')
             yield process
         finally:
             process.kill()
 
 
 def wait_for(process, expected):
-    """Reads lines, unbuffered, up to the expected one."""
-    seen = []
-    while not seen or seen[-1] != expected:
-        seen.append(process.stdout.readline())
-        assert seen[-1], ''.join(seen)
+    """Reads up to the expected line, but no further: ``finish`` reads the rest."""
+    seen, expected = b'\n', f'\n{expected}\n'.encode()
+    while not seen.endswith(expected):
+        byte = os.read(process.stdout.fileno(), 1)
+        assert byte, seen.decode()
+        seen += byte
 
 
 @pytest.mark.parametrize('way, cause', [
