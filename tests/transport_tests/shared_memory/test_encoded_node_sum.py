@@ -16,13 +16,6 @@ RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SCALE = np.float32(1 / SIZE)
 
 
-@pytest.fixture(scope='module')
-def inter():
-    mpi_comm = MPI.COMM_WORLD.Dup()
-    yield mpi_comm
-    mpi_comm.Free()
-
-
 def encoding(compressor):
     encoding = Encoding()
     encoding.compressor, encoding.name = compressor, 'model'
@@ -122,20 +115,7 @@ def test_infinities_reach_all_nodes(inter):
 
 @pytest.mark.parametrize('compressor, share', [(Fp16(), 1 / 2), (Bf16(), 1 / 2),
                                                (TwoBit(), 1 / 16)])
-def test_bytes_sent(inter, compressor, share):
-    class Counting:
-        """Counts the bytes that this rank sends."""
-
-        rank, size, sent = RANK, SIZE, 0
-
-        def Isend(self, data, *args):  # noqa: N802
-            self.sent += data.nbytes
-            return inter.Isend(data, *args)
-
-        def Irecv(self, data, *args):  # noqa: N802
-            return inter.Irecv(data, *args)
-
-    counting = Counting()
+def test_bytes_sent(counting, compressor, share):
     data = np.ones(16 * 12 * 10, np.float32)
     mean(counting, compressor, [data])
     assert counting.sent == 2 * (SIZE - 1) / SIZE * data.nbytes * share
