@@ -15,6 +15,7 @@ from chainermn._gradients import compressors
 from chainermn._gradients.codec import Codec, average
 from chainermn._gradients.nccl_reducer import NcclMeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
+from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._gradients.reducer import MeanQueue
 from chainermn._signature import pack
 from chainermn._transport import topology
@@ -151,13 +152,16 @@ class ModelOperations(ObjectOperations):
             more |= self._transport.requirements(arrays.paths, arrays, for_mean)
         return Layout.of({**layout.described, **more}) if more else layout
 
-    def _codec(self, gradients: ParameterList, compressor: Compressor) -> Codec:
-        """Creates a codec that compares the encoded arrays of all ranks before they are sent."""
-        def check(encode: Callable[[], dict[str, str]]) -> None:
+    def _codec(self, gradients: ParameterList, compressor: Compressor | PowerSGD) -> Codec:
+        """Creates a codec that compares the encoded arrays of all ranks before they are sent.
+
+        It raises errors of a compressor on all ranks.
+        """
+        def check(details: Callable[[], dict[str, str]], consequence: str) -> None:
             try:
-                layout = Layout.of(encode())
+                layout = Layout.of(details())
             except Exception as error:
-                self.refuse('multi_node_mean_grad', error)
+                self._consistency.refuse('multi_node_mean_grad', error, consequence)
             self._consistency.same(
                 pack('multi_node_mean_grad', number=layout.digest), layout.described)
 

@@ -143,16 +143,23 @@ class ConsistencyCheck:
             raise AssertionError('identifiers differ, but the calls match')
         return message
 
-    def refuse(self, operation: str, error: Exception) -> NoReturn:
-        """Raises ``error`` on all ranks, in place of this rank's signature."""
+    def refuse(self, operation: str, error: Exception, consequence: str = mismatch.NOT_SENT
+               ) -> NoReturn:
+        """Raises ``error`` on all ranks, in place of this rank's signature.
+
+        Args:
+            operation: The operation that failed.
+            error: The error.
+            consequence: The consequence, for the message.
+        """
         if not self.is_active:
             raise error
         self.calls.count += 1
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
         self.calls.record(f'{operation} failed on this rank ({reason})')
         self._exchange.matches(MISMATCH)
-        self._raise_common(self._signatures(_signature.pack('failed', failed=True)), None,
-                           operation, error)
+        self._raise_common(self._signatures(_signature.pack('failed', failed=True)), None, error,
+                           mismatch.RemoteError.of(operation, error, consequence))
 
     def _signatures(self, signature: bytes) -> list[CallSignature]:
         """Exchanges the signatures of all ranks, after a mismatch."""
@@ -172,12 +179,11 @@ class ConsistencyCheck:
                 self._raise_common(signatures, details)
 
     def _raise_common(self, signatures: list[CallSignature],
-                      details: Mapping[str, str] | None = None, operation: str = '',
-                      error: Exception | None = None) -> NoReturn:
+                      details: Mapping[str, str] | None = None, error: Exception | None = None,
+                      failure: mismatch.RemoteError | None = None) -> NoReturn:
         """Exchanges details and raises the same error on all ranks."""
         self.has_finished_ranks = any(
             signature.operation == _signature.END for signature in signatures)
-        failure = mismatch.RemoteError.of(operation, error) if error is not None else None
         responses = self.mpi_comm.allgather((failure, details, self.note + call_site.describe()))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
         common.__dict__['consistency'] = self, signatures  # see `signatures_of`

@@ -69,18 +69,23 @@ class CollectiveMismatchError(ValueError):
 CollectiveMismatchError.__module__ = 'chainermn'  # where users find it
 
 
+#: The usual consequence of an error.
+NOT_SENT = 'no data was sent'
+
+
 class RemoteError(NamedTuple):
     """An error of another rank, in a form that every rank can unpickle."""
 
     operation: str
     kind: type[Exception]
     text: str
+    consequence: str
 
     @classmethod
-    def of(cls, operation: str, error: Exception) -> RemoteError:
+    def of(cls, operation: str, error: Exception, consequence: str = NOT_SENT) -> RemoteError:
         kind = next(kind for kind in type(error).__mro__
                     if kind.__module__.partition('.')[0] in ('builtins', 'chainermn', '_pickle'))
-        return cls(operation, kind, str(error))
+        return cls(operation, kind, str(error), consequence)
 
     def error(self, message: str) -> Exception:
         """Returns an error of this kind, or of its nearest base that takes just a message."""
@@ -135,7 +140,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         what = 'join'
     advice = _ADVICE[usual.operation if what == _DETAILED.get(usual.operation) else what]
     return CollectiveMismatchError.of(
-        '\n'.join([f'{title} (no data was sent)', *table, advice]), signatures, every_site)
+        '\n'.join([f'{title} ({NOT_SENT})', *table, advice]), signatures, every_site)
 
 
 def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]) -> Exception:
@@ -147,8 +152,8 @@ def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]
         return first.error(f'{first.text}\n  ({first.operation} failed on all ranks)')
     lines = [(f'{failure.kind.__name__}: {failure.text}', '<- failed') if failure
              else (str(call), '') for call, failure in zip(calls, failures, strict=True)]
-    return first.error('\n'.join([f'{first.operation} failed on {ranks_text(failed)} (no data was '
-                                  'sent)', *_table(lines)]))
+    return first.error('\n'.join([f'{first.operation} failed on {ranks_text(failed)} '
+                                  f'({first.consequence})', *_table(lines)]))
 
 
 def calls_differ_error(operation: str, calls: Sequence[object]) -> Exception:

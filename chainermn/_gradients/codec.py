@@ -1,7 +1,11 @@
 """Compresses the gradients of one exchange, and checks the encoded arrays."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import cast
+
+import chainer
+import numpy as np
 
 from chainermn import _signature
 from chainermn._gradients import compressors
@@ -13,22 +17,29 @@ from chainermn._transport.base import Compressor, Transport
 from chainermn._transport.encoded_mean import is_elementwise
 from chainermn._types import Array
 
+#: Compares details between ranks, or raises an error of this rank on all of them, with its
+#: consequence: ``(details, consequence)``.
+Check = Callable[[Callable[[], dict[str, str]], str], None]
+
 
 class Codec:
     """Compresses the flat buffers of one exchange.
 
+    An error during the exchange is kept until :meth:`finish`, since other ranks wait for the data.
+
     Args:
-        compressor: The compressor.
+        compressor: The compressor; for :class:`PowerSGD`, the codec only keeps its error.
         paths: The paths of the gradients, which identify the state of the compressor.
-        check: Compares the encoded arrays of all ranks before data is sent; ``None`` if this must
-            not block.
+        check: Compares the encoded arrays of all ranks before data is sent, and raises errors on
+            all ranks; ``None`` if this must not block.
     """
 
-    def __init__(self, compressor: Compressor, paths: Sequence[str],
-                 check: Callable[[Callable[[], dict[str, str]]], None] | None = None) -> None:
-        self.compressor = compressor
+    def __init__(self, compressor: Compressor | PowerSGD, paths: Sequence[str],
+                 check: Check | None = None) -> None:
+        self.compressor = cast(Compressor, compressor)
         self.name = f'{_signature.digest(list(paths)):x}'
         self._check = check
+        self._error: Exception | None = None  # the first one
 
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
         """Compresses flat arrays.  Collective if there is a check: every rank calls it.
@@ -47,8 +58,43 @@ class Codec:
         if self._check is None:
             details()
         else:
-            self._check(details)
+            self._check(details, 'no data was sent')
         return encoded
+
+    def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
+        try:
+            encoded = self.compressor.compress(x, key)
+            if encoded.dtype == dtype and encoded.shape == (length,):
+                return encoded
+            raise ValueError(
+                f'compressor {compressors.describe(self.compressor)} returned {encoded.dtype} '
+                f'{encoded.shape} for {x.size} values; it has to return {dtype} ({length},)')
+        except Exception as error:
+            self.defer(error)
+            return chainer.backend.get_array_module(x).zeros(length, dtype)
+
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        try:
+            return self.compressor.decompress(encoded, size, dtype)
+        except Exception as error:
+            self.defer(error)
+            return chainer.backend.get_array_module(encoded).zeros(size, dtype)
+
+    def defer(self, error: Exception) -> None:
+        """Keeps an error until :meth:`finish`."""
+        self._error = self._error or error
+
+    def finish(self) -> None:
+        """Raises the first error of an exchange.  Collective if there is a check."""
+        def details() -> dict[str, str]:
+            if self._error is not None:
+                raise self._error
+            return {}
+
+        if self._check is None:
+            details()
+        else:
+            self._check(details, 'the gradients are invalid')
 
     def _encoded(self, buffer: Array, key: str) -> Array:
         encoded = array_buffers.checked(self.compressor.compress(buffer, key))
@@ -63,7 +109,7 @@ class Codec:
 
 def average(transport: Transport, gradients: ParameterList, results: Sequence[Array] | None,
             compressor: Compressor | PowerSGD,
-            new_codec: Callable[[ParameterList, Compressor], Codec]) -> None:
+            new_codec: Callable[[ParameterList, Compressor | PowerSGD], Codec]) -> None:
     """Averages compressed gradients.  Collective: every rank calls it.
 
     Args:
@@ -71,12 +117,15 @@ def average(transport: Transport, gradients: ParameterList, results: Sequence[Ar
         gradients: Gradients, the same ones on all ranks.
         results: Arrays for the means; by default ``gradients``.
         compressor: The compressor.
-        new_codec: Creates the codec of a compressor that encodes flat arrays.
+        new_codec: Creates the codec of an exchange.
     """
+    codec = new_codec(gradients, compressor)
     if isinstance(compressor, PowerSGD):
         def mean(arrays: Sequence[Array], means: Sequence[Array]) -> None:
             transport.mean(ArrayList.of(arrays), means)
 
-        compressor.mean(gradients.paths, gradients, gradients if results is None else results, mean)
+        compressor.mean(gradients.paths, gradients, gradients if results is None else results, mean,
+                        codec.defer)
     else:
-        transport.mean_compressed(gradients, results, new_codec(gradients, compressor))
+        transport.mean_compressed(gradients, results, codec)
+    codec.finish()

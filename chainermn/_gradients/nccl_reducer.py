@@ -56,6 +56,8 @@ class NcclMeanQueue:
         results, self._done, sent = self._transport.begin_new_mean(arrays, codec)
         self._held.append(arrays)
         self._sent.append((sent.dtype, sent.size, is_gathered(compressor)))
+        if codec is not None:
+            codec.finish()
         return results
 
     def wait(self) -> None:

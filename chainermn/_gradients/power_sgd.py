@@ -63,7 +63,8 @@ class PowerSGD:
         return size >= self.min_compression_rate * self.rank * (n + size // n)
 
     def mean(self, paths: Sequence[str], arrays: Sequence[Array], results: Sequence[Array],
-             average: Callable[[Sequence[Array], Sequence[Array]], None]) -> None:
+             average: Callable[[Sequence[Array], Sequence[Array]], None],
+             defer: Callable[[Exception], None]) -> None:
         """Averages gradients.  Collective: every rank calls it.
 
         Args:
@@ -71,20 +72,37 @@ class PowerSGD:
             arrays: Gradients.
             results: Arrays for the means.
             average: Averages arrays over all ranks, into other arrays or themselves.
+            defer: Called with an error, instead of raising it while other ranks wait for the data.
         """
-        matrices = [self._matrix(path, x, result)
-                    for path, x, result in zip(paths, arrays, results, strict=True)
-                    if self.is_compressed(x.shape)]
+        compressed = [i for i, x in enumerate(arrays) if self.is_compressed(x.shape)]
         others = [i for i, x in enumerate(arrays) if not self.is_compressed(x.shape)]
         with np.errstate(all='ignore'):  # gradients may overflow
-            ps = [matrix.values @ self.state[f'{matrix.path}.q'] for matrix in matrices]
+            matrices: list[_Matrix] = []
+            try:
+                matrices = [self._matrix(paths[i], arrays[i], results[i]) for i in compressed]
+                ps = [matrix.values @ self.state[f'{matrix.path}.q'] for matrix in matrices]
+            except Exception as error:
+                defer(error)
+                ps = [self._zeros(arrays[i], len(arrays[i])) for i in compressed]
             average([*ps, *(arrays[i] for i in others)], [*ps, *(results[i] for i in others)])
-            ps = [chainer.backend.get_array_module(p).linalg.qr(p)[0] for p in ps]
-            qs = [matrix.values.T @ p for matrix, p in zip(matrices, ps, strict=True)]
+            try:
+                ps = [chainer.backend.get_array_module(p).linalg.qr(p)[0] for p in ps]
+                qs = [matrix.values.T @ p for matrix, p in zip(matrices, ps, strict=True)]
+            except Exception as error:
+                defer(error)
+                qs = [self._zeros(arrays[i], arrays[i].size // len(arrays[i])) for i in compressed]
             if qs:
                 average(qs, qs)
-            for matrix, p, q in zip(matrices, ps, qs, strict=True):
-                self._store(matrix, p, q)
+            try:
+                for matrix, p, q in zip(matrices, ps, qs, strict=True):
+                    self._store(matrix, p, q)
+            except Exception as error:
+                defer(error)
+
+    def _zeros(self, x: Array, n: int) -> Array:
+        """A thin matrix of a gradient, to be sent after an error."""
+        xp = chainer.backend.get_array_module(x)
+        return xp.zeros((n, self.rank), np.promote_types(x.dtype, np.float32))
 
     def _matrix(self, path: str, x: Array, result: Array) -> _Matrix:
         dtype = np.promote_types(x.dtype, np.float32)

@@ -26,6 +26,7 @@ from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecor
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import Codec, average
 from chainermn._gradients.parameters import ParameterList
+from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._gradients.result_memory import ResultMemory
 from chainermn._tracing import recorder
 from chainermn._transport import array_buffers
@@ -38,7 +39,7 @@ _POLLS = 4  # per interval: an exchange may need one poll for each of its steps
 #: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression)``.
 Gradients = Callable[[Model, bool, object], dict[str, Array]]
 #: Makes a codec for an exchange.
-NewCodec = Callable[[ParameterList, Compressor], Codec]
+NewCodec = Callable[[ParameterList, Compressor | PowerSGD], Codec]
 
 
 class _Turn(NamedTuple):

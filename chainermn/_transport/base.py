@@ -61,6 +61,15 @@ class Codec(Protocol):
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
         """Compresses flat arrays; the ranks get arrays of equal dtypes and lengths."""
 
+    def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
+        """Encodes a flat array in the middle of an exchange, in which other ranks wait for it.
+
+        An error is raised on all ranks after the exchange.  Until then, zeros are sent instead.
+        """
+
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        """Decodes an array in the middle of an exchange, like :meth:`compress`."""
+
 
 class Transport(Protocol):
     """Moves arrays between the ranks of a communicator, after the consistency check.

@@ -14,29 +14,29 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn._transport import array_buffers
-from chainermn._transport.base import Compressor
+from chainermn._transport.base import Codec, Compressor
 from chainermn._transport.packed_arrays import PackedArrays
 from chainermn._types import Array
 
 
-def by_mpi(mpi_comm: MPI.Intracomm, compressor: Compressor, encoded: Array, size: int,
-           dtype: np.dtype) -> Array:
+def by_mpi(mpi_comm: MPI.Intracomm, codec: Codec, encoded: Array, size: int, dtype: np.dtype
+           ) -> Array:
     """Returns the mean of the encoded arrays of all ranks, as a flat array.
 
     Collective: every rank calls it.
 
     Args:
         mpi_comm: The ranks.
-        compressor: The compressor of this rank.
+        codec: The compressor of this rank.
         encoded: The encoded array of this rank.
         size: The number of elements of the original array, and of the mean.
         dtype: The dtype of the mean.
     """
-    if not is_elementwise(compressor):
+    if not is_elementwise(codec.compressor):
         shapes = [encoded.shape] * mpi_comm.size
         received = PackedArrays(shapes, encoded.dtype, array_buffers.on_device(encoded))
         mpi_comm.Allgatherv(array_buffers.raw(array_buffers.to_buffer(encoded)), received.spec)
-        return decoded_mean(compressor, received.arrays(), size, dtype)
+        return decoded_mean(codec, received.arrays(), size, dtype)
     device = array_buffers.on_device(encoded)
     starts = [size * rank // mpi_comm.size for rank in range(mpi_comm.size + 1)]
     slices = [(end - start,) for start, end in itertools.pairwise(starts)]
@@ -44,21 +44,20 @@ def by_mpi(mpi_comm: MPI.Intracomm, compressor: Compressor, encoded: Array, size
     sent = PackedArrays(slices, encoded.dtype, False, array_buffers.to_buffer(encoded))
     received = PackedArrays([mine] * mpi_comm.size, encoded.dtype, device)
     mpi_comm.Alltoallv(sent.spec, received.spec)
-    averaged = compressor.compress(
-        decoded_mean(compressor, received.arrays(), mine[0], dtype), None)
+    averaged = codec.compress(decoded_mean(codec, received.arrays(), mine[0], dtype), None,
+                              encoded.dtype, mine[0])
     complete = PackedArrays([(size,)], encoded.dtype, device)
     mpi_comm.Allgatherv(array_buffers.raw(array_buffers.to_buffer(averaged)), PackedArrays(
         slices, encoded.dtype, False, complete.buffer).spec)
-    return compressor.decompress(complete.arrays()[0], size, dtype)
+    return codec.decompress(complete.arrays()[0], size, dtype)
 
 
-def decoded_mean(compressor: Compressor, received: Sequence[Array], size: int, dtype: np.dtype
-                 ) -> Array:
+def decoded_mean(codec: Codec, received: Sequence[Array], size: int, dtype: np.dtype) -> Array:
     """Returns the mean of encoded arrays, added in their order."""
     total = chainer.backend.get_array_module(received[0]).zeros(size, dtype)
     with np.errstate(over='ignore', invalid='ignore'):  # gradients may overflow
         for encoded in received:
-            total += compressor.decompress(encoded, size, dtype)
+            total += codec.decompress(encoded, size, dtype)
         total *= total.dtype.type(1 / len(received))
     return total
 

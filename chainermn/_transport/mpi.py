@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from chainermn._transport import array_buffers, encoded_mean, packing
 from chainermn._transport.array_list import ArrayList
-from chainermn._transport.base import Codec, Compressor, Group
+from chainermn._transport.base import Codec, Group
 from chainermn._transport.packed_arrays import PackedArrays
 from chainermn._types import Array
 
@@ -95,13 +95,12 @@ class MpiTransport:
                    for group, _ in groups]
         encoded = codec.encode(buffers)
         for (_, targets), buffer, one in zip(groups, buffers, encoded, strict=True):
-            mean = self._mean_encoded(codec.compressor, one, buffer.size, buffer.dtype)
+            mean = self._mean_encoded(codec, one, buffer.size, buffer.dtype)
             packing.unpack(mean, targets, 1, batched)
 
-    def _mean_encoded(self, compressor: Compressor, encoded: Array, size: int, dtype: np.dtype
-                      ) -> Array:
+    def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Returns the mean of the encoded buffers of all ranks."""
-        return encoded_mean.by_mpi(self.mpi_comm, compressor, encoded, size, dtype)
+        return encoded_mean.by_mpi(self.mpi_comm, codec, encoded, size, dtype)
 
     def bcast_arrays(self, arrays: ArrayList) -> None:
         for group, _ in self.groups(arrays, None):

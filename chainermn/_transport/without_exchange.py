@@ -8,7 +8,7 @@ import numpy as np
 
 from chainermn._transport import packing
 from chainermn._transport.array_list import ArrayList
-from chainermn._transport.base import Compressor
+from chainermn._transport.base import Codec
 from chainermn._transport.shared_memory.transport import SharedMemoryTransport
 from chainermn._types import Array
 
@@ -22,6 +22,5 @@ class WithoutExchange(SharedMemoryTransport):
         for group, targets in self.groups(arrays, results):
             packing.unpack(packing.pack(group), targets)
 
-    def _mean_encoded(self, compressor: Compressor, encoded: Array, size: int, dtype: np.dtype
-                      ) -> Array:
-        return compressor.decompress(encoded, size, dtype)
+    def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        return codec.decompress(encoded, size, dtype)

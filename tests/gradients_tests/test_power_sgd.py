@@ -104,7 +104,7 @@ def test_numbers_sent(comm):
         comm._transport.mean(ArrayList.of(arrays), results)
 
     arrays = [normal(0, 200, 300), normal(0, 50)]
-    PowerSGD(rank=3).mean(['/W', '/b'], arrays, arrays, average)
+    PowerSGD(rank=3).mean(['/W', '/b'], arrays, arrays, average, pytest.fail)
     assert sum(sent) == 3 * (200 + 300) + 50
 
 
@@ -122,6 +122,24 @@ def test_infinities_are_passed_on_and_do_not_stay(comm):
         np.testing.assert_array_equal(value, error[key])
     result, = mean(comm, [first], compressor)
     assert np.isfinite(result).all()
+
+
+@pytest.mark.parametrize('owner, name', [
+    (PowerSGD, '_matrix'), (np.linalg, 'qr'), (PowerSGD, '_store')])
+def test_an_error_on_one_rank_is_raised_on_all(comm, owner, name, same_error, check_usable,
+                                               monkeypatch):
+    def fail(*args):
+        raise np.linalg.LinAlgError('too much')
+
+    compressor, gradients = PowerSGD(), [normal(comm.rank, 30, 30), normal(comm.rank, 7)]
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr(owner, name, fail)
+        error = same_error(mean, comm, gradients, compressor)
+    assert isinstance(error, ValueError)
+    assert 'too much' in str(error)
+    check_usable(comm)
+    mean(comm, gradients, compressor)
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float64'])

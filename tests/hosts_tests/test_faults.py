@@ -52,6 +52,23 @@ def test_a_rank_that_fails_on_another_host(way, cause):
     assert re.search(f'chainermn: ({cause})', done.stdout), done.stdout
 
 
+@pytest.mark.parametrize('ranks', [[2, 1], pytest.param([2, 2], marks=pytest.mark.full)], ids=str)
+def test_a_compressor_that_fails_on_one_rank(ranks):
+    with Hosts(ranks) as hosts:
+        done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'failing.py'],
+                         timeout=seconds(60))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count('all right on ') == sum(ranks), done.stdout
+
+
+def test_a_compressor_that_fails_ends_the_job():
+    with Hosts([1, 1]) as hosts:
+        done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'failing.py', 'uncaught'],
+                         timeout=seconds(WITHIN))
+    assert done.returncode != 0
+    assert 'MemoryError: multi_node_mean_grad failed on rank 1' in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize('ranks', [[1, 1], pytest.param([2, 2], marks=pytest.mark.full),
                                    pytest.param([1, 1, 1], marks=pytest.mark.full)], ids=str)
 def test_a_host_that_is_disconnected(ranks):

@@ -7,7 +7,7 @@ import pytest
 
 import chainermn
 from chainermn.communicators import compression
-from chainermn.communicators.compression import TwoBit
+from chainermn.communicators.compression import Fp16, TwoBit
 
 pytestmark = pytest.mark.every_size
 
@@ -257,6 +257,45 @@ def test_compressor_fails_on_one_rank(comm, how, kind, message, same_error,
                        Odd(how if comm.rank == comm.size - 1 else ''), table=False)
     assert isinstance(error, kind)
     assert message in str(error)
+    check_usable(comm)
+
+
+class Fails(Fp16):
+    """Raises in the given call of a method, if there is one."""
+
+    def __init__(self, method='', call=0):
+        self.method, self.left = method, call
+
+    def count(self, method):
+        self.left -= method == self.method
+        if method == self.method and self.left == 0:
+            raise MemoryError('too much')
+
+    def compress(self, x, key=None):
+        self.count('compress')
+        return super().compress(x, key)
+
+    def decompress(self, encoded, size, dtype):
+        self.count('decompress')
+        return super().decompress(encoded, size, dtype)
+
+
+@pytest.mark.parametrize('method, call', [
+    ('compress', 'first'), ('compress', 'second'), ('decompress', 'first'), ('decompress', 'last')])
+def test_an_error_during_the_exchange_is_raised_on_all_ranks(comm, name, method, call, same_error,
+                                                             check_usable):
+    if name == 'dummy' and call != 'first':
+        pytest.skip('calls each method once')
+    number = {'first': 1, 'second': 2, 'last': comm.size + 1}[call]
+    model = model_of(np.ones(30, np.float32))
+    for odd in range(comm.size):
+        error = same_error(comm.multi_node_mean_grad, model, False,
+                           Fails(method, number) if comm.rank == odd else Fails())
+        assert type(error) is MemoryError
+        assert 'too much' in str(error)
+        is_sent = (method, call) != ('compress', 'first')
+        assert comm.size == 1 or is_sent == ('the gradients are invalid' in str(error))
+    comm.multi_node_mean_grad(model, False, Fails())
     check_usable(comm)
 
 

@@ -147,21 +147,20 @@ class NcclTransport(DeviceTransport):
         buffer = packing.pack(arrays, dtype, batched,
                               None if is_gathered(codec.compressor) else scale)
         encoded, = codec.encode([buffer])
-        return self._mean_encoded(codec.compressor, encoded, buffer.size, dtype), encoded
+        return self._mean_encoded(codec, encoded, buffer.size, dtype), encoded
 
-    def _mean_encoded(self, compressor: Compressor, encoded: Array, size: int, dtype: np.dtype
-                      ) -> Array:
+    def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Returns the mean of the encoded arrays of all ranks.
 
         NCCL adds float16 and bfloat16 itself, and rounds each partial sum.
         """
-        if is_gathered(compressor):
+        if is_gathered(codec.compressor):
             xp = chainer.backend.get_array_module(encoded)
             received = xp.empty((self.size, encoded.size), encoded.dtype)
             self._nccl.all_gather(encoded, received)
-            return encoded_mean.decoded_mean(compressor, received, size, dtype)
-        self._nccl.all_reduce(encoded, dtype=getattr(compressor, 'encoded_dtype', None))
-        return compressor.decompress(encoded, size, dtype)
+            return encoded_mean.decoded_mean(codec, received, size, dtype)
+        self._nccl.all_reduce(encoded, dtype=getattr(codec.compressor, 'encoded_dtype', None))
+        return codec.decompress(encoded, size, dtype)
 
     def bcast_arrays(self, arrays: ArrayList) -> None:
         for group, _ in self.groups(arrays, None):

@@ -6,13 +6,14 @@ import itertools
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._transport.base import SlicedCompressor
+from chainermn._transport.base import Codec, SlicedCompressor
 from chainermn._transport.shared_memory.between_nodes import PART, SUM, Waiting, split
 
 
 class Encoding:
     """The compressor of the current exchange, and a prefix for the keys of its state."""
 
+    codec: Codec
     compressor: SlicedCompressor
     name: str
 
@@ -78,18 +79,13 @@ class EncodedNodeSum:
             part[...] = self._decode(self._received[node], part)
 
     def _encode(self, part: np.ndarray, node: int) -> np.ndarray:
-        compressor, name = self._encoding.compressor, self._encoding.name
-        encoded = compressor.compress(part, f'{name}.{self._key}.{node}')
-        if encoded.dtype != compressor.encoded_type or (
-                encoded.shape != (compressor.encoded_length(part.size),)):
-            raise ValueError(
-                f'compressor {compressor!r} returned {encoded.dtype} {encoded.shape} for '
-                f'{part.size} values, but declares {compressor.encoded_type} '
-                f'({compressor.encoded_length(part.size)},)')
-        return encoded
+        encoding = self._encoding
+        return encoding.codec.compress(
+            part, f'{encoding.name}.{self._key}.{node}', encoding.compressor.encoded_type,
+            encoding.compressor.encoded_length(part.size))
 
     def _decode(self, encoded: np.ndarray, part: np.ndarray) -> np.ndarray:
-        return self._encoding.compressor.decompress(encoded, part.size, part.dtype)
+        return self._encoding.codec.decompress(encoded, part.size, part.dtype)
 
     def _receive(self, sizes: dict[int, int], tag: int) -> None:
         """Starts to receive parts of those numbers of values from nodes."""

@@ -33,7 +33,7 @@ from mpi4py import MPI
 from chainermn._ranks import group_ranks, ranks_text
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
-from chainermn._transport.base import SlicedCompressor
+from chainermn._transport.base import Codec, SlicedCompressor
 from chainermn._transport.shared_memory import chunking
 from chainermn._transport.shared_memory.between_nodes import (
     NodeCopy,
@@ -188,7 +188,7 @@ class SharedMemory:
                 self._run(plan.chunks, sources, targets, factor)
 
     def mean_encoded(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None,
-                     compressor: SlicedCompressor, name: str) -> None:
+                     codec: Codec, compressor: SlicedCompressor, name: str) -> None:
         """Averages arrays over all ranks; only encoded arrays are sent between nodes.
 
         Collective: every rank calls it.
@@ -196,10 +196,12 @@ class SharedMemory:
         Args:
             arrays: Like those of :meth:`sum`.
             results: Arrays for the means; by default ``arrays``.
-            compressor: Encodes flat arrays.
+            codec: Encodes flat arrays.
+            compressor: Its compressor.
             name: The name of its state for these arrays.
         """
-        self._encoding.compressor, self._encoding.name = compressor, name
+        encoding = self._encoding
+        encoding.codec, encoding.compressor, encoding.name = codec, compressor, name
         self._reduce(self._encoded, arrays, results, 1 / self._size)
 
     def bcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:

@@ -74,7 +74,7 @@ class SharedMemoryTransport(MpiTransport):
             super().mean_compressed(arrays, results, codec)
             return
         for n, (group, targets) in enumerate(arrays.by_dtype(results)):
-            memory.mean_encoded(group, targets, compressor, f'{codec.name}.{n}')
+            memory.mean_encoded(group, targets, codec, compressor, f'{codec.name}.{n}')
 
     def bcast_arrays(self, arrays: ArrayList) -> None:
         if self.size == 1:

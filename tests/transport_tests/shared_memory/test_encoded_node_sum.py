@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from chainermn._gradients.codec import Codec
 from chainermn._transport.shared_memory.between_nodes import Waiting
 from chainermn._transport.shared_memory.encoded_node_sum import EncodedNodeSum, Encoding
 from chainermn.communicators.compression import Bf16, Fp16, TwoBit
@@ -18,13 +19,15 @@ SCALE = np.float32(1 / SIZE)
 
 def encoding(compressor):
     encoding = Encoding()
-    encoding.compressor, encoding.name = compressor, 'model'
+    encoding.codec, encoding.compressor = Codec(compressor, []), compressor
+    encoding.name = 'model'
     return encoding
 
 
 def mean(inter, compressor, slices, scale=SCALE):
     """Replaces slices by their means, two chunks in flight."""
-    waiting, current = Waiting(), encoding(compressor)
+    waiting = Waiting()
+    current = compressor if isinstance(compressor, Encoding) else encoding(compressor)
     chunks = [EncodedNodeSum(inter, data, np.empty(data.size + SIZE, data.dtype), waiting,
                              current, str(n)) for n, data in enumerate(slices)]
     for k in range(len(chunks) + 2):
@@ -100,9 +103,11 @@ def test_a_compressor_that_breaks_its_declaration(inter):
         def compress(self, x, key=None):
             return super().compress(x, key)[1:]
 
-    with pytest.raises(ValueError, match=r'returned float16 .* but declares float16'):
-        EncodedNodeSum(inter, np.ones(100, np.float32), np.empty(200, np.float32), Waiting(),
-                       encoding(Wrong()), '0')._encode(np.ones(10, np.float32), 0)
+    current = encoding(Wrong())
+    data = np.ones(100, np.float32)
+    mean(inter, current, [data])
+    with pytest.raises(ValueError, match=r'returned float16 .* it has to return float16'):
+        current.codec.finish()
 
 
 def test_infinities_reach_all_nodes(inter):
