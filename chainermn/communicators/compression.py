@@ -9,7 +9,8 @@ A compressor is any object with two methods::
 ``encoded`` is a new flat array of any dtype that can be exchanged; its dtype and length depend on
 ``len(x)`` only.  ``key`` names the stream: a string, an integer or a tuple of these.  A compressor
 with state, such as error feedback, keeps it per key.  It also has ``serialize(serializer)``, like a
-Chainer link, and ``reset()``, which drops the state.
+Chainer link, and ``reset()``, which drops the state.  If a method raises an error on one rank, the
+same error is raised on all ranks, and the gradients are invalid.
 
 An attribute ``elementwise = True`` declares that each value is encoded as one element,
 independently of the others.  Then means are compressed too, and the bytes per rank do not grow with
