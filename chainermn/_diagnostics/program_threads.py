@@ -26,7 +26,11 @@ def are_running(blocked: Collection[int]) -> bool:
     """
     frames = sys._current_frames()
     main = threading.main_thread().ident
-    if main is None or main not in blocked:
+    if main is None:
+        return True
+    is_ending = _module(frames[main]) == 'threading' and (  # waits for the other threads
+        frames[main].f_code.co_name == '_shutdown')
+    if main not in blocked and not is_ending:
         return True  # even if it waits: signal handlers run in it
     timers = {thread.ident for thread in threading.enumerate()
               if isinstance(thread, threading.Timer)}
@@ -35,7 +39,8 @@ def are_running(blocked: Collection[int]) -> bool:
     return any(
         _is_debugged(frame) or ident in timers or (
             ident not in blocked and not _is_idle(frame, program))
-        for ident, frame in frames.items() if ident != threading.get_ident())
+        for ident, frame in frames.items()
+        if ident != threading.get_ident() and not (ident == main and is_ending))
 
 
 def _is_debugged(frame: FrameType) -> bool:
