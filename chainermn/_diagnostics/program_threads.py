@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import site
 import sys
 import sysconfig
@@ -32,10 +33,14 @@ def are_running(blocked: Collection[int]) -> bool:
         frames[main].f_code.co_name == '_shutdown')
     if main not in blocked and not is_ending:
         return True  # even if it waits: signal handlers run in it
+    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:  # its handler may run in an operation, too
+        return True
     timers = {thread.ident for thread in threading.enumerate()
               if isinstance(thread, threading.Timer)}
-    program = {_package(frame) for frame in _outwards(frames[main])
-               if _origin(frame) != 'stdlib'} - {'chainermn', 'chainer'}
+    spec = getattr(sys.modules['__main__'], '__spec__', None)  # None unless started by python -m
+    program = {'' if spec is None else spec.name.partition('.')[0], *(
+        _package(frame) for frame in _outwards(frames[main]) if _origin(frame) != 'stdlib')
+    } - {'chainermn', 'chainer'}
     return any(
         _is_debugged(frame) or ident in timers or (
             ident not in blocked and not _is_idle(frame, program))
@@ -51,8 +56,8 @@ def _is_idle(innermost: FrameType, program: Collection[str]) -> bool:
     """Returns whether a thread does nothing unless another thread does something."""
     modules = [_module(frame) for frame in _outwards(innermost)]
     function = innermost.f_code.co_name
-    if (modules[0], function) == ('concurrent.futures.thread', '_worker'):
-        return True  # waits for work
+    if 'concurrent.futures.thread' in modules:
+        return modules[0] == 'concurrent.futures.thread' and function == '_worker'  # no work
     if modules[:2] == ['threading', 'queue'] and function == 'wait':  # queue.Queue
         return innermost.f_locals.get('timeout', 0) is None
     origins = {_origin(frame) for frame in _outwards(innermost)}

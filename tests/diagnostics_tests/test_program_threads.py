@@ -6,9 +6,11 @@ import concurrent.futures
 import contextlib
 import multiprocessing.pool
 import queue
+import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from chainermn._diagnostics import program_threads
@@ -29,9 +31,13 @@ def seen(also_blocked=(), main=True):
 
 @pytest.fixture
 def alone():
-    """The test runner has no threads of its own."""
+    """The test runner has no threads of its own, and its time limit is suspended."""
+    limit, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     if seen():
+        signal.setitimer(signal.ITIMER_REAL, limit)
         pytest.skip('the test runner uses threads')
+    yield
+    signal.setitimer(signal.ITIMER_REAL, limit)
 
 
 @contextlib.contextmanager
@@ -120,6 +126,19 @@ def test_a_pool_with_a_callback_may(alone):
         job = pool.apply_async(time.sleep, [1], callback=print)
         assert seen() or job.ready()
         job.wait()
+
+
+def test_an_executor_that_runs_a_library_function_may(alone):
+    """A callback may send the result."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(np.vectorize(time.sleep, otypes=[object]), 1)
+        assert seen() or job.done()
+
+
+def test_a_program_with_an_alarm_may(alone):
+    assert not seen()
+    signal.setitimer(signal.ITIMER_REAL, 60)
+    assert seen()
 
 
 def test_a_server_or_event_loop_may():
