@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 
@@ -16,9 +17,11 @@ LAYERS = tuple(f'{PACKAGE}{name}{os.sep}' for name in (
 #: The modules with the wrappers of operations.
 WRAPPERS = PACKAGE + os.path.join('_collectives', 'operation.py'), PACKAGE + os.path.join(
     '_diagnostics', 'current_operations.py')
+_COMPAT = [folder + os.sep for folder in getattr(
+    importlib.util.find_spec('chainer_compat'), 'submodule_search_locations', None) or ()]
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
 #: Folders and files whose frames are never a call site. Context managers of ours run in contextlib.
-PACKAGES = PACKAGE, _CHAINER, contextlib.__file__
+PACKAGES = PACKAGE, _CHAINER, *_COMPAT, contextlib.__file__
 
 
 def describe() -> str:

@@ -1,6 +1,7 @@
 """Threads of the program that may yet use a communicator, so that their rank is not blocked."""
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import signal
@@ -16,11 +17,20 @@ from chainermn._diagnostics import call_site
 _DEBUGGERS = ('bdb', 'pdb', 'pydevd', '_pydevd_bundle', 'debugpy')
 
 
+class _Activity(enum.Enum):
+    """What a thread does that is in no operation."""
+
+    RUNS = enum.auto()  # code of the program, or something that may call it
+    WAITS_FOR_WORK = enum.auto()  # of another thread, in a queue
+    LIBRARY = enum.auto()  # something of an installed package
+    IDLE = enum.auto()  # nothing that concerns the program
+
+
 def are_running(blocked: Collection[int]) -> bool:
     """Returns whether the program may do something that ends the wait of another rank.
 
-    If in doubt, it may.  Idle are threads that are blocked in operations, that wait for work from
-    other threads, and threads of libraries, such as that of a progress bar.
+    If in doubt, it may.  It does not if all threads are blocked in operations, wait for work from
+    other threads, or belong to libraries, such as that of a progress bar.
 
     Args:
         blocked: The identifiers of threads that are in operations.
@@ -41,32 +51,35 @@ def are_running(blocked: Collection[int]) -> bool:
     program = {'' if spec is None else spec.name.partition('.')[0], *(
         _package(frame) for frame in _outwards(frames[main]) if _origin(frame) != 'stdlib')
     } - {'chainermn', 'chainer'}
-    return any(
-        _is_debugged(frame) or ident in timers or (
-            ident not in blocked and not _is_idle(frame, program))
-        for ident, frame in frames.items()
-        if ident != threading.get_ident() and not (ident == main and is_ending))
+    activities = {
+        _activity(frame, program) for ident, frame in frames.items() if ident not in blocked
+        and ident != threading.get_ident() and not (ident == main and is_ending)}
+    return not timers.isdisjoint(frames) or any(map(_is_debugged, frames.values())) or (
+        _Activity.RUNS in activities
+        or {_Activity.WAITS_FOR_WORK, _Activity.LIBRARY} <= activities)  # one may feed the other
 
 
 def _is_debugged(frame: FrameType) -> bool:
     return any(_package(each) in _DEBUGGERS for each in _outwards(frame))
 
 
-def _is_idle(innermost: FrameType, program: Collection[str]) -> bool:
-    """Returns whether a thread does nothing unless another thread does something."""
+def _activity(innermost: FrameType, program: Collection[str]) -> _Activity:
     modules = [_module(frame) for frame in _outwards(innermost)]
     function = innermost.f_code.co_name
     if 'concurrent.futures.thread' in modules:
-        return modules[0] == 'concurrent.futures.thread' and function == '_worker'  # no work
+        waits = (modules[0], function) == ('concurrent.futures.thread', '_worker')
+        return _Activity.WAITS_FOR_WORK if waits else _Activity.RUNS
     if modules[:2] == ['threading', 'queue'] and function == 'wait':  # queue.Queue
-        return innermost.f_locals.get('timeout', 0) is None
+        waits = innermost.f_locals.get('timeout', 0) is None
+        return _Activity.WAITS_FOR_WORK if waits else _Activity.RUNS
     origins = {_origin(frame) for frame in _outwards(innermost)}
     if 'program' in origins or any(_package(frame) in program for frame in _outwards(innermost)):
-        return False
-    if origins != {'stdlib'}:
-        return True
+        return _Activity.RUNS
+    if 'library' in origins:
+        return _Activity.LIBRARY
     # Other threads of the standard library, such as servers, call the program.
-    return any(_is_pool(frame) for frame in _outwards(innermost))
+    is_idle = 'ours' in origins or any(_is_pool(frame) for frame in _outwards(innermost))
+    return _Activity.IDLE if is_idle else _Activity.RUNS
 
 
 def _is_pool(frame: FrameType) -> bool:
@@ -87,10 +100,10 @@ def _package(frame: FrameType) -> str:
 
 
 def _origin(frame: FrameType) -> str:
-    """Returns ``'stdlib'``, ``'library'`` for installed packages and this one, or ``'program'``."""
+    """Returns ``'ours'``, also for Chainer, ``'stdlib'``, ``'library'`` or ``'program'``."""
     path = frame.f_code.co_filename
     if path.startswith(call_site.PACKAGES):
-        return 'library'
+        return 'ours'
     stdlib, libraries = _folders()
     if path.startswith(libraries):
         return 'library'

@@ -27,8 +27,8 @@ def text(waiting: Mapping[int, RankState], answers: Mapping[int, Response], seco
     for where, ranks in group_ranks(
             (rank, thread.text) for rank, state in sorted(waiting.items())
             for thread in state.threads).items():
-        awaited = {each for rank in ranks for thread in waiting[rank].threads
-                   for wait in thread.waits for each in graph.awaited(wait, rank, set(states))}
+        awaited = {each for rank in ranks for _, ranks_awaited in graph.awaited(rank, set(states))
+                   for each in ranks_awaited}
         if awaited:
             running |= awaited - set(waiting)
             lines.append(f'  {ranks_text(ranks)} {"waits" if len(ranks) == 1 else "wait"} {where} '

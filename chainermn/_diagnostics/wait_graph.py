@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -23,13 +23,17 @@ from chainermn._diagnostics.flight_recorder import (
     ServiceRecord,
     creations,
 )
-from chainermn._diagnostics.rank_progress import Progress
+from chainermn._diagnostics.rank_progress import Counts, Progress
 from chainermn._ranks import ranks_text
 
 #: Operations that block for one message.
 _BLOCKING = frozenset((
     'send', 'send_obj', 'recv', 'recv_obj', 'wait', 'waitall', 'send_activation',
     'recv_activation', 'send_gradient', 'recv_gradient'))
+
+
+#: The number of ranks of a cycle that are described.
+_SHOWN = 16
 
 
 class Kind(enum.Enum):
@@ -105,41 +109,56 @@ class WaitGraph:
     def __init__(self, states: Mapping[int, RankState]) -> None:
         self._states = states
         self._behind: dict[Wait, set[int]] = {}
+        self._sent: dict[Key, dict[int, Counts | None]] = {}  # by rank
+        #: By rank and thread: what blocks each of its operations.
+        self._blockers = {rank: [[self._find(wait, rank) for wait in thread.waits]
+                                 for thread in state.threads] for rank, state in states.items()}
 
     def deadlocked(self) -> set[int]:
         """Returns the ranks that wait forever, without those that are done."""
         ended = {rank for rank, state in self._states.items() if state.has_agreed}
-        waiting = set(self._states) - ended
-        while True:
-            still = {rank for rank in waiting if self._is_blocked(rank, waiting | ended)}
-            if still == waiting:
-                return waiting
-            waiting = still
+        waiting, n, forward = set(self._states), -1, True
+        while n != len(waiting):
+            n, forward = len(waiting), not forward  # of a chain, one direction removes all
+            for rank in sorted(waiting - ended, reverse=forward):
+                if not self._is_blocked(rank, waiting):
+                    waiting.remove(rank)
+        return waiting - ended
 
     def _is_blocked(self, rank: int, waiting: set[int]) -> bool:
-        threads = self._states[rank].threads
+        threads = self._blockers[rank]
         return bool(threads) and all(
-            any(self.awaited(wait, rank, waiting) for wait in thread.waits) for thread in threads)
+            any(blockers.remain(waiting) for blockers in thread) for thread in threads)
 
-    def awaited(self, wait: Wait, rank: int, waiting: set[int]) -> set[int]:
-        """Returns the ranks that block an operation.
+    def awaited(self, rank: int, waiting: set[int]) -> Iterator[tuple[str, set[int]]]:
+        """Returns in what a rank waits, and for which ranks.
 
         Args:
-            wait: What it waits for.
-            rank: The rank that is in the operation.
+            rank: The rank.
             waiting: The ranks that make no progress.
         """
+        for thread, found in zip(self._states[rank].threads, self._blockers[rank], strict=True):
+            for blockers in found:
+                if blockers.remain(waiting):
+                    yield thread.text, blockers.ranks & waiting
+
+    def _find(self, wait: Wait, rank: int) -> _Blockers:
+        """Returns the ranks that block an operation of a rank, if they make no progress."""
+        ranks = wait.key[1]
         if wait.kind is Kind.SEND:
-            receiver = wait.key[1][wait.peer]
-            return {receiver} & waiting if self._is_unreceived(wait, rank, receiver) else set()
+            receiver = ranks[wait.peer]
+            return _Blockers({receiver} if self._is_unreceived(wait, rank, receiver) else set())
         if wait.kind is Kind.RECEIVE:
-            return self._senders(wait, rank, waiting)
+            peers = range(len(ranks)) if wait.peer < 0 else (wait.peer,)
+            if self._may_come(wait, rank, peers):
+                return _Blockers(set())
+            return _Blockers({ranks[peer] for peer in peers} - {rank}, needs_all=True)
         if wait not in self._behind:
             self._behind[wait] = {
-                other for other in wait.key[1] if other in self._states
+                other for other in ranks if other in self._states
                 and self._entered(wait, other) < wait.number
                 and (wait.kind is not Kind.UNCHECKED or self._states[other].is_finished)}
-        return self._behind[wait] & waiting
+        return _Blockers(self._behind[wait])
 
     def _entered(self, wait: Wait, rank: int) -> float:
         progress = self._states[rank].progress
@@ -155,20 +174,17 @@ class WaitGraph:
         received = self._states[receiver].progress.received.get(wait.key)
         return _count(received, me, wait.tag) < _count(sent, wait.peer, wait.tag)
 
-    def _senders(self, wait: Wait, rank: int, waiting: set[int]) -> set[int]:
-        """Returns the ranks of which one has to send; empty if one may, or has done so."""
+    def _may_come(self, wait: Wait, rank: int, peers: Iterable[int]) -> bool:
+        """Returns whether a message may arrive: it is in flight, or a sender is not known."""
         ranks = wait.key[1]
         me = ranks.index(rank)
         received = self._states[rank].progress.received.get(wait.key)
-        peers = range(len(ranks)) if wait.peer < 0 else (wait.peer,)
-        for peer in peers:
-            sender = ranks[peer]
-            if sender != rank and sender not in waiting:
-                return set()
-            sent = self._states[sender].progress.sent.get(wait.key)
-            if _count(sent, me, wait.tag) > _count(received, peer, wait.tag):
-                return set()  # a message is in flight
-        return {ranks[peer] for peer in peers} - {rank}
+        if wait.key not in self._sent:
+            self._sent[wait.key] = {each: state.progress.sent.get(wait.key)
+                                    for each, state in self._states.items()}
+        sent = self._sent[wait.key]
+        return any(ranks[peer] not in sent or _count(sent[ranks[peer]], me, wait.tag) > _count(
+            received, peer, wait.tag) for peer in peers)
 
     def cycle(self, deadlocked: Collection[int]) -> str:
         """Describes ranks that wait for each other, or for finished ranks."""
@@ -177,19 +193,28 @@ class WaitGraph:
         rank, path, edges = min(deadlocked), [], {}
         while rank in deadlocked and rank not in edges:
             path.append(rank)
-            text, awaited = self._edge(rank, waiting)
+            text, awaited = next(self.awaited(rank, waiting))
             edges[rank] = f'rank {rank} waits {text} for {ranks_text(sorted(awaited))}'
             rank = min(awaited - set(edges), default=min(awaited))
         if rank in edges:
             path = path[path.index(rank):]
         else:
             edges[path[-1]] += f'; rank {rank} has reached the end of the program'
-        return '; '.join(edges[each] for each in path)
+        if len(path) > _SHOWN:
+            edges[path[_SHOWN - 1]] += f'; and so on, {len(path)} ranks'
+        return '; '.join(edges[each] for each in path[:_SHOWN])
 
-    def _edge(self, rank: int, waiting: set[int]) -> tuple[str, set[int]]:
-        """Returns in what a rank waits, and for which ranks."""
-        return next((thread.text, awaited) for thread in self._states[rank].threads
-                    for wait in thread.waits if (awaited := self.awaited(wait, rank, waiting)))
+
+class _Blockers(NamedTuple):
+    """The ranks that block an operation while one of them, or all of them, make no progress."""
+
+    ranks: set[int]
+    needs_all: bool = False
+
+    def remain(self, waiting: set[int]) -> bool:
+        if self.needs_all:
+            return bool(self.ranks) and self.ranks <= waiting
+        return not self.ranks.isdisjoint(waiting)
 
 
 def _count(counts: Mapping[tuple[int, int], int] | None, peer: int, tag: int) -> float:
