@@ -1,5 +1,6 @@
 """ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
 from chainermn import (
+    _environment,
     _forked,
     communicators,
     datasets,
@@ -49,5 +50,6 @@ __all__ = [
     'scatter_index',
 ]
 
+_environment.set_mpi_defaults()
 _forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()

@@ -29,3 +29,16 @@ def flag(name: str, default: bool = False) -> bool:
     """
     value = text(name).strip().lower()
     return value not in ('0', 'false', 'no', 'off') if value else default
+
+
+def set_mpi_defaults() -> None:
+    """Set variables that MPI reads at startup, unless the user has set them.
+
+    UCX, which MPICH uses, closes an idle TCP connection if the other host does not answer for about
+    7 seconds.  Even if it answers later, the next message over it is a segmentation fault.  With 10
+    seconds between probes instead of 1, UCX waits for 70.
+    """
+    os.environ.setdefault('UCX_TCP_KEEPINTVL', '10s')
+    if 'UCX_TLS' in os.environ or 'UCX_NET_DEVICES' in os.environ:
+        # UCX warns of the variable above if the user excludes TCP.
+        os.environ.setdefault('UCX_WARN_UNUSED_ENV_VARS', 'n')

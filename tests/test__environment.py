@@ -1,5 +1,7 @@
 """Values of environment variables."""
 
+import os
+
 import pytest
 
 from chainermn import _environment
@@ -23,3 +25,17 @@ def test_unset_or_empty_is_the_default(monkeypatch, default):
     monkeypatch.setenv(_environment.AGREE, '')
     assert _environment.flag(_environment.AGREE, default) == default
     assert _environment.text(_environment.AGREE) == ''
+
+
+def test_defaults_of_mpi(monkeypatch):
+    for name in ('UCX_TLS', 'UCX_NET_DEVICES', 'UCX_WARN_UNUSED_ENV_VARS', 'UCX_TCP_KEEPINTVL'):
+        monkeypatch.delenv(name, raising=False)
+    _environment.set_mpi_defaults()
+    assert os.environ['UCX_TCP_KEEPINTVL'] == '10s'
+    assert 'UCX_WARN_UNUSED_ENV_VARS' not in os.environ
+    monkeypatch.setenv('UCX_TCP_KEEPINTVL', '3s')
+    monkeypatch.setenv('UCX_TLS', '^tcp')
+    _environment.set_mpi_defaults()
+    assert os.environ['UCX_TCP_KEEPINTVL'] == '3s'
+    assert os.environ['UCX_WARN_UNUSED_ENV_VARS'] == 'n'
+    monkeypatch.delenv('UCX_WARN_UNUSED_ENV_VARS')

@@ -39,22 +39,22 @@ class Response(NamedTuple):
             state.text for state, _ in self.threads if state.operation or not state.thread)
 
 
-def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool = False) -> str:
+def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool = False,
+         hosts: Sequence[str] = ()) -> str:
     """Returns the report.
 
     Args:
         responses: Responses by rank.
         ranks: Ranks that were asked to respond.
         is_first: Whether the ranks have no communicator yet.
+        hosts: The host of each of ``ranks``, if known.
     """
     lines = []
     for state, group in _grouped(responses, lambda response: response.state):
         seconds = [seconds for rank in group for _, seconds in responses[rank].threads[:1]]
         lines.append(f'  {ranks_text(group)} {"is" if len(group) == 1 else "are"} {state} '
                      f'(for {_range(seconds)} s)')
-    if silent := [rank for rank in ranks if rank not in responses]:
-        lines.append(f'  {ranks_text(silent)} {"does" if len(silent) == 1 else "do"} not answer: '
-                     "stopped, or in code that holds Python's lock")
+    lines += _silent(responses, ranks, hosts or [''] * len(ranks))
     if is_first:
         lines.append('  the state of the others is unknown until all have created a communicator; '
                      'does each of them call create_communicator?')
@@ -64,6 +64,25 @@ def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool
     for stacks, group in _grouped(responses, lambda response: response.stacks)[:_STACKS]:
         lines.append(f'Stacks of {ranks_text(group)} (most recent call last):\n{stacks}')
     return '\n'.join(lines) + '\n'
+
+
+def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequence[str]
+            ) -> list[str]:
+    """Returns lines for the ranks that do not answer: those of a host where none does, and others.
+
+    A host may be lost unless a rank answers on it; this rank does.
+    """
+    reached = {host for rank, host in zip(ranks, hosts, strict=True) if rank in responses}
+    silent = group_ranks((rank, '' if host in reached else host)
+                         for rank, host in zip(ranks, hosts, strict=True) if rank not in responses)
+    lines = []
+    for host, group in silent.items():
+        one = len(group) == 1
+        who = f'{ranks_text(group)} on {host}' if host else ranks_text(group)
+        why = f'host {host} may be unreachable, or {"it is" if one else "they are"} '
+        lines.append(f'  {who} {"does" if one else "do"} not answer: {why if host else ""}stopped, or '
+                     "in code that holds Python's lock")
+    return lines
 
 
 def _grouped(responses: Mapping[int, Response], key: Callable[[Response], str]

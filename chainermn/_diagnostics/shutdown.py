@@ -61,7 +61,7 @@ def add_group(mpi_comm: MPI.Intracomm) -> None:
         MPI.COMM_SELF.Set_attr(key, True)
         dump_signal.listen()
     if mpi_comm.size > 1 and watchdog.get().add_group(mpi_comm):
-        node_monitor.register(mpi_comm)
+        watchdog.get().connect_hosts(mpi_comm, node_monitor.register(mpi_comm))
 
 
 @contextlib.contextmanager

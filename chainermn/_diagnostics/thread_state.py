@@ -17,6 +17,9 @@ from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key
 from chainermn._diagnostics.wait_graph import ThreadWait, Wait
 from chainermn._signature import END
 
+#: The start of the names of the threads that ``host_links`` starts.
+HOST_LINK = 'chainermn link'
+
 
 class ThreadState(NamedTuple):
     """The state of a thread.  Ranks are those of COMM_WORLD."""
@@ -128,11 +131,12 @@ def snapshots() -> dict[int, Snapshot]:
 
 
 def stacks() -> str:
-    """Formats the stacks of all threads except this one."""
+    """Formats the stacks of all threads except this one and those of host links."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return '\n'.join(
         f'Thread {names.get(ident, ident)}:\n' + ''.join(traceback.format_stack(frame)).rstrip()
-        for ident, frame in sys._current_frames().items() if ident != threading.get_ident())
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident() and not names.get(ident, '').startswith(HOST_LINK))
 
 
 def _of(calls: FlightRecord) -> str:

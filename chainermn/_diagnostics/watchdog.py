@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from mpi4py import MPI
@@ -34,6 +34,7 @@ from chainermn._diagnostics import (
 )
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
+from chainermn._diagnostics.host_links import HostLinks
 from chainermn._diagnostics.rank_progress import Progress
 from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._diagnostics.wait_graph import RankState
@@ -114,6 +115,17 @@ class Watchdog:
         self._groups.append(Group(mpi_comm))
         return True
 
+    def connect_hosts(self, mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
+        """Connects the hosts of the ranks that were added last.  Collective: every rank calls it.
+
+        Args:
+            mpi_comm: The communicator.
+            hosts: The name of the host of each rank.
+        """
+        group = self._groups[-1]
+        group.hosts = hosts
+        group.links = HostLinks(mpi_comm, hosts, group.mpi_comm is not None)
+
     def start(self) -> None:
         """Starts the thread if it is not running."""
         if self._thread is None and MPI.COMM_WORLD.size > 1:
@@ -137,6 +149,9 @@ class Watchdog:
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
+        for group in self._groups:
+            if group.links is not None:
+                group.links.close()
 
     def _run(self) -> None:
         errors = 0
@@ -182,6 +197,9 @@ class Watchdog:
                 if snapshot.progress and group.alarmed_at is None and (
                         reason := self._hang(snapshot, now - self._progress[ident][1])):
                     self._respond(group, reason, (), snapshots, now)
+            if group.alarmed_at is None and group.links is not None and (
+                    reason := group.links.failure(functools.partial(group.send, Tag.PING, None))):
+                self._respond(group, reason, (), snapshots, now)
             if group.alarmed_at is None and (reason := self._device_failure()):
                 self._respond(group, reason, (), snapshots, now)
             if group.alarmed_at is not None:
@@ -196,6 +214,10 @@ class Watchdog:
         elif tag is Tag.ANSWER and isinstance(content, Response):
             if group.question is not None:
                 group.question.answers[rank] = content
+        elif tag is Tag.PING:
+            group.send(Tag.PONG, None, [source])
+        elif tag is Tag.PONG and group.links is not None:
+            group.links.answered(source)
         elif tag in (Tag.ALARM, Tag.RESPONSE):
             if isinstance(content, Response):
                 group.responses[source] = content
@@ -304,12 +326,14 @@ class Watchdog:
             threading.Thread(target=device.abort, daemon=True).start()
         global_except_hook.abort_job(next(filter(None, reasons), ''), hang_report.text(
             {group.ranks[rank]: response for rank, response in group.responses.items()},
-            group.ranks if group.mpi_comm is not None else (), group is self._alone))
+            group.ranks if group.mpi_comm is not None else (), group is self._alone,
+            group.hosts if group.mpi_comm is not None else ()))
 
 
 def _dump_text(group: Group, is_first: bool, answers: Mapping[int, Response]) -> str:
     return 'chainermn: the state of all ranks (asked by a signal)\n' + hang_report.text(
-        answers, group.ranks if group.mpi_comm is not None else (), is_first)
+        answers, group.ranks if group.mpi_comm is not None else (), is_first,
+        group.hosts if group.mpi_comm is not None else ())
 
 
 def _timeout_text(timeout: float) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import enum
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from mpi4py import MPI
@@ -11,6 +11,7 @@ from mpi4py import MPI
 from chainermn._diagnostics.deadlock_detector import DeadlockDetector
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
+from chainermn._diagnostics.host_links import HostLinks
 from chainermn._diagnostics.wait_graph import RankState
 
 
@@ -24,6 +25,8 @@ class Tag(enum.IntEnum):
     LOOKED = 5
     ASK = 6
     ANSWER = 7
+    PING = 8  # to the ranks of a host whose link was lost
+    PONG = 9
 
 
 class State(NamedTuple):
@@ -69,6 +72,9 @@ class Group:
         #: Ranks in COMM_WORLD.
         self.ranks = world_ranks(mpi_comm)
         self.rank = mpi_comm.rank
+        #: The name of the host of each rank.
+        self.hosts: Sequence[str] = ()
+        self.links: HostLinks | None = None
         self.alarmed_at: float | None = None
         #: Responses to an alarm, by rank.
         self.responses: dict[int, Response] = {}

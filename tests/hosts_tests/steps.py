@@ -1,11 +1,13 @@
 """Averages gradients for some seconds: ``steps.py SECONDS [WAY]``.
 
-Rank 0 writes a line before each step.  Given a way of ``reliability/program.py``, the last rank
-ends that way after the third step.
+Rank 0 writes a line before each step.  After the third step, the last rank fails, or pauses, in
+this way.
 """
 
+import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -14,8 +16,20 @@ import numpy as np
 
 import chainermn
 
+
+def hold_lock():
+    """Holds Python's lock, as a long call of C code does."""
+    ctypes.PyDLL(None).sleep(45)
+
+
+def stop():
+    with subprocess.Popen(['sh', '-c', f'sleep 40; kill -CONT {os.getpid()}']):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 WAYS = {'SIGKILL': lambda: os.kill(os.getpid(), signal.SIGKILL),
-        'exception': lambda: int('no number')}
+        'exception': lambda: int('no number'),
+        'pause': lambda: time.sleep(25), 'lock': hold_lock, 'stop': stop}
 
 
 def main():

@@ -22,7 +22,7 @@ TIMEOUT = 3
 def job(hosts, *args, timeout=TIMEOUT):
     """A job that has taken a step; yields its process, of which ``finish`` reads the rest."""
     process = hosts.popen([sys.executable, '-W', 'ignore', HERE / 'steps.py', *map(str, args)],
-                          {'CHAINERMN_TIMEOUT': str(seconds(timeout))})
+                          {'CHAINERMN_TIMEOUT': str(seconds(timeout)) if timeout else ''})
     with process:
         try:
             wait_for(process, 'step 1')
@@ -78,8 +78,30 @@ def test_a_host_that_is_disconnected(ranks):
     assert done.returncode != 0
     assert 'chainermn: rank 0 of ' in done.stdout
     first = ranks[0]
-    lost = 'rank 1 does' if ranks[1] == 1 else f'ranks {first}-{first + ranks[1] - 1} do'
-    assert f'{lost} not answer' in done.stdout, done.stdout
+    lost = 'rank 1 on node1 does' if ranks[1] == 1 else (
+        f'ranks {first}-{first + ranks[1] - 1} on node1 do')
+    assert f'{lost} not answer: host node1 may be unreachable' in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize('ranks, cut', [
+    ([1, 1], 1), pytest.param([1, 1], 0, marks=pytest.mark.full),
+    pytest.param([2, 2], 1, marks=pytest.mark.full),
+    pytest.param([1, 1, 1], 1, marks=pytest.mark.full),
+    pytest.param([1, 1, 1], 2, marks=pytest.mark.full)], ids=str)
+def test_a_disconnected_host_is_detected_without_a_timeout(ranks, cut):
+    """Within 30 seconds; then the ranks report it, and exit on both sides."""
+    with Hosts(ranks) as hosts, job(hosts, 100, timeout=None) as process:
+        hosts.cut(cut)
+        start = time.monotonic()
+        done = hosts.finish(process, seconds(60))
+        for n in range(len(ranks)):
+            wait_until_empty(hosts, n)
+        assert time.monotonic() < start + seconds(60)
+    assert done.returncode != 0
+    # mpiexec prints the report of the hosts that it reaches.
+    assert re.search(rf'chainermn: rank . of . \(.*\) aborts the job: host node{cut} '
+                     r'\(ranks? .*\) is unreachable: no answer for 24 s', done.stdout), done.stdout
+    assert done.stdout.count('aborts the job') == 1
 
 
 @pytest.mark.full
@@ -89,17 +111,33 @@ def test_a_host_without_power():
         hosts.kill(1)
         done = hosts.finish(process, seconds(WITHIN))
     assert done.returncode != 0
-    assert 'ranks 2-3 do not answer' in done.stdout, done.stdout
+    assert 'ranks 2-3 on node1 do not answer' in done.stdout, done.stdout
+
+
+@pytest.mark.full
+def test_a_host_without_power_is_detected_without_a_timeout():
+    with Hosts([2, 2]) as hosts, job(hosts, 100, timeout=None) as process:
+        hosts.cut(1)
+        hosts.kill(1)
+        done = hosts.finish(process, seconds(60))
+        wait_until_empty(hosts, 0)
+    assert done.returncode != 0
+    assert 'aborts the job: host node1 (ranks 2-3) is unreachable' in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize('killed', [0, 1])
 def test_a_host_whose_processes_are_killed(killed):
-    with Hosts([1, 1]) as hosts, job(hosts, 60) as process:
+    with Hosts([1, 1]) as hosts, job(hosts, 60, timeout=None) as process:
         hosts.kill(killed)
         done = hosts.finish(process, seconds(WITHIN))
-        # mpiexec ends at once, and with it the output of the other ranks.
         assert done.returncode != 0
         wait_until_empty(hosts, 1 - killed)
+    # mpiexec ends at once, usually after it has printed the report, which it may also truncate.
+    reports = [line for line in done.stdout.splitlines() if line.startswith('chainermn: ')]
+    assert len(reports) <= 1
+    for line in reports:
+        assert (f'chainermn: rank {1 - killed} of 2 (host node{1 - killed}, process ') in line
+        assert f'all processes of host node{killed} (rank {killed}) have ended' in line
 
 
 def wait_until_empty(hosts, n):
@@ -120,6 +158,37 @@ def test_an_interruption_shorter_than_the_timeout():
         time.sleep(1)
         hosts.restore(1)
         done = hosts.finish(process, seconds(60))
+    assert done.returncode == 0, done.stdout
+    assert 'finished after' in done.stdout
+    assert 'chainermn:' not in done.stdout
+
+
+@pytest.mark.parametrize('ranks, way, before', [
+    ([1, 1], '', 0),
+    # MPI has used none of its connections for a while.
+    pytest.param([2, 2], 'pause', 9, marks=pytest.mark.full)], ids=str)
+def test_an_interruption_of_10_seconds(ranks, way, before):
+    with Hosts(ranks) as hosts, job(hosts, 3, way, timeout=None) as process:
+        if way:
+            wait_for(process, 'step 3\n')
+            time.sleep(before)
+        hosts.cut(1)
+        time.sleep(10)
+        hosts.restore(1)
+        done = hosts.finish(process, seconds(60))
+    assert done.returncode == 0, done.stdout
+    assert 'finished after' in done.stdout
+    assert 'chainermn:' not in done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('way', ['lock', 'stop'])
+def test_a_rank_that_does_not_answer_for_40_seconds(way):
+    """The kernel of its host does."""
+    with Hosts([1, 1]) as hosts, job(hosts, 3, way, timeout=None) as process:
+        start = time.monotonic()
+        done = hosts.finish(process, seconds(90))
+    assert time.monotonic() > start + 39
     assert done.returncode == 0, done.stdout
     assert 'finished after' in done.stdout
     assert 'chainermn:' not in done.stdout

@@ -18,11 +18,13 @@ import sys
 import time
 
 #: Messages of a rank: a line with its number and the files to remove; then stacks of faulthandler;
-#: and these bytes, which no stack contains: a request to report a failure, and the end of its
-#: program.
-REQUEST, DEREGISTER = b'\xf0', b'\xf1'
+#: and these bytes, which no stack contains: a request to report a failure, the end of its program,
+#: and, together with a socket, a connection to another host to keep open.
+REQUEST, DEREGISTER, KEEP_OPEN = b'\xf0', b'\xf1', b'\xf2'
 #: Messages to a rank: the monitor is ready; answers to a request, of which it grants the first.
 READY, GRANTED, DENIED = b'r', b'y', b'n'
+#: Message to another host: all ranks of this node have exited, and a failure was reported.
+FAILED = b'f'
 
 # Seconds. After the grace period, it kills ranks that mpiexec has left running.
 _GRACE = 2
@@ -121,8 +123,9 @@ class Rank:
     @property
     def stack(self) -> bytes:
         """The stack from faulthandler, if there is one."""
-        lines = self.received.translate(None, DEREGISTER + REQUEST).splitlines(keepends=True)
-        return b''.join(line for line in lines if not line.startswith(b'Extension modules:'))
+        stack = self.received.translate(None, REQUEST + DEREGISTER + KEEP_OPEN)
+        return b''.join(line for line in stack.splitlines(keepends=True)
+                        if not line.startswith(b'Extension modules:'))
 
 
 class _Connection:
@@ -156,6 +159,7 @@ class Monitor:
         self.hangups: dict[int, int] = {}  # from a duplicate to its connection
         self.requests: list[_socket.socket] = []
         self.segments: set[str] = set()  # files of shared memory
+        self.kept_open: list[int] = []  # connections to other hosts
         self.failed_at = self.reported_at = 0.
         self.oom_kills = _oom_kills()
         self.listener = _socket.socket(fileno=listener)
@@ -182,6 +186,9 @@ class Monitor:
             if not self.reported_at:
                 self._report_failure()
         if self.reported_at:
+            for file in self.kept_open:
+                with suppress(OSError):
+                    os.write(file, FAILED)
             for path in self.segments:
                 with suppress(OSError):
                     os.unlink(path)
@@ -230,7 +237,7 @@ class Monitor:
         """Reads from the connection of a rank."""
         connection = self.connections[file]
         with suppress(BlockingIOError):
-            while received := connection.socket.recv(65536):
+            while received := self._recv(connection.socket):
                 if connection.rank is None:
                     connection.line, end, received = (
                         connection.line + received).partition(b'\n')
@@ -243,6 +250,13 @@ class Monitor:
                     if REQUEST in received:
                         self.requests.append(connection.socket)
             self.epoll.unregister(file)
+
+    def _recv(self, connection: _socket.socket) -> bytes:
+        received, messages, *_ = connection.recvmsg(65536, _socket.CMSG_SPACE(4))
+        for level, kind, data in messages:
+            if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+                self.kept_open += struct.unpack('i', data)
+        return received
 
     def _answer_requests(self) -> None:
         for connection in self.requests:

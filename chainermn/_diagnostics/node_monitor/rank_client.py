@@ -31,11 +31,14 @@ _is_ready = False  # whether this rank has waited for the monitor
 _process = 0
 
 
-def register(mpi_comm: MPI.Intracomm) -> None:
+def register(mpi_comm: MPI.Intracomm) -> list[str]:
     """Starts a node monitor for the ranks of each node that has none, and connects to it.
 
-    Collective: every rank calls it, and then :func:`wait_until_ready`.  Has no effect on ranks
+    Collective: every rank calls it, and then :func:`wait_until_ready`.  Starts nothing on ranks
     where it is disabled or not supported, as on systems other than Linux.
+
+    Returns:
+        The name of the host of each rank.
     """
     global _process
     node = (os.uname().nodename, _namespaces()) if _is_enabled() else None
@@ -47,17 +50,19 @@ def register(mpi_comm: MPI.Intracomm) -> None:
             with contextlib.suppress(OSError):
                 listener.bind(address)
                 listener.listen(4096)
-        responses = mpi_comm.allgather((node, rank, os.getpid(), address))
-        ranks = [(theirs, process) for there, theirs, process, _ in responses if there == node]
+        responses = mpi_comm.allgather(
+            (node, rank, os.getpid(), address, MPI.Get_processor_name()))
+        ranks = [(theirs, process) for there, theirs, process, *_ in responses if there == node]
         if node is not None and ranks[0][0] == rank:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 _start(listener, ranks, is_alone=len({there for there, *_ in responses}) == 1)
     if node is not None:
         with contextlib.suppress(OSError):
-            _connect(next(theirs for there, *_, theirs in responses if there == node), rank)
+            _connect(next(theirs for there, _, _, theirs, _ in responses if there == node), rank)
             _process = os.getpid()
             os.register_at_fork(after_in_child=_disconnect)
             global_except_hook.set_report_arbiter(_is_first)
+    return [host for *_, host in responses]
 
 
 def wait_until_ready() -> None:
@@ -75,6 +80,13 @@ def wait_until_ready() -> None:
 def deregister() -> None:
     """Notifies the node monitor that this rank has reached the end of the program."""
     _send(monitor_process.DEREGISTER)
+
+
+def keep_open(file: int) -> None:
+    """Gives the monitor a socket that it keeps open until all ranks of this node have exited."""
+    if _connection >= 0 and _process == os.getpid():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(_connection)) as monitor:
+            socket.send_fds(monitor, [monitor_process.KEEP_OPEN], [file])
 
 
 def _is_enabled() -> bool:
