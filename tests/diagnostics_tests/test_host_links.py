@@ -240,9 +240,9 @@ def test_a_host_whose_processes_have_ended(aborted, last):
     link, = first._links
     link.send(last)
     link.shutdown(socket.SHUT_WR)
-    wait_until(lambda: aborted)
-    assert aborted[0] == 'all processes of host a (ranks 0-1) have ended'
     wait_until_closed(first, second)
+    wait_until(lambda: len(aborted) == 2)
+    assert 'all processes of host a (ranks 0-1) have ended' in aborted
 
 
 def test_a_lost_connection_of_a_host_that_answers_over_mpi(capsys):
