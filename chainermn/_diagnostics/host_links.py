@@ -63,8 +63,10 @@ class Offer(NamedTuple):
 class Host:
     """A host at the other end of a link."""
 
-    def __init__(self, name: str, ranks: Sequence[int], world: Sequence[int]) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], world: Sequence[int], is_next: bool
+                 ) -> None:
         self.name = name
+        self.is_next = is_next  # in the ring; of the two ends of a link, this one reports
         self.ranks = ranks  # in the communicator
         self.text = f'host {name} ({ranks_text(world)})'
         self.error: int | None = None  # why the link was lost
@@ -106,18 +108,20 @@ class HostLinks:
             return
         world = world_ranks(mpi_comm)
 
-        def host(name: str) -> Host:
+        def start(name: str, is_next: bool, open_link: _OpenLink) -> None:
             ranks = [rank for rank, there in enumerate(hosts) if there == name]
-            self._hosts.append(Host(name, ranks, [world[rank] for rank in ranks]))
-            return self._hosts[-1]
+            host = Host(name, ranks, [world[rank] for rank in ranks], is_next)
+            self._hosts.append(host)
+            # If a host has two neighbors, one of them reports its end.
+            threading.Thread(target=self._run, args=(host, open_link, is_next or len(names) == 2),
+                             name=f'{thread_state.HOST_LINK} to {name}', daemon=True).start()
 
         if listener is not None:
             server = listener
-            # If there are two neighbors, one reports first.
-            self._start(host(previous), lambda: accept(server, secret), not connects)
+            start(previous, False, lambda: accept(server, secret))
         theirs = offers[hosts.index(following)]
         if connects and theirs is not None:
-            self._start(host(following), lambda: connect(theirs), True)
+            start(following, True, lambda: connect(theirs))
 
     def failure(self, ask: Callable[[Sequence[int]], None]) -> str:
         """Returns why a host is unreachable; '' if none is.
@@ -134,10 +138,11 @@ class HostLinks:
                 ask(host.ranks)
             elif host.has_answered:
                 self._hosts.remove(host)
-                _streams.write(
-                    f'chainermn: the network connection to {host.text} was lost '
-                    f'({os.strerror(host.error)}), but MPI still reaches it. The job continues; '
-                    'a later failure of this host may not be detected.\n')
+                if host.is_next:
+                    _streams.write(
+                        f'chainermn: the network connection to {host.text} was lost '
+                        f'({os.strerror(host.error)}), but MPI still reaches it. The job '
+                        'continues; a later failure of this host may not be detected.\n')
             elif now > host.asked_at + _ANSWER_TIMEOUT:
                 is_silent = host.error in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
                 why = f'no answer for {_SILENCE} s' if is_silent else os.strerror(host.error)
@@ -160,11 +165,7 @@ class HostLinks:
                 link.send(GOODBYE)
                 link.shutdown(socket.SHUT_RDWR)
 
-    def _start(self, host: Host, open_link: _OpenLink, first: bool) -> None:
-        threading.Thread(target=self._run, args=(host, open_link, first), daemon=True,
-                         name=f'{thread_state.HOST_LINK} to {host.name}').start()
-
-    def _run(self, host: Host, open_link: _OpenLink, first: bool) -> None:
+    def _run(self, host: Host, open_link: _OpenLink, is_first: bool) -> None:
         link = open_link()
         if link is None:
             if _environment.flag(_environment.DEBUG):
@@ -179,11 +180,12 @@ class HostLinks:
             try:
                 received = link.recv(1)  # blocks in the kernel
             except OSError as e:
-                host.error = e.errno or errno.EIO  # the watchdog polls it
+                if not self._is_closed:
+                    host.error = e.errno or errno.EIO  # the watchdog polls it
                 return
         if received == GOODBYE:
             return
-        if received == FAILED or not first:
+        if received == FAILED or not is_first:
             time.sleep(_GRACE)
         if not self._is_closed:
             global_except_hook.abort_job(f'all processes of {host.text} have ended', '')

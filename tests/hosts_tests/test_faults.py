@@ -194,6 +194,40 @@ def test_a_rank_that_does_not_answer_for_40_seconds(way):
     assert 'chainermn:' not in done.stdout
 
 
+@pytest.mark.full
+def test_a_lost_link_of_a_host_that_mpi_reaches():
+    """As if only the network of the link had failed."""
+    with Hosts([1, 1]) as hosts, job(hosts, 10, timeout=None) as process:
+        time.sleep(2)  # until they are connected
+        # The process and the node monitor have the same connection.
+        close = ("port=$(ss -tnop | grep 'fd=.*fd=' | grep keepalive | sed -E "
+                 "'s/.*10.231.0.2]?:([0-9]+) .*/\\1/') && ss -K -tn sport = :$port | grep -c ESTAB")
+        with hosts.start(1, ['bash', '-c', close], stdout=-1) as closing:
+            if closing.communicate()[0] != '1\n':
+                pytest.skip('the kernel cannot close connections')
+        done = hosts.finish(process, seconds(60))
+    assert done.returncode == 0, done.stdout
+    assert 'finished after' in done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith('chainermn:')]
+    assert len(lines) == 1, lines
+    assert 'connection to host node1 (rank 1) was lost' in lines[0] and 'MPI still' in lines[0]
+
+
+@pytest.mark.full
+def test_mpiexec_leaves_other_hosts_running():
+    """As srun does without -K.  The node monitor of the host reports, and this ends the others."""
+    with Hosts([1, 2]) as hosts:
+        mpiexec = hosts.mpiexec
+        hosts.mpiexec = lambda command: [
+            each for part in mpiexec(command)
+            for each in ([part] if part != '-localhost' else ['-disable-auto-cleanup', part])]
+        with job(hosts, 60, 'SIGKILL', timeout=None) as process:
+            done = hosts.finish(process, seconds(WITHIN))
+    assert done.returncode != 0
+    assert 'rank 2 of 3 (host node1, ' in done.stdout and 'killed by SIGKILL' in done.stdout
+    assert 'all processes of host node1 (ranks 1-2) have ended' in done.stdout
+
+
 def test_a_slow_host_raises_no_alarm():
     """A step takes a second, and all of them longer than the timeout."""
     with Hosts([2, 2]) as hosts, job(hosts, seconds(2 * TIMEOUT)) as process:
