@@ -5,8 +5,7 @@ import argparse
 import contextlib
 import os
 import pathlib
-
-from chainermn._diagnostics import dump_signal
+import signal
 
 _DESCRIPTION = """\
 Prints what all ranks of a running job are doing: the current and the last operations, and
@@ -31,7 +30,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error(f'neither process {options.pid} nor its children are ranks that have created '
                      'a communicator and leave SIGUSR1 to chainermn')
     try:
-        os.kill(rank, dump_signal.SIGNAL)
+        os.kill(rank, signal.SIGUSR1)
     except PermissionError:
         parser.error(f'process {rank} belongs to another user')
     print(f'Sent SIGUSR1 to the rank in process {rank}; the report is in the output of the job.')
@@ -40,8 +39,16 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 def _is_rank(process: int) -> bool:
     with contextlib.suppress(OSError):
-        return dump_signal.handles(process) and 'mpi4py' in pathlib.Path(
+        return _handles_signal(process) and 'mpi4py' in pathlib.Path(
             f'/proc/{process}/maps').read_text()
+    return False
+
+
+def _handles_signal(process: int) -> bool:
+    for line in pathlib.Path(f'/proc/{process}/status').read_text().splitlines():
+        name, _, value = line.partition(':')
+        if name == 'SigCgt':
+            return bool(int(value, 16) >> (signal.SIGUSR1 - 1) & 1)
     return False
 
 

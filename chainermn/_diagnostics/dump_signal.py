@@ -39,16 +39,6 @@ def is_requested() -> bool:
     return False
 
 
-def handles(process: int) -> bool:
-    """Returns whether a process handles the signal; False if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError), open(f'/proc/{process}/status') as file:
-        for line in file:
-            name, _, value = line.partition(':')
-            if name == 'SigCgt':
-                return bool(int(value, 16) >> (SIGNAL - 1) & 1)
-    return False
-
-
 def _ignore() -> None:
     """In a forked child, which is no rank."""
     faulthandler.unregister(SIGNAL)
