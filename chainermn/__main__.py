@@ -5,6 +5,8 @@ import argparse
 import importlib
 import sys
 
+from chainermn._version import __version__
+
 #: Help text of each command, and the module that defines its ``add_arguments`` and ``main``.
 _COMMANDS = {
     'check': ('show the installation and test it', 'chainermn._check'),
@@ -23,6 +25,7 @@ def main(args: list[str] | None = None) -> int:
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
         epilog='Run "python -m chainermn COMMAND --help" for the options of a command.')
+    parser.add_argument('--version', action='version', version=f'chainermn {__version__}')
     commands = parser.add_subparsers(title='commands', metavar='COMMAND', dest='command')
     parsers = {}
     for name, (text, package) in _COMMANDS.items():

@@ -7,11 +7,12 @@ import pytest
 from mpi4py import MPI
 from time_limits import seconds
 
+import chainermn
 from chainermn.__main__ import main
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='prints on one process')
 
-COMMANDS = ['check', 'checkpoints', 'run', 'timeline']
+COMMANDS = ['check', 'checkpoints', 'dump', 'run', 'timeline']
 
 
 def test_without_arguments_it_lists_the_commands(capsys):
@@ -23,6 +24,13 @@ def test_without_arguments_it_lists_the_commands(capsys):
     assert capsys.readouterr().out == alone
     for command in COMMANDS:
         assert f'\n    {command}' in alone
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(['--version'])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f'chainermn {chainermn.__version__}\n'
 
 
 @pytest.mark.parametrize('command', COMMANDS)

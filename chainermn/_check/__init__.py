@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
     parser.add_argument('--svg', default='', metavar='FILE',
                         help='also save the report as an SVG image (needs rich)')
-    parser.add_argument('--limit', type=float, default=120, metavar='SECONDS',
+    parser.add_argument('--timeout', '--limit', type=float, default=120, metavar='SECONDS',
                         help='abort after this time, and print where the check hangs '
                              '(default: %(default)s)')
 
@@ -45,7 +45,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     Returns:
         The exit status, the same on all ranks: 0 if all required checks passed on all of them.
     """
-    with TimeLimit(options.limit) as limit:
+    with TimeLimit(options.timeout) as limit:
         limit.stage = 'starting MPI'
         info = _system_info.collect()
         mpi_comm = _system_info.world()

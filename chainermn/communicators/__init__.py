@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import warnings
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from chainermn._consistency.mismatch import CollectiveMismatchError
+from chainermn._ranks import ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ __all__ = ['CollectiveMismatchError', 'CommunicatorBase', 'CommunicatorName', 'c
 
 #: The names of communicators; the last three are from older versions.
 CommunicatorName = Literal[
-    'naive', 'flat', 'pure_nccl', 'non_cuda_aware', 'dummy',
+    'auto', 'naive', 'flat', 'pure_nccl', 'non_cuda_aware', 'dummy',
     'hierarchical', 'two_dimensional', 'single_node']
 
 _CLASSES: dict[CommunicatorName, tuple[str, str]] = {
@@ -65,6 +68,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
     ==================  ======  ======  ============  ==============================================
     Name                CPU     GPU     NCCL          Recommended use
     ==================  ======  ======  ============  ==============================================
+    ``auto``            yes     yes     used if here  ``pure_nccl`` if each rank can, else ``flat``
     ``pure_nccl``               yes     required      training on GPUs
     ``flat``            yes     yes                   training on CPUs, or on GPUs without NCCL
     ``naive``           yes     yes                   testing: one collective per parameter
@@ -78,7 +82,8 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         kwargs: Options, the same on all ranks:
 
             - allreduce_grad_dtype: Dtype in which ``pure_nccl`` exchanges gradients (float16,
-              float32 or float64); by default ``chainer.config.dtype``.
+              float32 or float64); by default ``chainer.config.dtype``.  Ignored by ``auto`` if it
+              uses ``flat``.
             - batched_copy (bool): Whether a GPU copies all gradients to and from the buffer
               with one kernel launch; true by default.
             - timeout (float): Seconds until an operation times out: the job is aborted with a
@@ -136,19 +141,26 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     # This starts a process, which takes a while: the imports below run beside it.
     shutdown.add_group(mpi_comm)
     communicator_class, config = None, cast('dict[str, object]', options)
+    lacks_nccl = ''
     try:
-        communicator_class = _find_class(name)
+        if name == 'auto':
+            lacks_nccl = _why_not('pure_nccl')
+        communicator_class = _class_of('pure_nccl') if name == 'auto' else _find_class(name)
         config = _checked_config(communicator_class, config)
     except Exception as error:
         failure = failure or mismatch.RemoteError.of('create_communicator', error)
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
-    responses = mpi_comm.allgather((call, failure))
-    calls, failures = [call for call, _ in responses], [failure for _, failure in responses]
+    responses = mpi_comm.allgather((call, failure, lacks_nccl))
+    calls, failures = [each[0] for each in responses], [each[1] for each in responses]
     if any(failures):
         raise mismatch.remote_error(calls, failures)
     if len(set(calls)) > 1:
         raise mismatch.calls_differ_error('create_communicator', calls)
+    if name == 'auto':
+        communicator_class = _select(mpi_comm.rank, [each[2] for each in responses])
+        if communicator_class is not _class_of('pure_nccl'):
+            config.pop('allreduce_grad_dtype', None)
     assert communicator_class is not None
     communicator = communicator_class(mpi_comm=mpi_comm)
     for item, value in config.items():
@@ -162,13 +174,37 @@ def _find_class(name: str) -> type[MpiCommunicatorBase]:
         warnings.warn(f'the communicator {name!r} is deprecated; use {_RENAMED[name]!r}',
                       DeprecationWarning, stacklevel=5)  # the caller of create_communicator
         name = _RENAMED[name]
-    for known, (module, class_name) in _CLASSES.items():
+    for known in _CLASSES:
         if name == known:
-            found: type[MpiCommunicatorBase] = getattr(
-                importlib.import_module(f'chainermn.communicators.{module}'), class_name)
+            found = _class_of(known)
             found.check_requirements()
             return found
-    raise ValueError(f'Unrecognized communicator: "{name}"; use one of {", ".join(_CLASSES)}')
+    raise ValueError(f'Unrecognized communicator: "{name}"; use one of auto, {", ".join(_CLASSES)}')
+
+
+def _class_of(name: CommunicatorName) -> type[MpiCommunicatorBase]:
+    module, class_name = _CLASSES[name]
+    return cast('type[MpiCommunicatorBase]', getattr(
+        importlib.import_module(f'chainermn.communicators.{module}'), class_name))
+
+
+def _why_not(name: CommunicatorName) -> str:
+    """Return why a communicator cannot be used on this rank; '' if it can."""
+    try:
+        _find_class(name)
+    except RuntimeError as error:
+        return str(error).partition('\n')[0]
+    return ''
+
+
+def _select(rank: int, reasons: Sequence[str]) -> type[MpiCommunicatorBase]:
+    """Return the class for 'auto': ``pure_nccl`` unless a rank has a reason not to use it."""
+    lacking = [each for each, reason in enumerate(reasons) if reason]
+    name = 'flat' if lacking else 'pure_nccl'
+    if rank == 0:
+        why = f' ({ranks_text(lacking)}: {reasons[lacking[0]]})' if lacking else ''
+        logging.getLogger('chainermn').info("create_communicator('auto') uses %r%s", name, why)
+    return _find_class(name)
 
 
 def _checked_config(communicator_class: type[MpiCommunicatorBase], kwargs: dict[str, Object]

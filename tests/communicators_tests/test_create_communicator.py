@@ -7,6 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
+from chainermn import communicators
 from chainermn.communicators import (
     _CLASSES,
     CommunicatorBase,
@@ -15,6 +16,7 @@ from chainermn.communicators import (
     flat_communicator,
     mpi_communicator_base,
     naive_communicator,
+    pure_nccl_communicator,
 )
 
 WORLD = MPI.COMM_WORLD
@@ -28,6 +30,32 @@ def test_classes():
         assert isinstance(comm, mpi_communicator_base.MpiCommunicatorBase)
         assert isinstance(comm, chainermn.CommunicatorBase)
         comm.finalize()
+
+
+def test_auto_is_flat_unless_every_rank_has_nccl(caplog, monkeypatch, same_error):
+    with caplog.at_level('INFO', 'chainermn'):
+        comm = create_communicator('auto', allreduce_grad_dtype='float16')
+    assert type(comm) is flat_communicator.FlatCommunicator
+    comm.finalize()
+    messages = [each.getMessage() for each in caplog.records if each.name == 'chainermn']
+    assert len(messages) == (WORLD.rank == 0)
+    for message in messages:
+        assert message.startswith("create_communicator('auto') uses 'flat' (rank")
+        assert ': NCCL is not available: ' in message
+    # One rank that lacks it decides for all.
+    reasons = ['' if rank else 'NCCL is not available: why' for rank in range(WORLD.size)]
+    assert communicators._select(1, reasons) is flat_communicator.FlatCommunicator
+    monkeypatch.setattr(pure_nccl_communicator.PureNcclCommunicator, 'check_requirements',
+                        classmethod(lambda cls: None))
+    assert communicators._select(1, [''] * WORLD.size) is (
+        pure_nccl_communicator.PureNcclCommunicator)
+
+
+def test_auto_needs_the_same_arguments_on_all_ranks(same_error):
+    if WORLD.size == 1:
+        pytest.skip('needs another rank')
+    name = 'auto' if WORLD.rank else 'flat'
+    assert "create_communicator('auto'" in str(same_error(lambda: create_communicator(name)))
 
 
 def test_ranks(comm):
@@ -79,7 +107,7 @@ def rejects(call, same_error, kind, *texts, odd=None):
 
 
 @pytest.mark.parametrize('bad, kwargs, kind, text', [
-    ('no_such', {}, ValueError, 'Unrecognized communicator: "no_such"; use one of naive, flat,'),
+    ('no_such', {}, ValueError, 'Unrecognized communicator: "no_such"; use one of auto, naive,'),
     (None, {}, ValueError, 'Unrecognized communicator: "None"'),
     (['naive'], {}, TypeError, 'unhashable'),
     ('naive', {'batchedcopy': True}, TypeError, "unexpected keyword arguments ['batchedcopy']"),
@@ -145,7 +173,7 @@ def test_missing_requirements_give_advice(same_error, gpu_only):
         error = same_error(create_communicator, gpu_only)
         assert type(error) is RuntimeError
         assert 'NCCL is not available' in str(error)
-        assert "create_communicator('flat')" in str(error)
+        assert "create_communicator('auto')" in str(error)
     else:
         assert type(made).__name__ == _CLASSES[gpu_only][1]
 
