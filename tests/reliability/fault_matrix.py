@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).parent
@@ -102,7 +103,7 @@ def run(case: Case, hosts: Hosts | None = None) -> Result:
         if not problem and not when.exists():
             problem = 'no fault'
         roots = [] if _is_told_by_mpiexec(case) else [''] if hosts is None else hosts.roots
-        if left := _left(folder, roots):
+        if left := left_behind(folder, roots):
             problem = problem or f'left: {left}'
     return Result(problem, took, output)
 
@@ -142,7 +143,7 @@ def _problem(case: Case, host: str, status: int, output: str, took: float) -> st
             cause = stack = ''
         # Another rank reports the state of each rank.
         cause = cause or '(is|are) (not in an operation|in )'
-        if not any(rank in _ranks(line) and re.search(cause, line)
+        if not any(rank in ranks_in(line) and re.search(cause, line)
                    for line in output.splitlines()):
             return 'other message'
     else:
@@ -165,7 +166,7 @@ def _problem(case: Case, host: str, status: int, output: str, took: float) -> st
     return ''
 
 
-def _ranks(line: str) -> set[int]:
+def ranks_in(line: str) -> set[int]:
     """The ranks in a line, such as 'ranks 0-2, 5'."""
     found: set[int] = set()
     for text in re.findall(r'ranks? (\d+(?:(?:-|, )\d+)*)', line):
@@ -175,7 +176,7 @@ def _ranks(line: str) -> set[int]:
     return found
 
 
-def _left(folder: str, roots: list[str]) -> str:
+def left_behind(folder: str, roots: list[str]) -> str:
     """Processes left by the job, and shared memory in these root folders, after a grace period."""
     give_up = time.monotonic() + seconds(WITHIN)
     while True:
@@ -231,16 +232,22 @@ def table(results: dict[Case, Result]) -> str:
     return '\n'.join(lines)
 
 
-def _machine() -> str:
-    """Describes date, commit and machine."""
+def machine(libraries: Sequence[str] = ()) -> str:
+    """Describes date, commit, machine and MPI libraries (by default, the one of this Python)."""
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=HERE, text=True,
                             capture_output=True, check=False).stdout.strip() or 'unknown'
-    library = subprocess.run(
-        [sys.executable, '-c', 'from mpi4py import MPI; print(MPI.Get_library_version())'],
-        text=True, capture_output=True, check=True).stdout.split('\n')[0]
+    names = ', '.join(libraries or [mpi_library(sys.executable)])
     return (f'On {datetime.date.today()} at commit {commit}; {len(os.sched_getaffinity(0))} cores, '
             f'Linux {platform.release().split("-")[0]}, Python {platform.python_version()}, '
-            f'{" ".join(library.replace(":", " ").split())}.')
+            f'{names}.')
+
+
+def mpi_library(python: str) -> str:
+    """Returns name and version of the MPI library of a Python."""
+    text = subprocess.run(
+        [python, '-c', 'from mpi4py import MPI; print(MPI.Get_library_version())'],
+        text=True, capture_output=True, check=True).stdout.split('\n')[0]
+    return ' '.join(text.partition(',')[0].replace(':', ' ').split())
 
 
 def _load(path: pathlib.Path | None) -> dict[Case, Result]:
@@ -290,7 +297,7 @@ def main() -> int:
     if args.docs:
         page = args.docs.read_text()
         before, _, rest = page.partition(BEGIN)
-        args.docs.write_text(f'{before}{BEGIN}\n{text}\n\n{_machine()}\n{END}{rest.partition(END)[2]}')
+        args.docs.write_text(f'{before}{BEGIN}\n{text}\n\n{machine()}\n{END}{rest.partition(END)[2]}')
     return int(any(result.problem for result in results.values()))
 
 

@@ -1,0 +1,95 @@
+"""What the files of deadlocks have in common: the decorator, bystanders and arrays.
+
+A comment ``# 0 waits for 1`` marks the line in which rank 0 waits forever in an
+operation of that name; ``# 0 waits for 1 in multi_node_mean_grad`` names another operation.
+Parentheses, as in ``# (2 waits for 0)``, mark a rank that the deadlock blocks, without being a part
+of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+ARRAY = np.ones(3, 'f')
+LARGE = np.ones(1 << 21, 'f')
+#: By name.
+CASES: dict[str, Deadlock] = {}
+
+
+class Wait(NamedTuple):
+    """A rank that waits forever in a line."""
+
+    line: str  # file and number
+    ranks: frozenset[int]  # that it waits for
+    operation: str
+    is_part: bool  # of the deadlock
+
+
+class Deadlock(NamedTuple):
+    """A program that deadlocks."""
+
+    play: Callable[..., Any]
+    ranks: tuple[int, ...]  # sizes of jobs
+    n: int  # the number of ranks that take part
+    error: str  # if chainermn.functions detect it, the first line of their error
+
+    def waits(self) -> dict[int, Wait]:
+        """The marks in its source, by rank."""
+        lines, first = inspect.getsourcelines(self.play)
+        file = inspect.getsourcefile(self.play).rpartition('/')[2]
+        found = {}
+        for number, line in enumerate(lines, first):
+            code, _, comment = line.partition('  # ')
+            called = re.findall(r'\.(\w+)\(', code)
+            for is_blocked, rank, ranks, operation in re.findall(
+                    r'(\(?)(\d) waits for (\d(?: (?:or|and) \d)*)(?: in (\w+))?', comment):
+                found[int(rank)] = Wait(
+                    f'{file}:{number}', frozenset(map(int, re.findall(r'\d', ranks))),
+                    operation or called[-1], not is_blocked)
+        return found
+
+
+def deadlock(n: int, bystanders: int = 0, error: str = '') -> Callable[..., Any]:
+    """Adds a program to the catalogue.
+
+    Args:
+        n: The number of ranks that take part.
+        bystanders: The number of ranks that the job may have in addition: one is in a barrier, the
+            other one computes.
+        error: The first line of the error, if chainermn.functions detect it.
+    """
+    def decorate(play: Callable[..., Any]) -> Callable[..., Any]:
+        name = play.__name__.strip('_').replace('_', ' ')
+        assert name not in CASES
+        CASES[name] = Deadlock(play, tuple(range(n, n + bystanders + 1)), n, error)
+        return play
+    return decorate
+
+
+def stand_by(comm: Any, n: int) -> None:
+    """Waits in a barrier, or computes: not a part of the deadlock."""
+    if comm.rank == n:
+        comm.barrier()
+    while True:
+        time.sleep(.01)
+
+
+def model() -> Any:
+    """A model with gradients, equal on all ranks."""
+    found = chainer.links.Linear(3, 3, initialW=1)
+    found.cleargrads()
+    for param in found.params():
+        param.grad = param.array
+    return found
+
+
+def loss(link: Any) -> Callable[[], Any]:
+    """A loss of a model."""
+    return lambda: chainer.functions.sum(link(ARRAY[None]))

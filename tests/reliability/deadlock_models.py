@@ -1,0 +1,276 @@
+"""Deadlocks of differentiable functions, links, optimizers, iterators and stores."""
+
+import threading
+
+import chainer
+from deadlock_case import ARRAY, deadlock, loss, model
+
+import chainermn
+from chainermn import functions
+
+MUTUAL = 'chainermn.functions: ranks 0 and 1 wait for each other'
+
+
+@deadlock(3)
+def ring_of_multi_node_chain_list(comm):
+    """Every rank begins with a receive."""
+    right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
+    parts = chainermn.MultiNodeChainList(comm)
+    parts.add_link(model(), rank_in=left, rank_out=right)
+    parts()  # 0 waits for 2, 1 waits for 0, 2 waits for 1
+
+
+@deadlock(2, error=MUTUAL)
+def multi_node_chain_list_of_two_ranks(comm):
+    """The same on two ranks, which compare their calls."""
+    parts = chainermn.MultiNodeChainList(comm)
+    parts.add_link(model(), rank_in=1 - comm.rank, rank_out=1 - comm.rank)
+    parts()
+
+
+@deadlock(2, error=MUTUAL)
+def functions_in_another_order(comm):
+    x = chainer.Variable(ARRAY)
+    if comm.rank == 0:
+        functions.send(x, comm, 1, tag=1)
+        functions.send(x, comm, 1, tag=2)
+    else:
+        functions.recv(comm, 0, tag=2)
+        functions.recv(comm, 0, tag=1)
+
+
+@deadlock(2)
+def gradient_that_nobody_sends(comm):
+    """Rank 1 does not run backward."""
+    if comm.rank == 0:
+        y = functions.send(chainer.Variable(ARRAY), comm, 1)
+        y.backward()  # 0 waits for 1
+    else:
+        functions.recv(comm, 0)
+    comm.barrier()  # 1 waits for 0
+
+
+@deadlock(3)
+def gradients_around_a_ring(comm):
+    """Rank 2 waits for a message of rank 1 instead of running backward."""
+    x = chainer.Variable(ARRAY)
+    if comm.rank == 0:
+        functions.send(x, comm, 1).backward()  # 0 waits for 1
+    elif comm.rank == 1:
+        y = functions.send(functions.recv(comm, 0), comm, 2)
+        y.backward()  # 1 waits for 2
+    else:
+        functions.recv(comm, 1)
+        comm.recv(0, 0)  # 2 waits for 0
+
+
+@deadlock(3)
+def functions_with_another_peer(comm):
+    x = chainer.Variable(ARRAY)
+    if comm.rank == 0:
+        functions.send(x, comm, 1)  # 0 waits for 1
+    elif comm.rank == 1:
+        functions.recv(comm, 2)  # 1 waits for 2
+    else:
+        functions.recv(comm, 0)  # 2 waits for 0
+
+
+@deadlock(2)
+def functions_of_two_communicators(comm, second):
+    x = chainer.Variable(ARRAY)
+    if comm.rank == 0:
+        functions.allgather(comm, x)  # 0 waits for 1
+        functions.bcast(second, x)
+    else:
+        functions.bcast(second, x)  # 1 waits for 0
+        functions.allgather(comm, x)
+
+
+@deadlock(2)
+def backward_of_two_communicators(comm, second):
+    """Backward runs in the opposite order, which differs."""
+    x = chainer.Variable(ARRAY)
+    with chainer.using_config('train', True):
+        y, z = functions.allreduce(comm, x), functions.allreduce(second, x)
+    if comm.rank == 0:
+        y.grad = ARRAY
+        y.backward()  # 0 waits for 1
+    z.grad = ARRAY
+    z.backward()  # 1 waits for 0
+
+
+@deadlock(2)
+def batch_normalization_on_one_rank(comm):
+    if comm.rank == 0:
+        chainermn.links.MultiNodeBatchNormalization(3, comm)(ARRAY[None])  # 0 waits for 1
+    else:
+        comm.recv(0, 0)  # 1 waits for 0
+
+
+def _optimizer(comm, **options):
+    return chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm, **options).setup(model())
+
+
+@deadlock(2)
+def update_and_another_communicator(comm, second):
+    optimizer = _optimizer(comm)
+    for _ in range(3):
+        optimizer.update(loss(optimizer.target))
+    if comm.rank == 0:
+        optimizer.update(loss(optimizer.target))  # 0 waits for 1
+    second.barrier()  # 1 waits for 0
+
+
+@deadlock(2)
+def gradient_queue_and_another_communicator(comm, second):
+    optimizer = _optimizer(comm, overlap='always')
+    for _ in range(3):
+        optimizer.update(loss(optimizer.target))
+    if comm.rank == 0:
+        optimizer.update(loss(optimizer.target))  # 0 waits for 1
+    second.barrier()  # 1 waits for 0
+
+
+@deadlock(2)
+def gradient_queue_and_a_message(comm):
+    optimizer = _optimizer(comm, overlap='always')
+    optimizer.update(loss(optimizer.target))
+    optimizer.update(loss(optimizer.target))
+    if comm.rank == 0:
+        optimizer.update(loss(optimizer.target))  # 0 waits for 1
+    else:
+        comm.recv(0, 0)  # 1 waits for 0
+
+
+@deadlock(2)
+def join_and_another_communicator(comm, second):
+    """Rank 0 is exhausted; rank 1 calls an operation that is not shadowed."""
+    optimizer = _optimizer(comm)
+    with chainermn.join(optimizer):
+        for _ in range(1 + 2 * comm.rank):
+            optimizer.update(loss(optimizer.target))
+        if comm.rank == 1:
+            second.barrier()  # 1 waits for 0
+        ended = None
+        del ended  # 0 waits for 1 in join
+
+
+@deadlock(2)
+def join_by_one_rank(comm):
+    optimizer = _optimizer(comm)
+    if comm.rank == 0:
+        with chainermn.join(optimizer):  # 0 waits for 1 in join
+            pass
+    comm.recv(0, 0)  # 1 waits for 0
+
+
+@deadlock(3)
+def update_in_a_join_and_a_message(comm):
+    optimizer = _optimizer(comm)
+    with chainermn.join(optimizer):
+        optimizer.update(loss(optimizer.target))
+        if comm.rank == 2:
+            comm.recv(0, 0)  # 2 waits for 0
+        optimizer.update(loss(optimizer.target))  # 0 waits for 2, (1 waits for 2)
+
+
+@deadlock(2)
+def iterator_on_one_rank(comm):
+    iterator = chainermn.iterators.create_multi_node_iterator(
+        chainer.iterators.SerialIterator(list(range(10)), 2), comm)
+    next(iterator)
+    if comm.rank == 0:
+        comm.send(ARRAY, 1, 0)  # 0 waits for 1
+    next(iterator)  # 1 waits for 0
+
+
+@deadlock(2)
+def evaluator_on_one_rank(comm):
+    """A common error: rank 0 alone evaluates, and sends the result."""
+    target = chainer.links.Classifier(chainer.links.Linear(3, 2))
+    evaluator = chainermn.create_multi_node_evaluator(chainer.training.extensions.Evaluator(
+        chainer.iterators.SerialIterator([(ARRAY, 0)] * 4, 2, False, False), target), comm)
+    if comm.rank == 0:
+        comm.send_obj(evaluator(), 1)  # 0 waits for 1
+    else:
+        comm.recv_obj(0)  # 1 waits for 0
+
+
+@deadlock(2)
+def push_and_recv(comm):
+    store = chainermn.kvstore.create('dist_sync', comm)
+    store.init('w', ARRAY)
+    if comm.rank == 0:
+        store.push('w', ARRAY)  # 0 waits for 1
+    else:
+        comm.recv(0, 0)  # 1 waits for 0
+
+
+@deadlock(2)
+def pull_and_another_communicator(comm, second):
+    store = chainermn.kvstore.create('dist_sync', comm)
+    store.init('w', ARRAY)
+    if comm.rank == 0:
+        store.pull('w', ARRAY.copy())  # 0 waits for 1
+    second.barrier()  # 1 waits for 0
+
+
+@deadlock(2)
+def updater_that_receives(comm, second):
+    """A push waits for the updater of the other rank, which waits for a message of this rank."""
+    store = chainermn.kvstore.create('dist_async', comm)
+    store.init([0, 1], [ARRAY, ARRAY])
+
+    def update(key, value, stored):
+        second.recv(0, 0)  # 1 waits for 0
+
+    store.set_updater(update)
+    if comm.rank == 0:
+        store.push(1, ARRAY)  # 0 waits for 1
+    comm.barrier()
+
+
+@deadlock(2)
+def workers_whose_updaters_wait(comm, second):
+    """Each rank pushes to the other one, whose updater is in a barrier of the first key."""
+    store = chainermn.kvstore.create('dist_async', comm)
+    store.init([0, 1], [ARRAY, ARRAY])
+
+    def update(key, value, stored):
+        comm.barrier()  # 1 waits for 0
+
+    store.set_updater(update)
+    if comm.rank == 0:
+        store.push(1, ARRAY)  # 0 waits for 1
+    else:
+        second.recv(0, 0)  # (1 waits for 0)
+
+
+@deadlock(2, bystanders=1)
+def with_idle_threads(comm):
+    """Threads that load data do not communicate."""
+    iterator = chainer.iterators.MultithreadIterator([ARRAY] * 100, 5, n_threads=2)
+    next(iterator)
+    comm.recv(1 - comm.rank, 0)  # 0 waits for 1, 1 waits for 0
+
+
+@deadlock(2)
+def in_threads(comm):
+    """The main threads wait for their threads."""
+    def exchange():
+        comm.recv(1 - comm.rank, 0)  # 0 waits for 1, 1 waits for 0
+
+    thread = threading.Thread(target=exchange, name='exchange')
+    thread.start()
+    thread.join()
+
+
+@deadlock(2)
+def thread_and_main_thread(comm, second):
+    """Two threads of rank 0 wait for rank 1."""
+    if comm.rank == 0:
+        threading.Thread(target=second.barrier).start()
+        comm.recv(1, 0)  # 0 waits for 1
+    else:
+        comm.send(ARRAY, 0, 1)  # 1 waits for 0
