@@ -1,0 +1,105 @@
+"""Runs random correct programs, which must not be taken for deadlocks.
+
+``python tests/reliability/correct_programs.py [--count 1000] [--seed 0] [--ranks 2,3,4]
+[--jobs 8] [--python PYTHON]``
+
+Each job plays several programs. One rank of each is late by up to 5 seconds: in user code, a
+thread, mpi4py, pickling, a debugger; or it is stopped. Every fourth job runs without consistency
+checks (``CHAINERMN_AGREE=0``). A job passes if it ends with status 0 and ChainerMN reports nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import itertools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from time_limits import seconds  # noqa: E402
+
+from chainermn import _mpiexec  # noqa: E402
+
+PER_JOB = 20
+LONGEST = 5  # seconds that a rank is late
+HANGS = 15  # seconds per program, on an idle machine
+
+
+class Job(NamedTuple):
+    """Some programs of a seed."""
+
+    seed: int
+    ranks: int
+    first: int
+    number: int
+    checks: bool = True
+    longest: float = LONGEST
+
+    def __str__(self) -> str:
+        return (f'--seed {self.seed} --ranks {self.ranks} --first {self.first} --count '
+                f'{self.number}' + ('' if self.checks else ' --no-checks'))
+
+
+def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
+    """Runs a job; returns what is wrong, or '', and its output."""
+    env = _mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1'}
+    env.pop('CHAINERMN_TIMEOUT', None)
+    if not job.checks:
+        env['CHAINERMN_AGREE'] = '0'
+    process = subprocess.Popen(
+        [str(pathlib.Path(python).with_name('mpiexec')), '-n', str(job.ranks), python,
+         '-W', 'ignore', str(HERE / 'correct_program.py'),
+         *map(str, (job.seed, job.first, job.number, job.longest))],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
+        start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=seconds(30 + HANGS * job.number))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        output, _ = process.communicate()
+        return 'hangs', output
+    problem = (f'status {process.returncode}' if process.returncode else
+               'a message' if 'chainermn:' in output else '')
+    return problem, output
+
+
+def main() -> int:
+    """Runs the jobs and counts programs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--count', type=int, default=1000, help='programs; default: %(default)s')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--first', type=int, default=0, help='number of the first program')
+    parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
+    parser.add_argument('--jobs', type=int, default=8, help='at a time; default: %(default)s')
+    parser.add_argument('--no-checks', action='store_true', help='all with CHAINERMN_AGREE=0')
+    parser.add_argument('--python', default=sys.executable, metavar='PYTHON',
+                        help='of an environment with an MPI library; default: this one')
+    args = parser.parse_args()
+    sizes = itertools.cycle(map(int, args.ranks.split(',')))
+    end = args.first + args.count
+    chosen = [Job(args.seed, next(sizes), first, min(PER_JOB, end - first),
+                  not args.no_checks and (first // PER_JOB) % 4 != 3)
+              for first in range(args.first, end, PER_JOB)]
+    start, n_wrong = time.perf_counter(), 0
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for job, (problem, output) in zip(
+                chosen, pool.map(lambda job: run(job, args.python), chosen), strict=True):
+            print(f'{job}: {problem or "right"}', flush=True)
+            if problem:
+                n_wrong += 1
+                print(output, flush=True)
+    print(f'{args.count} programs in {len(chosen)} jobs, {n_wrong} with a problem; '
+          f'{time.perf_counter() - start:.0f} s')
+    return int(n_wrong > 0)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
