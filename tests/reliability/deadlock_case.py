@@ -1,7 +1,7 @@
 """What the files of deadlocks have in common: the decorator, bystanders and arrays.
 
 A comment ``# 0 waits for 1`` marks the line in which rank 0 waits forever in an
-operation of that name; ``# 0 waits for 1 in multi_node_mean_grad`` names another operation.
+operation of that name; ``# in recv_gradient: 0 waits for 1`` names another operation.
 Parentheses, as in ``# (2 waits for 0)``, mark a rank that the deadlock blocks, without being a part
 of it.
 """
@@ -40,20 +40,22 @@ class Deadlock(NamedTuple):
     n: int  # the number of ranks that take part
     error: str  # if chainermn.functions detect it, the first line of their error
 
-    def waits(self) -> dict[int, Wait]:
-        """The marks in its source, by rank."""
+    def waits(self) -> dict[int, list[Wait]]:
+        """The marks in its source, by rank; several if threads of a rank wait."""
         lines, first = inspect.getsourcelines(self.play)
         file = inspect.getsourcefile(self.play).rpartition('/')[2]
-        found = {}
+        found: dict[int, list[Wait]] = {}
         for number, line in enumerate(lines, first):
             code, _, comment = line.partition('  # ')
-            called = re.findall(r'\.(\w+)\(', code)
-            for is_blocked, rank, ranks, operation in re.findall(
-                    r'(\(?)(\d) waits for (\d(?: (?:or|and) \d)*)(?: in (\w+))?', comment):
-                found[int(rank)] = Wait(
+            named = re.match(r'in (\w+): ', comment)
+            operation = named[1] if named else re.findall(r'\.(\w+)\(|$', code)[-2:][0]
+            for is_blocked, rank, ranks in re.findall(
+                    r'(\(?)(\d) waits for (\d(?: (?:or|and) \d)*)', comment):
+                found.setdefault(int(rank), []).append(Wait(
                     f'{file}:{number}', frozenset(map(int, re.findall(r'\d', ranks))),
-                    operation or called[-1], not is_blocked)
+                    operation, not is_blocked))
         return found
+
 
 
 def deadlock(n: int, bystanders: int = 0, error: str = '') -> Callable[..., Any]:

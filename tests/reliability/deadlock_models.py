@@ -17,7 +17,7 @@ def ring_of_multi_node_chain_list(comm):
     right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
     parts = chainermn.MultiNodeChainList(comm)
     parts.add_link(model(), rank_in=left, rank_out=right)
-    parts()  # 0 waits for 2, 1 waits for 0, 2 waits for 1
+    parts()  # in recv_activation: 0 waits for 2, 1 waits for 0, 2 waits for 1
 
 
 @deadlock(2, error=MUTUAL)
@@ -44,7 +44,7 @@ def gradient_that_nobody_sends(comm):
     """Rank 1 does not run backward."""
     if comm.rank == 0:
         y = functions.send(chainer.Variable(ARRAY), comm, 1)
-        y.backward()  # 0 waits for 1
+        y.backward()  # in recv_gradient: 0 waits for 1
     else:
         functions.recv(comm, 0)
     comm.barrier()  # 1 waits for 0
@@ -55,10 +55,10 @@ def gradients_around_a_ring(comm):
     """Rank 2 waits for a message of rank 1 instead of running backward."""
     x = chainer.Variable(ARRAY)
     if comm.rank == 0:
-        functions.send(x, comm, 1).backward()  # 0 waits for 1
+        functions.send(x, comm, 1).backward()  # in recv_gradient: 0 waits for 1
     elif comm.rank == 1:
         y = functions.send(functions.recv(comm, 0), comm, 2)
-        y.backward()  # 1 waits for 2
+        y.backward()  # in recv_gradient: 1 waits for 2
     else:
         functions.recv(comm, 1)
         comm.recv(0, 0)  # 2 waits for 0
@@ -68,11 +68,11 @@ def gradients_around_a_ring(comm):
 def functions_with_another_peer(comm):
     x = chainer.Variable(ARRAY)
     if comm.rank == 0:
-        functions.send(x, comm, 1)  # 0 waits for 1
+        functions.send(x, comm, 1)  # in send_activation: 0 waits for 1
     elif comm.rank == 1:
-        functions.recv(comm, 2)  # 1 waits for 2
+        functions.recv(comm, 2)  # in recv_activation: 1 waits for 2
     else:
-        functions.recv(comm, 0)  # 2 waits for 0
+        functions.recv(comm, 0)  # in recv_activation: 2 waits for 0
 
 
 @deadlock(2)
@@ -94,15 +94,15 @@ def backward_of_two_communicators(comm, second):
         y, z = functions.allreduce(comm, x), functions.allreduce(second, x)
     if comm.rank == 0:
         y.grad = ARRAY
-        y.backward()  # 0 waits for 1
+        y.backward()  # in allreduce: 0 waits for 1
     z.grad = ARRAY
-    z.backward()  # 1 waits for 0
+    z.backward()  # in allreduce: 1 waits for 0
 
 
 @deadlock(2)
 def batch_normalization_on_one_rank(comm):
     if comm.rank == 0:
-        chainermn.links.MultiNodeBatchNormalization(3, comm)(ARRAY[None])  # 0 waits for 1
+        chainermn.links.MultiNodeBatchNormalization(3, comm)(ARRAY[None])  # in allgather: 0 waits for 1
     else:
         comm.recv(0, 0)  # 1 waits for 0
 
@@ -118,7 +118,7 @@ def update_and_another_communicator(comm, second):
     for _ in range(3):
         optimizer.update(loss(optimizer.target))
     if comm.rank == 0:
-        optimizer.update(loss(optimizer.target))  # 0 waits for 1
+        optimizer.update(loss(optimizer.target))  # in multi_node_mean_grad: 0 waits for 1
     second.barrier()  # 1 waits for 0
 
 
@@ -128,7 +128,7 @@ def gradient_queue_and_another_communicator(comm, second):
     for _ in range(3):
         optimizer.update(loss(optimizer.target))
     if comm.rank == 0:
-        optimizer.update(loss(optimizer.target))  # 0 waits for 1
+        optimizer.update(loss(optimizer.target))  # in allreduce: 0 waits for 1
     second.barrier()  # 1 waits for 0
 
 
@@ -138,7 +138,7 @@ def gradient_queue_and_a_message(comm):
     optimizer.update(loss(optimizer.target))
     optimizer.update(loss(optimizer.target))
     if comm.rank == 0:
-        optimizer.update(loss(optimizer.target))  # 0 waits for 1
+        optimizer.update(loss(optimizer.target))  # in allreduce: 0 waits for 1
     else:
         comm.recv(0, 0)  # 1 waits for 0
 
@@ -147,20 +147,18 @@ def gradient_queue_and_a_message(comm):
 def join_and_another_communicator(comm, second):
     """Rank 0 is exhausted; rank 1 calls an operation that is not shadowed."""
     optimizer = _optimizer(comm)
-    with chainermn.join(optimizer):
+    with chainermn.join(optimizer):  # 0 waits for 1
         for _ in range(1 + 2 * comm.rank):
             optimizer.update(loss(optimizer.target))
         if comm.rank == 1:
             second.barrier()  # 1 waits for 0
-        ended = None
-        del ended  # 0 waits for 1 in join
 
 
 @deadlock(2)
 def join_by_one_rank(comm):
     optimizer = _optimizer(comm)
     if comm.rank == 0:
-        with chainermn.join(optimizer):  # 0 waits for 1 in join
+        with chainermn.join(optimizer):  # 0 waits for 1
             pass
     comm.recv(0, 0)  # 1 waits for 0
 
@@ -172,7 +170,7 @@ def update_in_a_join_and_a_message(comm):
         optimizer.update(loss(optimizer.target))
         if comm.rank == 2:
             comm.recv(0, 0)  # 2 waits for 0
-        optimizer.update(loss(optimizer.target))  # 0 waits for 2, (1 waits for 2)
+        optimizer.update(loss(optimizer.target))  # in join: 0 waits for 2, (1 waits for 2)
 
 
 @deadlock(2)
@@ -182,7 +180,7 @@ def iterator_on_one_rank(comm):
     next(iterator)
     if comm.rank == 0:
         comm.send(ARRAY, 1, 0)  # 0 waits for 1
-    next(iterator)  # 1 waits for 0
+    next(iterator)  # in bcast_obj: 1 waits for 0
 
 
 @deadlock(2)
@@ -192,7 +190,7 @@ def evaluator_on_one_rank(comm):
     evaluator = chainermn.create_multi_node_evaluator(chainer.training.extensions.Evaluator(
         chainer.iterators.SerialIterator([(ARRAY, 0)] * 4, 2, False, False), target), comm)
     if comm.rank == 0:
-        comm.send_obj(evaluator(), 1)  # 0 waits for 1
+        comm.send_obj(evaluator(), 1)  # in allgather_obj: 0 waits for 1
     else:
         comm.recv_obj(0)  # 1 waits for 0
 
@@ -202,7 +200,7 @@ def push_and_recv(comm):
     store = chainermn.kvstore.create('dist_sync', comm)
     store.init('w', ARRAY)
     if comm.rank == 0:
-        store.push('w', ARRAY)  # 0 waits for 1
+        store.push('w', ARRAY)  # in alltoall: 0 waits for 1
     else:
         comm.recv(0, 0)  # 1 waits for 0
 
@@ -212,7 +210,7 @@ def pull_and_another_communicator(comm, second):
     store = chainermn.kvstore.create('dist_sync', comm)
     store.init('w', ARRAY)
     if comm.rank == 0:
-        store.pull('w', ARRAY.copy())  # 0 waits for 1
+        store.pull('w', ARRAY.copy())  # in allgather: 0 waits for 1
     second.barrier()  # 1 waits for 0
 
 
@@ -227,8 +225,8 @@ def updater_that_receives(comm, second):
 
     store.set_updater(update)
     if comm.rank == 0:
-        store.push(1, ARRAY)  # 0 waits for 1
-    comm.barrier()
+        store.push(1, ARRAY)  # in ask: 0 waits for 1
+    comm.barrier()  # (1 waits for 0)
 
 
 @deadlock(2)
@@ -242,7 +240,7 @@ def workers_whose_updaters_wait(comm, second):
 
     store.set_updater(update)
     if comm.rank == 0:
-        store.push(1, ARRAY)  # 0 waits for 1
+        store.push(1, ARRAY)  # in ask: 0 waits for 1
     else:
         second.recv(0, 0)  # (1 waits for 0)
 

@@ -98,7 +98,7 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
         problem = ('hangs' if hangs else 'no deadlock' if len(begun) < job.ranks else
                    'status 0' if process.returncode == 0 else
                    _problem_of_error(case, output) if case.error else
-                   _problem_of_report(case, output))
+                   problem_of_report(case, output))
         if not problem and took > seconds(WITHIN):
             problem = f'{took:.1f} s'
         if left := left_behind(folder, []):
@@ -111,7 +111,7 @@ def _problem_of_error(case: Deadlock, output: str) -> str:
     return '' if f'ValueError: {case.error}\n' in output else 'other error'
 
 
-def _problem_of_report(case: Deadlock, output: str) -> str:
+def problem_of_report(case: Deadlock, output: str) -> str:
     """Returns what is wrong with the report, or ''."""
     messages = re.findall(r'^chainermn: .*$', output, re.MULTILINE)
     if len(messages) != 1:
@@ -131,21 +131,36 @@ def _problem_of_report(case: Deadlock, output: str) -> str:
         named.append((rank, awaited))
         if rank not in waits:
             return f'rank {rank} is named'
-        expected = waits[rank]
-        if wait[4] != expected.line:
-            return f'rank {rank} is at {expected.line}, not {wait[4]}'
-        if wait[2] != expected.operation:
-            return f'rank {rank} is in {expected.operation}, not {wait[2]}'
-        # A bystander that computes may have to take part, too.
-        if not expected.ranks <= awaited <= expected.ranks | {case.n, case.n + 1}:
-            return f'rank {rank} waits for {sorted(expected.ranks)}, not {sorted(awaited)}'
+        problems = [_problem_of_wait(one, wait[4], wait[2], awaited - {case.n, case.n + 1})
+                    for one in waits[rank]]
+        if all(problems):
+            return f'rank {rank} {problems[0]}'
     return _problem_of_cycle(waits, named) or ('' if '\nStacks of ' in output else 'no stacks')
 
 
-def _problem_of_cycle(waits: dict[int, Wait], named: list[tuple[int, set[int]]]) -> str:
+def _problem_of_wait(wait: Wait, line: str, operation: str, awaited: set[int]) -> str:
+    """Returns how a wait differs from the expected one, or ''.
+
+    Args:
+        wait: The expected wait.
+        line: File and line number.
+        operation: The operation.
+        awaited: The ranks, without bystanders, which may have to take part.
+    """
+    if line != wait.line:
+        return f'is at {wait.line}, not {line}'
+    if operation != wait.operation:
+        return f'is in {wait.operation}, not {operation}'
+    if awaited != wait.ranks:
+        return f'waits for {sorted(wait.ranks)}, not {sorted(awaited)}'
+    return ''
+
+
+def _problem_of_cycle(waits: dict[int, list[Wait]], named: list[tuple[int, set[int]]]) -> str:
     """Returns why the named ranks are not the deadlock, or ''."""
     ranks = [rank for rank, _ in named]
-    if missing := {rank for rank, wait in waits.items() if wait.is_part} - {*ranks}:
+    if missing := {rank for rank, own in waits.items()
+                   if any(wait.is_part for wait in own)} - {*ranks}:
         return f'ranks {sorted(missing)} are not named'
     if any(after not in awaited for (_, awaited), after in zip(
             named, ranks[1:] + ranks[:1], strict=True)):
