@@ -36,7 +36,7 @@ def recv_without_a_sender(comm):
 def any_source_without_a_sender(comm):
     if comm.rank == 0:
         comm.recv(ANY_SOURCE, 0)  # 0 waits for 1 or 2
-    comm.barrier()  # 1 waits for 0, 2 waits for 0
+    comm.barrier()  # (1 waits for 0), (2 waits for 0)
 
 
 @deadlock(2)

@@ -162,7 +162,7 @@ def object_with_another_tag(comm):
 
 @deadlock(3)
 def any_source_of_all(comm):
-    comm.recv(ANY_SOURCE, 0)  # 0 waits for 1 or 2, 1 waits for 0 or 2, 2 waits for 0 or 1
+    comm.recv(ANY_SOURCE, 0)  # (0 waits for 1 or 2), (1 waits for 0 or 2), (2 waits for 0 or 1)
 
 
 @deadlock(3)
@@ -170,9 +170,9 @@ def any_source_while_the_others_wait_for_this_rank(comm):
     if comm.rank == 0:
         comm.recv_obj(ANY_SOURCE)  # 0 waits for 1 or 2
     elif comm.rank == 1:
-        comm.send(ARRAY, 0, 1)  # 1 waits for 0
+        comm.send(ARRAY, 0, 1)  # (1 waits for 0)
     else:
-        comm.recv(0, 0)  # 2 waits for 0
+        comm.recv(0, 0)  # (2 waits for 0)
 
 
 @deadlock(2, bystanders=2)

@@ -102,7 +102,8 @@ def backward_of_two_communicators(comm, second):
 @deadlock(2)
 def batch_normalization_on_one_rank(comm):
     if comm.rank == 0:
-        chainermn.links.MultiNodeBatchNormalization(3, comm)(ARRAY[None])  # in allgather: 0 waits for 1
+        link = chainermn.links.MultiNodeBatchNormalization(3, comm)
+        link(ARRAY[None])  # in allgather: 0 waits for 1
     else:
         comm.recv(0, 0)  # 1 waits for 0
 
