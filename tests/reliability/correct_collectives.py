@@ -5,26 +5,11 @@ import time
 
 import chainer
 import numpy as np
+from correct_messages import Slow
 from correct_play import ARRAY, LARGE, Play, part
 
 import chainermn
 from chainermn import functions
-
-
-class Slow:
-    """An object that takes long to pickle, or to unpickle."""
-
-    def __init__(self, pickling: float = 0, unpickling: float = 0) -> None:
-        self.pickling, self.unpickling = pickling, unpickling
-
-    def __reduce__(self) -> tuple[object, ...]:
-        time.sleep(self.pickling)
-        return _unpickle, (self.unpickling,)
-
-
-def _unpickle(seconds: float) -> Slow:
-    time.sleep(seconds)
-    return Slow()
 
 
 def _operate(play: Play, comm: chainermn.CommunicatorBase) -> None:

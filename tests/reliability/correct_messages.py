@@ -1,6 +1,5 @@
-"""Correct programs: messages, threads and raw calls of mpi4py."""
+"""Correct programs: messages, and raw calls of mpi4py."""
 
-import concurrent.futures
 import threading
 import time
 
@@ -34,6 +33,37 @@ def late_recv(play: Play) -> None:
         time.sleep(seconds)
         play.comm.recv_obj(source, tag=0) if way == 'send_obj' else play.comm.recv(source, 0)
         play.comm.send(ARRAY, source, 1)
+
+
+class Slow:
+    """An object that takes long to pickle, or to unpickle."""
+
+    def __init__(self, pickling: float = 0, unpickling: float = 0) -> None:
+        self.pickling, self.unpickling = pickling, unpickling
+
+    def __reduce__(self) -> tuple[object, ...]:
+        time.sleep(self.pickling)
+        return _unpickle, (self.unpickling,)
+
+
+def _unpickle(seconds: float) -> Slow:
+    time.sleep(seconds)
+    return Slow()
+
+
+@part
+def objects_in_flight(play: Play) -> None:
+    """MPI buffers small objects: the sender continues while the receiver waits for a later step."""
+    source, dest = play.pair()
+    comm, seconds = play.rng.choice([play.comm, play.second]), play.seconds()
+    if play.rank == source:
+        play.comm.send_obj('small', dest)
+        play.comm.send_obj(Slow(seconds), dest)
+        comm.send(ARRAY, dest, 1)
+    elif play.rank == dest:
+        comm.recv(source, 1)
+        play.comm.recv_obj(source, tag=0)
+        play.comm.recv_obj(source, tag=0)
 
 
 @part
@@ -138,115 +168,6 @@ def workers(play: Play) -> None:
         while (task := play.comm.recv_obj(main)) is not None:
             time.sleep(task)
             play.comm.send_obj(play.rank, main)
-
-
-@part
-def timer(play: Play) -> None:
-    """Both main threads wait for each other's messages; a timer sends the first one."""
-    source, dest = play.pair()
-    seconds = play.seconds()
-    if play.rank == source:
-        sends = threading.Timer(seconds, play.third.send, [ARRAY, dest, 0])
-        sends.start()
-        play.comm.recv(dest, 0)
-        sends.join()
-    elif play.rank == dest:
-        play.third.recv(source, 0)
-        play.comm.send(ARRAY, source, 0)
-
-
-@part
-def pool(play: Play) -> None:
-    """A worker of a pool sends while the main thread is in a collective operation."""
-    source, dest = play.pair()
-    seconds = play.seconds()
-
-    def send() -> None:
-        time.sleep(seconds)
-        play.third.send(LARGE, dest, 0)
-
-    if play.rank == source:
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            future = executor.submit(send)
-            play.comm.barrier()
-            future.result()
-    else:
-        if play.rank == dest:
-            play.third.recv(source, 0)
-        play.comm.barrier()
-
-
-@part
-def old_pool(play: Play) -> None:
-    """The thread of a pool has communicated before, and gets its next task late."""
-    source, dest = play.pair()
-    seconds = play.seconds()
-    if play.rank == source:
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            executor.submit(play.third.send, ARRAY, dest, 0).result()
-            later = threading.Timer(seconds, executor.submit, [play.third.send, ARRAY, dest, 1])
-            later.start()
-            play.comm.recv(dest, 0)
-            later.join()
-    elif play.rank == dest:
-        play.third.recv(source, 0)
-        play.third.recv(source, 1)
-        play.comm.send(ARRAY, source, 0)
-
-
-@part
-def listener(play: Play) -> None:
-    """A thread of each rank waits for a command that comes after the main threads' work."""
-    first, seconds = play.peer(), play.seconds()
-
-    def listen() -> None:
-        play.third.recv(first, 0)
-
-    if play.rank == first:
-        play.comm.barrier()
-        time.sleep(seconds)
-        play.comm.allreduce(ARRAY)
-        for rank in range(play.size):
-            if rank != first:
-                play.third.send(ARRAY, rank, 0)
-    else:
-        thread = threading.Thread(target=listen)
-        thread.start()
-        play.comm.barrier()
-        play.comm.allreduce(ARRAY)
-        thread.join()
-
-
-@part
-def threads_in_opposite_orders(play: Play) -> None:
-    """Two threads of each rank wait for the other one; one of the four is late."""
-    first, second = play.pair()
-    seconds = play.seconds()
-    if play.rank == first:
-        thread = threading.Thread(target=play.third.recv, args=[second, 0])
-        thread.start()
-        time.sleep(seconds)
-        play.second.send(ARRAY, second, 0)
-        thread.join()
-    elif play.rank == second:
-        def answer() -> None:
-            play.second.recv(first, 0)
-            play.third.send(ARRAY, first, 0)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        thread.join()
-
-
-@part
-def idle_daemon_threads(play: Play) -> None:
-    """Prefetch threads that never communicate."""
-    stops = threading.Event()
-    for _ in range(2):
-        threading.Thread(target=stops.wait, daemon=True).start()
-    play.pause()
-    play.comm.barrier()
-    stops.set()
 
 
 @part

@@ -7,6 +7,7 @@ import time
 
 import correct_collectives  # noqa: F401  (adds its parts)
 import correct_messages  # noqa: F401
+import correct_threads  # noqa: F401
 from correct_play import ARRAY, PARTS, Play
 
 import chainermn

@@ -56,7 +56,7 @@ def bcast_obj_and_wait(comm):
         comm.bcast_obj(None)
 
 
-@deadlock(2, bystanders=2)
+@deadlock(2)
 def two_communicators_in_another_order(comm, second):
     if comm.rank == 0:
         comm.allreduce(ARRAY)  # 0 waits for 1
