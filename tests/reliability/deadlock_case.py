@@ -1,9 +1,13 @@
 """What the files of deadlocks have in common: the decorator, bystanders and arrays.
 
-A comment ``# 0 waits for 1`` marks the line in which rank 0 waits forever in an
-operation of that name; ``# in recv_gradient: 0 waits for 1`` names another operation.
-Parentheses, as in ``# (2 waits for 0)``, mark a rank that the deadlock blocks, without being a part
-of it.
+A comment marks the line in which a rank waits forever, in the operation that the line calls::
+
+    comm.recv(1, 0)  # 0 waits for 1
+    y.backward()     # in recv_gradient: 0 waits for 1
+
+``1 and 2`` are ranks that it waits for; of ``1 or 2``, one would be enough.  Parentheses, as in
+``# (2 waits for 0)``, mark a rank that need not be named: a deadlock blocks it without being a part
+of it, or there are several cycles.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ class Wait(NamedTuple):
 
     line: str  # file and number
     ranks: frozenset[int]  # that it waits for
+    is_any: bool  # whether one of them is enough
     operation: str
     is_part: bool  # of the deadlock
 
@@ -53,7 +58,7 @@ class Deadlock(NamedTuple):
                     r'(\(?)(\d) waits for (\d(?: (?:or|and) \d)*)', comment):
                 found.setdefault(int(rank), []).append(Wait(
                     f'{file}:{number}', frozenset(map(int, re.findall(r'\d', ranks))),
-                    operation, not is_blocked))
+                    ' or ' in ranks, operation, not is_blocked))
         return found
 
 

@@ -119,8 +119,15 @@ def split_by_one_rank(comm, second):
 def new_group_by_its_members_only(comm, second):
     """All ranks have to call it."""
     if comm.rank < 2:
-        comm.new_group([0, 1])  # 0 waits for 2, (1 waits for 2)
+        comm.new_group([0, 1])  # (0 waits for 2), (1 waits for 2)
     second.barrier()  # 2 waits for 0 and 1
+
+
+@deadlock(3)
+def two_communicators_of_three_ranks(comm, second):
+    if comm.rank == 0:
+        comm.barrier()  # (0 waits for 1 and 2)
+    second.barrier()  # (1 waits for 0), (2 waits for 0)
 
 
 @deadlock(2)

@@ -1,6 +1,8 @@
 """Deadlocks of differentiable functions, links, optimizers, iterators and stores."""
 
+import concurrent.futures
 import threading
+import time
 
 import chainer
 from deadlock_case import ARRAY, deadlock, loss, model
@@ -263,6 +265,26 @@ def in_threads(comm):
     thread = threading.Thread(target=exchange, name='exchange')
     thread.start()
     thread.join()
+
+
+@deadlock(2)
+def in_threads_after_the_main_thread(comm):
+    """Python waits for these threads at the end of the program."""
+    def exchange():
+        comm.recv(1 - comm.rank, 0)  # 0 waits for 1, 1 waits for 0
+
+    threading.Thread(target=exchange).start()
+
+
+@deadlock(2)
+def in_the_threads_of_a_pool(comm, second):
+    """One of them is idle."""
+    def exchange():
+        comm.recv(1 - comm.rank, 0)  # 0 waits for 1, 1 waits for 0
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        pool.submit(time.sleep, .1).result()
+        pool.submit(exchange).result()
 
 
 @deadlock(2)

@@ -151,7 +151,8 @@ def _problem_of_wait(wait: Wait, line: str, operation: str, awaited: set[int]) -
         return f'is at {wait.line}, not {line}'
     if operation != wait.operation:
         return f'is in {wait.operation}, not {operation}'
-    if awaited != wait.ranks:
+    # A rank that has waited for a short time only is not known to be a part of the deadlock.
+    if awaited != wait.ranks if wait.is_any else not awaited <= wait.ranks:
         return f'waits for {sorted(wait.ranks)}, not {sorted(awaited)}'
     return ''
 

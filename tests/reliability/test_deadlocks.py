@@ -20,7 +20,7 @@ sys.path.remove(str(HERE))
 SAMPLE = [
     ('another tag', 'naive', 2), ('cycle of 4 with messages and objects', 'flat', 4),
     ('any source without a sender', 'naive', 3),
-    ('two communicators in another order', 'flat', 3),
+    ('three communicators in a circle', 'flat', 3),
     ('gradients around a ring', 'naive', 3), ('gradient queue and a message', 'flat', 2)]
 
 
