@@ -168,7 +168,7 @@ def any_source_of_all(comm):
 @deadlock(3)
 def any_source_while_the_others_wait_for_this_rank(comm):
     if comm.rank == 0:
-        comm.recv_obj(ANY_SOURCE)  # 0 waits for 1 or 2
+        comm.recv_obj(ANY_SOURCE, tag=0)  # 0 waits for 1 or 2
     elif comm.rank == 1:
         comm.send(ARRAY, 0, 1)  # (1 waits for 0)
     else:
