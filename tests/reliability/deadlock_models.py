@@ -291,7 +291,7 @@ def in_the_threads_of_a_pool(comm, second):
 def thread_and_main_thread(comm, second):
     """Two threads of rank 0 wait for rank 1."""
     if comm.rank == 0:
-        threading.Thread(target=second.barrier).start()
-        comm.recv(1, 0)  # 0 waits for 1
+        threading.Thread(target=lambda: second.barrier()).start()  # in barrier: (0 waits for 1)
+        comm.recv(1, 0)  # (0 waits for 1)
     else:
         comm.send(ARRAY, 0, 1)  # 1 waits for 0
