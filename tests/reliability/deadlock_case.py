@@ -44,6 +44,7 @@ class Deadlock(NamedTuple):
     ranks: tuple[int, ...]  # sizes of jobs
     n: int  # the number of ranks that take part
     error: str  # if chainermn.functions detect it, the first line of their error
+    needs_timeout: bool  # whether only a timeout ends it
 
     def waits(self) -> dict[int, list[Wait]]:
         """The marks in its source, by rank; several if threads of a rank wait."""
@@ -63,7 +64,8 @@ class Deadlock(NamedTuple):
 
 
 
-def deadlock(n: int, bystanders: int = 0, error: str = '') -> Callable[..., Any]:
+def deadlock(n: int, bystanders: int = 0, error: str = '', needs_timeout: bool = False
+             ) -> Callable[..., Any]:
     """Adds a program to the catalogue.
 
     Args:
@@ -71,11 +73,13 @@ def deadlock(n: int, bystanders: int = 0, error: str = '') -> Callable[..., Any]
         bystanders: The number of ranks that the job may have in addition: one is in a barrier, the
             other one computes.
         error: The first line of the error, if chainermn.functions detect it.
+        needs_timeout: Whether it is not detected, and only a timeout ends it.
     """
     def decorate(play: Callable[..., Any]) -> Callable[..., Any]:
         name = play.__name__.strip('_').replace('_', ' ')
         assert name not in CASES
-        CASES[name] = Deadlock(play, tuple(range(n, n + bystanders + 1)), n, error)
+        CASES[name] = Deadlock(play, tuple(range(n, n + bystanders + 1)), n, error,
+                               needs_timeout)
         return play
     return decorate
 

@@ -1,6 +1,8 @@
 """Deadlocks of differentiable functions, links, optimizers, iterators and stores."""
 
 import concurrent.futures
+import logging.handlers
+import queue
 import threading
 import time
 
@@ -217,7 +219,7 @@ def pull_and_another_communicator(comm, second):
     second.barrier()  # 1 waits for 0
 
 
-@deadlock(2)
+@deadlock(2, needs_timeout=True)
 def updater_that_receives(comm, second):
     """A push waits for the updater of the other rank, which waits for a message of this rank."""
     store = chainermn.kvstore.create('dist_async', comm)
@@ -232,7 +234,7 @@ def updater_that_receives(comm, second):
     comm.barrier()  # (1 waits for 0)
 
 
-@deadlock(2)
+@deadlock(2, needs_timeout=True)
 def workers_whose_updaters_wait(comm, second):
     """Each rank pushes to the other one, whose updater is in a barrier of the first key."""
     store = chainermn.kvstore.create('dist_async', comm)
@@ -257,6 +259,19 @@ def with_idle_threads(comm):
 
 
 @deadlock(2)
+def with_processes_that_load_data(comm):
+    iterator = chainer.iterators.MultiprocessIterator([ARRAY] * 100, 5, n_processes=2)
+    next(iterator)
+    comm.recv(1 - comm.rank, 0)  # 0 waits for 1, 1 waits for 0
+
+
+@deadlock(2)
+def with_a_queue_of_log_records(comm):
+    logging.handlers.QueueListener(queue.Queue(), logging.StreamHandler()).start()
+    comm.recv(1 - comm.rank, 0)  # 0 waits for 1, 1 waits for 0
+
+
+@deadlock(2, needs_timeout=True)
 def in_threads(comm):
     """The main threads wait for their threads."""
     def exchange():
@@ -267,7 +282,7 @@ def in_threads(comm):
     thread.join()
 
 
-@deadlock(2)
+@deadlock(2, needs_timeout=True)
 def in_threads_after_the_main_thread(comm):
     """Python waits for these threads at the end of the program."""
     def exchange():
@@ -276,7 +291,7 @@ def in_threads_after_the_main_thread(comm):
     threading.Thread(target=exchange).start()
 
 
-@deadlock(2)
+@deadlock(2, needs_timeout=True)
 def in_the_threads_of_a_pool(comm, second):
     """One of them is idle."""
     def exchange():

@@ -36,7 +36,9 @@ from time_limits import seconds  # noqa: E402
 from chainermn import _mpiexec  # noqa: E402
 
 COMMUNICATORS = ('naive', 'flat')
-WITHIN = 5  # seconds on an idle machine
+# Seconds on an idle machine.
+WITHIN = 5
+TIMEOUT = 2  # for cases that only a timeout ends
 HANGS = 20
 BEGIN, END = '<!-- written by deadlocks.py -->', '<!-- until here -->'
 
@@ -79,6 +81,9 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
     with tempfile.TemporaryDirectory(prefix='deadlocks-') as folder:
         env = _mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
         env.pop('CHAINERMN_TIMEOUT', None)
+        case = CASES[job.name]
+        if case.needs_timeout:
+            env['CHAINERMN_TIMEOUT'] = str(seconds(TIMEOUT))
         process = subprocess.Popen(
             [str(pathlib.Path(python).with_name('mpiexec')), '-n', str(job.ranks), python,
              '-W', 'ignore', str(HERE / 'deadlock_program.py'), job.name, job.communicator, folder],
@@ -94,12 +99,12 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
         ended = time.time()
         begun = [float(path.read_text()) for path in pathlib.Path(folder).glob('when-*')]
         took = ended - max(begun) if len(begun) == job.ranks else 0.
-        case = CASES[job.name]
         problem = ('hangs' if hangs else 'no deadlock' if len(begun) < job.ranks else
                    'status 0' if process.returncode == 0 else
                    _problem_of_error(case, output) if case.error else
+                   _problem_of_timeout(case, output) if case.needs_timeout else
                    problem_of_report(case, output))
-        if not problem and took > seconds(WITHIN):
+        if not problem and took > seconds(WITHIN + case.needs_timeout * TIMEOUT):
             problem = f'{took:.1f} s'
         if left := left_behind(folder, []):
             problem = problem or f'left: {left}'
@@ -109,6 +114,15 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
 def _problem_of_error(case: Deadlock, output: str) -> str:
     """Returns what is wrong with the errors of chainermn.functions, or ''."""
     return '' if f'ValueError: {case.error}\n' in output else 'other error'
+
+
+def _problem_of_timeout(case: Deadlock, output: str) -> str:
+    """Returns what is wrong with the report after the timeout, or ''."""
+    if ' aborts the job: no progress for ' not in output:
+        return 'other message'
+    missing = [wait for own in case.waits().values() for wait in own
+               if f'called at {wait.line} ' not in output]
+    return f'{missing[0].line} is not named' if missing else ''
 
 
 def problem_of_report(case: Deadlock, output: str) -> str:
@@ -184,7 +198,9 @@ def table(results: dict[Job, Result]) -> str:
             right = sum(not result.problem for result in those)
             longest = max((result.seconds for result in those), default=0.)
             cells.append(f'{right}/{len(those)}, {longest:.1f} s' if those else '')
-        lines.append(f'| {name} | {", ".join(map(str, case.ranks))} | ' + ' | '.join(cells) + ' |')
+        note = ' (timeout)' if case.needs_timeout else ''
+        lines.append(f'| {name}{note} | {", ".join(map(str, case.ranks))} | '
+                     + ' | '.join(cells) + ' |')
     wrong = [(job, result) for job, result in results.items() if result.problem]
     hangs = sum(result.problem == 'hangs' for _, result in wrong)
     longest = max((result.seconds for result in results.values()), default=0.)
