@@ -168,6 +168,7 @@ def workers(play: Play) -> None:
         while (task := play.comm.recv_obj(main)) is not None:
             time.sleep(task)
             play.comm.send_obj(play.rank, main)
+    play.comm.barrier()  # the messages of the next part must not be received here
 
 
 @part
