@@ -1,12 +1,14 @@
 """Correct programs: threads, also those of libraries, that send or wait."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import signal
 import threading
 import time
 
 import chainer
+import numpy as np
 from correct_play import ARRAY, LARGE, Play, part
 
 
@@ -173,3 +175,42 @@ def listener_while_the_main_thread_waits(play: Play) -> None:
     elif play.rank == dest:
         play.comm.recv(source, 0)
         play.third.send(ARRAY, source, 0)
+
+
+@part
+def callback_of_a_pool(play: Play) -> None:
+    """A thread of a pool runs a function of a library; its callback sends the result."""
+    source, dest = play.pair()
+    wait, seconds = np.vectorize(time.sleep, otypes=[object]), play.seconds()
+    if play.rank == source:
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            future = executor.submit(wait, seconds)
+            future.add_done_callback(lambda future: play.third.send(ARRAY, dest, 0))
+            play.comm.recv(dest, 0)
+    elif play.rank == dest:
+        play.third.recv(source, 0)
+        play.comm.send(ARRAY, source, 0)
+
+
+@part
+def own_timeout(play: Play) -> None:
+    """The program limits the time of a wait; without that, two ranks would wait forever."""
+    source, dest = play.pair()
+    seconds = max(play.seconds(), .01)
+
+    def give_up(*args: object) -> None:
+        raise TimeoutError
+
+    if play.rank == source:
+        before = signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        requests = [play.comm.irecv(dest, tag) for tag in range(2)]
+        with contextlib.suppress(TimeoutError):
+            requests[0].wait()  # polls, since there is another request
+        play.comm.send(ARRAY, dest, 0)
+        play.comm.waitall(requests)
+        signal.signal(signal.SIGALRM, before)
+    elif play.rank == dest:
+        play.comm.recv(source, 0)
+        play.comm.send(ARRAY, source, 0)
+        play.comm.send(ARRAY, source, 1)

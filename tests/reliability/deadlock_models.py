@@ -282,7 +282,7 @@ def in_threads(comm):
     thread.join()
 
 
-@deadlock(2, needs_timeout=True)
+@deadlock(2)
 def in_threads_after_the_main_thread(comm):
     """Python waits for these threads at the end of the program."""
     def exchange():
