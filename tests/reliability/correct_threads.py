@@ -3,6 +3,8 @@
 import concurrent.futures
 import contextlib
 import multiprocessing
+import queue
+import sched
 import signal
 import threading
 import time
@@ -187,6 +189,28 @@ def callback_of_a_pool(play: Play) -> None:
             future = executor.submit(wait, seconds)
             future.add_done_callback(lambda future: play.third.send(ARRAY, dest, 0))
             play.comm.recv(dest, 0)
+    elif play.rank == dest:
+        play.third.recv(source, 0)
+        play.comm.send(ARRAY, source, 0)
+
+
+@part
+def data_of_a_library(play: Play) -> None:
+    """A thread of a library puts data into a queue, from which a thread of the program sends."""
+    source, dest = play.pair()
+    data: queue.Queue[np.ndarray] = queue.Queue()
+    scheduler = sched.scheduler()
+    scheduler.enter(play.seconds(), 1, data.put, [ARRAY])
+    # NumPy calls the scheduler, so that no frame is of the program.
+    library = np.vectorize(scheduler.run, otypes=[object])
+    if play.rank == source:
+        threads = [threading.Thread(target=library, args=[True]),
+                   threading.Thread(target=lambda: play.third.send(data.get(), dest, 0))]
+        for thread in threads:
+            thread.start()
+        play.comm.recv(dest, 0)
+        for thread in threads:
+            thread.join()
     elif play.rank == dest:
         play.third.recv(source, 0)
         play.comm.send(ARRAY, source, 0)
