@@ -220,16 +220,16 @@ def data_of_a_library(play: Play) -> None:
 def own_timeout(play: Play) -> None:
     """The program limits the time of a wait; without that, two ranks would wait forever."""
     source, dest = play.pair()
-    seconds = max(play.seconds(), .01)
+    seconds = max(play.seconds(), .5)
 
     def give_up(*args: object) -> None:
         raise TimeoutError
 
     if play.rank == source:
+        requests = [play.comm.irecv(dest, tag) for tag in range(2)]
         before = signal.signal(signal.SIGALRM, give_up)
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        requests = [play.comm.irecv(dest, tag) for tag in range(2)]
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):  # .5 s are enough to get here
             requests[0].wait()  # polls, since there is another request
         play.comm.send(ARRAY, dest, 0)
         play.comm.waitall(requests)
