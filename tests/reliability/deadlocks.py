@@ -52,7 +52,7 @@ class Job(NamedTuple):
     mpi: str
 
     def __str__(self) -> str:
-        return ' / '.join(map(str, self))
+        return ' / '.join(map(str, filter(None, self)))
 
 
 class Result(NamedTuple):
@@ -63,9 +63,8 @@ class Result(NamedTuple):
     output: str
 
 
-def jobs(python: str) -> list[Job]:
-    """All jobs with the MPI library of a Python."""
-    mpi = mpi_library(python)
+def jobs(mpi: str = '') -> list[Job]:
+    """All jobs with an MPI library."""
     return [Job(name, communicator, ranks, mpi) for name, case in CASES.items()
             for ranks in case.ranks for communicator in COMMUNICATORS]
 
@@ -235,7 +234,7 @@ def main() -> int:
     args = parser.parse_args()
     k, n = map(int, args.slice.split('/'))
     sizes = [*map(int, args.ranks.split(','))]
-    chosen = [job for job in jobs(args.python)
+    chosen = [job for job in jobs(mpi_library(args.python))
               if args.only in str(job) and job.ranks in sizes][k - 1::n]
     results = _load(args.results)
     if args.missing:
