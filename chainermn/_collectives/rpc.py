@@ -65,6 +65,7 @@ class Service:
         shutdown.add_callback(self._finish)
         unusable.register(self)
         self._thread.start()
+        self._calls.thread = self._thread.ident
 
     def _traced_calls(self) -> FlightRecord:
         return self._calls
@@ -94,6 +95,8 @@ class Service:
         tag = next(self._tags)
         self._calls.count += 1
         self._calls.record(f'ask {ranks_text(sorted(requests))}')
+        self._calls.asked[threading.get_ident()] = tuple(
+            self._calls.ranks[rank] for rank in requests if rank != self._rank)
         messages = {rank: _joined(_HEAD.pack(tag), request) for rank, request in requests.items()
                     if rank != self._rank}
         sent = [self._mpi_comm.Isend(message, rank, _REQUEST) for rank, message in messages.items()]

@@ -29,6 +29,7 @@ _everything: weakref.WeakValueDictionary[int, FlightRecord] = weakref.WeakValueD
 _numbers = itertools.count()
 # The number of communicators created so far, by ranks.
 _created: collections.Counter[tuple[int, ...]] = collections.Counter()
+_services: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 #: The number of create_communicator calls that have started, by ranks.
 creations: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -139,7 +140,21 @@ class MessageRecord(FlightRecord):
 class ServiceRecord(FlightRecord):
     """The requests of a service, which ranks answer until all have closed it."""
 
-    __slots__ = ()
+    __slots__ = 'asked', 'thread'
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        super().__init__(mpi_comm)
+        _services[self.ranks] += 1
+        self.number = _services[self.ranks]
+        #: The ranks in COMM_WORLD that each thread has asked most recently, by its identifier.
+        self.asked: dict[int, tuple[int, ...]] = {}
+        #: The identifier of the thread that answers.
+        self.thread: int | None = None
+
+    @property
+    def name(self) -> str:
+        number = f' {self.number}' if self.number > 1 else ''
+        return f'service{number} of {ranks_text(self.ranks)}'
 
 
 class CreationRecord(FlightRecord):

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from chainermn._diagnostics import call_site, current_operations, flight_recorder, rank_progress
 from chainermn._diagnostics.current_operations import Operation
-from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key
+from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key, ServiceRecord
 from chainermn._diagnostics.wait_graph import ThreadWait, Wait
 from chainermn._signature import END
 
@@ -62,8 +62,10 @@ class ThreadState(NamedTuple):
 class Snapshot:
     """A snapshot of a thread.  Short-lived: it keeps the locals of the thread alive."""
 
-    def __init__(self, innermost: FrameType, operations: Sequence[Operation], thread: str) -> None:
+    def __init__(self, innermost: FrameType, operations: Sequence[Operation], thread: str,
+                 ident: int) -> None:
         self._innermost, self._operations, self._thread = innermost, operations, thread
+        self._ident = ident
         # The one that the program called.
         self._name, self._calls = operations[-1] if operations else Operation('', ())
 
@@ -83,11 +85,14 @@ class Snapshot:
     @property
     def wait(self) -> ThreadWait:
         """What this thread waits for."""
-        waits = [Wait.of(calls, operation.name)
+        waits = [Wait.of(calls, operation.name, self._ident)
                  for operation in self._operations for calls in operation.calls]
         if self.is_finished and rank_progress.ending is not None:
             waits.append(Wait.of(rank_progress.ending, END))
-        return ThreadWait(self.state.wait_text, tuple(wait for wait in waits if wait is not None))
+        service = next((calls.key for calls in flight_recorder.everything() if isinstance(
+            calls, ServiceRecord) and calls.thread == self._ident), None)
+        return ThreadWait(self.state.wait_text, tuple(wait for wait in waits if wait is not None),
+                          service)
 
     @property
     def timeout(self) -> float | None:
@@ -126,7 +131,7 @@ def snapshots() -> dict[int, Snapshot]:
         operations = current_operations.of_thread(ident)
         if (operations or ident == main) and ident != threading.get_ident():
             name = '' if ident == main else names.get(ident, '?')
-            found[ident] = Snapshot(innermost, operations, name)
+            found[ident] = Snapshot(innermost, operations, name, ident)
     return found
 
 

@@ -44,6 +44,7 @@ class Kind(enum.Enum):
     CREATION = enum.auto()  # those that have not called create_communicator
     SEND = enum.auto()  # the receiver
     RECEIVE = enum.auto()  # the sender, or one of all ranks
+    ASK = enum.auto()  # those whose service has not answered
 
 
 class Wait(NamedTuple):
@@ -54,17 +55,19 @@ class Wait(NamedTuple):
     number: int = 0  # of the collective or creation
     peer: int = 0
     tag: int = 0
+    asked: tuple[int, ...] = ()  # in COMM_WORLD
 
     @classmethod
-    def of(cls, calls: FlightRecord, operation: str) -> Wait | None:
+    def of(cls, calls: FlightRecord, operation: str, thread: int = 0) -> Wait | None:
         """Returns what the current operation of a communicator waits for, if it is known.
 
         Args:
             calls: A flight record of the communicator.
             operation: The name of the operation.
+            thread: The identifier of its thread.
         """
         if isinstance(calls, ServiceRecord):
-            return None  # the other ranks answer, whatever they do
+            return cls(Kind.ASK, calls.key, asked=calls.asked.get(thread, ()))
         if isinstance(calls, CreationRecord):
             return cls(Kind.CREATION, calls.key, creations[calls.ranks])
         if isinstance(calls, BackgroundRecord) or not (
@@ -88,6 +91,7 @@ class ThreadWait(NamedTuple):
 
     text: str
     waits: tuple[Wait, ...]
+    service: Key | None = None  # for which it answers
 
 
 class RankState(NamedTuple):
@@ -153,6 +157,11 @@ class WaitGraph:
             if self._may_come(wait, rank, peers):
                 return _Blockers(set())
             return _Blockers({ranks[peer] for peer in peers} - {rank}, needs_all=True)
+        if wait.kind is Kind.ASK:
+            are_blocked = all(any(
+                thread.service == wait.key for thread in self._states[other].threads)
+                for other in wait.asked if other in self._states)
+            return _Blockers(set(wait.asked) if are_blocked else set(), needs_all=True)
         if wait not in self._behind:
             self._behind[wait] = {
                 other for other in ranks if other in self._states

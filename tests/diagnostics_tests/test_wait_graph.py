@@ -24,12 +24,13 @@ def own():
 
 
 def state(*waits, entered=None, sent=None, received=None, created=0, is_finished=False,
-          has_agreed=False):
-    """The state of a rank with one thread for each list of waits."""
+          has_agreed=False, service=None):
+    """The state of a rank with one thread for each list of waits; the last may answer."""
     progress = Progress(entered or {}, {(0, 1, 2): created}, {MESSAGES: sent or {}},
                         {MESSAGES: received or {}})
-    threads = tuple(ThreadWait(f'in {each[0].kind.name.lower()}' if each else 'nowhere', each)
-                    for each in waits)
+    threads = tuple(ThreadWait(f'in {each[0].kind.name.lower()}' if each else 'nowhere', each,
+                               service if number == len(waits) else None)
+                    for number, each in enumerate(waits, 1))
     return RankState(progress, threads, is_finished, has_agreed)
 
 
@@ -49,6 +50,14 @@ def receiving(peer, tag=0, **counts):
 
 def sending(peer, tag=0, sent=1, **counts):
     return state((Wait(Kind.SEND, MESSAGES, 0, peer, tag),), sent={(peer, tag): sent}, **counts)
+
+
+SERVICE = ('ServiceRecord', (0, 1, 2), 1)
+RECEIVE = Wait(Kind.RECEIVE, MESSAGES, 0, 0, 0)
+
+
+def asking(*ranks):
+    return state((Wait(Kind.ASK, SERVICE, asked=ranks),))
 
 
 creating = state((Wait(Kind.CREATION, ('CreationRecord', (0, 1, 2), 1), 2),), created=2,
@@ -89,6 +98,12 @@ no_wait = state(())
     ([receiving(-1, -1), receiving(0), None], set()),
     ([receiving(-1, -1), receiving(0), receiving(0, sent={(0, 9): 1})], set()),
     ([receiving(-1, -1, sent={(0, 0): 1}), receiving(0), receiving(0)], set()),  # to itself
+    # A service: its thread on rank 1 is blocked, or it answers.
+    ([asking(1), state((RECEIVE,), (RECEIVE,), service=SERVICE)], {0, 1}),
+    ([asking(1), state((RECEIVE,))], set()),
+    ([asking(1, 2), state((RECEIVE,), service=SERVICE), state((RECEIVE,))], set()),
+    ([asking(1, 2), state((RECEIVE,), service=SERVICE), None], set()),
+    ([asking(), receiving(0)], set()),
     # Finished ranks.
     ([receiving(1), done()], {0}),
     ([receiving(1), done(sent={(0, 0): 1})], set()),

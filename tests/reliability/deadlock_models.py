@@ -219,7 +219,7 @@ def pull_and_another_communicator(comm, second):
     second.barrier()  # 1 waits for 0
 
 
-@deadlock(2, needs_timeout=True)
+@deadlock(2)
 def updater_that_receives(comm, second):
     """A push waits for the updater of the other rank, which waits for a message of this rank."""
     store = chainermn.kvstore.create('dist_async', comm)
@@ -234,7 +234,7 @@ def updater_that_receives(comm, second):
     comm.barrier()  # (1 waits for 0)
 
 
-@deadlock(2, needs_timeout=True)
+@deadlock(2)
 def workers_whose_updaters_wait(comm, second):
     """Each rank pushes to the other one, whose updater is in a barrier of the first key."""
     store = chainermn.kvstore.create('dist_async', comm)
