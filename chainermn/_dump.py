@@ -5,12 +5,12 @@ import argparse
 import contextlib
 import os
 import pathlib
-import signal
 
 _DESCRIPTION = """\
 Prints what all ranks of a running job are doing: the current and the last operations, and
-the stacks. The job continues. The report is in the output of the job.
+the stacks. The job continues. The report appears in the output of the job.
 """
+_FILE = '/memfd:chainermn-dump'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,34 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Send the signal to a rank; return the exit status."""
+    """Notify a rank; return the exit status."""
     if not os.path.exists(f'/proc/{options.pid}'):
         parser.error(f'there is no process {options.pid}')
-    rank = next(filter(_is_rank, _descendants(options.pid)), None)
-    if rank is None:
-        parser.error(f'neither process {options.pid} nor its children are ranks that have created '
-                     'a communicator and leave SIGUSR1 to chainermn')
-    try:
-        os.kill(rank, signal.SIGUSR1)
-    except PermissionError:
-        parser.error(f'process {rank} belongs to another user')
-    print(f'Sent SIGUSR1 to the rank in process {rank}; the report is in the output of the job.')
-    return 0
-
-
-def _is_rank(process: int) -> bool:
-    with contextlib.suppress(OSError):
-        return _handles_signal(process) and 'mpi4py' in pathlib.Path(
-            f'/proc/{process}/maps').read_text()
-    return False
-
-
-def _handles_signal(process: int) -> bool:
-    for line in pathlib.Path(f'/proc/{process}/status').read_text().splitlines():
-        name, _, value = line.partition(':')
-        if name == 'SigCgt':
-            return bool(int(value, 16) >> (signal.SIGUSR1 - 1) & 1)
-    return False
+    for process in _descendants(options.pid):
+        with contextlib.suppress(OSError):  # of another user, or it has ended
+            for path in pathlib.Path(f'/proc/{process}/fd').iterdir():
+                if os.readlink(path).startswith(_FILE):
+                    path.write_bytes(b'1')
+                    print(f'Notified the rank in process {process}; the report appears in the '
+                          'output of the job.')
+                    return 0
+    parser.error(f'process {options.pid} and its children contain no rank of yours that has '
+                 'created a communicator')
 
 
 def _descendants(process: int) -> list[int]:

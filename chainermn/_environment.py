@@ -9,6 +9,10 @@ DEBUG = 'CHAINERMN_DEBUG'
 DEBUG_EVERY = 'CHAINERMN_DEBUG_EVERY'
 #: ChainerMN 7 has two spellings; the first takes precedence.
 FORCE_ABORT = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
+#: Whether deadlocks are detected before the timeout, on the first rank.
+DEADLOCKS = 'CHAINERMN_DEADLOCKS'
+#: Whether hosts connect to each other, to detect that one is lost.
+HOST_LINKS = 'CHAINERMN_HOST_LINKS'
 #: Set by ``python -m chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
 #: Seconds after which waiting ranks print a warning.

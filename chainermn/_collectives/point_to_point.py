@@ -357,10 +357,13 @@ class Messages:
     def _finish(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
                 ) -> Receives:
         """Receives the data after a signature; returns it with its mark, or ``None``."""
+        calls = self.calls
+        calls.receiving[source, tag] += 1
         try:
             return (yield from self._rest(signature, body, source, tag, call))
         finally:
-            self.calls.received[source, tag] += 1
+            calls.received[source, tag] += 1
+            calls.receiving[source, tag] -= 1
 
     def _rest(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
               ) -> Receives:

@@ -88,6 +88,11 @@ def of_thread(ident: int) -> list[Operation]:
     return found
 
 
+def threads() -> frozenset[int]:
+    """Returns the identifiers of the threads that have used an operation."""
+    return frozenset(_threads.keys())
+
+
 def outermost() -> str:
     """Returns the name of the operation that the calling thread is in; '' if it is in none."""
     entry, name = local.thread.innermost, ''

@@ -119,15 +119,17 @@ class FlightRecord:
 
 
 class MessageRecord(FlightRecord):
-    """The messages of one communicator; ``sent`` and ``received`` count complete ones."""
+    """The messages of one communicator, counted by peer and tag."""
 
-    __slots__ = 'received', 'sent', 'sent_at'
+    __slots__ = 'received', 'receiving', 'sent', 'sent_at'
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
-        #: By peer and tag.
+        #: Including those that are leaving.
         self.sent: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
         self.received: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
+        #: Messages whose data is still arriving.
+        self.receiving: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
         #: The number of the call that has sent its message most recently.
         self.sent_at = 0
 

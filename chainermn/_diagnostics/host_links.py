@@ -43,6 +43,7 @@ GOODBYE, FAILED = b'g', node_monitor.FAILED
 _PROBE_INTERVAL = 4
 _SILENCE = 6 * _PROBE_INTERVAL  # after which the kernel closes a link
 _ANSWER_TIMEOUT = 4.  # for the ranks of a host to answer over MPI; they poll once per second
+_LONG_ANSWER_TIMEOUT = 60.  # if the connection failed for another reason than silence
 _CONNECT_TIMEOUT = 600.  # long, since a rank may hold Python's lock after startup
 _HANDSHAKE_TIMEOUT = 10.
 _GRACE = 3.  # for mpiexec to end the job after a failure that was reported
@@ -143,8 +144,10 @@ class HostLinks:
                         f'chainermn: the network connection to {host.text} was lost '
                         f'({os.strerror(host.error)}), but MPI still reaches it. The job '
                         'continues; a later failure of this host may not be detected.\n')
-            elif now > host.asked_at + _ANSWER_TIMEOUT:
-                is_silent = host.error in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+                continue
+            is_silent = host.error in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+            if host.asked_at is not None and now > host.asked_at + (
+                    _ANSWER_TIMEOUT if is_silent else _LONG_ANSWER_TIMEOUT):
                 why = f'no answer for {_SILENCE} s' if is_silent else os.strerror(host.error)
                 return f'{host.text} is unreachable: {why}'
         return ''
@@ -192,7 +195,8 @@ class HostLinks:
 
 
 def _is_enabled() -> bool:
-    return sys.platform == 'linux' and global_except_hook.aborts_job()
+    return sys.platform == 'linux' and global_except_hook.aborts_job() and (
+        _environment.flag(_environment.HOST_LINKS, default=True))
 
 
 def addresses() -> list[str]:

@@ -12,30 +12,36 @@ import threading
 from collections.abc import Collection, Iterator
 from types import FrameType
 
-from chainermn._diagnostics import call_site
+from chainermn._diagnostics import call_site, current_operations
 
 _DEBUGGERS = ('bdb', 'pdb', 'pydevd', '_pydevd_bundle', 'debugpy')
 
 
 class _Activity(enum.Enum):
-    """What a thread does that is in no operation."""
+    """What a thread outside of operations is doing."""
 
     RUNS = enum.auto()  # code of the program, or something that may call it
-    WAITS_FOR_WORK = enum.auto()  # of another thread, in a queue
+    WAITS_FOR_WORK = enum.auto()  # from a queue that another thread fills
     LIBRARY = enum.auto()  # something of an installed package
     IDLE = enum.auto()  # nothing that concerns the program
 
 
-def are_running(blocked: Collection[int]) -> bool:
+def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
     """Returns whether the program may do something that ends the wait of another rank.
 
     If in doubt, it may.  It does not if all threads are blocked in operations, wait for work from
-    other threads, or belong to libraries, such as that of a progress bar.
+    other threads, or belong to a library, such as a progress bar.
 
     Args:
         blocked: The identifiers of threads that are in operations.
+        is_finished: Whether the main thread is at the end of the program.  Then only threads that
+            have used a communicator count.
     """
     frames = sys._current_frames()
+    users = current_operations.threads()
+    if is_finished:
+        frames = {ident: frame for ident, frame in frames.items()
+                  if ident in users or ident in blocked}
     main = threading.main_thread().ident
     if main is None:
         return True
@@ -52,8 +58,9 @@ def are_running(blocked: Collection[int]) -> bool:
         _package(frame) for frame in _outwards(frames[main]) if _origin(frame) != 'stdlib')
     } - {'chainermn', 'chainer'}
     activities = {
-        _activity(frame, program) for ident, frame in frames.items() if ident not in blocked
-        and ident != threading.get_ident() and not (ident == main and is_ending)}
+        _activity(frame, program, ident in users) for ident, frame in frames.items()
+        if ident not in blocked and ident != threading.get_ident()
+        and not (ident == main and is_ending)}
     return not timers.isdisjoint(frames) or any(map(_is_debugged, frames.values())) or (
         _Activity.RUNS in activities
         or {_Activity.WAITS_FOR_WORK, _Activity.LIBRARY} <= activities)  # one may feed the other
@@ -63,7 +70,7 @@ def _is_debugged(frame: FrameType) -> bool:
     return any(_package(each) in _DEBUGGERS for each in _outwards(frame))
 
 
-def _activity(innermost: FrameType, program: Collection[str]) -> _Activity:
+def _activity(innermost: FrameType, program: Collection[str], is_user: bool) -> _Activity:
     modules = [_module(frame) for frame in _outwards(innermost)]
     function = innermost.f_code.co_name
     if 'concurrent.futures.thread' in modules:
@@ -76,7 +83,7 @@ def _activity(innermost: FrameType, program: Collection[str]) -> _Activity:
     if 'program' in origins or any(_package(frame) in program for frame in _outwards(innermost)):
         return _Activity.RUNS
     if 'library' in origins:
-        return _Activity.LIBRARY
+        return _Activity.RUNS if is_user else _Activity.LIBRARY
     # Other threads of the standard library, such as servers, call the program.
     is_idle = 'ours' in origins or any(_is_pool(frame) for frame in _outwards(innermost))
     return _Activity.IDLE if is_idle else _Activity.RUNS

@@ -26,6 +26,7 @@ class Progress(NamedTuple):
     creations: dict[tuple[int, ...], int]  # of communicators, by ranks
     sent: dict[Key, Counts]
     received: dict[Key, Counts]
+    receiving: dict[Key, Counts]  # messages whose data is still arriving
 
     @classmethod
     def own(cls) -> Progress:
@@ -35,4 +36,6 @@ class Progress(NamedTuple):
         return cls({calls.key: calls.entered for calls in everything},
                    dict(creations),
                    {calls.key: dict(calls.sent) for calls in messages},
-                   {calls.key: dict(calls.received) for calls in messages})
+                   {calls.key: dict(calls.received) for calls in messages},
+                   {calls.key: {which: n for which, n in list(calls.receiving.items()) if n}
+                    for calls in messages})

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from chainermn import _signature, global_except_hook
 from chainermn._diagnostics import (
     current_operations,
-    dump_signal,
+    dump_request,
     node_monitor,
     rank_progress,
     unusable,
@@ -59,7 +59,7 @@ def add_group(mpi_comm: MPI.Intracomm) -> None:
         # If the program calls MPI.Finalize(), MPI calls this first.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _end())
         MPI.COMM_SELF.Set_attr(key, True)
-        dump_signal.listen()
+        dump_request.listen()
     if mpi_comm.size > 1 and watchdog.get().add_group(mpi_comm):
         watchdog.get().connect_hosts(mpi_comm, node_monitor.register(mpi_comm))
 

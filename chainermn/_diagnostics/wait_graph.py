@@ -39,12 +39,12 @@ _SHOWN = 16
 class Kind(enum.Enum):
     """Which ranks an operation waits for."""
 
-    COLLECTIVE = enum.auto()  # those that have not entered it
-    UNCHECKED = enum.auto()  # perhaps those that have not entered it; certainly if they finished
-    CREATION = enum.auto()  # those that have not called create_communicator
+    COLLECTIVE = enum.auto()  # ranks that have not entered it
+    UNCHECKED = enum.auto()  # the same, but only finished ranks are certain
+    CREATION = enum.auto()  # ranks that have not called create_communicator
     SEND = enum.auto()  # the receiver
     RECEIVE = enum.auto()  # the sender, or one of all ranks
-    ASK = enum.auto()  # those whose service has not answered
+    ASK = enum.auto()  # ranks whose service has not answered
 
 
 class Wait(NamedTuple):
@@ -135,7 +135,7 @@ class WaitGraph:
             any(blockers.remain(waiting) for blockers in thread) for thread in threads)
 
     def awaited(self, rank: int, waiting: set[int]) -> Iterator[tuple[str, set[int]]]:
-        """Returns in what a rank waits, and for which ranks.
+        """Yields the blocking operations of a rank, and the ranks that each waits for.
 
         Args:
             rank: The rank.
@@ -180,8 +180,9 @@ class WaitGraph:
             return False
         me = wait.key[1].index(rank)
         sent = self._states[rank].progress.sent.get(wait.key)
-        received = self._states[receiver].progress.received.get(wait.key)
-        return _count(received, me, wait.tag) < _count(sent, wait.peer, wait.tag)
+        theirs = self._states[receiver].progress
+        return _count(theirs.received.get(wait.key), me, wait.tag) + _count(
+            theirs.receiving.get(wait.key, {}), me, wait.tag) < _count(sent, wait.peer, wait.tag)
 
     def _may_come(self, wait: Wait, rank: int, peers: Iterable[int]) -> bool:
         """Returns whether a message may arrive: it is in flight, or a sender is not known."""

@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from chainermn import _environment, _streams, global_except_hook
 from chainermn._diagnostics import (
-    dump_signal,
+    dump_request,
     hang_report,
     program_threads,
     rank_progress,
@@ -93,13 +93,14 @@ class Watchdog:
         self._stall_seconds = parse_timeout(
             _environment.text(_environment.STALL_WARNING) or stall_warning.DEFAULT,
             _environment.STALL_WARNING)
+        self._detects_deadlocks = _environment.flag(_environment.DEADLOCKS, default=True)
         self._interval = _INTERVAL
         self.limit_interval(self._default)
         # By thread: its progress, and since when it is the same.
         self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
+        self._snapshots: _Snapshots = {}  # during a poll
         self._is_waiting = False
         self._state: RankState | None = None
-        self._is_dump_requested = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -150,6 +151,8 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
         for group in self._groups:
+            group.drain()
+        for group in self._groups:
             if group.links is not None:
                 group.links.close()
 
@@ -163,7 +166,10 @@ class Watchdog:
                 errors += 1
                 if errors == _MAX_ERRORS:
                     _streams.write(f'{traceback.format_exc()}chainermn: the watchdog of this rank '
-                                   'has stopped because of this error; timeouts have no effect\n')
+                                   'has stopped because of this error; timeouts have no effect, '
+                                   'and deadlocks may not be detected\n')
+            finally:
+                self._snapshots = {}  # they keep objects of the program alive
 
     def _pause(self) -> float:
         if any(group.alarmed_at for group in self._groups):
@@ -173,44 +179,50 @@ class Watchdog:
     def _poll(self) -> None:
         recorder.write()  # in case this rank hangs or is killed
         now = time.monotonic()
-        snapshots = thread_state.snapshots()
+        self._observe(now)
+        groups = list(self._groups) or [self._alone]
+        if dump_request.is_requested():
+            max(groups, key=lambda group: len(group.ranks)).is_dump_requested = True
+        for group in groups:
+            if group.sent_state != self._state:
+                group.sent_state = self._state
+                group.send(Tag.STATE, State(self._state), [0])
+            for source, tag, content in group.receive():
+                self._receive(group, source, tag, content, now)
+            self._ask(group, now)
+            number, suspects = group.detector.look()
+            if suspects and self._detects_deadlocks:
+                group.send(Tag.LOOK, number, map(group.ranks.index, suspects))
+            for ident, snapshot in self._snapshots.items():
+                if snapshot.progress and group.alarmed_at is None and (
+                        reason := self._hang(snapshot, now - self._progress[ident][1])):
+                    self._respond(group, reason, (), now)
+            if group.alarmed_at is None and group.links is not None and (
+                    reason := group.links.failure(functools.partial(group.send, Tag.PING, None))):
+                self._respond(group, reason, (), now)
+            if group.alarmed_at is None and (reason := self._device_failure()):
+                self._respond(group, reason, (), now)
+            if group.alarmed_at is not None:
+                self._report(group, now)
+
+    def _observe(self, now: float) -> None:
+        """Updates the progress of all threads, and the state of this rank."""
+        self._snapshots = thread_state.snapshots()
         before, self._progress = self._progress, {}
-        for ident, snapshot in snapshots.items():
+        for ident, snapshot in self._snapshots.items():
             progress, since = before.get(ident, ((), now))
             self._progress[ident] = snapshot.progress, (
                 since if snapshot.progress == progress else now)
         self._is_waiting = any(progress and since < now
                                for progress, since in self._progress.values())
-        self._state = self._new_state(snapshots, now)
-        self._is_dump_requested |= dump_signal.is_requested()
-        for group in list(self._groups) or [self._alone]:
-            if group.sent_state != self._state:
-                group.sent_state = self._state
-                group.send(Tag.STATE, State(self._state), [0])
-            for source, tag, content in group.receive():
-                self._receive(group, source, tag, content, snapshots, now)
-            self._ask(group, snapshots, now)
-            number, suspects = group.detector.look()
-            if suspects:
-                group.send(Tag.LOOK, number, map(group.ranks.index, suspects))
-            for ident, snapshot in snapshots.items():
-                if snapshot.progress and group.alarmed_at is None and (
-                        reason := self._hang(snapshot, now - self._progress[ident][1])):
-                    self._respond(group, reason, (), snapshots, now)
-            if group.alarmed_at is None and group.links is not None and (
-                    reason := group.links.failure(functools.partial(group.send, Tag.PING, None))):
-                self._respond(group, reason, (), snapshots, now)
-            if group.alarmed_at is None and (reason := self._device_failure()):
-                self._respond(group, reason, (), snapshots, now)
-            if group.alarmed_at is not None:
-                self._report(group, now)
+        self._state = self._new_state(now)
 
     def _receive(self, group: Group, source: int, tag: Tag, content: Content,
-                 snapshots: _Snapshots, now: float) -> None:
+                 now: float) -> None:
         """Handles a message of another watchdog, or of this one."""
         rank = group.ranks[source]
         if tag is Tag.ASK:
-            group.send(Tag.ANSWER, self._response('', snapshots, now), [source])
+            group.send(Tag.ANSWER, self._response('', now), [source])
         elif tag is Tag.ANSWER and isinstance(content, Response):
             if group.question is not None:
                 group.question.answers[rank] = content
@@ -222,30 +234,31 @@ class Watchdog:
             if isinstance(content, Response):
                 group.responses[source] = content
             if group.alarmed_at is None:
-                self._respond(group, '', {source}, snapshots, now)
+                self._respond(group, '', {source}, now)
         elif isinstance(content, State):
             group.detector.set_state(rank, content.state, now)
         elif isinstance(content, int):
+            self._observe(now)  # since it was asked
             group.send(Tag.LOOKED, Looked(content, self._state), [source])
         elif isinstance(content, Looked):
             deadlock = group.detector.looked(rank, content.number, content.state, now)
             if deadlock and group.alarmed_at is None:
-                self._respond(group, f'deadlock: {deadlock}', (), snapshots, now)
+                self._respond(group, f'deadlock: {deadlock}', (), now)
 
-    def _ask(self, group: Group, snapshots: _Snapshots, now: float) -> None:
+    def _ask(self, group: Group, now: float) -> None:
         """Asks all ranks for their state if necessary; prints what they have answered."""
         text = None
         if group.question is not None:
             pass
-        elif self._is_dump_requested:
-            self._is_dump_requested = False
+        elif group.is_dump_requested:
+            group.is_dump_requested = False
             text = functools.partial(_dump_text, group, group is self._alone)
         elif self._stall_seconds and group.detector.is_stalled(now, self._stall_seconds):
             text = functools.partial(
                 stall_warning.text, dict(group.detector.states), seconds=self._stall_seconds)
         if text is not None:
             group.question = Question(now, text)
-            group.question.answers[group.ranks[group.rank]] = self._response('', snapshots, now)
+            group.question.answers[group.ranks[group.rank]] = self._response('', now)
             group.send(Tag.ASK, None, group.others)
         question = group.question
         if question is not None and (
@@ -274,40 +287,42 @@ class Watchdog:
             return f'no progress for {seconds:.0f} s; {_timeout_text(timeout)}'
         return ''
 
-    def _new_state(self, snapshots: _Snapshots, now: float) -> RankState | None:
+    def _new_state(self, now: float) -> RankState | None:
         """Returns what this rank waits for; ``None`` if it may make progress by itself."""
-        blocked = {ident: snapshot for ident, snapshot in snapshots.items() if snapshot.progress}
-        # A thread that still runs at the end of the program sends nothing, as a rule.
+        blocked = {ident: snapshot for ident, snapshot in self._snapshots.items()
+                   if snapshot.progress}
         is_finished = [snapshot.is_finished for snapshot in blocked.values()] == [True]
         grace = self._interval if is_finished else _GRACE
         if not blocked or any(now - self._progress[ident][1] < grace for ident in blocked) or (
-                not is_finished and program_threads.are_running(blocked)):
+                program_threads.are_running(blocked, is_finished)):
             return None
-        return RankState(Progress.own(), tuple(snapshot.wait for snapshot in blocked.values()),
-                         is_finished, rank_progress.has_agreed)
+        state = RankState(Progress.own(), tuple(snapshot.wait for snapshot in blocked.values()),
+                          is_finished, rank_progress.has_agreed)
+        after = {ident: snapshot.progress for ident, snapshot in thread_state.snapshots().items()}
+        has_changed = after != {ident: progress for ident, (progress, _) in self._progress.items()}
+        return None if has_changed else state
 
     def _respond(self, group: Group, reason: str, sources: Collection[int],
-                 snapshots: _Snapshots, now: float) -> None:
+                 now: float) -> None:
         """Sends the state of this rank to the ranks that may report; raises an alarm for a reason.
 
         Args:
             group: The ranks.
             reason: For raising the alarm; '' if another rank raised it.
             sources: Ranks from which the alarm came.
-            snapshots: Of the threads of this rank.
             now: The current time.
         """
         group.alarmed_at = now
-        response = group.responses[group.rank] = self._response(reason, snapshots, now)
+        response = group.responses[group.rank] = self._response(reason, now)
         reporters = set(range(min(_MAX_REPORTERS, len(group.ranks)))) | set(sources)
         group.send(Tag.RESPONSE, response, reporters - {group.rank})
         if reason:
             group.send(Tag.ALARM, None, set(group.others) - reporters)
 
-    def _response(self, reason: str, snapshots: _Snapshots, now: float) -> Response:
+    def _response(self, reason: str, now: float) -> Response:
         return Response.of(reason, {
             ident: (snapshot.state, now - self._progress[ident][1])
-            for ident, snapshot in snapshots.items()})
+            for ident, snapshot in self._snapshots.items()})
 
     def _report(self, group: Group, now: float) -> None:
         """Prints the report and aborts the job, if all ranks have responded or had enough time."""
@@ -331,7 +346,7 @@ class Watchdog:
 
 
 def _dump_text(group: Group, is_first: bool, answers: Mapping[int, Response]) -> str:
-    return 'chainermn: the state of all ranks (asked by a signal)\n' + hang_report.text(
+    return 'chainermn: the state of all ranks, as requested\n' + hang_report.text(
         answers, group.ranks if group.mpi_comm is not None else (), is_first,
         group.hosts if group.mpi_comm is not None else ())
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -82,6 +83,7 @@ class Group:
         self.sent_state: RankState | None = None
         self.detector = DeadlockDetector()  # used by the first rank
         self.question: Question | None = None
+        self.is_dump_requested = False
         self._requests: list[MPI.Request] = []
 
     def send(self, tag: Tag, content: Content, ranks: Iterable[int]) -> None:
@@ -89,7 +91,20 @@ class Group:
         if self.mpi_comm is not None:
             data = pickle.dumps(content)
             self._requests = [request for request in self._requests if not request.Test()]
-            self._requests += [self.mpi_comm.Isend(data, rank, tag) for rank in ranks]
+            # Synchronous, so that drain() can tell when they were received.
+            self._requests += [self.mpi_comm.Issend(data, rank, tag) for rank in ranks]
+
+    def drain(self) -> None:
+        """Receives all remaining messages.  Collective: every rank calls it.
+
+        Otherwise MPI_Finalize might wait for them.
+        """
+        barrier = None
+        while self.mpi_comm is not None and (barrier is None or not barrier.Test()):
+            self.receive()
+            if barrier is None and all([request.Test() for request in self._requests]):
+                barrier = self.mpi_comm.Ibarrier()
+            os.sched_yield()
 
     @property
     def others(self) -> list[int]:

@@ -65,7 +65,7 @@ class Codec:
         try:
             encoded = self.compressor.compress(x, key)
             if encoded.dtype == dtype and encoded.shape == (length,):
-                return encoded
+                return chainer.backend.get_array_module(encoded).ascontiguousarray(encoded)
             raise ValueError(
                 f'compressor {compressors.describe(self.compressor)} returned {encoded.dtype} '
                 f'{encoded.shape} for {x.size} values; it has to return {dtype} ({length},)')
@@ -75,7 +75,12 @@ class Codec:
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
         try:
-            return self.compressor.decompress(encoded, size, dtype)
+            x = self.compressor.decompress(encoded, size, dtype)
+            if x.shape == (size,) and np.can_cast(x.dtype, dtype, 'same_kind'):
+                return x
+            raise ValueError(
+                f'compressor {compressors.describe(self.compressor)} returned {x.dtype} {x.shape} '
+                f'from decompress; it has to return {np.dtype(dtype)} ({size},)')
         except Exception as error:
             self.defer(error)
             return chainer.backend.get_array_module(encoded).zeros(size, dtype)

@@ -10,7 +10,7 @@ KEY = ('MessageRecord', (0, 1, 2, 3), 1)
 def receiving(peer, received=None):
     """The state of a rank that waits for a message."""
     wait = Wait(Kind.RECEIVE, KEY, 0, peer, 0)
-    return RankState(Progress({}, {}, {KEY: {}}, {KEY: received or {}}),
+    return RankState(Progress({}, {}, {KEY: {}}, {KEY: received or {}}, {}),
                      (ThreadWait('in receive', (wait,)),), False, False)
 
 

@@ -264,6 +264,7 @@ def test_a_lost_connection_of_a_host_that_answers_over_mpi(capsys):
     (errno.ECONNRESET, 'Connection reset by peer')])
 def test_a_host_that_does_not_answer_over_mpi(monkeypatch, number, why):
     monkeypatch.setattr(host_links, '_ANSWER_TIMEOUT', .1)
+    monkeypatch.setattr(host_links, '_LONG_ANSWER_TIMEOUT', .15)
     links = lost(number)
     assert links.failure(lambda ranks: None) == ''
     time.sleep(.2)

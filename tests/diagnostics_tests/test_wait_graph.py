@@ -23,11 +23,11 @@ def own():
     comm.finalize()
 
 
-def state(*waits, entered=None, sent=None, received=None, created=0, is_finished=False,
-          has_agreed=False, service=None):
+def state(*waits, entered=None, sent=None, received=None, receiving=None, created=0,
+          is_finished=False, has_agreed=False, service=None):
     """The state of a rank with one thread for each list of waits; the last may answer."""
     progress = Progress(entered or {}, {(0, 1, 2): created}, {MESSAGES: sent or {}},
-                        {MESSAGES: received or {}})
+                        {MESSAGES: received or {}}, {MESSAGES: receiving or {}})
     threads = tuple(ThreadWait(f'in {each[0].kind.name.lower()}' if each else 'nowhere', each,
                                service if number == len(waits) else None)
                     for number, each in enumerate(waits, 1))
@@ -91,6 +91,10 @@ no_wait = state(())
     ([receiving(1, received={(1, 0): 1}), receiving(0, sent={(0, 0): 1})], {0, 1}),
     ([receiving(1, received={(1, 0): 1}), receiving(0, sent={(0, 0): 2})], set()),
     ([sending(1), receiving(0, received={(0, 0): 1}), receiving(0)], set()),
+    # Its large message is being received by an irecv.
+    ([sending(1), receiving(0, 1, receiving={(0, 0): 1})], set()),
+    ([sending(1, sent=2), receiving(0, 1, receiving={(0, 0): 1})], {0, 1}),
+    ([sending(1, receiving={(1, 0): 1}), sending(0, receiving={(0, 0): 1})], set()),
     ([receiving(1), receiving(2), receiving(0)], {0, 1, 2}),
     ([receiving(1), receiving(2), None], set()),
     # Of any rank: one of them has to send.
