@@ -44,5 +44,5 @@ def set_mpi_defaults() -> None:
     """
     os.environ.setdefault('UCX_TCP_KEEPINTVL', '10s')
     if 'UCX_TLS' in os.environ or 'UCX_NET_DEVICES' in os.environ:
-        # UCX warns of the variable above if the user excludes TCP.
+        # UCX warns that the variable is unused if TCP is excluded.
         os.environ.setdefault('UCX_WARN_UNUSED_ENV_VARS', 'n')

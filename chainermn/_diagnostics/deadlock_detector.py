@@ -2,8 +2,8 @@
 
 A rank that has waited for a while sends its state, and notifies the detector when it resumes.
 States of different times could contradict each other.  So if they contain a deadlock, the detector
-looks twice: if no state has changed in the second look, which began after the first one ended, all
-of them were true at the same time.
+starts a confirmation round: it asks these ranks again.  If no state has changed since, all of them
+were true at the same time.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class DeadlockDetector:
         self.states: dict[int, RankState] = {}
         self._since: dict[int, float] = {}
         self._has_warned = False
-        self._look = 0
+        self._round = 0
         self._suspects: set[int] = set()
-        self._unseen: set[int] = set()  # suspects that have not answered in this look
+        self._unseen: set[int] = set()  # suspects that have not answered in this round
         self._has_changed = False
 
     def set_state(self, rank: int, state: RankState | None, now: float = 0) -> None:
@@ -33,27 +33,33 @@ class DeadlockDetector:
                 self.states[rank] = state
                 self._since[rank] = now
 
-    def look(self) -> tuple[int, set[int]]:
-        """Starts a second look, if the states contain a deadlock.
+    def new_suspects(self) -> tuple[int, set[int]]:
+        """Starts a confirmation round, if the states contain a deadlock.
 
         Returns:
-            The number of the look, and the ranks that have to repeat their state, if any.
+            The number of the round, and the ranks that have to answer, if any.
         """
         if not self._has_changed:
-            return self._look, set()
+            return self._round, set()
         self._has_changed = False
         suspects = WaitGraph(self.states).deadlocked()
         if suspects == self._suspects:
-            return self._look, set()
+            return self._round, set()
         self._suspects, self._unseen = suspects, set(suspects)
-        self._look += 1
-        return self._look, set(suspects)
+        self._round += 1
+        return self._round, set(suspects)
 
-    def looked(self, rank: int, number: int, state: RankState | None, now: float = 0
-               ) -> str:
-        """Takes the state of a rank in a second look; returns a deadlock in words, or ''."""
+    def confirm(self, rank: int, number: int, state: RankState | None, now: float = 0) -> str:
+        """Records the answer of a rank; returns the deadlock once all have confirmed it, else ''.
+
+        Args:
+            rank: The rank.
+            number: The number of the round.
+            state: The state of the rank.
+            now: The current time.
+        """
         self.set_state(rank, state, now)
-        if number != self._look or not self._suspects:
+        if number != self._round or not self._suspects:
             return ''
         self._unseen.discard(rank)
         return '' if self._unseen else WaitGraph(self.states).cycle(self._suspects)

@@ -9,9 +9,10 @@ ranks are stopped, or hold Python's lock.  A link ends in one of these ways:
   the watchdog raises an alarm;
 - closed by the other host: all processes of the job on that host have ended.  The node monitor
   keeps the link open, so this does not happen when a rank fails, and after the last rank has exited
-  it sends the byte ``FAILED``, as it has reported the cause.  Without that byte, it was killed too.
+  it sends the byte ``FAILED``, as it has reported the cause.  If the byte is missing, the monitor
+  was killed as well.
 
-Hosts that cannot connect, such as through a firewall, are not watched.
+Hosts that cannot connect, for example because of a firewall, are not monitored.
 """
 from __future__ import annotations
 

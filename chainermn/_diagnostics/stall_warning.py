@@ -1,4 +1,4 @@
-"""The warning that ranks have waited for a long time for a rank that does something else."""
+"""The warning that ranks have waited for a long time for a rank that is not in an operation."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.wait_graph import RankState, WaitGraph
 from chainermn._ranks import group_ranks, ranks_text
 
-#: Seconds, unless the environment sets others.
+#: In seconds; the environment variable overrides it.
 DEFAULT = 60.
 
 

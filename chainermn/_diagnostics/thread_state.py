@@ -47,7 +47,7 @@ class ThreadState(NamedTuple):
 
     @property
     def wait_text(self) -> str:
-        """In what a thread waits, for the description of a deadlock."""
+        """The operation in which the thread waits, for reports of deadlocks."""
         if self.operation == END:
             return 'at the end of the program'
         thread = f' in thread {self.thread}' if self.thread else ''

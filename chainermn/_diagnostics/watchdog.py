@@ -38,7 +38,7 @@ from chainermn._diagnostics.host_links import HostLinks
 from chainermn._diagnostics.rank_progress import Progress
 from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._diagnostics.wait_graph import RankState
-from chainermn._diagnostics.watchdog_group import Content, Group, Looked, Question, State, Tag
+from chainermn._diagnostics.watchdog_group import Confirmation, Content, Group, Question, State, Tag
 from chainermn._tracing import recorder
 
 VARIABLE = _environment.TIMEOUT
@@ -190,9 +190,9 @@ class Watchdog:
             for source, tag, content in group.receive():
                 self._receive(group, source, tag, content, now)
             self._ask(group, now)
-            number, suspects = group.detector.look()
+            number, suspects = group.detector.new_suspects()
             if suspects and self._detects_deadlocks:
-                group.send(Tag.LOOK, number, map(group.ranks.index, suspects))
+                group.send(Tag.CONFIRM, number, map(group.ranks.index, suspects))
             for ident, snapshot in self._snapshots.items():
                 if snapshot.progress and group.alarmed_at is None and (
                         reason := self._hang(snapshot, now - self._progress[ident][1])):
@@ -239,9 +239,9 @@ class Watchdog:
             group.detector.set_state(rank, content.state, now)
         elif isinstance(content, int):
             self._observe(now)  # since it was asked
-            group.send(Tag.LOOKED, Looked(content, self._state), [source])
-        elif isinstance(content, Looked):
-            deadlock = group.detector.looked(rank, content.number, content.state, now)
+            group.send(Tag.CONFIRMED, Confirmation(content, self._state), [source])
+        elif isinstance(content, Confirmation):
+            deadlock = group.detector.confirm(rank, content.number, content.state, now)
             if deadlock and group.alarmed_at is None:
                 self._respond(group, f'deadlock: {deadlock}', (), now)
 

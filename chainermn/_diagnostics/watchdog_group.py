@@ -22,8 +22,8 @@ class Tag(enum.IntEnum):
     ALARM = 1
     RESPONSE = 2
     STATE = 3  # to the rank that detects deadlocks
-    LOOK = 4
-    LOOKED = 5
+    CONFIRM = 4
+    CONFIRMED = 5
     ASK = 6
     ANSWER = 7
     PING = 8  # to the ranks of a host whose link was lost
@@ -36,15 +36,15 @@ class State(NamedTuple):
     state: RankState | None
 
 
-class Looked(NamedTuple):
-    """The state of a rank in a second look."""
+class Confirmation(NamedTuple):
+    """The state of a rank in a confirmation round."""
 
-    number: int  # of the look
+    number: int  # of the round
     state: RankState | None
 
 
-#: The content of a message: a response, a state, the number of a look, or nothing.
-Content: TypeAlias = Response | State | Looked | int | None
+#: The content of a message: a response, a state, the number of a confirmation round, or nothing.
+Content: TypeAlias = Response | State | Confirmation | int | None
 
 
 class Question:

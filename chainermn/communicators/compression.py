@@ -10,7 +10,8 @@ A compressor is any object with two methods::
 ``len(x)`` only.  ``key`` names the stream: a string, an integer or a tuple of these.  A compressor
 with state, such as error feedback, keeps it per key.  It also has ``serialize(serializer)``, like a
 Chainer link, and ``reset()``, which drops the state.  If a method raises an error on one rank, the
-same error is raised on all ranks, and the gradients are invalid.
+same error is raised on all ranks, and the gradients are invalid; it is only raised on that rank
+with ``CHAINERMN_AGREE=0``, and with overlap on NCCL.
 
 An attribute ``elementwise = True`` declares that each value is encoded as one element,
 independently of the others.  Then means are compressed too, and the bytes per rank do not grow with

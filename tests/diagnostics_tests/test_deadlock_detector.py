@@ -1,4 +1,4 @@
-"""A deadlock counts only if no state has changed when the detector looks again."""
+"""A deadlock is only reported if no state has changed in a confirmation round."""
 
 from chainermn._diagnostics.deadlock_detector import DeadlockDetector
 from chainermn._diagnostics.rank_progress import Progress
@@ -25,51 +25,51 @@ def detector_of(*states):
     return detector
 
 
-def test_a_deadlock_takes_a_second_look():
+def test_a_deadlock_has_to_be_confirmed():
     detector = detector_of(*STATES)
-    number, suspects = detector.look()
+    number, suspects = detector.new_suspects()
     assert suspects == {0, 1}
-    assert detector.look() == (number, set())  # once
-    assert detector.looked(0, number, STATES[0]) == ''
-    assert detector.looked(1, number, STATES[1]) == CYCLE
+    assert detector.new_suspects() == (number, set())  # once
+    assert detector.confirm(0, number, STATES[0]) == ''
+    assert detector.confirm(1, number, STATES[1]) == CYCLE
 
 
 def test_a_rank_that_has_made_progress_ends_the_suspicion():
     for later in (None, receiving(0, received={(0, 0): 1})):
         detector = detector_of(*STATES)
-        number, _ = detector.look()
-        assert detector.looked(0, number, later) == ''
-        assert detector.looked(1, number, STATES[1]) == ''
+        number, _ = detector.new_suspects()
+        assert detector.confirm(0, number, later) == ''
+        assert detector.confirm(1, number, STATES[1]) == ''
 
 
-def test_the_same_wait_later_takes_two_more_looks():
+def test_the_same_wait_later_has_to_be_confirmed_again():
     detector = detector_of(*STATES)
-    first, _ = detector.look()
+    first, _ = detector.new_suspects()
     detector.set_state(0, None)
     detector.set_state(0, STATES[0])
-    second, suspects = detector.look()
+    second, suspects = detector.new_suspects()
     assert second != first and suspects == {0, 1}
-    assert detector.looked(0, first, STATES[0]) == ''  # late answers
-    assert detector.looked(1, first, STATES[1]) == ''
-    assert detector.looked(0, second, STATES[0]) == ''
-    assert detector.looked(1, second, STATES[1]) == CYCLE
+    assert detector.confirm(0, first, STATES[0]) == ''  # late answers
+    assert detector.confirm(1, first, STATES[1]) == ''
+    assert detector.confirm(0, second, STATES[0]) == ''
+    assert detector.confirm(1, second, STATES[1]) == CYCLE
 
 
 def test_a_rank_that_does_not_answer_is_not_deadlocked():
     detector = detector_of(*STATES)
-    number, _ = detector.look()
+    number, _ = detector.new_suspects()
     for _ in range(3):
-        assert detector.looked(0, number, STATES[0]) == ''
+        assert detector.confirm(0, number, STATES[0]) == ''
 
 
 def test_other_ranks_that_come_and_go_do_not_delay_it():
     detector = detector_of(*STATES)
-    number, _ = detector.look()
-    detector.looked(0, number, STATES[0])
+    number, _ = detector.new_suspects()
+    detector.confirm(0, number, STATES[0])
     detector.set_state(2, receiving(3))
-    assert detector.look() == (number, set())
-    assert detector.looked(1, number, STATES[1]) == CYCLE
+    assert detector.new_suspects() == (number, set())
+    assert detector.confirm(1, number, STATES[1]) == CYCLE
 
 
 def test_ranks_that_wait_for_a_running_rank_are_not_suspected():
-    assert detector_of(receiving(2), receiving(0)).look()[1] == set()
+    assert detector_of(receiving(2), receiving(0)).new_suspects()[1] == set()

@@ -240,3 +240,12 @@ def test_a_slow_host_raises_no_alarm():
     assert done.returncode == 0, done.stdout
     assert 'finished after' in done.stdout
     assert 'chainermn:' not in done.stdout
+
+
+def test_messages_over_a_slow_link_are_no_deadlock():
+    """Each takes several seconds, in which no rank seems to make progress."""
+    with Hosts([1, 1], rate='20mbit') as hosts:
+        done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'slow_messages.py', 15 << 20],
+                         seconds(120))
+    assert (done.returncode, done.stdout.count('finished')) == (0, 2), done.stdout
+    assert 'chainermn:' not in done.stdout
