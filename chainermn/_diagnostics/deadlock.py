@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
+from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import MessageRecord
 
 # Seconds.
@@ -100,13 +101,11 @@ class Deadlocks:
 
         Otherwise MPI would deliver them to a later communicator with the same context ID.
         """
-        barrier = None
-        while barrier is None or not barrier.Test():
+        def receive() -> None:
             while self._next_notice(MPI.ANY_SOURCE):
                 pass
-            if barrier is None and all([send.Test() for send in self._sends]):
-                barrier = self._mpi_comm.Ibarrier()
-            os.sched_yield()
+
+        drain(self._mpi_comm, receive, self._sends)
         self._sends = []
 
     def _next_notice(self, peer: int) -> bool:

@@ -30,8 +30,6 @@ from chainermn._ranks import ranks_text
 _BLOCKING = frozenset((
     'send', 'send_obj', 'recv', 'recv_obj', 'wait', 'waitall', 'send_activation',
     'recv_activation', 'send_gradient', 'recv_gradient'))
-
-
 #: The number of ranks of a cycle that are described.
 _SHOWN = 16
 

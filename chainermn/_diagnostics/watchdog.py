@@ -217,8 +217,7 @@ class Watchdog:
                                for progress, since in self._progress.values())
         self._state = self._new_state(now)
 
-    def _receive(self, group: Group, source: int, tag: Tag, content: Content,
-                 now: float) -> None:
+    def _receive(self, group: Group, source: int, tag: Tag, content: Content, now: float) -> None:
         """Handles a message of another watchdog, or of this one."""
         rank = group.ranks[source]
         if tag is Tag.ASK:
@@ -252,7 +251,7 @@ class Watchdog:
             pass
         elif group.is_dump_requested:
             group.is_dump_requested = False
-            text = functools.partial(_dump_text, group, group is self._alone)
+            text = functools.partial(self._dump_text, group)
         elif self._stall_seconds and group.detector.is_stalled(now, self._stall_seconds):
             text = functools.partial(
                 stall_warning.text, dict(group.detector.states), seconds=self._stall_seconds)
@@ -302,8 +301,7 @@ class Watchdog:
         has_changed = after != {ident: progress for ident, (progress, _) in self._progress.items()}
         return None if has_changed else state
 
-    def _respond(self, group: Group, reason: str, sources: Collection[int],
-                 now: float) -> None:
+    def _respond(self, group: Group, reason: str, sources: Collection[int], now: float) -> None:
         """Sends the state of this rank to the ranks that may report; raises an alarm for a reason.
 
         Args:
@@ -339,16 +337,17 @@ class Watchdog:
         reasons = (response.reason for _, response in sorted(group.responses.items()))
         for device in list(_on_devices):  # in threads, as it may block too
             threading.Thread(target=device.abort, daemon=True).start()
-        global_except_hook.abort_job(next(filter(None, reasons), ''), hang_report.text(
-            {group.ranks[rank]: response for rank, response in group.responses.items()},
-            group.ranks if group.mpi_comm is not None else (), group is self._alone,
-            group.hosts if group.mpi_comm is not None else ()))
+        global_except_hook.abort_job(next(filter(None, reasons), ''), self._report_text(
+            group, {group.ranks[rank]: response for rank, response in group.responses.items()}))
 
+    def _dump_text(self, group: Group, answers: Mapping[int, Response]) -> str:
+        return 'chainermn: the state of all ranks, as requested\n' + self._report_text(
+            group, answers)
 
-def _dump_text(group: Group, is_first: bool, answers: Mapping[int, Response]) -> str:
-    return 'chainermn: the state of all ranks, as requested\n' + hang_report.text(
-        answers, group.ranks if group.mpi_comm is not None else (), is_first,
-        group.hosts if group.mpi_comm is not None else ())
+    def _report_text(self, group: Group, responses: Mapping[int, Response]) -> str:
+        can_answer = group.mpi_comm is not None
+        return hang_report.text(responses, group.ranks if can_answer else (),
+                                group is self._alone, group.hosts if can_answer else ())
 
 
 def _timeout_text(timeout: float) -> str:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -10,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 from mpi4py import MPI
 
 from chainermn._diagnostics.deadlock_detector import DeadlockDetector
+from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
@@ -99,12 +99,8 @@ class Group:
 
         Otherwise MPI_Finalize might wait for them.
         """
-        barrier = None
-        while self.mpi_comm is not None and (barrier is None or not barrier.Test()):
-            self.receive()
-            if barrier is None and all([request.Test() for request in self._requests]):
-                barrier = self.mpi_comm.Ibarrier()
-            os.sched_yield()
+        if self.mpi_comm is not None:
+            drain(self.mpi_comm, self.receive, self._requests)
 
     @property
     def others(self) -> list[int]:

@@ -63,7 +63,6 @@ class Deadlock(NamedTuple):
         return found
 
 
-
 def deadlock(n: int, bystanders: int = 0, error: str = '', needs_timeout: bool = False
              ) -> Callable[..., Any]:
     """Adds a program to the catalogue.

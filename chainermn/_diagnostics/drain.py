@@ -1,0 +1,24 @@
+"""Receives the remaining messages of a communicator, before it is freed or MPI is finalized."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from mpi4py import MPI
+
+
+def drain(mpi_comm: MPI.Intracomm, receive: Callable[[], object], sends: Sequence[MPI.Request]
+          ) -> None:
+    """Returns once all ranks have received all messages.  Collective: every rank calls it.
+
+    Args:
+        mpi_comm: The communicator.
+        receive: Receives the messages that have arrived.
+        sends: The synchronous sends of this rank, which are complete once they are received.
+    """
+    barrier = None
+    while barrier is None or not barrier.Test():
+        receive()
+        if barrier is None and all([send.Test() for send in sends]):
+            barrier = mpi_comm.Ibarrier()
+        os.sched_yield()
