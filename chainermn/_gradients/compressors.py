@@ -198,16 +198,15 @@ class TwoBit:
         value = residual + x
         above = (value >= self.threshold).view(np.int8)
         below = (value <= -self.threshold).view(np.int8)
-        sent = (above - below).astype(residual.dtype)
-        sent *= residual.dtype.type(self.threshold)
         codes = above + below
         codes += below
-        with np.errstate(over='ignore', invalid='ignore'):
-            is_finite = xp is np and np.isfinite(value.sum())  # so all of them are
-        if is_finite:
+        above -= below
+        sent = above.astype(residual.dtype)
+        sent *= residual.dtype.type(self.threshold)
+        finite = xp.isfinite(value)
+        if xp is np and finite.all():
             np.subtract(value, sent, out=residual)
         else:
-            finite = xp.isfinite(value)
             xp.copyto(residual, value - sent, where=finite)
             codes |= (~finite).view(np.int8) * np.int8(3)
         return codes.view(np.uint8)

@@ -51,7 +51,9 @@ class EncodedNodeSum:
 
     def start(self, scale: np.generic | None) -> None:
         if scale is not None:  # the mean of this node, if nodes have equally many ranks
-            np.multiply(self._data, scale * self._data.dtype.type(self._inter.size), self._data)
+            factor = scale * self._data.dtype.type(self._inter.size)
+            if factor != 1:
+                np.multiply(self._data, factor, self._data)
         self._receive({node: self._own.size for node in self._others}, PART)
         for node, part in self._parts:
             self._send(self._encode(part, node), node, PART)
@@ -61,9 +63,11 @@ class EncodedNodeSum:
         own, received = self._own, self._received
         encoded = own  # unless it is empty
         if own.size:
-            total = np.zeros_like(own)
-            for node in range(self._inter.size):
-                total += self._decode(received[node], own) if node in received else own
+            first, *others = (self._decode(received[node], own) if node in received else own
+                              for node in range(self._inter.size))
+            total = first + others[0]
+            for term in others[1:]:
+                total += term
             if scale is not None:
                 total /= self._inter.size
             encoded = self._encode(total, self._inter.rank)
