@@ -33,6 +33,7 @@ EQUAL = {
     'allreduce_obj': CALL,
     'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE, 'join': CALL,
     'split': CALL, 'new_group': SHAPE, 'barrier': CALL, 'serve': CALL, 'mean_queue': CALL,
+    'allgather_shards': SHAPE,
     'finalize': CALL, END: CALL,
     # Point to point: sent before the payload, compared by the receiver.
     'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import chainer
 from mpi4py import MPI
@@ -49,6 +49,21 @@ class ModelOperations(ObjectOperations):
             self._tracer.note_model(parameters)
         self._consistency.same(pack('bcast_data', number=layout.digest), layout.described)
         self._transport.bcast_arrays(parameters)
+
+    @collective
+    def allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
+        if len(shards) != self._size:
+            raise ValueError('allgather_shards needs a list of arrays for each of the '
+                             f'{self._size} ranks, got {len(shards)} lists')
+        lists = [ParameterList.named({f'array {n} of the shard of rank {rank}': x
+                                      for n, x in enumerate(arrays)})
+                 for rank, arrays in enumerate(shards)]
+        layout = self._layout(ParameterList.named(
+            {path: x for each in lists for path, x in each.by_path().items()}), for_mean=False)
+        self._consistency.same(pack('allgather_shards', number=layout.digest), layout.described)
+        for root, arrays in enumerate(lists):
+            if arrays:
+                self._transport.bcast_arrays(arrays, root)
 
     @collective
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,

@@ -11,7 +11,8 @@ from chainermn._signature import CALL, DTYPE, END, EQUAL, SHAPE, CallSignature
 _MAX_PARAMETERS = 10
 #: Operations whose signature contains a digest, and what the digest is computed from.
 _DETAILED = {'bcast_data': 'parameters', 'multi_node_mean_grad': 'parameters',
-             'allreduce_many': 'arrays', 'reduce_scatter': 'arrays', 'new_group': 'groups'}
+             'allgather_shards': 'arrays', 'allreduce_many': 'arrays', 'reduce_scatter': 'arrays',
+             'new_group': 'groups'}
 
 _ADVICE = {
     'end': 'A rank reached the end of the program while others called a collective; look for loops '
@@ -35,6 +36,7 @@ _ADVICE = {
     'multi_node_mean_grad': 'All ranks need the same model with gradients for the same parameters '
                             '(zero_fill=True counts a missing gradient as zero) and the same '
                             'compression.',
+    'allgather_shards': 'Pass arrays with the same dtypes and shapes on all ranks.',
     'allreduce_many': 'Pass the same number of arrays with the same dtypes and shapes on all '
                       'ranks.',
     'reduce_scatter': 'Each rank passes one array per rank. The arrays for one rank must have the '

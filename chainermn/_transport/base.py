@@ -129,8 +129,11 @@ class Transport(Protocol):
         Collective: every rank calls it.
         """
 
-    def bcast_arrays(self, arrays: ArrayList) -> None:
-        """Copies the arrays of rank 0 into those of all ranks.  Collective: every rank calls it."""
+    def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
+        """Copies the arrays of the root into those of all ranks.
+
+        Collective: every rank calls it.
+        """
 
     def set_passive_wait(self, passive: bool) -> None:
         """Selects how to wait for other ranks: passively, or polling continuously."""

@@ -102,19 +102,19 @@ class MpiTransport:
         """Returns the mean of the encoded buffers of all ranks."""
         return encoded_mean.by_mpi(self.mpi_comm, codec, encoded, size, dtype)
 
-    def bcast_arrays(self, arrays: ArrayList) -> None:
+    def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
         for group, _ in self.groups(arrays, None):
-            self._packed_bcast(group)
+            self._packed_bcast(group, root)
 
-    def _packed_bcast(self, group: Sequence[Array]) -> None:
+    def _packed_bcast(self, group: Sequence[Array], root: int) -> None:
         """Broadcasts arrays of one dtype in one buffer."""
-        if self.rank == 0:
+        if self.rank == root:
             sent = array_buffers.to_buffer(packing.pack(group))
-            self.mpi_comm.Bcast(array_buffers.raw(sent))
+            self.mpi_comm.Bcast(array_buffers.raw(sent), root)
             return
         shape, device = (sum(array.size for array in group),), array_buffers.on_device(group[0])
         buffer = array_buffers.new_buffer(shape, group[0].dtype, device)
-        self.mpi_comm.Bcast(array_buffers.raw(buffer))
+        self.mpi_comm.Bcast(array_buffers.raw(buffer), root)
         packing.unpack(array_buffers.from_buffer(buffer, shape, device), group)
 
     # --- single arrays -------------------------------------------------------------------------

@@ -782,6 +782,21 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self.bcast_data(model)
 
+    def allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
+        """Copy each rank's arrays into the same arrays of all ranks, in place.
+
+        Collective: every rank calls it.
+
+        Args:
+            shards: A list of arrays for each rank, with the same shapes and dtypes on all ranks.
+                The arrays of ``shards[r]`` are sent by rank r, and replaced on all others.
+        """
+        for root, arrays in enumerate(shards):
+            for x in arrays:
+                received = self.bcast(x if root == self.rank else None, root)
+                if root != self.rank:
+                    x[...] = received
+
     @abc.abstractmethod
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
                              compression: Object = None) -> None:

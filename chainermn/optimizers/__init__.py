@@ -14,6 +14,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
 from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
+from chainermn.optimizers._sharded_update import ShardedUpdate
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
@@ -31,6 +32,7 @@ def create_multi_node_optimizer(
     compression: Compressor | PowerSGD | Mapping[str, object] | str | None = None,
     overlap: bool | str = False,
     bucket_mb: float = 25,
+    shard_states: bool = False,
 ) -> _MultiNodeOptimizer:
     """Create an optimizer that averages gradients over all ranks before each step.
 
@@ -81,17 +83,24 @@ def create_multi_node_optimizer(
             exchanged at once, too; ``'always'`` overlaps even then.
         bucket_mb: Size of the largest bucket, in units of 2**20 bytes: larger ones are exchanged
             more efficiently, smaller ones earlier. The first and the last ones are smaller.
+        shard_states: If true, each rank keeps the state of the optimizer (such as Adam's moments)
+            for its shard of the parameters only, updates this shard, and the ranks exchange the
+            updated parameters (ZeRO stage 1). The results are the same as without it. The gradients
+            of other shards are undefined after an update. Snapshots need the files of all ranks:
+            use the multi-node checkpointer. See docs/sharded_states.md.
 
     Returns:
         The multi-node optimizer of this rank.
 
     Raises:
         TypeError: If ``actual_optimizer`` is not a Chainer optimizer, or already a multi-node
-            optimizer, or ``communicator`` is not a communicator.
+            optimizer, or ``communicator`` is not a communicator; with ``shard_states``, if it has
+            no update rules.
         ValueError: If ``double_buffering`` is not supported by the communicator, or is combined
             with ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive
             integer, ``bucket_mb`` not a positive number, or ``compression`` invalid; or if
-            ``n_accumulations``, ``bucket_mb`` or ``overlap`` differ between ranks.
+            ``n_accumulations``, ``bucket_mb``, ``overlap`` or ``shard_states`` differ between
+            ranks.
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '
@@ -118,6 +127,11 @@ def create_multi_node_optimizer(
                              'Use overlap=True; its steps use the gradients of their own update.')
         if not isinstance(overlap, bool) and overlap != 'always':
             raise ValueError(f"overlap must be True, False or 'always', not {overlap!r}")
+        if not isinstance(shard_states, bool):
+            raise TypeError(f'shard_states must be True or False, not {shard_states!r}')
+        if shard_states and not isinstance(actual_optimizer, chainer.optimizer.GradientMethod):
+            raise TypeError('shard_states=True needs an optimizer with update rules (a '
+                            f'chainer.optimizer.GradientMethod), not {actual_optimizer!r}')
         bucket_bytes = _checked_size(bucket_mb)
     if n_accumulations > 1:
         _check_equal(communicator, 'n_accumulations', n_accumulations)
@@ -125,17 +139,24 @@ def create_multi_node_optimizer(
     if overlap:
         _check_equal(communicator, 'overlap', overlap)
         _check_equal(communicator, 'bucket_mb', bucket_mb)
-        if communicator.size > 1:
-            return _OverlappingOptimizer(actual_optimizer, communicator, zero_fill,
-                                         n_accumulations, compressor, bucket_bytes,
-                                         overlap == 'always')
-    if not double_buffering:
-        return _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
-                                   compressor)
-    if not communicator.can_overlap:
+    if shard_states:
+        _check_equal(communicator, 'shard_states', shard_states)
+    if double_buffering and not communicator.can_overlap:
         raise ValueError('This communicator does not support double buffering. '
                          'Use pure_nccl, or double_buffering=False.')
-    return _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill, compressor)
+    optimizer: _MultiNodeOptimizer
+    if overlap and communicator.size > 1:
+        optimizer = _OverlappingOptimizer(actual_optimizer, communicator, zero_fill,
+                                          n_accumulations, compressor, bucket_bytes,
+                                          overlap == 'always')
+    elif double_buffering:
+        optimizer = _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill, compressor)
+    else:
+        optimizer = _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
+                                        compressor)
+    if shard_states and communicator.size > 1:
+        optimizer.sharding = ShardedUpdate(communicator)
+    return optimizer
 
 
 def _checked_number(n_accumulations: object) -> int:

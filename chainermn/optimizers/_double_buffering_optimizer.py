@@ -86,6 +86,8 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self.communicated_target = copy.deepcopy(self.target)
 
     def _step(self, *args: Object, **kwds: Object) -> None:
+        if self.sharding is not None:
+            self.sharding.prepare(self.target)
         arrived = self._in_flight is not None
         self.wait()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
@@ -95,6 +97,6 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
                 self.communicated_target, self.zero_fill, **self._compressed())
         self._is_started = False
         if arrived:
-            with self.communicator.span('update'):
-                self.actual_optimizer.update(None, *args, **kwds)
-        self._check_replicas()
+            self._update_parameters(*args, **kwds)
+        else:
+            self._check_replicas()

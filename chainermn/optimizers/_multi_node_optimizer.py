@@ -19,11 +19,12 @@ from chainermn._types import (
     Optimizer,
     Parameter,
     Serializer,
-    UpdateRule,
     Variable,
 )
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers import _sharded_update
 from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._sharded_update import ShardedUpdate, as_updated
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor
@@ -64,6 +65,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     compression: Compressor | None
     joined: Joined | None
     accumulation: Accumulation
+    sharding: ShardedUpdate | None
     # The ranks compare this count when they exchange gradients.  An update that raised an error on
     # one rank counts there, so in the next exchange that rank is ahead of the others.
     _n_started: int  # updates since the last exchange
@@ -99,6 +101,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.compression = compression
         self.joined = None
         self.accumulation = Accumulation(n_accumulations)
+        self.sharding = None
         self._n_started, self._is_started, self._n_debugged = 0, False, 0
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
@@ -116,6 +119,8 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.actual_optimizer.setup(link)
         self.target_params = []  # another model: the next update broadcasts it
         self.accumulation.clear()
+        if self.sharding is not None:
+            self.sharding.clear()
         self._n_started, self._is_started = 0, False
         if self.compression is not None and hasattr(self.compression, 'reset'):
             self.compression.reset()
@@ -174,7 +179,17 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """
         if isinstance(serializer, chainer.Deserializer):
             self._n_started, self._is_started = 0, False
+            loaded = _sharded_update.load_shard(serializer, self.target)
+            if self.sharding is not None:
+                self.sharding.begin_loading(self.target, loaded)
+            elif loaded:
+                raise ValueError(
+                    'the snapshot has one shard of the states of the optimizer. Create the '
+                    'optimizer with shard_states=True, or load the snapshot with '
+                    'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
         self.actual_optimizer.serialize(serializer)
+        if self.sharding is not None and not isinstance(serializer, chainer.Deserializer):
+            self.sharding.serialize(serializer, self.target)
         compression = self.compression
         if compression is None or not hasattr(compression, 'serialize'):
             return
@@ -230,13 +245,18 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     def _broadcast(self) -> None:
         with self.communicator.span('broadcast'):
             self.communicator.bcast_data(self.target)
+        if self.sharding is not None:
+            self.sharding.prepare(self.target)
+            return
         for param in self.target.params():
             rule = param.update_rule
             if param.is_initialized and rule is not None and rule.enabled and rule.state is None:
                 # As in the first step; otherwise Chainer could not load a snapshot taken before.
-                rule._init_states(_as_updated(rule, param))
+                rule._init_states(as_updated(rule, param))
 
     def _step(self, *args: Object, **kwds: Object) -> None:
+        if self.sharding is not None:
+            self.sharding.prepare(self.target)
         with self.communicator.span('exchange'), self._at_update():
             self._exchange()
         self._is_started = False
@@ -244,7 +264,14 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             params = {id(param): param for param in self.target.params(include_uninit=False)}
             for param in params.values():  # once per shared parameter
                 _multiply(param.grad, factor)
-        with self.communicator.span('update'):
+        self._update_parameters(*args, **kwds)
+
+    def _update_parameters(self, *args: Object, **kwds: Object) -> None:
+        """Let the actual optimizer step, with the mean gradients."""
+        sharding = self.sharding
+        with self.communicator.span('update'), (
+                contextlib.nullcontext() if sharding is None else
+                sharding.updating(self.actual_optimizer)):
             self.actual_optimizer.update(None, *args, **kwds)
         self._check_replicas()
 
@@ -357,13 +384,6 @@ def _takes_zero_fill(communicator: CommunicatorBase) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _as_updated(rule: UpdateRule, param: Parameter) -> Parameter:
-    """Return the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
-    if not rule._use_fp32_update or param.dtype != np.float16:
-        return param
-    return chainer.Parameter(param.array.astype(np.float32))
 
 
 def _check_interval() -> int:

@@ -162,12 +162,12 @@ class NcclTransport(DeviceTransport):
         self._nccl.all_reduce(encoded, dtype=getattr(codec.compressor, 'encoded_dtype', None))
         return codec.decompress(encoded, size, dtype)
 
-    def bcast_arrays(self, arrays: ArrayList) -> None:
+    def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
         for group, _ in self.groups(arrays, None):
             with self._on_stream():
                 buffer = packing.pack(group)
-                self._nccl.bcast(buffer)
-                if self.rank != 0:
+                self._nccl.bcast(buffer, root)
+                if self.rank != root:
                     packing.unpack(buffer, group)
                 done = _event()
             wait(done)

@@ -76,14 +76,14 @@ class SharedMemoryTransport(MpiTransport):
         for n, (group, targets) in enumerate(arrays.by_dtype(results)):
             memory.mean_encoded(group, targets, codec, compressor, f'{codec.name}.{n}')
 
-    def bcast_arrays(self, arrays: ArrayList) -> None:
+    def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
         if self.size == 1:
             return
         for group, _ in arrays.by_dtype():
             if group.on_device or (memory := self._memory()) is None:
-                self._packed_bcast(group)
+                self._packed_bcast(group, root)
             else:
-                memory.bcast(group)
+                memory.bcast(group, root)
 
     def bcast(self, x: Array | None, shape: tuple[int, ...], dtype: np.dtype, on_device: bool,
               root: int) -> Array:

@@ -1,0 +1,302 @@
+"""Sharded optimizer states (ZeRO stage 1): each rank updates its shard of the parameters.
+
+All ranks have the mean gradients and call the hooks of the optimizer.  Then each rank updates its
+shard, for which alone it keeps the state of the update rules, and the ranks exchange the updated
+parameters.
+
+An update rule that computes each element independently updates a piece of a parameter, a flat array
+that shares its memory.  Other rules, and rules with hooks, update the complete parameter on one
+rank.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import chainer
+import numpy as np
+
+from chainermn import _signature
+from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._partition import Item, Range, Shard, partition
+
+#: Name of the entry that tells, in a snapshot, which elements a state belongs to.
+SHARD = 'shard'
+
+#: Name of the float32 copy of a float16 parameter among the arrays of a state.
+_FP32 = 'float32 copy'
+
+
+class _Held(NamedTuple):
+    """The state of some elements of a parameter, on one rank."""
+
+    begin: int
+    end: int
+    state: dict[str, Object]
+
+
+class ShardedUpdate:
+    """The shard of this rank.
+
+    Args:
+        communicator: The ranks that share the states.
+    """
+
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        self._communicator = communicator
+        self._items: list[Item] = []
+        self._shards: list[Shard] = []
+        #: The elements that the state of a rule belongs to, if it is not the state of all elements.
+        self._held: Shard = {}
+        self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
+
+    def clear(self) -> None:
+        """Forget the partition, since the optimizer gets another model."""
+        self._items, self._shards, self._held, self._pieces = [], [], {}, {}
+
+    def prepare(self, target: Model) -> None:
+        """Partition the parameters, if they have changed since the last call.
+
+        Collective if they have changed: every rank calls it.
+
+        Args:
+            target: The model.
+
+        Raises:
+            ValueError: On all ranks, if they have different parameters or hooks, or have loaded
+                shards of different snapshots.
+        """
+        params = _with_rules(target)
+        items = [Item(path, param.size, _is_divisible(param.update_rule),
+                      param.update_rule.enabled) for path, param in params.items()]
+        if items == self._items:
+            return
+        comm = self._communicator
+        held = {path: (self._held.get(path), param.update_rule.state is not None)
+                for path, param in params.items()}
+        found = comm.allgather_obj((_signature.digest(items), held))
+        if len({digest for digest, _ in found}) > 1:
+            raise ValueError('shard_states=True needs the same parameters, and update rules with '
+                             'the same hooks, on all ranks.')
+        self._items, self._shards = items, partition(items, comm.size)
+        mine = self._shards[comm.rank]
+        self._pieces = {}
+        for path, param in params.items():
+            begin, end = mine.get(path, (0, 0))
+            is_complete = end == param.size and not _is_divisible(param.update_rule)
+            self._pieces[path] = param if is_complete else _piece(param, begin, end)
+        for path, param in params.items():
+            self._distribute(path, param, [held[path] for _, held in found])
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let ``optimizer.update`` update this rank's shard, and exchange it before 'post' hooks.
+
+        Collective: every rank calls it.
+
+        Args:
+            optimizer: The actual optimizer.
+        """
+        params = _with_rules(optimizer.target)
+        call_hooks = optimizer.call_hooks
+        is_exchanged = False
+
+        def exchange() -> None:
+            nonlocal is_exchanged
+            if not is_exchanged:
+                is_exchanged = True
+                self._exchange(params)
+
+        def call_hooks_after_exchange(timing: str = 'pre') -> None:
+            if timing == 'post':
+                exchange()
+            call_hooks(timing)
+
+        for path, param in params.items():
+            if not param.array.flags.c_contiguous:  # pieces share its memory
+                param.array = param.xp.ascontiguousarray(param.array)
+            param.update = functools.partial(self._update, path, param)
+        optimizer.call_hooks = call_hooks_after_exchange
+        try:
+            yield
+            exchange()
+        finally:
+            del optimizer.call_hooks
+            for param in params.values():
+                del param.update
+
+    def serialize(self, serializer: Serializer, target: Model) -> None:
+        """Save which elements the states of this rank belong to.
+
+        Args:
+            serializer: A Chainer serializer, after the optimizer has saved the states.
+            target: The model.
+        """
+        for path, param in target.namedparams():
+            if path in self._held:
+                serializer[path](SHARD, np.array([*self._held[path], *param.shape]))
+
+    def begin_loading(self, target: Model, loaded: Shard) -> None:
+        """Drop all states, since those in the snapshot may have other lengths.
+
+        Args:
+            target: The model.
+            loaded: The result of :func:`load_shard`.
+        """
+        self.clear()
+        self._held = loaded
+        for _, param in target.namedparams():
+            if param.update_rule is not None:
+                param.update_rule._state = param.update_rule._fp32_param = None
+
+    def _update(self, path: str, param: Parameter) -> None:
+        """Update this rank's elements of a parameter."""
+        rule, piece = param.update_rule, self._pieces[path]
+        if piece is param:
+            type(param).update(param)
+            return
+        if not piece.size:
+            rule.t += rule.enabled
+            return
+        begin, end = self._shards[self._communicator.rank][path]
+        elements = param.array.reshape(-1)[begin:end]
+        piece.array = elements
+        piece.grad = None if param.grad is None else param.grad.reshape(-1)[begin:end]
+        piece._loss_scale = param._loss_scale
+        rule.update(piece)
+        if piece.array is not elements:
+            elements[...] = piece.array
+        piece.grad = None
+
+    def _exchange(self, params: Mapping[str, Parameter]) -> None:
+        shards = [[params[path].array.reshape(-1)[begin:end]
+                   for path, (begin, end) in shard.items() if params[path].update_rule.enabled]
+                  for shard in self._shards]
+        if any(shards):
+            self._communicator.allgather_shards(shards)
+
+    def _distribute(self, path: str, param: Parameter,
+                    held: list[tuple[Range | None, bool]]) -> None:
+        """Give this rank the state of its elements of a parameter.
+
+        Collective if ranks need parts from others: every rank calls it.
+
+        Args:
+            path: Path of the parameter.
+            param: The parameter.
+            held: The elements of the state on each rank (``None``: all), and whether there is one.
+        """
+        rule, piece, comm = param.update_rule, self._pieces[path], self._communicator
+        wanted = [shard.get(path, (0, 0)) for shard in self._shards]
+        begin, end = self._held[path] = wanted[comm.rank]
+        if not any(has_state for _, has_state in held):
+            if rule.enabled:
+                rule._init_states(as_updated(rule, piece))
+            return
+        if all(has_state and range_ == own
+               for (range_, has_state), own in zip(held, wanted, strict=True)):
+            return
+        if all(range_ is None for range_, _ in held):
+            complete = _state_of(rule)
+        else:
+            range_, has_state = held[comm.rank]
+            first, last = range_ or (0, param.size)
+            mine = _Held(first, last, _state_of(rule)) if has_state else None
+            complete = _joined(path, param.size, comm.allgather_obj(mine))
+        shape = param.shape if piece is param else (end - begin,)
+        send = chainer.backend.get_device_from_array(param.array).send
+        part = {key: send(value.reshape(-1)[begin:end].reshape(shape).copy())
+                if _has_size(value, param.size) else value
+                for key, value in complete.items()}
+        copy = part.pop(_FP32, None)
+        rule._fp32_param = None if copy is None else chainer.Parameter(copy)
+        rule._state = part or None
+        if rule.enabled:
+            rule._init_states(as_updated(rule, piece))
+
+
+def load_shard(serializer: Serializer, target: Model) -> Shard:
+    """Load which elements the states in a snapshot belong to.
+
+    Args:
+        serializer: A Chainer deserializer.
+        target: The model.
+
+    Returns:
+        The elements, for each parameter whose state was saved by a sharded optimizer.
+    """
+    found: Shard = {}
+    for path, _ in target.namedparams():
+        try:
+            entry = serializer[path](SHARD, None)
+        except KeyError:  # saved by an optimizer that is not sharded
+            continue
+        if entry is not None:
+            found[path] = int(entry[0]), int(entry[1])
+    return found
+
+
+def as_updated(rule: UpdateRule, param: Parameter) -> Parameter:
+    """Return the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
+    if not rule._use_fp32_update or param.dtype != np.float16:
+        return param
+    return chainer.Parameter(param.array.astype(np.float32))
+
+
+def _with_rules(target: Model) -> dict[str, Parameter]:
+    """Return the initialized parameters that the optimizer updates, each under one path."""
+    params: dict[int, tuple[str, Parameter]] = {}
+    for path, param in sorted(target.namedparams(include_uninit=False)):
+        if param.update_rule is not None:
+            params.setdefault(id(param), (path, param))
+    return dict(params.values())
+
+
+def _is_divisible(rule: UpdateRule) -> bool:
+    hookable = rule._hookable
+    return bool(rule.is_elementwise) and not (
+        hookable._pre_update_hooks or hookable._post_update_hooks)
+
+
+def _piece(param: Parameter, begin: int, end: int) -> Parameter:
+    piece = chainer.Parameter(param.array.reshape(-1)[begin:end], name=param.name)
+    piece.grad = None
+    return piece
+
+
+def _state_of(rule: UpdateRule) -> dict[str, Object]:
+    copy = rule._fp32_param
+    return {**(rule.state or {}), **({} if copy is None else {_FP32: copy.array})}
+
+
+def _has_size(value: Object, size: int) -> bool:
+    return isinstance(value, chainer.get_array_types()) and value.size == size
+
+
+def _joined(path: str, size: int, parts: list[_Held | None]) -> dict[str, Object]:
+    """Join the states of all ranks.
+
+    Raises:
+        ValueError: If they are not the states of all elements.
+    """
+    end, used = 0, []
+    for part in sorted((part for part in parts if part is not None), key=lambda part: part[:2]):
+        if part.begin <= end < part.end or not size:
+            used.append((end - part.begin, part))
+            end = part.end
+    if end < size:
+        raise ValueError(
+            f'the state of {path} is incomplete: the ranks have loaded the files of another number '
+            'of ranks, or of some ranks only. Load the snapshot with '
+            'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
+    _, largest = max(used, key=lambda each: each[1].end - each[1].begin)
+    state = dict(largest.state)
+    for key, value in state.items():
+        if _has_size(value, largest.end - largest.begin):
+            xp = chainer.backend.get_array_module(value)
+            state[key] = xp.concatenate([part.state[key].reshape(-1)[skip:]
+                                         for skip, part in used])
+    return state
