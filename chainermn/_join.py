@@ -45,6 +45,7 @@ class JoinableOptimizer(Protocol):
     actual_optimizer: Optimizer
     target: Model
     zero_fill: bool
+    sharding: Object  # None, unless the states are sharded
 
     def enter_join(self, joined: _Join | None) -> None:
         """Announce each exchange to ``joined`` first; ``None`` leaves the join."""
@@ -204,9 +205,12 @@ class _Join(AbstractContextManager[None]):
         is_root = self._comm.rank == root
         actual = self._optimizer.actual_optimizer
         parts = {'model': self._optimizer.target, 'optimizer': actual}
-        state = self._comm.bcast_obj((
-            {name: _saved(part) for name, part in parts.items()},
-            dict(_hyperparameters(actual))) if is_root else None, root=root)
+        saved = {name: _saved(part) for name, part in parts.items()} if is_root else {}
+        if is_root and self._optimizer.sharding is not None:  # each rank has its own states
+            saved['optimizer'] = {key: value for key, value in saved['optimizer'].items()
+                                  if key.split('/')[-1] in ('t', 'epoch')}
+        state = self._comm.bcast_obj(
+            (saved, dict(_hyperparameters(actual))) if is_root else None, root=root)
         if not is_root:
             for name, part in parts.items():
                 # Not strict: uninitialized parameters have no state in the optimizer.

@@ -26,7 +26,7 @@ LAYERS = [
     {'_diagnostics'},
     {'_tracing'},
     {'nccl', 'global_except_hook', '_delegate', '_forked', '_mpiexec', '_ranks',
-     '_signature', '_version'},
+     '_shards', '_signature', '_version'},
     {'_atomic_file', '_environment', '_exit_status', '_streams', '_types'},
 ]
 LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}

@@ -12,30 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import chainer
 import numpy as np
 
-from chainermn import _signature
+from chainermn import _shards, _signature
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._partition import Item, Range, Shard, partition
 
-#: Name of the entry that tells, in a snapshot, which elements a state belongs to.
-SHARD = 'shard'
-
 #: Name of the float32 copy of a float16 parameter among the arrays of a state.
 _FP32 = 'float32 copy'
-
-
-class _Held(NamedTuple):
-    """The state of some elements of a parameter, on one rank."""
-
-    begin: int
-    end: int
-    state: dict[str, Object]
 
 
 class ShardedUpdate:
@@ -48,14 +37,15 @@ class ShardedUpdate:
     def __init__(self, communicator: CommunicatorBase) -> None:
         self._communicator = communicator
         self._items: list[Item] = []
+        self._rules: list[UpdateRule] = []
         self._shards: list[Shard] = []
         #: The elements that the state of a rule belongs to, if it is not the state of all elements.
-        self._held: Shard = {}
+        self._held: weakref.WeakKeyDictionary[UpdateRule, Range] = weakref.WeakKeyDictionary()
         self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
 
     def clear(self) -> None:
         """Forget the partition, since the optimizer gets another model."""
-        self._items, self._shards, self._held, self._pieces = [], [], {}, {}
+        self._items, self._rules, self._shards, self._pieces = [], [], [], {}
 
     def prepare(self, target: Model) -> None:
         """Partition the parameters, if they have changed since the last call.
@@ -72,16 +62,17 @@ class ShardedUpdate:
         params = _with_rules(target)
         items = [Item(path, param.size, _is_divisible(param.update_rule),
                       param.update_rule.enabled) for path, param in params.items()]
-        if items == self._items:
+        rules = [param.update_rule for param in params.values()]
+        if items == self._items and rules == self._rules:
             return
         comm = self._communicator
-        held = {path: (self._held.get(path), param.update_rule.state is not None)
-                for path, param in params.items()}
+        held = {path: (self._held.get(rule), rule.state is not None)
+                for path, rule in zip(params, rules, strict=True)}
         found = comm.allgather_obj((_signature.digest(items), held))
         if len({digest for digest, _ in found}) > 1:
             raise ValueError('shard_states=True needs the same parameters, and update rules with '
                              'the same hooks, on all ranks.')
-        self._items, self._shards = items, partition(items, comm.size)
+        self._items, self._rules, self._shards = items, rules, partition(items, comm.size)
         mine = self._shards[comm.rank]
         self._pieces = {}
         for path, param in params.items():
@@ -123,6 +114,10 @@ class ShardedUpdate:
         try:
             yield
             exchange()
+        except Exception as error:
+            if not is_exchanged:  # the others wait for this rank
+                self._communicator.refuse('update', error)
+            raise
         finally:
             del optimizer.call_hooks
             for param in params.values():
@@ -136,8 +131,9 @@ class ShardedUpdate:
             target: The model.
         """
         for path, param in target.namedparams():
-            if path in self._held:
-                serializer[path](SHARD, np.array([*self._held[path], *param.shape]))
+            if param.update_rule in self._held:
+                serializer[path](_shards.ENTRY, np.array(
+                    [*self._held[param.update_rule], *param.shape]))
 
     def begin_loading(self, target: Model, loaded: Shard) -> None:
         """Drop all states, since those in the snapshot may have other lengths.
@@ -147,10 +143,13 @@ class ShardedUpdate:
             loaded: The result of :func:`load_shard`.
         """
         self.clear()
-        self._held = loaded
-        for _, param in target.namedparams():
-            if param.update_rule is not None:
-                param.update_rule._state = param.update_rule._fp32_param = None
+        for path, param in target.namedparams():
+            rule = param.update_rule
+            if rule is not None:
+                rule._state = rule._fp32_param = None
+                self._held.pop(rule, None)
+                if path in loaded:
+                    self._held[rule] = loaded[path]
 
     def _update(self, path: str, param: Parameter) -> None:
         """Update this rank's elements of a parameter."""
@@ -191,7 +190,7 @@ class ShardedUpdate:
         """
         rule, piece, comm = param.update_rule, self._pieces[path], self._communicator
         wanted = [shard.get(path, (0, 0)) for shard in self._shards]
-        begin, end = self._held[path] = wanted[comm.rank]
+        begin, end = self._held[rule] = wanted[comm.rank]
         if not any(has_state for _, has_state in held):
             if rule.enabled:
                 rule._init_states(as_updated(rule, piece))
@@ -204,12 +203,13 @@ class ShardedUpdate:
         else:
             range_, has_state = held[comm.rank]
             first, last = range_ or (0, param.size)
-            mine = _Held(first, last, _state_of(rule)) if has_state else None
-            complete = _joined(path, param.size, comm.allgather_obj(mine))
+            mine = _shards.Part(first, last, _state_of(rule)) if has_state else None
+            complete = _shards.join(path, param.size, (
+                part for part in comm.allgather_obj(mine) if part is not None))
         shape = param.shape if piece is param else (end - begin,)
         send = chainer.backend.get_device_from_array(param.array).send
         part = {key: send(value.reshape(-1)[begin:end].reshape(shape).copy())
-                if _has_size(value, param.size) else value
+                if _shards.has_size(value, param.size) else value
                 for key, value in complete.items()}
         copy = part.pop(_FP32, None)
         rule._fp32_param = None if copy is None else chainer.Parameter(copy)
@@ -231,7 +231,7 @@ def load_shard(serializer: Serializer, target: Model) -> Shard:
     found: Shard = {}
     for path, _ in target.namedparams():
         try:
-            entry = serializer[path](SHARD, None)
+            entry = serializer[path](_shards.ENTRY, None)
         except KeyError:  # saved by an optimizer that is not sharded
             continue
         if entry is not None:
@@ -270,33 +270,3 @@ def _piece(param: Parameter, begin: int, end: int) -> Parameter:
 def _state_of(rule: UpdateRule) -> dict[str, Object]:
     copy = rule._fp32_param
     return {**(rule.state or {}), **({} if copy is None else {_FP32: copy.array})}
-
-
-def _has_size(value: Object, size: int) -> bool:
-    return isinstance(value, chainer.get_array_types()) and value.size == size
-
-
-def _joined(path: str, size: int, parts: list[_Held | None]) -> dict[str, Object]:
-    """Join the states of all ranks.
-
-    Raises:
-        ValueError: If they are not the states of all elements.
-    """
-    end, used = 0, []
-    for part in sorted((part for part in parts if part is not None), key=lambda part: part[:2]):
-        if part.begin <= end < part.end or not size:
-            used.append((end - part.begin, part))
-            end = part.end
-    if end < size:
-        raise ValueError(
-            f'the state of {path} is incomplete: the ranks have loaded the files of another number '
-            'of ranks, or of some ranks only. Load the snapshot with '
-            'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
-    _, largest = max(used, key=lambda each: each[1].end - each[1].begin)
-    state = dict(largest.state)
-    for key, value in state.items():
-        if _has_size(value, largest.end - largest.begin):
-            xp = chainer.backend.get_array_module(value)
-            state[key] = xp.concatenate([part.state[key].reshape(-1)[skip:]
-                                         for skip, part in used])
-    return state

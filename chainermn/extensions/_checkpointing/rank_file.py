@@ -13,6 +13,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from chainermn._atomic_file import open_atomic
+from chainermn._shards import ENTRY
 from chainermn.extensions._checkpointing import npz
 
 TAG = 'chainermn/save'  # name of the array with the tag, as JSON
@@ -103,11 +104,18 @@ def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bo
 
 def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[str]) -> Tag:
     is_trainer = 'updater/iteration' in checksums
+    sharded = sharded_states(checksums)
     state, others = hashlib.sha256(), hashlib.sha256()
     for key, checksum in sorted(checksums.items()):
-        if _is_shared(key, is_trainer):
+        if key not in sharded and _is_shared(key, is_trainer):
             (others if key in buffers else state).update(f'{key} {checksum}\n'.encode())
     return tag._replace(state=state.hexdigest()[:16], buffers=others.hexdigest()[:16])
+
+
+def sharded_states(keys: Collection[str]) -> set[str]:
+    """Returns the names of the arrays that hold one rank's shard of the states of an optimizer."""
+    entries = tuple(key.removesuffix(ENTRY) for key in keys if key.endswith(f'/{ENTRY}'))
+    return {key for key in keys if key.startswith(entries) and not key.endswith('/t')}
 
 
 def _is_shared(key: str, is_trainer: bool) -> bool:
@@ -116,6 +124,12 @@ def _is_shared(key: str, is_trainer: bool) -> bool:
         return not key.startswith('chainermn/')
     return key.startswith('updater/') and not re.match(
         r'updater/(iterator:|optimizer:[^/]*/compression/)', key)
+
+
+def has_shards(path: str) -> bool:
+    """Returns whether a file holds one rank's shard of the states of an optimizer."""
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith(f'/{ENTRY}.npy') for name in archive.namelist())
 
 
 def read_tag(path: str) -> Tag | None:

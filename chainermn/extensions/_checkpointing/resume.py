@@ -4,7 +4,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import chainer
@@ -13,6 +13,12 @@ import numpy as np
 from chainermn._errors import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import state
+from chainermn.extensions._checkpointing.joined import (
+    JoinedArrays,
+    is_sharded,
+    join,
+    read_shard,
+)
 from chainermn.extensions._checkpointing.npz import Arrays
 from chainermn.extensions._checkpointing.selection import Selection
 
@@ -50,16 +56,49 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
             comm.refuse('loading', error)
         if not content.size:
             return  # the next operation raises that error
-    with raise_on_all_ranks(comm, 'loading'), \
-            Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle
-                   ) as arrays:
+    def opened() -> Arrays:
+        return Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle)
+
+    joined = _join_shards(comm, selection, target, opened, allow_pickle)
+    with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
+        states = arrays if joined is None else JoinedArrays(arrays, joined)
         if is_resized:
-            ResizedDeserializer(arrays, target).load(target)
+            ResizedDeserializer(states, target).load(target)
         else:
-            chainer.serializers.NpzDeserializer(arrays).load(target)
+            chainer.serializers.NpzDeserializer(states).load(target)
             state.restore_random(arrays)
     if is_resized and comm.rank == 0:
         warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=3)
+
+
+def _join_shards(comm: CommunicatorBase, selection: Selection, target: object,
+                 opened: Callable[[], Arrays], allow_pickle: bool) -> dict[str, np.ndarray] | None:
+    """Joins the sharded states of all files, unless each rank only needs those in its own file.
+
+    Collective: every rank calls it.
+
+    Returns:
+        The states of all parameters; ``None`` if the file of this rank has all that it needs.
+    """
+    joined: dict[str, np.ndarray] | None = None
+    with raise_on_all_ranks(comm, 'loading'):
+        with opened() as arrays:
+            shard = read_shard(arrays)
+        if shard and selection.is_for_all and comm.rank == 0:
+            shards = [shard]
+            for path in selection.paths[1:]:
+                with Arrays(path, path, allow_pickle) as others:
+                    shards.append(read_shard(others))
+            joined = join(shards)
+    if not shard:
+        return None
+    if selection.is_for_all:
+        return comm.bcast_obj(joined)
+    if is_sharded(target):
+        return None
+    found = comm.allgather_obj(shard)
+    with raise_on_all_ranks(comm, 'loading'):
+        return join(found)
 
 
 def _resized_warning(comm: CommunicatorBase, selection: Selection) -> str:

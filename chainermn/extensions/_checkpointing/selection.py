@@ -12,7 +12,13 @@ from chainermn._ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import npz
 from chainermn.extensions._checkpointing.manifest import Manifest, SaveNames
-from chainermn.extensions._checkpointing.rank_file import FileRecord, Tag, digest, read_tag
+from chainermn.extensions._checkpointing.rank_file import (
+    FileRecord,
+    Tag,
+    digest,
+    has_shards,
+    read_tag,
+)
 
 
 class Selection(NamedTuple):
@@ -23,6 +29,7 @@ class Selection(NamedTuple):
     size: int | None  # number of ranks of the job that saved it; None if unknown
     is_for_all: bool  # whether rank 0 reads for all ranks
     are_buffers_equal: bool = True  # in all replicas, if rank 0 reads for all
+    paths: tuple[str, ...] = ()  # of the files to join, on rank 0, if it reads for all
 
 
 class _Found(NamedTuple):
@@ -184,19 +191,23 @@ def _verify(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], ma
         return Selection(manifest.iteration, path, manifest.size, False), []
     if not manifest.are_replicas:
         raise ValueError(_different_states(names, writers, manifest))
-    path, problems = None, []
+    paths: list[str] = []
+    problems = []
+    is_found = False
     if comm.rank == 0:
-        for record in manifest.files:  # any will do
+        for record in manifest.files:
             if problem := record.find_problem(names.folder):
                 problems.append(f'rank 0: {problem}')
-            else:
-                path = os.path.join(names.folder, record.name)
+                continue
+            paths.append(os.path.join(names.folder, record.name))
+            if not has_shards(paths[0]):  # any file will do
                 break
-    is_found, problems = comm.bcast_obj((path is not None, problems))
+        is_found = bool(paths) and (not has_shards(paths[0]) or not problems)
+    is_found, problems = comm.bcast_obj((is_found, problems))
     if not is_found:
         return None, problems
-    return Selection(manifest.iteration, path, manifest.size, True,
-                     len({record.buffers for record in manifest.files}) == 1), []
+    return Selection(manifest.iteration, paths[0] if paths else None, manifest.size, True,
+                     len({record.buffers for record in manifest.files}) == 1, tuple(paths)), []
 
 
 def _different_states(names: SaveNames, writers: Sequence[int], manifest: Manifest) -> str:

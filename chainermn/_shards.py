@@ -1,0 +1,61 @@
+"""Joins the states of an optimizer whose ranks keep one shard each."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import chainer
+
+from chainermn._types import Object
+
+#: The name of the entry in snapshots that tells which elements of a parameter the state beside it
+#: belongs to: begin, end, and the shape of the parameter.
+ENTRY = 'sharded_elements'
+
+
+class Part(NamedTuple):
+    """The state of some elements of a parameter, in C order."""
+
+    begin: int
+    end: int
+    state: dict[str, Object]
+
+
+def join(path: str, size: int, parts: Iterable[Part]) -> dict[str, Object]:
+    """Join the parts of the state of a parameter.
+
+    Args:
+        path: Path of the parameter, for errors.
+        size: Its number of elements.
+        parts: The parts, in any order; they may overlap.
+
+    Returns:
+        The state of all elements: flat arrays, and values that do not belong to elements from the
+        largest part.
+
+    Raises:
+        ValueError: If elements are missing.
+    """
+    end, used = 0, []
+    for part in sorted(parts, key=lambda part: part[:2]):
+        if part.begin <= end < part.end or not size:
+            used.append((end - part.begin, part))
+            end = part.end
+    if end < size:
+        raise ValueError(
+            f'the state of {path} is incomplete: the ranks have loaded the files of another number '
+            'of ranks, or of some ranks only. Load the snapshot with '
+            'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
+    _, largest = max(used, key=lambda each: each[1].end - each[1].begin)
+    state = dict(largest.state)
+    for key, value in state.items():
+        if has_size(value, largest.end - largest.begin):
+            xp = chainer.backend.get_array_module(value)
+            state[key] = xp.concatenate([part.state[key].reshape(-1)[skip:]
+                                         for skip, part in used])
+    return state
+
+
+def has_size(value: Object, size: int) -> bool:
+    """Return whether a value is an array of ``size`` elements."""
+    return isinstance(value, chainer.get_array_types()) and value.size == size

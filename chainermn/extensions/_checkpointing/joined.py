@@ -1,0 +1,74 @@
+"""The arrays of a save whose optimizer states are sharded, as if they were not."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from chainermn import _shards
+from chainermn._shards import Part
+from chainermn._types import Object
+from chainermn.extensions._checkpointing.rank_file import sharded_states
+
+_SUFFIX = f'/{_shards.ENTRY}'
+
+#: The sharded states in one file, by name.
+Shard = dict[str, np.ndarray]
+
+
+def read_shard(arrays: Mapping[str, np.ndarray]) -> Shard:
+    """Reads the sharded states of one file; empty if the states are not sharded."""
+    return {key: arrays[key] for key in sharded_states(list(arrays))}
+
+
+def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
+    """Joins the sharded states of all files.
+
+    Raises:
+        ValueError: If elements of a state are missing.
+    """
+    joined: dict[str, np.ndarray] = {}
+    for entry in sorted(key for key in shards[0] if key.endswith(_SUFFIX)):
+        prefix = entry.removesuffix(_shards.ENTRY)
+        shape = tuple(shards[0][entry][2:].tolist())
+        size = int(np.prod(shape))
+        parts = [Part(int(shard[entry][0]), int(shard[entry][1]), {
+            key.removeprefix(prefix): value for key, value in shard.items()
+            if key.startswith(prefix) and key != entry}) for shard in shards]
+        for key, value in _shards.join(prefix, size, parts).items():
+            joined[prefix + key] = value.reshape(shape) if _shards.has_size(value, size) else value
+    return joined
+
+
+def is_sharded(target: object) -> bool:
+    """Returns whether all optimizers of a target, such as a trainer, keep sharded states."""
+    updater = getattr(target, 'updater', None)
+    found: dict[str, Object] = {'': target}
+    if updater is not None and hasattr(updater, 'get_all_optimizers'):
+        found = updater.get_all_optimizers()
+    return all(getattr(optimizer, 'sharding', None) is not None for optimizer in found.values())
+
+
+class JoinedArrays(Mapping[str, np.ndarray]):
+    """The arrays of one file, with the joined states of all files.
+
+    Args:
+        arrays: The arrays of the file, by name.
+        joined: The joined states, by name.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], joined: Mapping[str, np.ndarray]) -> None:
+        self._arrays = arrays
+        self._joined = joined
+        self._keys = [key for key in arrays if not key.endswith(_SUFFIX)]
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        if key.endswith(_SUFFIX):
+            raise KeyError(key)
+        return self._joined[key] if key in self._joined else self._arrays[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)

@@ -1,0 +1,383 @@
+"""Sharded optimizer states: the same bits as without them, and a share of the memory."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizer_hooks as hooks
+from chainer import optimizers
+
+import chainermn
+
+N_IN, N_OUT, BATCH, STEPS = 6, 4, 5, 4
+
+
+@pytest.fixture(scope='module', params=['naive', 'flat'])
+def comm(request):
+    comm = chainermn.create_communicator(request.param)
+    yield comm
+    comm.finalize()
+
+
+def mlp(dtype='float32'):
+    with chainer.using_config('dtype', np.dtype(dtype)):
+        return chainer.Sequential(L.Linear(N_IN, 50), F.tanh, L.Linear(50, 30), F.tanh,
+                                  L.Linear(30, N_OUT), L.Scale(W_shape=(N_OUT,)))
+
+
+def convolutional():
+    """Layers as in a ResNet, with batch normalization."""
+    return chainer.Sequential(
+        lambda x: F.reshape(x, (len(x), 1, 2, 3)), L.Convolution2D(1, 20, 3, pad=1, nobias=True),
+        L.BatchNormalization(20), F.relu, L.Convolution2D(20, 30, 3, pad=1, nobias=True),
+        L.BatchNormalization(30), F.relu, lambda x: F.mean(x, (2, 3)), L.Linear(30, N_OUT))
+
+
+def lazy():
+    return chainer.Sequential(L.Linear(None, 50), F.tanh, L.Linear(None, N_OUT))
+
+
+class Tied(chainer.Chain):
+    """Two links share their parameters."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(N_IN, N_IN)
+            self.again = L.Linear(N_IN, N_IN)
+            self.again.W = self.first.W
+            self.scalar = chainer.Parameter(np.array(1, 'f'))
+
+    def forward(self, x):
+        return self.again(self.first(x))[:, :N_OUT] * F.broadcast_to(
+            self.scalar, (len(x), N_OUT))
+
+
+def batch(comm, step, dtype='float32'):
+    random = np.random.RandomState(100 * step + comm.rank)
+    return random.randn(BATCH, N_IN).astype(dtype), random.randint(N_OUT, size=BATCH)
+
+
+def train(comm, shard, make=mlp, create=optimizers.Adam, configure=lambda optimizer: None,
+          steps=STEPS, dtype='float32', change=lambda optimizer, step: None, **options):
+    """Trains a model; returns the optimizer, and the parameters after each step."""
+    np.random.seed(0)
+    model = make()
+    optimizer = chainermn.create_multi_node_optimizer(
+        create(), comm, shard_states=shard, **options).setup(model)
+    configure(optimizer)
+    seen = []
+    for step in range(steps * options.get('n_accumulations', 1) + 1):
+        change(optimizer, step)
+        x, t = batch(comm, step, dtype)
+        optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
+        seen.append(parameters(model))
+    return optimizer, seen
+
+
+def parameters(model):
+    return {path: param.array.copy() for path, param in model.namedparams()}
+
+
+def assert_same(found, expected):
+    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        for path, array in theirs.items():
+            np.testing.assert_array_equal(ours[path], array, f'{path} after update {step}')
+
+
+def check(comm, **arguments):
+    _, expected = train(comm, False, **arguments)
+    optimizer, found = train(comm, True, **arguments)
+    assert_same(found, expected)
+    assert any((found[0][path] != found[-1][path]).any() for path in found[0])
+    return optimizer
+
+
+def state_bytes(optimizer):
+    return sum(value.nbytes for param in optimizer.target.params()
+               for value in (param.update_rule.state or {}).values()
+               if isinstance(value, np.ndarray))
+
+
+OPTIMIZERS = {
+    **{name: getattr(optimizers, name) for name in (
+        'AdaDelta', 'AdaGrad', 'Adam', 'CorrectedMomentumSGD', 'MomentumSGD', 'MSVAG',
+        'NesterovAG', 'RMSprop', 'RMSpropGraves', 'SGD', 'SMORMS3')},
+    'AMSGrad': lambda: optimizers.Adam(amsgrad=True),
+    'AdaBound': lambda: optimizers.Adam(adabound=True, amsgrad=True),
+    'AdamW': lambda: optimizers.Adam(weight_decay_rate=.1),
+}
+
+
+@pytest.mark.parametrize('create', OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_all_optimizers_of_chainer(comm, create):
+    check(comm, create=create)
+
+
+@pytest.mark.parametrize('make', [convolutional, lazy, Tied])
+def test_models(comm, make):
+    check(comm, make=make)
+
+
+HOOKS = {
+    'GradientClipping': lambda: hooks.GradientClipping(.1),
+    'GradientHardClipping': lambda: hooks.GradientHardClipping(-.01, .01),
+    'GradientLARS': lambda: hooks.GradientLARS(),
+    'Lasso': lambda: hooks.Lasso(.01),
+    'WeightDecay': lambda: hooks.WeightDecay(.01),
+}
+
+
+@pytest.mark.parametrize('create', HOOKS.values(), ids=HOOKS)
+def test_hooks_of_the_optimizer(comm, create):
+    check(comm, configure=lambda optimizer: optimizer.add_hook(create()))
+
+
+@pytest.mark.parametrize('timing', ['pre', 'post'])
+def test_hooks_of_the_optimizer_see_all_parameters(comm, timing):
+    seen = []
+
+    def hook(optimizer):
+        seen.append(sum(float(abs(param.array).sum()) for param in optimizer.target.params()))
+
+    check(comm, configure=lambda optimizer: optimizer.add_hook(hook, 'hook', timing))
+    assert seen[:STEPS] == seen[STEPS:]
+
+
+@pytest.mark.parametrize('timing', ['pre', 'post'])
+@pytest.mark.parametrize('late', [False, True], ids=['first', 'later'])
+def test_hooks_of_parameters_see_the_complete_parameter(comm, timing, late):
+    """Also one that is added later: the states of the parameter move to one rank."""
+    def hook(rule, param):
+        assert param.shape == (30, 50)
+        param.array[...] *= 1 + float(param.array.sum()) / 1e4
+
+    def change(optimizer, step):
+        if step == (2 if late else 0):
+            optimizer.target[2].W.update_rule.add_hook(hook, 'hook', timing)
+
+    check(comm, change=change)
+
+
+def test_a_rule_that_is_not_elementwise_sees_the_complete_parameter(comm):
+    class Rule(optimizers.adam.AdamRule):
+        is_elementwise = False
+
+        def update_core_cpu(self, param):
+            super().update_core_cpu(param)
+            param.array[...] -= param.array.mean()
+
+    class Centered(optimizers.Adam):
+        def create_update_rule(self):
+            return Rule(self.hyperparam)
+
+    check(comm, create=Centered)
+
+
+def test_rules_that_are_disabled_and_enabled_again(comm):
+    def change(optimizer, step):
+        optimizer.target[0].W.update_rule.enabled = step not in (0, 1, 3)
+        if step == 2:
+            optimizer.target[2].disable_update()
+
+    check(comm, change=change)
+
+
+@pytest.mark.parametrize('options', [
+    {'n_accumulations': 2}, {'overlap': 'always', 'bucket_mb': 1e-3}, {'compression': 'fp16'},
+    {'compression': '2bit'}, {'compression': 'powersgd'}, {'zero_fill': False},
+    {'overlap': 'always', 'compression': 'bf16', 'n_accumulations': 2},
+], ids=str)
+def test_other_options(comm, options):
+    check(comm, **options)
+
+
+@pytest.mark.parametrize('scale', [None, 128.])
+@pytest.mark.parametrize('fp32', [False, True], ids=['float16', 'float32 copies'])
+@pytest.mark.filterwarnings('ignore:Non finite number')
+def test_float16_with_loss_scaling(comm, fp32, scale):
+    def configure(optimizer):
+        optimizer.loss_scaling(2, scale)
+        optimizer.add_hook(hooks.WeightDecay(.01))
+        if fp32:
+            optimizer.use_fp32_update()
+
+    def make():
+        return mlp('float16')
+
+    optimizer = check(comm, make=make, create=lambda: optimizers.MomentumSGD(.1),
+                      configure=configure, dtype='float16', steps=6)
+    copies = sum(param.update_rule._fp32_param.size for param in optimizer.target.params()
+                 if param.update_rule._fp32_param is not None)
+    total = sum(param.size for param in optimizer.target.params())
+    assert comm.allreduce_obj(copies) == (total if fp32 else 0)
+
+
+def test_arrays_that_are_not_contiguous(comm):
+    def change(optimizer, step):
+        param = optimizer.target[2].W
+        param.array = np.asfortranarray(param.array)
+
+    check(comm, change=change)
+
+
+def test_another_model(comm):
+    np.random.seed(comm.rank)
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.Adam(), comm, shard_states=True)
+    for make in mlp, Tied:
+        model = make()
+        optimizer.setup(model)
+        for step in range(3):
+            x, t = batch(comm, step)
+            optimizer.update(lambda x, t, model=model: F.softmax_cross_entropy(model(x), t), x, t)
+        assert len(set(comm.allgather_obj(
+            [array.tobytes() for array in parameters(model).values()].__repr__()))) == 1
+
+
+def test_parameters_added_later(comm):
+    def change(optimizer, step):
+        if step == 2:
+            link = L.Linear(N_OUT, N_OUT)
+            optimizer.target.append(link)
+            for param in link.params():
+                param.update_rule = optimizer.create_update_rule()
+
+    check(comm, change=change, steps=6)
+
+
+def test_a_link_replaced_by_one_of_the_same_shape(comm):
+    def change(optimizer, step):
+        if step == 2:
+            optimizer.target[4] = link = L.Linear(30, N_OUT)
+            for param in link.params():
+                param.update_rule = optimizer.create_update_rule()
+        if step == 3:  # the states are distributed again
+            optimizer.target[0].b.update_rule.enabled = False
+
+    check(comm, change=change)
+
+
+def test_uneven_inputs(comm):
+    """A rank without inputs still updates its shard."""
+    results = []
+    for shard in False, True:
+        np.random.seed(0)
+        model = mlp()
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizers.Adam(), comm, shard_states=shard).setup(model)
+        with chainermn.join(optimizer):
+            for step in range(3 + comm.rank):
+                x, t = batch(comm, step)
+                optimizer.update(lambda x, t, model=model: F.softmax_cross_entropy(
+                    model(x), t), x, t)
+        results.append(parameters(model))
+    assert_same(results[1:], results[:1])
+
+
+def test_each_rank_has_its_share_of_the_states(comm):
+    def make():
+        return chainer.Sequential(L.Linear(N_IN, 400), L.Linear(400, N_OUT))
+
+    (complete, _), (sharded, _) = train(comm, False, make), train(comm, True, make)
+    share = state_bytes(sharded) / state_bytes(complete)
+    assert share <= 1 / comm.size + .05
+    assert comm.allreduce_obj(state_bytes(sharded)) == state_bytes(complete)
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+def copied(optimizer, into, tmp_path, comm, rank=None):
+    """Saves an optimizer on each rank, and loads the file of a rank into another optimizer."""
+    folder = comm.bcast_obj(str(tmp_path))
+    chainer.serializers.save_npz(f'{folder}/{comm.rank}', optimizer)
+    comm.barrier()
+    chainer.serializers.load_npz(f'{folder}/{comm.rank if rank is None else rank}', into)
+    comm.barrier()
+
+
+@pytest.mark.parametrize('is_new', [True, False])
+def test_the_files_of_all_ranks(comm, tmp_path, is_new):
+    """Into a new optimizer, or into one that continued meanwhile."""
+    _, expected = train(comm, True, steps=2 * STEPS)
+    optimizer, seen = train(comm, True)
+    other = optimizer
+    if is_new:
+        other, _ = train(comm, True, steps=0)
+    chainer.serializers.save_npz(str(tmp_path / 'model'), optimizer.target)
+    folder = comm.bcast_obj(str(tmp_path))
+    copied(optimizer, other, tmp_path, comm)
+    if not is_new:
+        other.update(lambda: F.sum(F.square(optimizer.target[0].W)))
+        chainer.serializers.load_npz(f'{folder}/{comm.rank}', other)
+    chainer.serializers.load_npz(str(tmp_path / 'model'), other.target)
+    model = other.target
+    for step in range(STEPS + 1, 2 * STEPS + 1):
+        x, t = batch(comm, step)
+        other.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
+        seen.append(parameters(model))
+    assert_same(seen, expected)
+
+
+def test_a_snapshot_of_an_optimizer_without_shards(comm, tmp_path):
+    _, expected = train(comm, False, steps=2 * STEPS)
+    complete, _ = train(comm, False)
+    sharded, _ = train(comm, True)
+    for param in sharded.target.params():
+        for value in (param.update_rule.state or {}).values():
+            value[...] = -1
+    copied(complete, sharded, tmp_path, comm)
+    model = sharded.target
+    for step in range(STEPS + 1, 2 * STEPS + 1):
+        x, t = batch(comm, step)
+        sharded.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
+    assert_same([parameters(model)], expected[-1:])
+
+
+def test_a_file_of_one_rank_is_an_error_on_all_ranks(comm, tmp_path):
+    if comm.size == 1:
+        pytest.skip('one rank has the complete state')
+    optimizer, _ = train(comm, True)
+    copied(optimizer, optimizer, tmp_path, comm, rank=0)
+    with pytest.raises(ValueError, match=r'the state of /.* is incomplete') as caught:
+        optimizer.update(lambda: F.sum(F.square(optimizer.target[0].W)))
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_a_shard_is_an_error_without_shard_states(comm, tmp_path):
+    if comm.size == 1:
+        pytest.skip('one rank has the complete state')
+    sharded, _ = train(comm, True)
+    complete, _ = train(comm, False)
+    with pytest.raises(ValueError, match='shard_states=True'):
+        copied(sharded, complete, tmp_path, comm)
+    comm.barrier()
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+def test_an_optimizer_without_update_rules(comm):
+    with pytest.raises(TypeError, match='needs an optimizer with update rules') as caught:
+        chainermn.create_multi_node_optimizer(chainer.Optimizer(), comm, shard_states=True)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_other_hooks_on_one_rank(comm):
+    if comm.size == 1:
+        pytest.skip('there is no other rank')
+
+    def configure(optimizer):
+        if comm.rank == 0:
+            optimizer.target[2].W.update_rule.add_hook(lambda rule, param: None, 'hook')
+
+    with pytest.raises(ValueError, match='update rules with the same hooks') as caught:
+        train(comm, True, configure=configure)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_shard_states_on_one_rank_only(comm):
+    if comm.size == 1:
+        pytest.skip('there is no other rank')
+    with pytest.raises(ValueError, match=r'different operations|shard_states must be equal'):
+        train(comm, comm.rank == 0)
