@@ -16,7 +16,7 @@ from chainer.training.extensions import snapshot_writers
 
 from chainermn._errors import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions._checkpointing import resume, state
+from chainermn.extensions._checkpointing import joined, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.manifest import SaveName, SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver, not_saved
@@ -127,6 +127,13 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         autoload = self.snapshot.autoload
         if self._is_collective or autoload:
             _check_equal(self.comm.allgather_obj(self._sets))
+        with raise_on_all_ranks(self.comm, 'multi_node_snapshot'):
+            if len(self.replica_set) > 1 and joined.has_shards(self._target(trainer)):
+                raise ValueError(
+                    'with shard_states=True, each rank has its own part of the states of the '
+                    'optimizer, so multi_node_snapshot needs replica sets of one rank each. Pass '
+                    'replica_sets=[[rank] for rank in range(comm.size)], or use '
+                    'chainermn.create_multi_node_checkpointer.')
         if self._is_collective:
             self._saver.complete(None)
         is_ours = self._writer is not None and not callable(self._filename)

@@ -42,11 +42,20 @@ def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
 
 def is_sharded(target: object) -> bool:
     """Returns whether all optimizers of a target, such as a trainer, keep sharded states."""
+    return all(_shardings(target))
+
+
+def has_shards(target: object) -> bool:
+    """Returns whether an optimizer of a target, such as a trainer, keeps sharded states."""
+    return any(_shardings(target))
+
+
+def _shardings(target: object) -> list[bool]:
     updater = getattr(target, 'updater', None)
-    found: dict[str, Object] = {'': target}
+    optimizers: list[Object] = [target]
     if updater is not None and hasattr(updater, 'get_all_optimizers'):
-        found = updater.get_all_optimizers()
-    return all(getattr(optimizer, 'sharding', None) is not None for optimizer in found.values())
+        optimizers = list(updater.get_all_optimizers().values())
+    return [getattr(optimizer, 'sharding', None) is not None for optimizer in optimizers]
 
 
 class JoinedArrays(Mapping[str, np.ndarray]):

@@ -5,6 +5,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import TypeVar
 
 import chainer
@@ -169,8 +170,9 @@ class _Progress:
         order = next((arrays[path + key] for key in ('order', '_order') if path + key in arrays),
                      None)
         if order is not None and order.size:
-            fraction = self.values.get('current_position', 0) / order.size
+            fraction = Fraction(int(self.values.get('current_position', 0)), order.size)
         else:  # before the last batch
-            fraction = self.values.get('previous_epoch_detail', 0.) - self.values.get('epoch', 0)
+            fraction = Fraction(
+                self.values.get('previous_epoch_detail', 0.) - self.values.get('epoch', 0))
         #: Of the epoch, from 0 to 1.
-        self.fraction = min(max(fraction, 0.), 1.)
+        self.fraction = min(max(fraction, Fraction(0)), Fraction(1))
