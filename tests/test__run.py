@@ -81,8 +81,7 @@ def test_successful_job_runs_once_without_extra_output(tmp_path, env):
 
 
 TRAIN = '''
-    import sys, warnings, chainer, chainermn, numpy as np
-    warnings.simplefilter('ignore', DeprecationWarning)
+    import sys, chainer, chainermn, numpy as np
     comm = chainermn.create_communicator('flat')
     np.random.seed(comm.rank)
     model = chainer.links.Linear(3, 2, initialW=1)

@@ -24,8 +24,8 @@ from chainermn.extensions._checkpointing.selection import select
 
 
 def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snapshot,
-                        replica_sets: Iterable[int | Iterable[int]], *, allow_pickle: bool = False
-                        ) -> _MultiNodeSnapshot:
+                        replica_sets: Iterable[int | Iterable[int]] = (), *,
+                        allow_pickle: bool = False) -> _MultiNodeSnapshot:
     """Makes a snapshot extension write one file for each set of ranks with the same state.
 
     The lowest rank of each set writes ``<file name>.<rank>``.  When the files of all sets are on
@@ -51,7 +51,7 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
     In data-parallel training all ranks are replicas of each other:
 
     >>> snapshot = extensions.snapshot(n_retains=3, autoload=True)            # doctest: +SKIP
-    >>> trainer.extend(multi_node_snapshot(comm, snapshot, []),               # doctest: +SKIP
+    >>> trainer.extend(multi_node_snapshot(comm, snapshot),                   # doctest: +SKIP
     ...                trigger=(1000, 'iteration'))
 
     Another number of ranks can resume from it; see ``maybe_load`` of the checkpointer.
@@ -62,8 +62,8 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
             returned.
         replica_sets: Sets of ranks with the same state, the same on all ranks.  A set is any
             iterable of ranks, or one rank.  The remaining ranks form another set: on four ranks
-            ``[[0, 1]]`` means ``{0, 1}`` and ``{2, 3}``, ``[0]`` means ``{0}`` and ``{1, 2, 3}``,
-            and ``[]`` means one set of all ranks.
+            ``[[0, 1]]`` means ``{0, 1}`` and ``{2, 3}``, and ``[0]`` means ``{0}`` and
+            ``{1, 2, 3}``.  By default, all ranks form one set.
         allow_pickle: Whether to save and load arrays of Python objects.  Loading them runs any code
             that the files hold.
 
@@ -75,9 +75,10 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
 
     Raises:
         AssertionError: If a rank is in two sets, or does not exist.
-        TypeError: If ``replica_sets`` does not consist of ranks and iterables of ranks.
+        TypeError: If an argument has the wrong type, for example because two were swapped.
         ValueError: If the file name is a function, with ``autoload``.
     """
+    _check_order(comm, snapshot, replica_sets)
     return _MultiNodeSnapshot(comm, snapshot, replica_sets, allow_pickle)
 
 
@@ -244,7 +245,6 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             return
         group = self.comm.split(self.master, self.comm.rank)
         resume.load(self.comm, selection, self._target(trainer), self._allow_pickle, group)
-        self.comm.barrier()
         group.finalize()
 
 
@@ -283,6 +283,21 @@ class _Writer(snapshot_writers.Writer):
 
     def finalize(self) -> None:
         self._wait()
+
+
+def _check_order(*arguments: object) -> None:
+    """Raises TypeError, on all ranks if possible, unless the first two arguments are in order."""
+    comm, snapshot, _ = arguments
+    if isinstance(comm, CommunicatorBase) and isinstance(snapshot, chainer_snapshot._Snapshot):
+        return
+    error = TypeError(
+        'multi_node_snapshot takes a communicator, a snapshot and the replica sets, in this order: '
+        'multi_node_snapshot(comm, extensions.snapshot()). It got '
+        + ', '.join(type(argument).__name__ for argument in arguments) + '.')
+    for argument in arguments:
+        if isinstance(argument, CommunicatorBase):
+            argument.refuse('multi_node_snapshot', error)
+    raise error
 
 
 def _parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int

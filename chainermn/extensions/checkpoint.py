@@ -51,9 +51,14 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     >>> checkpointer.maybe_load(trainer, optimizer)                           # doctest: +SKIP
     >>> trainer.run()                                                         # doctest: +SKIP
 
-    Without a Trainer, call ``checkpointer.maybe_load(model)`` and
-    ``checkpointer.save(model, iteration)``, which returns when all ranks have written their files;
-    ``save(model, iteration, wait=False)`` works as in a Trainer.
+    Without a Trainer, save and load a dictionary of the objects that have a state:
+
+    >>> state = {'model': model, 'optimizer': optimizer, 'iterator': it}      # doctest: +SKIP
+    >>> start = checkpointer.maybe_load(state, optimizer) or 0                # doctest: +SKIP
+    >>> checkpointer.save(state, iteration)                                   # doctest: +SKIP
+
+    ``save`` returns when all ranks have written their files; ``save(..., wait=False)`` works as in
+    a Trainer.
 
     Collective: all ranks trigger the extension in the same iterations.
 
@@ -76,9 +81,6 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     Raises:
         ValueError: On every rank, if the name has a slash, or an interval is less than 1.
     """
-    warnings.warn('The checkpointer is deprecated; use '
-                  'chainermn.extensions.multi_node_snapshot instead.',
-                  DeprecationWarning, stacklevel=2)
     if '/' in name or cp_interval < 1 or gc_interval < 1:
         comm.refuse('create_multi_node_checkpointer', ValueError(
             'name must be without a slash, and both intervals 1 or more; got '
@@ -142,7 +144,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         """Saves an object.  Collective: every rank calls it.
 
         Args:
-            target: Any object that Chainer can serialize, such as a trainer or a model.
+            target: Any object that Chainer can serialize, such as a trainer or a model; or a
+                dictionary of such objects.
             iteration: Number of the checkpoint, the same on all ranks.
             wait: Whether to return only when the files of all ranks and the manifest are on the
                 disk.  Otherwise it returns when the state is copied in memory; a thread writes it.
@@ -163,7 +166,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         start = time.perf_counter()
         with raise_on_all_ranks(self.comm, 'saving a checkpoint'):
             self._check_target(target)
-            arrays = state.copy_state(target)
+            arrays = state.copy_state(state.as_serializable(target))
             if not self.allow_pickle:
                 state.check_objects(arrays)
             buffers = state.find_buffers(target, arrays)
@@ -178,7 +181,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
 
     def maybe_load(self, trainer: object,
                    optimizer: _MultiNodeOptimizer | chainer.Optimizer | None = None,
-                   path: str | None = None) -> None:
+                   path: str | None = None) -> int | None:
         """Loads the newest checkpoint that is complete on all ranks, if there is one.
 
         Collective: every rank calls it, after everything with a state was added to the trainer.
@@ -188,11 +191,15 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         random numbers will differ from the saved run.
 
         Args:
-            trainer: The object to load into, of the kind that was saved.
+            trainer: The object to load into, of the kind that was saved; or a dictionary of such
+                objects.
             optimizer: Multi-node optimizer.  If it is given, the first update after loading is an
                 ordinary one; otherwise it only copies rank 0's parameters to all ranks.  Other
                 optimizers have no effect.
             path: Folder of the files, from now on.
+
+        Returns:
+            The iteration of the checkpoint, which rank 0 also logs; ``None`` if there is none.
 
         Raises:
             RuntimeError: On every rank, if another job uses this name in this folder.
@@ -211,11 +218,11 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._lock()
         selection = select(self.comm, self._names, range(self.comm.size))
         if selection is None:
-            return
-        resume.load(self.comm, selection, trainer, self.allow_pickle)
+            return None
+        resume.load(self.comm, selection, state.as_serializable(trainer), self.allow_pickle)
         if optimizer is not None and hasattr(optimizer, 'is_changed'):
             optimizer.is_changed(optimizer.target)  # the optimizer remembers the parameters
-        self.comm.barrier()
+        return selection.iteration
 
     def get_stats(self) -> str:
         """Returns how long saving took, as text."""

@@ -121,7 +121,6 @@ def shared_folder(comm, tmp_path):
     return comm.bcast_obj(str(tmp_path))
 
 
-@pytest.mark.filterwarnings('ignore:The checkpointer is deprecated:DeprecationWarning')
 def test_trains_like_naive(own, tmp_path):
     naive = chainermn.create_communicator('naive')
     trained, expected = (train(comm, shared_folder(comm, tmp_path / name))

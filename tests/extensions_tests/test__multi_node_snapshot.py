@@ -353,6 +353,45 @@ def test_bad_sets(comm, sets, kind, text):
     assert text in same_error(comm, kind, bad_on_the_last)
 
 
+@pytest.mark.parametrize('order', [(1, 0, 2), (1, 2, 0), (0, 2, 1), (2, 0, 1), (2, 1, 0)])
+def test_arguments_in_another_order(comm, order):
+    def create(order=order):
+        arguments = comm, extensions.snapshot(), []
+        return multi_node_snapshot(*(arguments[i] for i in order))
+
+    text = same_error(comm, TypeError, create)
+    names = 'NaiveCommunicator', '_Snapshot', 'list'
+    assert f'It got {", ".join(names[i] for i in order)}.' in text
+    assert 'multi_node_snapshot(comm, extensions.snapshot())' in text
+
+    def only_on_the_last():
+        create(order if comm.rank == comm.size - 1 else (0, 1, 2))
+        comm.barrier()
+
+    assert 'It got' in same_error(comm, TypeError, only_on_the_last)
+
+
+def test_other_arguments(comm):
+    with pytest.raises(TypeError, match='It got Intracomm, _Snapshot, tuple'):
+        multi_node_snapshot(comm.mpi_comm, extensions.snapshot())
+    text = same_error(comm, TypeError, lambda: multi_node_snapshot(comm, extensions.LogReport()))
+    assert 'It got NaiveCommunicator, LogReport, tuple.' in text
+
+
+def test_all_ranks_are_replicas_by_default(comm):
+    snapshot = multi_node_snapshot(comm, extensions.snapshot())
+    assert snapshot.replica_set == set(range(comm.size))
+
+
+def test_autoload_logs_the_iteration(comm, folder, caplog):
+    run_with_snapshots(comm, folder, [], seed=comm.rank)
+    with caplog.at_level('INFO', 'chainermn'):
+        run_with_snapshots(comm, folder, [], seed=7, autoload=True)
+    messages = [each.getMessage() for each in caplog.records if each.name == 'chainermn']
+    assert messages == [
+        f'Resumed from iteration 6 ({folder}/snapshot_iter_6.0)'] * (comm.rank == 0)
+
+
 def test_there_is_no_such_rank(comm):
     text = same_error(comm, AssertionError, lambda: multi_node_snapshot(
         comm, extensions.snapshot(), [comm.size]))

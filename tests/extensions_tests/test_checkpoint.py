@@ -40,8 +40,7 @@ def warns_rank_0(comm, match):
 
 def checkpointer_of(comm, **kwargs):
     name = kwargs.pop('name', 'run')
-    with pytest.warns(DeprecationWarning, match='multi_node_snapshot'):
-        return chainermn.create_multi_node_checkpointer(name, comm, **kwargs)
+    return chainermn.create_multi_node_checkpointer(name, comm, **kwargs)
 
 
 def make_trainer(comm, folder, stop=(12, 'iteration'), synchronized=False):
@@ -87,6 +86,53 @@ def test_a_resumed_run_has_the_same_bits(comm, folder, stop, synchronized):
     trainer.run()
     assert bits(trainer) == expected
     assert comm.allgather_obj(bits(trainer)) == [expected] * comm.size
+
+
+@pytest.mark.parametrize('stop', [1, 4, 6])
+def test_a_resumed_loop_has_the_same_bits(comm, folder, stop):
+    """Without a Trainer: a dictionary of objects is saved."""
+    def train(stop):
+        trainer, optimizer = make_trainer(comm, folder)
+        iterator, model = trainer.updater.get_iterator('main'), optimizer.target
+        state = {'model': model, 'optimizer': optimizer, 'iterator': iterator}
+        checkpointer = checkpointer_of(comm, path=folder)
+        resumed = checkpointer.maybe_load(state, optimizer)
+        for iteration in range((resumed or 0) + 1, stop + 1):
+            batch = chainer.dataset.concat_examples(iterator.next())
+            optimizer.update(model, *batch)
+            checkpointer.save(state, iteration)
+        return resumed, bits(trainer), checkpointer
+
+    _, expected, checkpointer = train(8)
+    checkpointer.finalize()  # removes the files
+    assert train(stop)[0] is None
+    np.random.seed(99)
+    assert train(8)[:2] == (stop, expected)
+
+
+def test_a_dictionary_on_another_number_of_ranks(comm, folder):
+    model = chainer.links.Linear(2, 2)
+    comm.bcast_data(model)
+    checkpointer_of(comm, path=folder).save({'model': model}, 3)
+    group = comm.split(0 if comm.rank == 0 else 1, comm.rank)
+    if comm.rank == 0:
+        loaded = chainer.links.Linear(2, 2)
+        with (pytest.warns(RuntimeWarning, match='saved by') if comm.size > 1
+              else contextlib.nullcontext()):
+            assert checkpointer_of(group, path=folder).maybe_load({'model': loaded}) == 3
+        np.testing.assert_array_equal(loaded.W.array, model.W.array)
+    comm.barrier()
+
+
+def test_rank_0_logs_the_iteration(comm, folder, caplog):
+    model = chainer.links.Linear(2, 2)
+    checkpointer = checkpointer_of(comm, path=folder)
+    with caplog.at_level('INFO', 'chainermn'):
+        assert checkpointer.maybe_load(model) is None
+        checkpointer.save(model, 5)
+        assert checkpointer.maybe_load(model) == 5
+    messages = [each.getMessage() for each in caplog.records if each.name == 'chainermn']
+    assert messages == [f'Resumed from iteration 5 ({folder}/run.0.5)'] * (comm.rank == 0)
 
 
 def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):

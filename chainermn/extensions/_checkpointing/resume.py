@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,9 +29,7 @@ _T = TypeVar('_T')
 
 def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
          group: CommunicatorBase | None = None) -> None:
-    """Loads a save into an object.  Collective: every rank calls it.
-
-    Call another collective operation afterwards: it raises an error of one rank on all others.
+    """Loads a save into an object, and logs its iteration.  Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
@@ -39,7 +38,19 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
         allow_pickle: Whether to load arrays of Python objects.
         group: Communicator of the ranks whose first one reads for the others; if ``None``, each
             rank reads its own file.
+
+    Raises:
+        Exception: On every rank, any error of reading or loading on a rank.
     """
+    _load(comm, selection, target, allow_pickle, group)
+    comm.barrier()  # raises an error of one rank on all
+    if comm.rank == 0:
+        logging.getLogger('chainermn').info(
+            'Resumed from iteration %d (%s)', selection.iteration, selection.path)
+
+
+def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
+          group: CommunicatorBase | None) -> None:
     is_resized = selection.size not in (None, comm.size)
     if selection.is_for_all:
         group = comm
@@ -69,7 +80,7 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
             chainer.serializers.NpzDeserializer(states).load(target)
             state.restore_random(arrays)
     if is_resized and comm.rank == 0:
-        warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=3)
+        warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
 
 
 def _join_shards(comm: CommunicatorBase, selection: Selection, target: object,

@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import chainer
 import numpy as np
@@ -26,6 +26,28 @@ class _CopySerializer(chainer.serializers.DictionarySerializer):
             name = self.path + key.lstrip('/')
             self.target[name] = copy_array(self.target[name])
         return value
+
+
+class _Serializable(Protocol):
+    """An object that Chainer can serialize."""
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None: ...
+
+
+class _Parts:
+    """A dictionary of objects, as one object that Chainer can serialize."""
+
+    def __init__(self, parts: Mapping[str, _Serializable]) -> None:
+        self.parts = parts
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        for name, part in self.parts.items():
+            part.serialize(serializer[name])
+
+
+def as_serializable(target: object) -> object:
+    """Returns a dictionary of objects as one object; returns other objects unchanged."""
+    return _Parts(target) if isinstance(target, Mapping) else target
 
 
 def copy_state(target: object) -> dict[str, np.ndarray]:
@@ -72,6 +94,9 @@ def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
     updater = getattr(target, 'updater', None)
     if isinstance(target, chainer.Link):
         models[''] = target
+    elif isinstance(target, Mapping):
+        models.update({f'{name}/': part for name, part in target.items()
+                       if isinstance(part, chainer.Link)})
     elif updater is not None and hasattr(updater, 'get_all_optimizers'):
         for name, optimizer in updater.get_all_optimizers().items():
             models[f'updater/model:{name}/'] = optimizer.target
