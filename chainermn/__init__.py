@@ -1,7 +1,10 @@
 """ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
+from typing import TYPE_CHECKING
+
 from chainermn import (
     _environment,
     _forked,
+    _trainer_message,
     communicators,
     datasets,
     extensions,
@@ -53,3 +56,17 @@ __all__ = [
 _environment.set_mpi_defaults()
 _forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
+_trainer_message.print_common_errors_once()
+
+#: What to use instead of names that existed only before ChainerMN 1.0.
+_BEFORE_1_0 = {
+    'dataset': 'chainermn.datasets',
+    'get_epoch_trigger': "the trigger (n_epochs, 'epoch')",
+    'multi_node_evaluator': 'chainermn.create_multi_node_evaluator',
+    'multi_node_optimizer': 'chainermn.create_multi_node_optimizer',
+}
+
+if not TYPE_CHECKING:  # or type checkers would accept all names
+    def __getattr__(name: str) -> object:
+        hint = f': use {_BEFORE_1_0[name]}' if name in _BEFORE_1_0 else ''
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}{hint}')

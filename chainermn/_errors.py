@@ -1,9 +1,14 @@
-"""An error of one rank is raised on all ranks."""
+"""An error of one rank is raised on all ranks, and printed once."""
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
+
+from chainermn import _common_error
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+_E = TypeVar('_E', bound=Exception)
 
 
 class Refuser(Protocol):
@@ -30,3 +35,14 @@ def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
         yield
     except Exception as error:
         comm.refuse(operation, error)
+
+
+def on_all_ranks(comm: CommunicatorBase, error: _E) -> _E:
+    """Returns an error that all ranks raise, after noting that only rank 0 prints it.
+
+    Args:
+        comm: ChainerMN communicator of the ranks that raise it.
+        error: The error, equal on all ranks.
+    """
+    _common_error.mark(error, comm.rank == 0)
+    return error

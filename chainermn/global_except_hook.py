@@ -41,7 +41,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
-from chainermn import _environment, _exit_status, _streams
+from chainermn import _common_error, _environment, _exit_status, _streams
 from chainermn._atomic_file import open_atomic
 from chainermn._exit_status import in_8_bits, status_of
 
@@ -51,6 +51,8 @@ _VARIABLES = _environment.FORCE_ABORT
 _FORWARD_TIMEOUT = 0.5
 # Seconds that mpiexec may take to end this process.
 _ABORT_TIMEOUT = 10
+# Seconds after which a rank prints an error of all ranks if the rank that should has not.
+_COMMON_ERROR_TIMEOUT = 2
 
 _ExceptHook: TypeAlias = Callable[
     [type[BaseException], BaseException, TracebackType | None], object]
@@ -162,13 +164,24 @@ def _is_installed() -> bool:
 def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: BaseException,
               tb: TracebackType | None) -> None:
     """Called before ``sys.excepthook``."""
+    is_default = hook is None or hook is sys.__excepthook__
+    if is_default and issubclass(exc_type, KeyboardInterrupt) and not _is_debugging():
+        _abort('interrupted by Ctrl-C or SIGINT')
     text = ''
+    if _common_error.is_common(value) and _abort_function(1) is not None:
+        _common_error.hide_frames(value)
+        tb = value.__traceback__
+        if not _common_error.is_printed_here(value):
+            time.sleep(_COMMON_ERROR_TIMEOUT)
     with contextlib.suppress(MemoryError, RecursionError):
         text = ''.join(traceback.format_exception(exc_type, value, tb))
-    is_default = hook is None or hook is sys.__excepthook__
     _abort(f'uncaught {exc_type.__name__}', 1, text,
            None if is_default and text else functools.partial(
                hook or sys.__excepthook__, exc_type, value, tb))
+
+
+def _is_debugging() -> bool:
+    return _environment.flag(_environment.DEBUG)
 
 
 def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: threading.Thread

@@ -2,12 +2,16 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
 from mpi4py import MPI
+from time_limits import seconds
+
+import chainermn
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
 
@@ -60,7 +64,7 @@ FAILURES = {
         atexit.register(lambda: sys.exit('why'))
         sys.exit(0)
         ''', 'sys.exit with status 1 in a function of atexit', 'why'),
-    'interrupt': ('raise KeyboardInterrupt', 'uncaught KeyboardInterrupt', 'raise Keyboard'),
+    'interrupt': ('raise KeyboardInterrupt', 'interrupted by Ctrl-C or SIGINT', ''),
 }
 
 
@@ -76,6 +80,101 @@ def test_a_failing_rank_aborts_the_job(tmp_path, code, why, text, started):
     assert f'aborts the job: {why}' in output
     assert text in output
     assert 'went on' not in output
+
+
+@pytest.mark.parametrize('debug', ['0', '1'])
+@pytest.mark.usefixtures('default_signals')
+def test_ctrl_c_is_one_line(tmp_path, debug):
+    script = tmp_path / 'script.py'
+    script.write_text(START + '''
+comm = chainermn.create_communicator('naive')
+comm.barrier()
+if RANK == 0:
+    print('all wait', flush=True)
+threading.Event().wait()
+''')
+    with subprocess.Popen(['mpiexec', '-n', '3', sys.executable, script], text=True,
+                          env={**os.environ, 'CHAINERMN_DEBUG': debug}, start_new_session=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout.readline() == 'all wait\n'
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        output, _ = process.communicate(timeout=seconds(30))
+    assert process.returncode != 0
+    assert output.count('aborts the job: ') == 1
+    if debug == '1':
+        assert 'uncaught KeyboardInterrupt\nTraceback' in output
+    else:
+        assert 'aborts the job: interrupted by Ctrl-C or SIGINT\n' in output
+        assert 'Traceback' not in output and 'KeyboardInterrupt' not in output
+
+
+#: Errors of all ranks: the code, a part of the message, and the rank that prints it.
+COMMON = {
+    'mismatch': ('comm.bcast_obj(1, root=RANK)', 'roots differ between ranks', 0),
+    'invalid on all ranks': ('comm.bcast_obj(1, root=3)', 'must be a rank from 0 to 2, not 3', 0),
+    'invalid on the last rank': (
+        'comm.bcast_obj(1, root=max(1, RANK + 1))', 'must be a rank from 0 to 2, not 3', 2),
+    'creation': ("chainermn.create_communicator('nope')", 'Unrecognized communicator', 0),
+}
+
+
+@pytest.mark.parametrize('debug', ['0', '1'])
+@pytest.mark.parametrize('code, text, first', COMMON.values(), ids=COMMON.keys())
+def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
+        tmp_path, code, text, first, debug):
+    status, output = run(tmp_path, f'''
+        comm = chainermn.create_communicator('naive')
+        def mine():
+            {code}
+        mine()
+        ''', ranks=3, CHAINERMN_DEBUG=debug)
+    assert status != 0
+    assert output.count(text) == output.count('aborts the job') == 1, output
+    assert f'chainermn: rank {first} of 3' in output
+    assert output.count('Traceback') == 1 and ', in mine\n' in output
+    package = os.path.dirname(chainermn.__file__)
+    assert (f'File "{package}' in output) == (debug == '1'), output
+
+
+def test_an_error_of_all_ranks_that_rank_0_catches_is_printed_by_another(tmp_path):
+    status, output = run(tmp_path, '''
+        comm = chainermn.create_communicator('naive')
+        try:
+            comm.bcast_obj(1, root=RANK)
+        except chainermn.CollectiveMismatchError:
+            if RANK:
+                raise
+        threading.Event().wait()
+        ''')
+    assert status != 0
+    assert 'chainermn: rank 1 of 2' in output and output.count('roots differ between') == 1
+
+
+TRAINER = '''
+import chainer, numpy as np
+comm = chainermn.create_communicator('naive')
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
+data = [(np.ones(3, 'f'), np.int32(0))] * 8
+iterator = chainer.iterators.SerialIterator(data, 4)
+trainer = chainer.training.Trainer(
+    chainer.training.StandardUpdater(iterator, optimizer), (4, 'iteration'))
+def fail(trainer):
+    {}
+trainer.extend(fail, trigger=(2, 'iteration'))
+trainer.run(show_loop_exception_msg={})
+'''
+
+
+@pytest.mark.parametrize('code, text, is_common', [
+    ('comm.bcast_obj(1, root=RANK)', 'CollectiveMismatchError: Collective mismatch in', True),
+    ('assert RANK != 1, "my own"', 'AssertionError: my own', False)])
+@pytest.mark.parametrize('show', [True, False])
+def test_the_trainer_prints_errors_of_one_rank_only(tmp_path, code, text, is_common, show):
+    status, output = run(tmp_path, TRAINER.format(code, show), ranks=3)
+    assert status != 0
+    assert output.count('Exception in main training loop') == (show and not is_common)
+    assert output.count(text) == output.count('aborts the job') == 1
 
 
 def test_the_job_exits_with_the_status_of_sys_exit(tmp_path):

@@ -29,6 +29,18 @@ def test_names():
         assert hasattr(chainermn, name)
 
 
+@pytest.mark.parametrize('name, hint', [
+    ('dataset', ': use chainermn.datasets'),
+    ('get_epoch_trigger', ": use the trigger (n_epochs, 'epoch')"),
+    ('multi_node_evaluator', ': use chainermn.create_multi_node_evaluator'),
+    ('multi_node_optimizer', ': use chainermn.create_multi_node_optimizer'),
+    ('no_such_name', '')])
+def test_names_before_1_0(name, hint):
+    with pytest.raises(AttributeError) as caught:
+        getattr(chainermn, name)
+    assert str(caught.value) == f"module 'chainermn' has no attribute {name!r}{hint}"
+
+
 def test_version_is_ours():
     assert chainermn.__version__.startswith('8.')
 

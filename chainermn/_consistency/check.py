@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-from chainermn import _environment, _signature
+from chainermn import _common_error, _environment, _signature
 from chainermn._consistency import mismatch
 from chainermn._consistency.exchange import MISMATCH, Data, Exchange, TracedExchange
 from chainermn._diagnostics import call_site
@@ -187,9 +187,20 @@ class ConsistencyCheck:
         responses = self.mpi_comm.allgather((failure, details, self.note + call_site.describe()))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
         common.__dict__['consistency'] = self, signatures  # see `signatures_of`
+        _common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))
+        if type(common) is type(error):  # show one error instead of two
+            assert error is not None
+            cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+            raise common.with_traceback(error.__traceback__) from cause
         raise common from error
 
     def signatures_of(self, error: BaseException) -> list[CallSignature] | None:
         """The signatures that caused this error, or None if this check did not raise it."""
         check, signatures = error.__dict__.get('consistency', (None, None))
         return signatures if check is self else None
+
+
+def _first_to_print(signatures: Sequence[CallSignature]) -> int:
+    """Returns the first rank that failed, else the first that has not finished."""
+    return min(range(len(signatures)), key=lambda rank: (
+        not signatures[rank].failed, signatures[rank].operation == _signature.END, rank))

@@ -15,10 +15,12 @@ _DETAILED = {'bcast_data': 'parameters', 'multi_node_mean_grad': 'parameters',
              'new_group': 'groups'}
 
 _ADVICE = {
-    'end': 'A rank reached the end of the program while others called a collective; look for loops '
-           'of different lengths, or for a call inside an "if" on the rank.',
-    'operations': 'All ranks must call the same collectives in the same order; look for a call '
-                  'inside an "if" on the rank, or for loops of different lengths.',
+    'end': 'A rank reached the end of the program while others called a collective. Look for loops '
+           'of different lengths (chainermn.join supports them for optimizer updates), or for a '
+           'call inside an "if" on the rank.',
+    'operations': 'All ranks must call the same collectives in the same order. Look for a call '
+                  'inside an "if" on the rank, or for loops of different lengths (chainermn.join '
+                  'supports them for optimizer updates).',
     'join': 'Inside chainermn.join, a rank that has exhausted its inputs takes part in optimizer '
             'updates only, not in other collectives (MultiNodeBatchNormalization, evaluators, '
             'checkpointers, ObservationAggregator). Give all ranks the same number of inputs, '

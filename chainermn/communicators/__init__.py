@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
+from chainermn import _common_error
 from chainermn._consistency.mismatch import CollectiveMismatchError
 from chainermn._ranks import ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -153,10 +154,15 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
     responses = mpi_comm.allgather((call, failure, lacks_nccl))
     calls, failures = [each[0] for each in responses], [each[1] for each in responses]
+    common = None
     if any(failures):
-        raise mismatch.remote_error(calls, failures)
-    if len(set(calls)) > 1:
-        raise mismatch.calls_differ_error('create_communicator', calls)
+        common = mismatch.remote_error(calls, failures)
+    elif len(set(calls)) > 1:
+        common = mismatch.calls_differ_error('create_communicator', calls)
+    if common is not None:
+        first = next((rank for rank, each in enumerate(failures) if each), 0)
+        _common_error.mark(common, mpi_comm.rank == first)
+        raise common
     if name == 'auto':
         communicator_class = _select(mpi_comm.rank, [each[2] for each in responses])
         if communicator_class is not _class_of('pure_nccl'):

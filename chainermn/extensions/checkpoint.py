@@ -14,7 +14,7 @@ import chainer
 import numpy as np
 
 from chainermn._atomic_file import remove
-from chainermn._errors import raise_on_all_ranks
+from chainermn._errors import on_all_ranks, raise_on_all_ranks
 from chainermn._ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import resume, state
@@ -298,10 +298,10 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             names = self._names
         groups = group_ranks(enumerate(self.comm.allgather_obj(self.name)))
         if len(groups) > 1:
-            raise ValueError(
+            raise on_all_ranks(self.comm, ValueError(
                 'the ranks have different names for the checkpointer\n  '
                 + '\n  '.join(f'{ranks_text(ranks)}: {name!r}' for name, ranks in groups.items())
-                + '\nPass the same name on all ranks; folders may differ.')
+                + '\nPass the same name on all ranks; folders may differ.'))
         self._saver.lock.acquire(names)
 
     @property

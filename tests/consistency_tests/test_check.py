@@ -1,10 +1,12 @@
 """The consistency check: equal signatures pass, others raise on all ranks."""
 
+import traceback
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn import _signature
+from chainermn import _common_error, _signature
 from chainermn._consistency.check import ConsistencyCheck
 from chainermn._signature import pack, unpack
 
@@ -107,14 +109,48 @@ def test_different_arguments(check, same_error, call, arguments):
 
 
 def test_refuse(check, same_error):
+    def fail():
+        raise LookupError('why')
+
     def call(odd):
         if odd == RANK:
-            check.refuse('operation', LookupError('why'))
+            try:
+                fail()
+            except LookupError as error:
+                check.refuse('operation', error)
         check.same(pack('barrier'))
 
     for odd in range(SIZE):
         error = same_error(call, odd, failed=odd)
         assert type(error) is LookupError
-        if odd == RANK and SIZE > 1:
-            assert type(error.__cause__) is LookupError  # with its own traceback
+        if odd == RANK:  # one error, with the frames of the original one
+            assert error.__cause__ is None and (error.__suppress_context__ or SIZE == 1)
+            assert traceback.extract_tb(error.__traceback__)[-1].name == 'fail'
+        if SIZE > 1:
+            assert _common_error.is_printed_here(error) == (odd == RANK)
     check.same(pack('barrier'))
+
+
+@pytest.mark.parametrize('make', [
+    lambda: ValueError('own class'), lambda: type('Own', (ValueError,), {})('own class')])
+def test_the_cause_of_an_error_is_kept(check, same_error, make):
+    def call():
+        try:
+            raise OSError('disk')
+        except OSError as cause:
+            try:
+                raise make() from cause
+            except ValueError as error:
+                check.refuse('operation', error)
+
+    error, seen = same_error(call, table=False), []
+    while error is not None:
+        seen.append(type(error).__name__)
+        error = error.__cause__
+    assert seen in (['ValueError', 'OSError'], ['ValueError', 'Own', 'OSError'], ['Own', 'OSError'])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_first_rank_that_has_not_ended_prints_a_mismatch(check, same_error):
+    error = same_error(check.same, pack('barrier' if RANK else _signature.END))
+    assert _common_error.is_printed_here(error) == (RANK == 1)

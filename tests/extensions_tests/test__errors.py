@@ -1,7 +1,8 @@
-"""An error of one rank is raised on all ranks."""
+"""An error of one rank is raised on all ranks, and printed once."""
 import pytest
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn import _common_error
+from chainermn._errors import on_all_ranks, raise_on_all_ranks
 from chainermn.communicators import create_communicator
 
 
@@ -12,3 +13,12 @@ def test_an_error_of_one_rank_is_raised_on_all():
             if comm.rank == comm.size - 1:
                 raise ZeroDivisionError('on purpose')
         comm.barrier()
+
+
+def test_rank_0_prints_an_error_of_all_ranks():
+    comm = create_communicator('naive')
+    error = ValueError('on purpose')
+    assert not _common_error.is_common(error) and _common_error.is_printed_here(error)
+    assert on_all_ranks(comm, error) is error
+    assert _common_error.is_common(error)
+    assert _common_error.is_printed_here(error) == (comm.rank == 0)

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from chainermn import nccl
+from chainermn import _common_error, nccl
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
@@ -231,7 +231,10 @@ def together(mpi_comm: MPI.Comm, what: str, call: Callable[[], _Result]) -> _Res
         failure = mismatch.RemoteError.of(what, error)
     failures = mpi_comm.allgather(failure)
     if any(failures):
-        raise mismatch.remote_error([what] * len(failures), failures)
+        common = mismatch.remote_error([what] * len(failures), failures)
+        first = next(rank for rank, each in enumerate(failures) if each)
+        _common_error.mark(common, mpi_comm.rank == first)
+        raise common
     return result
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chainermn._atomic_file import remove
-from chainermn._errors import raise_on_all_ranks
+from chainermn._errors import on_all_ranks, raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter
@@ -120,24 +120,24 @@ class Saver:
         self._set_obsolete(reports[0].obsolete)
         iterations = [report.next_iteration for report in reports]
         if len(set(iterations)) > 1:
-            raise ValueError(
+            raise on_all_ranks(self._comm, ValueError(
                 f'{self._title} was not saved: the ranks are at different iterations\n'
                 + ''.join(f'  rank {rank}: {"the end" if i is None else f"iteration {i}"}\n'
                           for rank, i in enumerate(iterations))
-                + 'Use a trigger that fires in the same iterations on all ranks.')
+                + 'Use a trigger that fires in the same iterations on all ranks.'))
         if failures := [f'rank {rank}: {report.failure}' for rank, report in enumerate(reports)
                         if report.failure is not None]:
-            raise not_saved(self._name_of(save), failures)
+            raise on_all_ranks(self._comm, not_saved(self._name_of(save), failures))
         if records := [report.record for report in reports if report.record is not None]:
             self._complete, self._records = save, records
             if len(records) < len(self._writers):
                 self._complete = None
                 wrote = {record.rank for record in records}
-                raise ValueError(
+                raise on_all_ranks(self._comm, ValueError(
                     f'{self._name_of(save)} is incomplete\n' + ''.join(
                         f'  rank {rank}: {"wrote a file" if rank in wrote else "wrote no file"}\n'
                         for rank in self._writers)
-                    + 'Use a condition that is the same on all ranks.')
+                    + 'Use a condition that is the same on all ranks.'))
 
     def start(self, save: Save) -> None:
         """Starts a save in a thread.  The save before must be complete, or have failed."""
@@ -175,7 +175,8 @@ class Saver:
             failure = str(error)
         failure, obsolete = self._comm.bcast_obj((failure, self._obsolete))
         if failure is not None:
-            raise not_saved(self._name_of(self._complete), [f'rank 0: {failure}'])
+            raise on_all_ranks(self._comm, not_saved(
+                self._name_of(self._complete), [f'rank 0: {failure}']))
         self._set_obsolete(obsolete)
         self._complete, self._records = None, []
         with raise_on_all_ranks(self._comm, 'removing obsolete files'):

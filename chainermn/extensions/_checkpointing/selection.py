@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._errors import on_all_ranks, raise_on_all_ranks
 from chainermn._ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import npz
@@ -190,7 +190,7 @@ def _verify(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], ma
             return None, problems
         return Selection(manifest.iteration, path, manifest.size, False), []
     if not manifest.are_replicas:
-        raise ValueError(_different_states(names, writers, manifest))
+        raise on_all_ranks(comm, ValueError(_different_states(names, writers, manifest)))
     paths: list[str] = []
     problems = []
     is_found = False

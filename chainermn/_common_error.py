@@ -1,0 +1,53 @@
+"""Errors that all ranks raise: only one rank prints them, without the frames of this package."""
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+
+from chainermn import _environment
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_INTERNAL = _PACKAGE, contextlib.__file__  # context managers of this package run there
+_ATTRIBUTE = '_chainermn_is_printed_here'
+
+
+def mark(error: Exception, is_printed_here: bool) -> None:
+    """Notes that all ranks of a communicator raise an error.
+
+    Args:
+        error: The error.
+        is_printed_here: Whether this is the rank that prints it, if it is not caught.
+    """
+    error.__dict__[_ATTRIBUTE] = is_printed_here
+
+
+def is_common(error: BaseException | None) -> bool:
+    """Returns whether all ranks raise this error."""
+    return getattr(error, _ATTRIBUTE, None) is not None
+
+
+def is_printed_here(error: BaseException) -> bool:
+    """Returns whether this rank prints an error, if it is not caught."""
+    return getattr(error, _ATTRIBUTE, True)
+
+
+def hide_frames(error: BaseException) -> None:
+    """Removes the frames of this package from the traceback of an error that all ranks raise.
+
+    ``CHAINERMN_DEBUG=1`` shows them.
+    """
+    if is_common(error) and not _environment.flag(_environment.DEBUG):
+        error.__traceback__ = _visible(error.__traceback__) or error.__traceback__
+
+
+def _visible(tb: TracebackType | None) -> TracebackType | None:
+    frames = []
+    while tb is not None:
+        if not tb.tb_frame.f_code.co_filename.startswith(_INTERNAL):
+            frames.append(tb)
+        tb = tb.tb_next
+    visible = None
+    for each in reversed(frames):
+        visible = TracebackType(visible, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return visible
