@@ -17,6 +17,7 @@ from chainermn import (
 )
 from chainermn._join import join
 from chainermn._launch import launch
+from chainermn._rank_filter import RankFilter
 from chainermn._version import __version__
 from chainermn.communicators import (
     CollectiveMismatchError,
@@ -33,6 +34,7 @@ __all__ = [
     'CommunicatorBase',
     'DataSizeError',
     'MultiNodeChainList',
+    'RankFilter',
     '__version__',
     'communicators',
     'create_communicator',

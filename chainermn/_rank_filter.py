@@ -1,0 +1,36 @@
+"""RankFilter: log messages of one rank instead of all."""
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+class RankFilter(logging.Filter):
+    """Passes log messages of rank 0 only, and warnings and errors of all ranks.
+
+    It also adds the attribute ``rank`` to each message, for the format.  Add it to a handler::
+
+        handler = logging.StreamHandler()
+        handler.addFilter(chainermn.RankFilter(comm))
+        logging.basicConfig(
+            level=logging.INFO, handlers=[handler], format='rank %(rank)d: %(message)s')
+
+    Args:
+        comm: ChainerMN communicator.
+        ranks: The ranks whose messages pass.
+        level: Messages of this level and above pass on all ranks.
+    """
+
+    def __init__(self, comm: CommunicatorBase, ranks: Collection[int] = (0,),
+                 level: int = logging.WARNING) -> None:
+        super().__init__()
+        self.rank = comm.rank
+        self.is_shown = comm.rank in ranks
+        self.level = level
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether to show a message."""
+        record.rank = self.rank
+        return self.is_shown or record.levelno >= self.level

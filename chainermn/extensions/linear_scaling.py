@@ -1,0 +1,137 @@
+"""LinearScaling: a learning rate for large batches, with warm-up."""
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chainer
+
+from chainermn._errors import on_all_ranks, raise_on_all_ranks
+from chainermn._types import Optimizer
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+class LinearScaling(chainer.training.Extension):
+    """Scales the learning rate with the batch size of all ranks, after a warm-up.
+
+    This is the linear scaling rule with gradual warm-up of Goyal et al. (2017),
+    https://arxiv.org/abs/1706.02677.  The learning rate of the optimizer is the one for
+    ``base_batch_size`` examples per update.  If the ranks together use k times as many, it grows
+    linearly from this value to k times this value during the first ``warmup_epochs``::
+
+        trainer.extend(LinearScaling(comm, base_batch_size=256))
+
+    The batch size of all ranks is the sum of the ranks' batch sizes, times ``n_accumulations`` of
+    the multi-node optimizer.
+
+    Add it on all ranks.  Do not combine it with other extensions that set the same attribute; pass
+    ``decay`` instead.  The learning rate only depends on the iteration, so it is right after
+    resuming.
+
+    Collective at the beginning of the training.
+
+    Args:
+        comm: ChainerMN communicator.
+        base_batch_size: The number of examples per update that the learning rate of the optimizer
+            is for; by default, the batch size of rank 0, so that k is ``comm.size`` if all ranks
+            have the same batch size.
+        warmup_epochs: Length of the warm-up; 0 for none.
+        decay: Function that returns a factor of the learning rate for an epoch, such as
+            ``lambda epoch: 0.1 ** (epoch // 30)``.  The epoch is a float.
+        attr: The hyperparameter to set, such as ``'alpha'`` for Adam.
+        optimizer: The optimizer; by default, the main one of the trainer's updater.
+    """
+
+    trigger = 1, 'iteration'
+
+    def __init__(self, comm: CommunicatorBase, base_batch_size: float | None = None,
+                 warmup_epochs: float = 5, decay: Callable[[float], float] | None = None,
+                 attr: str = 'lr', optimizer: Optimizer | None = None) -> None:
+        self.comm = comm
+        self.base_batch_size = base_batch_size
+        self.warmup_epochs = warmup_epochs
+        self.decay = decay
+        self.attr = attr
+        self._optimizer = optimizer
+        self._schedule: _Schedule | None = None
+
+    def initialize(self, trainer: chainer.training.Trainer) -> None:
+        """Sets the learning rate of the next update.  Collective: every rank calls it.
+
+        Raises:
+            ValueError: On every rank, if the optimizer of a rank has no such hyperparameter, or the
+                learning rates or arguments of the ranks differ.
+            AttributeError: On every rank, if an iterator has no batch size or data set.
+        """
+        if self._schedule is None:
+            with raise_on_all_ranks(self.comm, 'LinearScaling'):
+                mine = self._inspect(trainer)
+            self._schedule = _schedule(self.comm, self.comm.allgather_obj(mine))
+        self(trainer)
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """Sets the learning rate of the next update."""
+        assert self._schedule is not None
+        iteration = trainer.updater.iteration
+        rate = self._schedule.rate(iteration)
+        if self.decay is not None:
+            rate *= self.decay(iteration / self._schedule.iterations_per_epoch)
+        setattr(self._optimizer_of(trainer), self.attr, rate)
+
+    def _optimizer_of(self, trainer: chainer.training.Trainer) -> Optimizer:
+        return self._optimizer or trainer.updater.get_optimizer('main')
+
+    def _inspect(self, trainer: chainer.training.Trainer) -> _Rank:
+        optimizer = self._optimizer_of(trainer)
+        known = optimizer.hyperparam.get_dict()
+        if self.attr not in known:
+            raise ValueError(f'the optimizer has no hyperparameter {self.attr!r}; pass attr=, one '
+                             f'of {", ".join(map(repr, sorted(known)))}')
+        iterator = trainer.updater.get_iterator('main')
+        accumulation = getattr(optimizer, 'accumulation', None)
+        return _Rank(iterator.batch_size, len(iterator.dataset),
+                     1 if accumulation is None else accumulation.n,
+                     (known[self.attr], self.base_batch_size, self.warmup_epochs))
+
+
+class _Rank(NamedTuple):
+    """What a rank knows."""
+
+    batch_size: int
+    examples: int
+    accumulations: int
+    arguments: tuple[float, float | None, float]  # rate, base batch size, epochs: equal on all
+
+
+class _Schedule(NamedTuple):
+    """The learning rate before it decays, the same on all ranks."""
+
+    base: float
+    factor: float
+    warmup: float  # iterations
+    iterations_per_epoch: float
+
+    def rate(self, iteration: int) -> float:
+        """Returns the learning rate for the update that follows this iteration."""
+        done = iteration / self.warmup if iteration < self.warmup else 1.
+        return self.base * (1 + (self.factor - 1) * done)
+
+
+def _schedule(comm: CommunicatorBase, ranks: list[_Rank]) -> _Schedule:
+    if len({rank.arguments for rank in ranks}) > 1:
+        raise on_all_ranks(comm, ValueError(
+            'LinearScaling: the ranks have different learning rates or arguments\n' + ''.join(
+                '  rank {}: learning rate {}, base_batch_size={}, warmup_epochs={}\n'.format(
+                    i, *rank.arguments) for i, rank in enumerate(ranks))
+            + 'Pass the same values on all ranks.'))
+    base, base_batch_size, epochs = ranks[0].arguments
+    batch_size = sum(rank.batch_size for rank in ranks)
+    factor = batch_size * ranks[0].accumulations / (base_batch_size or ranks[0].batch_size)
+    iterations_per_epoch = sum(rank.examples for rank in ranks) / batch_size
+    schedule = _Schedule(base, factor, epochs * iterations_per_epoch, iterations_per_epoch)
+    if comm.rank == 0:
+        logging.getLogger('chainermn').info(
+            'LinearScaling: the learning rate grows from %g to %g in %g iterations',
+            base, base * factor, schedule.warmup)
+    return schedule

@@ -1,0 +1,156 @@
+"""The learning rate of each update is that of Goyal et al. (2017), the same on all ranks."""
+import chainer
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn.extensions import LinearScaling
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return chainermn.create_communicator('naive')
+
+
+def make_trainer(comm, batch_size, length, iterations, optimizer=None, **options):
+    np.random.seed(0)
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizer or chainer.optimizers.MomentumSGD(0.1), comm, **options)
+    optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
+    data = [(np.ones(3, np.float32), np.int32(0))] * length
+    iterator = chainer.iterators.SerialIterator(data, batch_size)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    return chainer.training.Trainer(updater, (iterations, 'iteration'))
+
+
+class Recorder(chainer.optimizers.MomentumSGD):
+    """Records the learning rate of each step."""
+
+    def __init__(self, lr):
+        super().__init__(lr)
+        self.rates = []
+
+    def update(self, *args, **kwargs):
+        self.rates.append(self.lr)
+        super().update(*args, **kwargs)
+
+
+def rates(comm, extension, batch_size=2, length=10, iterations=30, **options):
+    """The learning rates after 1, 2, ... iterations, on all ranks the same.
+
+    The first update only broadcasts the parameters.
+    """
+    optimizer = Recorder(0.1)
+    trainer = make_trainer(comm, batch_size, length, iterations, optimizer, **options)
+    trainer.extend(extension)
+    trainer.run()
+    assert comm.allgather_obj(optimizer.rates) == [optimizer.rates] * comm.size
+    return optimizer.rates
+
+
+def test_it_grows_linearly_to_k_times_the_rate(comm):
+    found = rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=4))
+    k, warmup = 2 * comm.size, 4 * 5
+    np.testing.assert_allclose(
+        found, [0.1 * (1 + (k - 1) * min(i / warmup, 1)) for i in range(1, 30)])
+    assert found[-1] == pytest.approx(0.1 * k)
+
+
+def test_it_starts_at_the_rate_of_the_optimizer(comm):
+    trainer = make_trainer(comm, 2, 10, 1)
+    extension = LinearScaling(comm, base_batch_size=1)
+    trainer.updater.get_optimizer('main').lr = 0.3
+    extension.initialize(trainer)
+    assert trainer.updater.get_optimizer('main').lr == 0.3
+
+
+def test_the_base_is_one_rank_and_the_warmup_five_epochs_by_default(comm):
+    found = rates(comm, LinearScaling(comm))
+    np.testing.assert_allclose(
+        found, [0.1 * (1 + (comm.size - 1) * min(i / 25, 1)) for i in range(1, 30)])
+
+
+def test_shards_and_batches_may_differ(comm):
+    """A rank with more examples also takes more of them, or fewer."""
+    n, size = comm.rank + 1, comm.size
+    found = rates(comm, LinearScaling(comm, 1, 2), batch_size=n, length=7 * n)
+    k = size * (size + 1) / 2  # sum of the batch sizes
+    np.testing.assert_allclose(
+        found, [0.1 * (1 + (k - 1) * min(i / 14, 1)) for i in range(1, 30)])
+    rates(comm, LinearScaling(comm, 1, 2), length=10 + 3 * comm.rank)  # compares the ranks
+
+
+def test_without_warmup(comm):
+    found = rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=0), iterations=3)
+    np.testing.assert_allclose(found, 0.2 * comm.size)
+
+
+def test_accumulated_updates_are_one_batch(comm):
+    found = rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=1),
+                  n_accumulations=3)
+    assert found[-1] == pytest.approx(0.1 * 2 * comm.size * 3)
+
+
+def test_decay(comm):
+    found = rates(comm, LinearScaling(
+        comm, base_batch_size=2, warmup_epochs=1, decay=lambda epoch: 0.1 ** (epoch // 2)))
+    full = 0.1 * comm.size
+    np.testing.assert_allclose(found[4:9], full)
+    np.testing.assert_allclose(found[9:19], full * 0.1)
+    np.testing.assert_allclose(found[19:], full * 0.01)
+
+
+@pytest.mark.parametrize('stop', [3, 12, 20])
+def test_a_resumed_run_has_the_same_rates(comm, tmp_path, stop):
+    folder = comm.bcast_obj(str(tmp_path))
+
+    def run(iterations):
+        optimizer = Recorder(0.1)
+        trainer = make_trainer(comm, 2, 10, iterations, optimizer)
+        trainer.extend(LinearScaling(comm, 1, 3, decay=lambda epoch: 0.5 ** epoch))
+        checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+        checkpointer.maybe_load(trainer, trainer.updater.get_optimizer('main'))
+        trainer.run()
+        checkpointer.save(trainer, iterations)
+        return optimizer.rates
+
+    first = run(stop)
+    resumed = run(24)
+    uninterrupted = rates(comm, LinearScaling(comm, 1, 3, decay=lambda epoch: 0.5 ** epoch),
+                          iterations=24)
+    assert first + resumed == uninterrupted
+
+
+def test_another_attribute(comm):
+    trainer = make_trainer(comm, 2, 10, 6, chainer.optimizers.Adam(alpha=0.01))
+    trainer.extend(LinearScaling(comm, 1, 1, attr='alpha'))
+    trainer.run()
+    assert trainer.updater.get_optimizer('main').alpha == pytest.approx(0.02 * comm.size)
+
+
+def test_no_such_attribute(comm, same_error):
+    trainer = make_trainer(comm, 2, 10, 6, chainer.optimizers.Adam())
+    trainer.extend(LinearScaling(comm))
+    error = same_error(trainer.run, table=False)
+    assert type(error) is ValueError
+    assert "the optimizer has no hyperparameter 'lr'; pass attr=, one of 'adabound'" in str(error)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('odd', ['learning rate 0.2', 'base_batch_size=3', 'warmup_epochs=1'])
+def test_different_arguments(comm, same_error, odd):
+    is_odd = comm.rank == comm.size - 1
+    rate = 0.2 if is_odd and 'rate' in odd else 0.1
+    trainer = make_trainer(comm, 2, 10, 6, chainer.optimizers.SGD(rate))
+    trainer.extend(LinearScaling(comm, 3 if is_odd and 'base' in odd else 2,
+                                 1 if is_odd and 'epochs' in odd else 2))
+    error = same_error(trainer.run)
+    assert type(error) is ValueError and odd in str(error)
+
+
+def test_rank_0_logs_the_rates(comm, caplog):
+    with caplog.at_level('INFO', 'chainermn'):
+        rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=2), iterations=1)
+    messages = [each.getMessage() for each in caplog.records if each.name == 'chainermn']
+    assert messages == ['LinearScaling: the learning rate grows from 0.1 to '
+                        f'{0.2 * comm.size:g} in 10 iterations'] * (comm.rank == 0)

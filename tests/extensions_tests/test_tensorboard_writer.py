@@ -1,0 +1,123 @@
+"""Rank 0 writes means over all ranks, which TensorBoard can read."""
+import os
+import struct
+import subprocess
+import sys
+
+import chainer
+import numpy as np
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+import chainermn
+from chainermn.extensions import TensorBoardWriter
+
+pytest.importorskip('tensorboardX', exc_type=ImportError)
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return chainermn.create_communicator('naive')
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    return comm.bcast_obj(str(tmp_path))
+
+
+def read(folder):
+    """The values in the files of a folder: (iteration, value), by key."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    values, purged = {}, []
+    for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name), 'rb') as file:
+            while header := file.read(12):  # the size and its checksum
+                event = Event.FromString(file.read(struct.unpack('<Q', header[:8])[0]))
+                file.read(4)
+                if event.session_log.status == event.session_log.START:
+                    purged.append(event.step)
+                for value in event.summary.value:
+                    values.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return values, purged
+
+
+def train(comm, folder, writer, stop, checkpointer=None):
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
+    iterator = chainer.iterators.SerialIterator([(np.ones(3, np.float32), np.int32(0))] * 4, 2)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    trainer = chainer.training.Trainer(updater, (stop, 'epoch'), out=folder)
+
+    def observe(trainer):
+        chainer.report({'mine': 10 * comm.rank + updater.iteration, 'other': 1})
+
+    trainer.extend(observe, trigger=(1, 'iteration'), priority=1000)
+    trainer.extend(writer)
+    if checkpointer is not None:
+        checkpointer.maybe_load(trainer, optimizer)
+    trainer.run()
+    if checkpointer is not None:
+        checkpointer.save(trainer, updater.iteration)
+    comm.barrier()
+
+
+def test_rank_0_writes_means_of_all_ranks(comm, folder):
+    train(comm, folder, TensorBoardWriter(comm), 3)
+    assert len(os.listdir(os.path.join(folder, 'tensorboard'))) == 1
+    values, purged = read(os.path.join(folder, 'tensorboard'))
+    mean = 5 * (comm.size - 1)  # of 10 * rank
+    assert values['mine'] == [(2, mean + 1.5), (4, mean + 3.5), (6, mean + 5.5)]
+    assert values['epoch'] == [(2, 1), (4, 2), (6, 3)]
+    assert {'main/loss', 'main/accuracy', 'other', 'elapsed_time'} <= set(values)
+    assert 'iteration' not in values and purged == []
+    assert not os.path.exists(os.path.join(folder, 'log'))  # of LogReport
+
+
+def test_options(comm, folder):
+    log_dir = os.path.join(folder, 'elsewhere')
+    train(comm, folder, TensorBoardWriter(
+        comm, log_dir, keys=['mine'], trigger=(1, 'iteration')), 1)
+    values, _ = read(log_dir)
+    assert [iteration for iteration, _ in values['mine']] == [1, 2]
+    assert set(values) == {'mine', 'epoch', 'elapsed_time'}
+
+
+def test_a_resumed_run_hides_later_values(comm, folder):
+    for stop in 1, 2:
+        train(comm, folder, TensorBoardWriter(comm), stop,
+              chainermn.create_multi_node_checkpointer('run', comm, path=folder))
+    values, purged = read(os.path.join(folder, 'tensorboard'))
+    assert [iteration for iteration, _ in values['mine']] == [2, 4]
+    assert purged == [3]
+
+
+def test_a_folder_that_cannot_be_written(comm, folder, same_error):
+    if comm.rank == 0:
+        open(os.path.join(folder, 'file'), 'w').close()
+    comm.barrier()
+    error = same_error(lambda: train(
+        comm, folder, TensorBoardWriter(comm, os.path.join(folder, 'file')), 1), failed=0)
+    assert isinstance(error, OSError) and os.path.join(folder, 'file') in str(error)
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+def test_without_tensorboardx(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text('''
+import sys
+sys.modules['tensorboardX'] = None  # as if it were not installed
+import chainermn
+comm = chainermn.create_communicator('naive')
+try:
+    chainermn.extensions.TensorBoardWriter(comm)
+    comm.barrier()
+except ImportError as error:
+    print('told:', str(error).replace(chr(10), ' '), flush=True)
+''')
+    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, script], text=True,
+                          timeout=seconds(40), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('told: TensorBoardWriter failed on rank 0') == 2
+    assert done.stdout.count("Install it on rank 0: pip install 'chainermn[tensorboard]'") == 2
