@@ -442,7 +442,7 @@ def test_stats(comm, folder):
 @pytest.mark.parametrize('arguments', [('a/b', 5, 5), ('run', 0, 5), ('run', 5, 0)])
 def test_bad_arguments(comm, arguments):
     name, cp_interval, gc_interval = arguments
-    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match='name must be'):
+    with pytest.raises(ValueError, match='name must be'):
         chainermn.create_multi_node_checkpointer(name, comm, cp_interval, gc_interval)
 
 
@@ -452,8 +452,7 @@ def test_no_folder(comm):
 
 
 SCRIPT = '''
-import os, signal, sys, warnings
-warnings.simplefilter('ignore', DeprecationWarning)
+import os, signal, sys
 import chainer, chainermn
 sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[1])))  # for time_limits
 import importlib.util
@@ -803,8 +802,7 @@ def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
 # --- one job at a time ------------------------------------------------------------------------
 
 JOB = '''
-import os, sys, warnings
-warnings.simplefilter('ignore', DeprecationWarning)
+import os, sys
 import chainer, chainermn
 comm = chainermn.create_communicator('naive')
 role, folder = sys.argv[1:]

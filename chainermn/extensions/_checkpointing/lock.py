@@ -15,8 +15,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from chainermn._errors import on_all_ranks
-
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.extensions._checkpointing.manifest import SaveNames
@@ -179,7 +177,7 @@ class JobLock:
                 'Wait until that job has ended, or pass another name or folder.')
             if self._is_alone:
                 self._comm.refuse('locking', error)
-            raise on_all_ranks(self._comm, error)
+            raise error
         problems = [f'rank {rank}: {text}' for rank, (_, text) in enumerate(by_rank) if text]
         if problems and rank == 0:
             warnings.warn(
