@@ -52,7 +52,7 @@ _FORWARD_TIMEOUT = 0.5
 # Seconds that mpiexec may take to end this process.
 _ABORT_TIMEOUT = 10
 # Seconds after which a rank prints an error of all ranks if the rank that should has not.
-_COMMON_ERROR_TIMEOUT = 2
+_COMMON_ERROR_TIMEOUT = 5
 
 _ExceptHook: TypeAlias = Callable[
     [type[BaseException], BaseException, TracebackType | None], object]

@@ -71,6 +71,17 @@ def test_a_compressor_that_fails_ends_the_job():
     assert 'MemoryError: multi_node_mean_grad failed on rank 1' in done.stdout, done.stdout
 
 
+def test_an_error_of_all_ranks_is_printed_by_one_host():
+    code = ('import chainermn; comm = chainermn.create_communicator("flat"); '
+            'comm.bcast_obj(1, root=comm.rank)')
+    with Hosts([2, 2]) as hosts:
+        done = hosts.run([sys.executable, '-W', 'ignore', '-c', code], timeout=seconds(WITHIN))
+    assert done.returncode != 0
+    assert 'chainermn: rank 0 of 4 (host node0, ' in done.stdout, done.stdout
+    assert done.stdout.count('aborts the job') == 1, done.stdout
+    assert done.stdout.count('roots differ between ranks') == 1, done.stdout
+
+
 @pytest.mark.parametrize('ranks', [[1, 1], pytest.param([2, 2], marks=pytest.mark.full),
                                    pytest.param([1, 1, 1], marks=pytest.mark.full)], ids=str)
 def test_a_host_that_is_disconnected(ranks):
