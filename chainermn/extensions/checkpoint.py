@@ -7,7 +7,7 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import chainer
@@ -54,7 +54,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     Without a Trainer, save and load a dictionary of the objects that have a state:
 
     >>> state = {'model': model, 'optimizer': optimizer, 'iterator': it}      # doctest: +SKIP
-    >>> start = checkpointer.maybe_load(state, optimizer) or 0                # doctest: +SKIP
+    >>> start = checkpointer.maybe_load(state) or 0                           # doctest: +SKIP
     >>> checkpointer.save(state, iteration)                                   # doctest: +SKIP
 
     ``save`` returns when all ranks have written their files; ``save(..., wait=False)`` works as in
@@ -193,9 +193,9 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         Args:
             trainer: The object to load into, of the kind that was saved; or a dictionary of such
                 objects.
-            optimizer: Multi-node optimizer.  If it is given, the first update after loading is an
-                ordinary one; otherwise it only copies rank 0's parameters to all ranks.  Other
-                optimizers have no effect.
+            optimizer: Multi-node optimizer.  If it is given, or in the dictionary, the first update
+                after loading is an ordinary one; otherwise it only copies rank 0's parameters to
+                all ranks.  Other optimizers have no effect.
             path: Folder of the files, from now on.
 
         Returns:
@@ -220,8 +220,10 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         if selection is None:
             return None
         resume.load(self.comm, selection, state.as_serializable(trainer), self.allow_pickle)
-        if optimizer is not None and hasattr(optimizer, 'is_changed'):
-            optimizer.is_changed(optimizer.target)  # the optimizer remembers the parameters
+        parts = trainer.values() if isinstance(trainer, Mapping) else ()
+        for each in (optimizer, *parts):
+            if hasattr(each, 'is_changed'):
+                each.is_changed(each.target)  # the optimizer remembers the parameters
         return selection.iteration
 
     def get_stats(self) -> str:

@@ -96,7 +96,7 @@ def test_a_resumed_loop_has_the_same_bits(comm, folder, stop):
         iterator, model = trainer.updater.get_iterator('main'), optimizer.target
         state = {'model': model, 'optimizer': optimizer, 'iterator': iterator}
         checkpointer = checkpointer_of(comm, path=folder)
-        resumed = checkpointer.maybe_load(state, optimizer)
+        resumed = checkpointer.maybe_load(state)
         for iteration in range((resumed or 0) + 1, stop + 1):
             batch = chainer.dataset.concat_examples(iterator.next())
             optimizer.update(model, *batch)
