@@ -30,8 +30,8 @@ class TensorBoardWriter(extensions.LogReport):
         trainer.extend(chainermn.extensions.TensorBoardWriter(comm))
 
     Collective whenever the trigger fires, which must be in the same iteration on all ranks.  A
-    resumed run continues the curves: TensorBoard hides values after the iteration that it resumed
-    from.
+    resumed run continues the curves: of earlier runs in the same folder, TensorBoard only shows
+    values up to the iteration that it resumed from.
 
     Args:
         comm: ChainerMN communicator.
@@ -64,7 +64,7 @@ class TensorBoardWriter(extensions.LogReport):
                 iteration = trainer.updater.iteration
                 self._writer = _import_writer()(
                     self._log_dir or os.path.join(trainer.out, 'tensorboard'),
-                    purge_step=iteration + 1 if iteration else None,
+                    purge_step=iteration + 1,
                     filename_suffix=f'.{iteration}')  # the name only has the time in seconds
 
     def finalize(self) -> None:
