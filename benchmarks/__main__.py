@@ -6,7 +6,7 @@ Each benchmark has a time limit; failures and timeouts are reported at the end a
 others.  The folder contains a text file and a PNG for each (no PNG without matplotlib).
 ``--docs`` generates a page with all results, the machine and the date, so that no figure is typed
 by hand.  With names and an existing page, only their sections are replaced, and each states its
-own date and machine.  ``hosts`` needs root, so it only runs if it is named.
+own date and machine.  ``gpu`` needs a GPU and ``hosts`` root, so they only run if they are named.
 """
 
 import argparse
@@ -38,9 +38,10 @@ LIMITS = {  # minutes, in the order in which they run
     'iterator': 5,
     'checkpoint': 10,
     'kvstore_async': 5,
+    'gpu': 10,
     'hosts': 60,
 }
-ON_REQUEST = ('hosts',)  # needs root
+ON_REQUEST = ('gpu', 'hosts')
 ON_MPIEXEC = {'kvstore_async': 4}  # ranks to start it on; the others start their own
 TAKES_TORCH = ('mean_grad', 'weak_scaling', 'hosts')
 
@@ -150,7 +151,7 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
 
 
 def main() -> None:
-    """Run the given benchmarks, or all that need no root."""
+    """Run the given benchmarks, or all that need neither root nor a GPU."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('names', nargs='*', metavar='NAME', help=', '.join(LIMITS))
     parser.add_argument('--quick', action='store_true', help='one short round each, as a test')

@@ -54,7 +54,8 @@ def _fail(*error: Any) -> None:
     os._exit(1)
 
 
-def _local(ranks: int) -> Launcher:
+def local(ranks: int) -> Launcher:
+    """Returns a function that adds mpiexec to a command, for ranks on this machine."""
     beside = pathlib.Path(sys.executable).with_name('mpiexec')
     mpiexec = str(beside) if beside.exists() else 'mpiexec'
     return lambda command: [mpiexec, '-n', str(ranks), *command]
@@ -136,7 +137,7 @@ def groups(script: str, ranks: int, kinds: Sequence[str] = ('ours', 'old'),
         for kind in kinds:
             python = torch if kind == 'gloo' else sys.executable
             started[kind] = Group(script, kind, ranks, folder, python,
-                                  mpiexec or _local(ranks))
+                                  mpiexec or local(ranks))
             stack.push(started[kind].end)
         for group in started.values():
             group.connect()

@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Generator
 from typing import Any, TextIO
 
@@ -24,6 +25,7 @@ from time_limits import seconds
 pytest_plugins = ['shared_fixtures']
 
 LIMIT = 60  # seconds that a test may take on a quiet machine, unless it is marked with limit(...)
+LIMIT_ON_GPU = 150  # CuPy compiles kernels on first use
 GRACE = 3  # seconds for the other ranks to write their stacks too
 
 # Every rank must draw the same examples.
@@ -42,6 +44,8 @@ limit(seconds): may take longer than {LIMIT} seconds on an idle machine
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption('--full', action='store_true', help='also run tests marked full')
+    parser.addoption('--stop-after', type=float, metavar='SECONDS',
+                     help='skip all tests that would start later, and report')
 
 
 @pytest.hookimpl(trylast=True)  # when there is a terminal reporter to take away
@@ -72,6 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
         worker = getattr(config, 'workerinput', {'workerid': '0'})['workerid']
         name = worker if mpi_comm is None else str(mpi_comm.rank)
         config.pluginmanager.register(TimeLimit(name, mpi_comm))
+    if config.getoption('stop_after') is not None:
+        config.pluginmanager.register(StopAfter(config.getoption('stop_after'), mpi_comm))
 
 
 def pytest_report_header() -> str:
@@ -196,8 +202,9 @@ class TimeLimit:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        limit = LIMIT_ON_GPU if item.get_closest_marker('gpu') else LIMIT
         marker = item.get_closest_marker('limit')
-        self.start(item.nodeid, marker.args[0] if marker else LIMIT)
+        self.start(item.nodeid, marker.args[0] if marker else limit)
         result = yield
         self.pause()
         return result
@@ -205,6 +212,22 @@ class TimeLimit:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self.start(f'ending with {int(exitstatus)}', LIMIT)  # MPI_Finalize can hang as well
+
+
+class StopAfter:
+    """Skips all tests that would start after some seconds, on all ranks."""
+
+    def __init__(self, duration: float, mpi_comm: Any) -> None:
+        self.end = time.monotonic() + duration
+        self.mpi_comm = mpi_comm
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        is_late = time.monotonic() > self.end
+        if self.mpi_comm is not None:
+            is_late = self.mpi_comm.bcast(is_late)
+        if is_late:
+            pytest.skip('--stop-after: no time left')
 
 
 class Workers:

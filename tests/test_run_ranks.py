@@ -112,6 +112,11 @@ def test_one_rank_differs(run, special, says):
     assert re.search(says, output, re.DOTALL)
 
 
+def test_stop_after(run):
+    status, closing, _ = run(ranks='1,2', options=['--stop-after', '0'])
+    assert (status, closing) == (0, ['3 skipped', '3 skipped'])
+
+
 @pytest.mark.full
 def test_keep_going(run):
     special = 'MPI.COMM_WORLD.barrier(); raise KeyError("special")'

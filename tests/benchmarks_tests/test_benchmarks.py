@@ -1,6 +1,7 @@
 """Every benchmark runs with --quick: one short round; the figures are meaningless."""
 
 import ast
+import os
 import pathlib
 import re
 import runpy
@@ -14,8 +15,8 @@ from time_limits import seconds
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob('*.py') if path.stem[0] != '_')
-#: These start few processes, and are tried each time.
-SHORT = {'iterator', 'collectives'}
+#: The others are slow.  The first two start few processes.
+MARKS = {'iterator': (), 'collectives': (), 'gpu': (pytest.mark.gpu, pytest.mark.limit(400))}
 RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d')
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
@@ -23,18 +24,27 @@ pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processe
 
 @pytest.mark.limit(120)
 @pytest.mark.parametrize('name', [
-    pytest.param(name, marks=() if name in SHORT else pytest.mark.full) for name in SCRIPTS])
+    pytest.param(name, marks=MARKS.get(name, pytest.mark.full)) for name in SCRIPTS])
 def test_prints_ratios(name, tmp_path):
     if name == 'hosts' and (reason := virtual_hosts.why_not()):
         pytest.skip(reason)
     done = subprocess.run([sys.executable, BENCHMARKS, name, '--quick', '--out', tmp_path,
                            '--docs', tmp_path / 'page.md'],
-                          cwd=tmp_path, timeout=seconds(110), text=True, capture_output=True)
+                          cwd=tmp_path, timeout=seconds(380 if name == 'gpu' else 110), text=True,
+                          capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert RATIO.search((tmp_path / f'{name}.txt').read_text()), done.stdout
     page = (tmp_path / 'page.md').read_text()
     assert f'\n## {name}\n' in page
     assert (tmp_path / f'{name}.txt').read_text().strip() in page
+
+
+def test_without_a_gpu(tmp_path):
+    env = os.environ | {'CUDA_VISIBLE_DEVICES': ''}
+    done = subprocess.run([sys.executable, BENCHMARKS, 'gpu'], cwd=tmp_path, env=env,
+                          timeout=seconds(50), text=True, capture_output=True)
+    assert done.returncode == 1
+    assert re.match(r'benchmarks/gpu.py needs (CuPy|a GPU): .+', done.stderr)
 
 
 def test_one_command_runs_all():
@@ -67,7 +77,7 @@ def test_a_full_run_keeps_the_section_of_hosts(tmp_path):
     page = tmp_path / 'page.md'
     page.write_text('# Benchmarks\n\nold\n\n## startup\n\nof old\n\n## hosts\n\nkept\n\n'
                     '## Failures\n\n- old\n')
-    names = [name for name in main['LIMITS'] if name != 'hosts']
+    names = [name for name in main['LIMITS'] if name not in main['ON_REQUEST']]
     for name in names:
         (tmp_path / f'{name}.txt').write_text(f'result of {name}')
     main['write_page'](page, tmp_path, names, [])

@@ -75,6 +75,7 @@ def check(result, expected):
     np.testing.assert_array_equal(result.get(), expected)
 
 
+@pytest.mark.sample(101)
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('operation', OPERATIONS)

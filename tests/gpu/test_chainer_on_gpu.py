@@ -138,6 +138,7 @@ def test_forward_and_backward(gpu, name, dtype):
         close(params[path].grad, param.grad, TOLERANCE[dtype], path)
 
 
+@pytest.mark.sample(31)
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
 @pytest.mark.parametrize('name', NETWORKS)
 def test_three_updates(gpu, name, optimizer, dtype):
