@@ -37,6 +37,8 @@ Device: TypeAlias = Any
 DeviceEvent: TypeAlias = Any
 #: A ``cupy.cuda.MemoryPointer``, or pinned memory.
 DeviceMemory: TypeAlias = Any
+#: A ``cupy.ElementwiseKernel`` or ``cupy.ReductionKernel``.
+Kernel: TypeAlias = Any
 #: A ``cupy.cuda.Stream``.
 Stream: TypeAlias = Any
 #: An array, or a tuple or list of arrays.

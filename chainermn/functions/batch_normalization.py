@@ -1,6 +1,7 @@
 """Batch normalization with the statistics of the batches of all ranks."""
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Literal, cast
 
 import chainer
@@ -9,6 +10,8 @@ from chainer.functions.normalization import batch_normalization as chainer_bn
 
 from chainermn._types import Array, ArrayModule, FunctionNode, VariableOrArray
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.functions import _batch_norm_on_device, _batch_norm_on_host
+from chainermn.functions._batch_norm_on_host import Expander
 
 #: Library that sends the statistics.
 Backend = Literal['mpi', 'nccl']
@@ -83,51 +86,36 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
     def get_mean_and_var(self, axis: tuple[int, ...], gamma: Array, x: Array, xp: ArrayModule,
                          interm_dtype: np.dtype) -> tuple[Array, Array]:
         dtype = np.promote_types(interm_dtype, np.float32)
-        count = _count(x.shape, axis)
-        if count:
-            mean, var = x.mean(axis=axis, dtype=dtype), x.var(axis=axis, dtype=dtype)
-        else:
-            shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
-            mean, var = xp.zeros(shape, dtype), xp.zeros(shape, dtype)
-        mine = xp.concatenate([xp.full(1, count, dtype), mean.ravel(), var.ravel()])
+        expander = tuple(None if i in axis else slice(None) for i in range(x.ndim))
+        arithmetic = _arithmetic(xp)
+        mine = arithmetic.statistics(x, axis, expander, dtype)
         parts = self._comm.allgather(self._to_send(mine))
         if len({part.size for part in parts}) > 1:
             raise ValueError(
                 'multi-node batch normalization: the number of channels differs between ranks\n'
                 + '\n'.join(f'  rank {rank}: {part.size // 2}' for rank, part in enumerate(parts))
                 + '\nUse the same model on all ranks.')
-        table = xp.stack([xp.asarray(part) for part in parts])  # (rank, 1 + 2 * channels)
-        weights = table[:, :1] / table[:, :1].sum()
-        means, variances = table[:, 1:1 + mean.size], table[:, 1 + mean.size:]
-        self._total = table[:, 0].sum()
-        merged = (weights * means).sum(axis=0)
-        spread = (weights * (variances + (means - merged) ** 2)).sum(axis=0)
-        return (merged.reshape(mean.shape).astype(interm_dtype),
-                spread.reshape(mean.shape).astype(interm_dtype))
+        table = xp.asarray(chainer.backend.get_array_module(parts[0]).stack(parts))
+        shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
+        mean, var, self._total = arithmetic.merge(table, shape, interm_dtype)
+        return mean, var
 
     def backward(self, axis: tuple[int, ...], gamma: Array, gy: Array, x: Array, x_layout: object,
-                 xp: ArrayModule, expander: tuple[slice | None, ...], mean: Array, inv_std: Array,
+                 xp: ArrayModule, expander: Expander, mean: Array, inv_std: Array,
                  eps: float, var: Array, forward_data: object
                  ) -> tuple[Array, None, Array, Array]:
         if chainer.config.enable_backprop:
             raise RuntimeError('multi-node batch normalization has no second derivative. Run '
                                'backward without enable_double_backprop.')
         dtype = np.promote_types(np.promote_types(x.dtype, gamma.dtype), np.float32)
-        x_hat = (x - mean[expander]) * inv_std[expander]
-        gbeta = gy.sum(axis=axis, dtype=dtype)
-        ggamma = (gy * x_hat).sum(axis=axis, dtype=dtype)
-        sums = xp.asarray(self._comm.allreduce(self._to_send(xp.stack([gbeta, ggamma]))))
-        gbeta, ggamma = sums[0], sums[1]
-        gx = (gamma * inv_std)[expander] * (
-            gy - (x_hat * ggamma[expander] + gbeta[expander]) / self._total)
+        arithmetic = _arithmetic(xp)
+        mine = arithmetic.gradient_sums(gy, x, axis, expander, mean, inv_std, dtype)
+        sums = xp.asarray(self._comm.allreduce(self._to_send(mine)))
+        gx = arithmetic.input_gradient(gy, x, expander, mean, inv_std, gamma, sums, self._total)
         # The optimizer averages these gradients over all ranks; they are already averages.
-        return (gx.astype(x.dtype, copy=False), None,
-                (ggamma / self._comm.size).astype(gamma.dtype, copy=False),
-                (gbeta / self._comm.size).astype(gamma.dtype, copy=False))
+        gbeta, ggamma = (sums / self._comm.size).astype(gamma.dtype, copy=False)
+        return gx, None, ggamma, gbeta
 
 
-def _count(shape: tuple[int, ...], axis: tuple[int, ...]) -> int:
-    count = 1
-    for i in axis:
-        count *= shape[i]
-    return count
+def _arithmetic(xp: ArrayModule) -> ModuleType:
+    return _batch_norm_on_host if xp is np else _batch_norm_on_device

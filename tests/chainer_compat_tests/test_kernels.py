@@ -6,13 +6,12 @@ takes.
 
 import ast
 import contextlib
-import ctypes
 import importlib
 import itertools
 import pathlib
-import sys
 
 import numpy as np
+import nvrtc
 import pytest
 
 cupy = pytest.importorskip('cupy', reason='needs CuPy, whose NVRTC compiles')
@@ -27,37 +26,10 @@ pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(600)]
 CUPY_14 = int(cupy.__version__.split('.')[0]) >= 14
 
 
-def load_nvrtc():
-    """Loads NVRTC from NVIDIA's wheel where CuPy would not look for it."""
-    for folder in sys.path:
-        for library in sorted(pathlib.Path(folder, 'nvidia').glob('*/lib/libnvrtc.so.*')):
-            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-
-
 @pytest.fixture(scope='module')
 def compiler():
     """Returns a function that compiles CUDA source as CuPy would for an H100."""
-    from cupy._core import core
-    from cupy.cuda import compiler
-
-    load_nvrtc()
-    try:
-        options = core.assemble_cupy_compiler_options(())
-    except RuntimeError as error:
-        pytest.skip(f'CuPy has no NVRTC: {error}')
-    if hasattr(compiler, '_get_extra_include_dir_opts'):  # CuPy 13
-        options += compiler._get_extra_include_dir_opts()
-    headers = ''.join(f'#include <{header}>\n' for header in core._cupy_header_list)
-
-    def compile_for_h100(source):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            # Without this it would ask the device what it can do.
-            monkeypatch.setattr(compiler, '_get_arch_for_options_for_nvrtc',
-                                lambda arch: (f'-arch=sm_{arch}', 'cubin'))
-            cubin, _ = compiler.compile_using_nvrtc(headers + source, options, arch='90')
-        assert cubin.startswith(b'\x7fELF')
-
-    return compile_for_h100
+    return nvrtc.compiler()
 
 
 NDARRAY, INDEXER, SCALAR = 1, 2, 3  # as in cupy/_core/_kernel.pxd

@@ -18,6 +18,7 @@ import types
 from collections import deque
 
 import chainer
+import kernels_on_host
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -25,6 +26,7 @@ from mpi4py import MPI
 from chainermn import nccl
 from chainermn._transport import batched_copy
 from chainermn.communicators.compression import Bf16
+from chainermn.functions import _batch_norm_on_device
 
 # What the kernels need of CUDA, for one thread of a host that runs them one after the other.
 CUDA = r'''
@@ -159,6 +161,10 @@ class Gpu:
             asarray=self.asarray, asnumpy=self.asnumpy,
             get_array_module=lambda *xs: (
                 self.cupy if any(isinstance(x, Array) for x in xs) else np),
+            ElementwiseKernel=lambda *args: self.simple_kernel(
+                kernels_on_host.ElementwiseKernel(*args)),
+            ReductionKernel=lambda *args: self.simple_kernel(
+                kernels_on_host.ReductionKernel(*args)),
             RawModule=lambda code: types.SimpleNamespace(
                 get_function=lambda name: self.kernel(compile_kernels(code), name)))
         self.cupyx = types.SimpleNamespace(empty_pinned=np.empty)
@@ -211,6 +217,12 @@ class Gpu:
         def launch(grid, block, args):
             self.did(name)
             self.do(lambda: run(name, *grid, 5, *args))  # five threads are as good as many
+        return launch
+
+    def simple_kernel(self, kernel):
+        def launch(*args, **options):
+            self.did(kernel.name)
+            self.do(lambda: kernel(*plain(args), **plain(options)))
         return launch
 
     def did(self, what):
@@ -457,7 +469,8 @@ def gpu(monkeypatch, compile_kernels):
         'groupStart': gpu.group_start, 'groupEnd': gpu.group_end,
     }.items():
         monkeypatch.setattr(nccl, name, value, raising=False)
-    clear = batched_copy.tables.clear, batched_copy._kernel.cache_clear
+    clear = (batched_copy.tables.clear, batched_copy._kernel.cache_clear,
+             _batch_norm_on_device.kernel.cache_clear)
     for each in clear:
         each()
     yield gpu

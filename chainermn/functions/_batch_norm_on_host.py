@@ -1,0 +1,53 @@
+"""The arithmetic of multi-node batch normalization on NumPy arrays."""
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from chainermn._types import Array
+
+#: Inserts axes of length one, so that an array by channel broadcasts with the input.
+Expander = tuple[slice | None, ...]
+
+
+def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dtype) -> Array:
+    """Returns the number of elements per channel, the means and the variances, as a flat array."""
+    count = prod(x.shape[i] for i in axis)
+    if count:
+        mean, var = x.mean(axis=axis, dtype=dtype), x.var(axis=axis, dtype=dtype)
+    else:
+        shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
+        mean, var = np.zeros(shape, dtype), np.zeros(shape, dtype)
+    return np.concatenate([np.full(1, count, dtype), mean.ravel(), var.ravel()])
+
+
+def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array, Array, Array]:
+    """Merges statistics of several ranks, one per row.
+
+    Returns:
+        Means, variances, and the number of elements per channel.
+    """
+    weights = table[:, :1] / table[:, :1].sum()
+    means, variances = np.split(table[:, 1:], 2, axis=1)
+    merged = (weights * means).sum(axis=0)
+    spread = (weights * (variances + (means - merged) ** 2)).sum(axis=0)
+    return (merged.reshape(shape).astype(dtype), spread.reshape(shape).astype(dtype),
+            table[:, 0].sum())
+
+
+def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander, mean: Array,
+                  inv_std: Array, dtype: np.dtype) -> Array:
+    """Returns the gradients of beta and gamma, stacked."""
+    x_hat = (x - mean[expander]) * inv_std[expander]
+    return np.stack([gy.sum(axis=axis, dtype=dtype), (gy * x_hat).sum(axis=axis, dtype=dtype)])
+
+
+def input_gradient(gy: Array, x: Array, expander: Expander, mean: Array, inv_std: Array,
+                   gamma: Array, sums: Array, total: Array) -> Array:
+    """Returns the gradient of the input, from the sums over all ranks."""
+    gbeta, ggamma = sums
+    x_hat = (x - mean[expander]) * inv_std[expander]
+    gx = (gamma * inv_std)[expander] * (
+        gy - (x_hat * ggamma[expander] + gbeta[expander]) / total)
+    return gx.astype(x.dtype, copy=False)

@@ -1,0 +1,40 @@
+"""Compiles the source of CuPy's kernels for an H100, on a machine without a GPU."""
+
+import ctypes
+import pathlib
+import sys
+
+import pytest
+
+
+def load():
+    """Loads NVRTC from NVIDIA's wheel, where CuPy would not look for it."""
+    for folder in sys.path:
+        for library in sorted(pathlib.Path(folder, 'nvidia').glob('*/lib/libnvrtc.so.*')):
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+
+def compiler():
+    """Returns a function that compiles source as CuPy would; skips a test without NVRTC."""
+    pytest.importorskip('cupy', reason='needs CuPy, whose NVRTC compiles')
+    from cupy._core import core
+    from cupy.cuda import compiler
+
+    load()
+    try:
+        options = core.assemble_cupy_compiler_options(())
+    except RuntimeError as error:
+        pytest.skip(f'CuPy has no NVRTC: {error}')
+    if hasattr(compiler, '_get_extra_include_dir_opts'):  # CuPy 13
+        options += compiler._get_extra_include_dir_opts()
+    headers = ''.join(f'#include <{header}>\n' for header in core._cupy_header_list)
+
+    def compile_for_h100(source):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            # Otherwise CuPy would query the device.
+            monkeypatch.setattr(compiler, '_get_arch_for_options_for_nvrtc',
+                                lambda arch: (f'-arch=sm_{arch}', 'cubin'))
+            cubin, _ = compiler.compile_using_nvrtc(headers + source, options, arch='90')
+        assert cubin.startswith(b'\x7fELF')
+
+    return compile_for_h100
