@@ -5,6 +5,7 @@ Builds real environments from the package registry, hence only in ``tox -e insta
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -240,3 +241,20 @@ def test_python(tmp_path, name):
         assert env.chainermn() == 'ours'
         assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
         assert env.allreduce() == 'reduced'
+
+
+def test_gpu_tests_without_a_network(tmp_path):
+    """All are skipped, since this environment has no CuPy."""
+    if THIS not in PYTHONS:
+        pytest.skip('this Python has no ensurepip')
+    env = Environment(tmp_path / 'env', sys.executable, 'pip')
+    env.install('numpy')
+    folder = tmp_path / 'offline'
+    output = run([sys.executable, 'tests/gpu/offline.py', str(folder), '--python', THIS], ROOT,
+                 env.env)
+    assert re.fullmatch(r'.*: \d+ wheels, [\d.]+ MB', output)
+    env.env['PIP_INDEX_URL'] = 'http://127.0.0.1:9'  # no server
+    output = run(['sh', f'{folder}/run.sh'], ROOT, env.env)
+    assert 'all tests will be skipped' in output
+    assert len(re.findall(r'^=+ \d+ skipped', output, re.MULTILINE)) == 2
+    assert run(['sh', f'{folder}/run.sh', 'echo', 'done'], ROOT, env.env) == 'done'
