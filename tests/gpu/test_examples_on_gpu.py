@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip, pytest.mark.limit(400)]
 EXAMPLES = pathlib.Path(__file__).parents[2] / 'examples'
 SCRIPTS = [path for path in sorted(EXAMPLES.glob('*/*.py')) if "'--gpu'" in path.read_text()]
 
-#: For each script: its options, the number of ranks, and commands that run before.
+#: For each script: its options, and the number of ranks.
 RUNS = {
     'train_cifar.py': (['--iteration', '2', '--width', '2', '--mnbn'], 2),
     'train_dcgan.py': (['--iteration', '2', '--width', '4'], 2),
@@ -28,6 +28,7 @@ RUNS = {
     'seq2seq.py': (['--iteration', '2', '--unit', '8'], 2),
     'seq2seq_mp1.py': (['--iteration', '2'], 2),
 }
+#: Commands that run before, in one process.
 PREPARE = {'train_imagenet.py': [['make_images.py', '--train', '6', '--val', '2'],
                                  ['compute_mean.py']]}
 
@@ -42,13 +43,14 @@ def test_a_few_steps(script, tmp_path):
     pytest.importorskip('sklearn', reason='the examples take their data from scikit-learn')
     options, ranks = RUNS[script.name]
     env = os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
-    command = ['mpiexec', '-n', str(ranks)]
+    start = ['mpiexec', '-n', str(ranks)]
     if cupy.cuda.runtime.getDeviceCount() < ranks:
         env['NCCL_SOCKET_IFNAME'] = 'lo'
-        command += ['sh', '-c', ONE_HOST_PER_RANK, 'sh']
-    for program in [*PREPARE.get(script.name, []), [script.name, *options, '--gpu']]:
-        done = subprocess.run(
-            [*command, sys.executable, script.parent / program[0], *program[1:]],
-            cwd=tmp_path, timeout=seconds(380), text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, env=env)
+        start += ['sh', '-c', ONE_HOST_PER_RANK, 'sh']
+    commands = [[sys.executable, script.parent / name, *args]
+                for name, *args in PREPARE.get(script.name, [])]
+    commands.append([*start, sys.executable, script, *options, '--gpu'])
+    for command in commands:
+        done = subprocess.run(command, cwd=tmp_path, timeout=seconds(380), text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
         assert done.returncode == 0, done.stdout
