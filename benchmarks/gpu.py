@@ -232,9 +232,9 @@ def work(args) -> None:
               f'CUDA {cupy.cuda.runtime.runtimeGetVersion()}, NCCL {nccl.get_version()}\n',
               flush=True)
         bandwidth(2 if args.quick else 20)
-    while not (ready := world.Ibarrier()).Test():  # the others leave the cores and the GPU alone
+    ready = world.Ibarrier()
+    while not ready.Test():  # meanwhile the others leave the cores and the GPU alone
         time.sleep(.05)
-    ready.Wait()
     comm = chainermn.create_communicator('pure_nccl')
     found = steps(world, comm, args.rounds, 2 if args.quick else 4)
     if args.png and world.rank == 0:
