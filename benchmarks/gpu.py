@@ -228,7 +228,7 @@ def work(args) -> None:
     if world.rank == 0:
         name = cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()
         shared = ' (shared: see the description)' if n_devices < node.size else ''
-        print(f'{world.size} ranks on {n_devices} x {name}{shared}; CuPy {cupy.__version__}, '
+        print(f'{world.size} rank(s) on {n_devices} x {name}{shared}; CuPy {cupy.__version__}, '
               f'CUDA {cupy.cuda.runtime.runtimeGetVersion()}, NCCL {nccl.get_version()}\n',
               flush=True)
         bandwidth(2 if args.quick else 20)

@@ -16,13 +16,13 @@ from time_limits import seconds
 BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob('*.py') if path.stem[0] != '_')
 #: The others are slow.  The first two start few processes.
-MARKS = {'iterator': (), 'collectives': (), 'gpu': (pytest.mark.gpu, pytest.mark.limit(400))}
+MARKS = {'iterator': (), 'collectives': (), 'gpu': pytest.mark.gpu}
 RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d')
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(400)
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=MARKS.get(name, pytest.mark.full)) for name in SCRIPTS])
 def test_prints_ratios(name, tmp_path):

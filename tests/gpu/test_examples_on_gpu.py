@@ -32,6 +32,8 @@ RUNS = {
 PREPARE = {'train_imagenet.py': [['make_images.py', '--train', '6', '--val', '2'],
                                  ['compute_mean.py']]}
 
+assert RUNS.keys() == {path.name for path in SCRIPTS}
+
 # Ranks that share a GPU look to NCCL like ranks of several hosts: see conftest.py.
 ONE_HOST_PER_RANK = 'NCCL_HOSTID=rank$PMI_RANK$OMPI_COMM_WORLD_RANK exec "$@"'
 
