@@ -75,7 +75,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
     with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         if is_resized:
-            ResizedDeserializer(states, target).load(target)
+            ResizedDeserializer(states, target, selection.size or 0).load(target)
         else:
             chainer.serializers.NpzDeserializer(states).load(target)
             state.restore_random(arrays)
@@ -127,22 +127,27 @@ class ResizedDeserializer(chainer.serializers.NpzDeserializer):
     """Loads a trainer that another number of ranks saved.
 
     Model, optimizer and iteration are as saved.  Each iterator continues at the same fraction of
-    the same epoch in an order of its own, as the ranks' data sets have another length now.
+    the same epoch in an order of its own, as the ranks' data sets have another length now; with
+    an order sampler that can resume, at the same sample of the same order.
     Extensions and triggers load the state of one rank, where they find it.
 
     Args:
         arrays: The saved arrays by name.
         target: The object to load into.
+        size: Number of ranks that saved.
         path: Prefix of the names, for Chainer.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], target: object, path: str = '') -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], target: object, size: int, path: str = ''
+                 ) -> None:
         super().__init__(arrays, path=path)
         self._target = target
+        self._size = size
         self.strict = not re.match('(extensions|extension_triggers|stop_trigger)/', path)
 
     def __getitem__(self, key: str) -> ResizedDeserializer:
-        return ResizedDeserializer(self.npz, self._target, self.path + key.strip('/') + '/')
+        return ResizedDeserializer(self.npz, self._target, self._size,
+                                   self.path + key.strip('/') + '/')
 
     def __call__(self, key: str, value: _T) -> _T | int | float:
         found = re.match('(updater/iterator:([^/]*)/)', self.path)
@@ -152,6 +157,15 @@ class ResizedDeserializer(chainer.serializers.NpzDeserializer):
         if self.path != found[1]:
             return value
         progress = _Progress(self.npz, found[1])
+        iterator = updater.get_iterator(found[2])
+        resume = getattr(getattr(iterator, 'order_sampler', None), 'resume', None)
+        resumed = None
+        if resume is not None and progress.order is not None:
+            resumed = resume(progress.order, int(progress.values['current_position']),
+                             int(progress.values['epoch']), self._size)
+            if key == 'order' and isinstance(value, np.ndarray):
+                np.copyto(value, resumed.order)
+                return value
         if key not in progress.values:
             return value
         if key == 'epoch':
@@ -159,10 +173,12 @@ class ResizedDeserializer(chainer.serializers.NpzDeserializer):
         if key == 'is_new_epoch':
             return bool(progress.values[key])
         try:
-            length = len(updater.get_iterator(found[2]).dataset)
+            length = len(iterator.dataset if resumed is None else resumed.order)
         except (AttributeError, TypeError):  # it has none, or one without an end
             length = 0
         position = min(int(progress.fraction * length), max(length - 1, 0))
+        if resumed is not None:
+            position = resumed.position
         if key == 'current_position':
             return position
         if key == 'previous_epoch_detail':
@@ -178,8 +194,8 @@ class _Progress:
             key: arrays[path + key].item() for key in (
                 'epoch', 'is_new_epoch', 'current_position', 'previous_epoch_detail')
             if path + key in arrays}
-        order = next((arrays[path + key] for key in ('order', '_order') if path + key in arrays),
-                     None)
+        self.order = order = next((arrays[path + key] for key in ('order', '_order')
+                                   if path + key in arrays), None)
         if order is not None and order.size:
             fraction = Fraction(int(self.values.get('current_position', 0)), order.size)
         else:  # before the last batch

@@ -9,6 +9,7 @@ from chainermn.communicators import create_communicator
 from chainermn.extensions._checkpointing import rank_file, resume, state
 from chainermn.extensions._checkpointing.resume import ResizedDeserializer
 from chainermn.extensions._checkpointing.selection import Selection
+from chainermn.iterators import MultiNodeOrderSampler
 
 
 @pytest.fixture(scope='module')
@@ -130,7 +131,7 @@ def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length):
     arrays = saved_arrays(saved)
     trainer = make_trainer(length, 2, 17, shuffle)
     order = trainer.updater.get_iterator('main')._state.order
-    ResizedDeserializer(arrays, trainer).load(trainer)
+    ResizedDeserializer(arrays, trainer, 2).load(trainer)
     iterator = trainer.updater.get_iterator('main')
     assert trainer.updater.iteration == 16 and iterator.epoch == 1
     part = 0.6 if shuffle is None else 0.5  # without an order, that before the last batch
@@ -146,7 +147,7 @@ def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length):
 def test_extensions_that_the_file_lacks_are_not_changed():
     arrays = saved_arrays(make_trainer(20, 2, 3, name='a'))
     trainer = make_trainer(10, 2, 3, name='b')
-    ResizedDeserializer(arrays, trainer).load(trainer)
+    ResizedDeserializer(arrays, trainer, 2).load(trainer)
     assert trainer.updater.iteration == 3 and trainer.get_extension('b').count == 0
 
 
@@ -164,7 +165,7 @@ class Endless(chainer.iterators.SerialIterator):
 def test_a_custom_iterator_restarts():
     arrays = saved_arrays(make_trainer(20, 2, 3, kind=Endless))
     trainer = make_trainer(10, 2, 3, kind=Endless)
-    ResizedDeserializer(arrays, trainer).load(trainer)
+    ResizedDeserializer(arrays, trainer, 2).load(trainer)
     assert trainer.updater.get_iterator('main').secret == 10
 
 
@@ -172,8 +173,35 @@ def test_a_model_without_a_trainer():
     model, loaded = chainer.links.Linear(2, 2), chainer.links.Linear(2, 2)
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(model)
-    ResizedDeserializer(serializer.target, loaded).load(loaded)
+    ResizedDeserializer(serializer.target, loaded, 2).load(loaded)
     assert (loaded.W.array == model.W.array).all()
     del serializer.target['W']
     with pytest.raises(KeyError):
-        ResizedDeserializer(serializer.target, loaded).load(loaded)
+        ResizedDeserializer(serializer.target, loaded, 2).load(loaded)
+
+
+def test_an_order_sampler_continues_at_the_same_sample(comm):
+    """Saved by two ranks, which have used 12 samples."""
+    class Rank:
+        def __init__(self, rank, size):
+            self.rank, self.size = rank, size
+
+        def allgather_obj(self, x):
+            return [x] * self.size
+
+    def trainer_of(rank, size, batch):
+        trainer = make_trainer(20, batch, 3, name='Counts')
+        trainer.updater._iterators['main'] = chainer.iterators.SerialIterator(
+            list(range(20)), batch, order_sampler=MultiNodeOrderSampler(20, Rank(rank, size)))
+        return trainer
+
+    sampler = MultiNodeOrderSampler(20, Rank(0, 1))
+    arrays = saved_arrays(trainer_of(0, 2, 2))
+    found = []
+    for rank in range(3):
+        trainer = trainer_of(rank, 3, 1)
+        ResizedDeserializer(arrays, trainer, 2).load(trainer)
+        iterator = trainer.updater.get_iterator('main')
+        found += [next(iterator)[0] for _ in range(3)]
+        assert iterator.epoch == 1 and iterator.is_new_epoch
+    assert set(found) == {*sampler._order(0)[12:].tolist(), found[-1]}

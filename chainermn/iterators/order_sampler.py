@@ -1,0 +1,144 @@
+"""An order sampler that shuffles the complete data set in each epoch, without moving data."""
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from chainermn._errors import raise_on_all_ranks
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+_MAX_EPOCHS = 10_000  # that are searched for an order that was loaded
+
+
+class MultiNodeOrderSampler:
+    """Shuffles the data set anew in each epoch, and gives each rank its share of the order.
+
+    Collective: every rank creates one.  Afterwards the ranks do not communicate: each computes the
+    order of an epoch from the seed and the number of the epoch, and takes every ``comm.size``-th
+    sample.  So each rank needs access to the complete data set, such as a list of image files, but
+    reads only the samples of its share.  With :func:`chainermn.scatter_dataset`, in contrast, a
+    rank has the same samples in all epochs.
+
+    >>> sampler = MultiNodeOrderSampler(len(dataset), comm)                   # doctest: +SKIP
+    >>> iterator = chainer.iterators.SerialIterator(                          # doctest: +SKIP
+    ...     dataset, batch_size, order_sampler=sampler)
+
+    Snapshots contain the order with the iterator.  With another number of ranks, the multi-node
+    checkpointer continues at the same sample: the ranks share the rest of the epoch.  (If fewer
+    samples than ranks were used, it starts the epoch again.)
+
+    Args:
+        dataset_size: Number of samples of the complete data set.
+        comm: ChainerMN communicator.
+        seed: Seed of all orders.
+        shuffle: Whether to shuffle; otherwise, each epoch has the order of the data set.
+        even: Whether all ranks have equally many samples per epoch.  Then, up to ``comm.size - 1``
+            samples are repeated at the end of an epoch.  Otherwise, some ranks have one sample less
+            than others; use :func:`chainermn.join`.
+
+    Raises:
+        TypeError, ValueError: On all ranks, if an argument is invalid, or differs between ranks; or
+            if there are fewer samples than ranks.
+    """
+
+    def __init__(self, dataset_size: int, comm: CommunicatorBase, seed: int = 0,
+                 shuffle: bool = True, even: bool = True) -> None:
+        with raise_on_all_ranks(comm, 'MultiNodeOrderSampler'):
+            self._n = operator.index(dataset_size)
+            self._seed = operator.index(seed)
+            if self._seed < 0:
+                raise ValueError(f'seed must not be negative, but is {seed}')
+            if self._n < comm.size:
+                raise ValueError(f'the data set has {dataset_size} samples, fewer than the '
+                                 f'{comm.size} ranks')
+        self._shuffle, self._even = bool(shuffle), bool(even)
+        self._rank, self._size = comm.rank, comm.size
+        arguments = (self._n, self._seed, self._shuffle, self._even)
+        by_rank = comm.allgather_obj(arguments)
+        if any(each != arguments for each in by_rank):
+            raise ValueError(
+                'MultiNodeOrderSampler needs the same dataset_size, seed, shuffle and even on all '
+                'ranks\n  ' + '\n  '.join(
+                    f'rank {rank}: {each}' for rank, each in enumerate(by_rank)))
+        self._epoch = -1  # of the last order
+
+    def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
+        """Return the order of the next epoch; see ``order_sampler`` of Chainer's iterators.
+
+        Args:
+            current_order: The order of the current epoch; before the first one, ``0, 1, 2, ...``.
+            current_position: Ignored: samples after it are the last ones of their epoch.
+
+        Returns:
+            Indices of this rank's samples.
+
+        Raises:
+            ValueError: If the current order was made with other arguments.
+        """
+        is_first = len(current_order) == self._n and (
+            np.array_equal(current_order, np.arange(self._n)))
+        self._epoch = 0 if is_first and self._shuffle else self._epoch_of(current_order) + 1
+        return self._order(self._epoch)
+
+    def resume(self, order: np.ndarray, position: int, epoch: int, size: int) -> Resumed:
+        """Continue at the sample at which another number of ranks saved.
+
+        Args:
+            order: The saved order of any rank.
+            position: The saved position in it.
+            epoch: The saved epoch.
+            size: Number of ranks that saved.
+
+        Returns:
+            The order of the same epoch on this rank, in which the samples at the first positions
+            were used, and the position.
+        """
+        first, used = _beginning(order)
+        order = self._order(epoch, min(used + max(position - first, 0) * size, self._n - 1))
+        return Resumed(order, _beginning(order)[0])
+
+    def _epoch_of(self, order: np.ndarray) -> int:
+        """Return the epoch of an order, which may have been loaded."""
+        if not self._shuffle:
+            return 0
+        used = _beginning(order)[1]
+        for epoch in (self._epoch, *range(_MAX_EPOCHS)):
+            if epoch >= 0 and np.array_equal(order, self._order(epoch, used)):
+                return epoch
+        raise ValueError('the order of the samples was made by another order sampler, or with '
+                         'another number of ranks, number of samples, seed or "even". Pass the '
+                         'same arguments as in the run that saved it.')
+
+    def _order(self, epoch: int, used: int = 0) -> np.ndarray:
+        """Return the order of this rank, if the first ``used`` samples were used by all ranks."""
+        samples = np.arange(self._n)
+        if self._shuffle:
+            np.random.RandomState([self._seed, epoch]).shuffle(samples)
+        if used < self._size:  # no entry for this number would be free
+            used = 0
+        rest = samples[used:]
+        length = len(range(self._rank, self._n, self._size))
+        if self._even:
+            length = -(-self._n // self._size)
+            rest = np.concatenate([rest, samples[:-len(rest) % self._size]])
+        mine = rest[self._rank::self._size]
+        # The number of samples in an epoch may not change, so there are entries that are not used.
+        return np.concatenate([np.full(length - len(mine), -1 - used), mine])
+
+
+class Resumed(NamedTuple):
+    """The order and the position of an iterator that continues within an epoch."""
+
+    order: np.ndarray
+    position: int
+
+
+def _beginning(order: np.ndarray) -> tuple[int, int]:
+    """Return the position of the first sample, and the number of samples used before by all ranks.
+
+    Entries before the first sample are ``-1 - used``.
+    """
+    first = int((np.asarray(order) < 0).sum())
+    return first, -1 - int(order[0]) if first else 0
