@@ -7,6 +7,7 @@ examples work both in the repository and on the site.
 from __future__ import annotations
 
 import pathlib
+import re
 import runpy
 
 import docutils.nodes
@@ -24,7 +25,7 @@ include_patterns = [
     'docs/**', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'examples/*/README.md',
     'examples/launch/digits.ipynb',
 ]
-exclude_patterns = ['docs/_build', '**/.*', '**/__pycache__']
+exclude_patterns = ['docs/_build', 'docs/api', '**/.*', '**/__pycache__']
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ext.mathjax']
 
@@ -65,6 +66,17 @@ def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
                 node['reftarget'] = page.relative_to(ROOT).with_suffix('').as_posix()
 
 
+def link_api(app: Sphinx, doctree: docutils.nodes.document) -> None:
+    """Turn links to docs/api, the reference on Git servers, into links to docs/reference."""
+    for node in doctree.findall(sphinx.addnodes.download_reference):
+        if found := re.search(r'(?:^|/)api/(\w+)\.md$', node['reftarget']):
+            page = f'/docs/reference/{found[1]}'
+            node.replace_self(sphinx.addnodes.pending_xref(
+                '', *node.children, refdomain='std', reftype='doc', refexplicit=True,
+                refdoc='docs/index', reftarget=page))
+
+
 def setup(app: Sphinx) -> None:
-    """Register the transformation of links."""
+    """Register the transformations of links."""
     app.connect('doctree-read', link_folders)
+    app.connect('doctree-read', link_api)
