@@ -23,6 +23,8 @@ import subprocess
 import sys
 import time
 
+import _tables
+
 HERE = pathlib.Path(__file__).parent
 LIMITS = {  # minutes, in the order in which they run
     'startup': 10,
@@ -61,6 +63,23 @@ Only compare figures within a table. All methods of a table took turns in one ru
 so that load on the machine affected all of them. Ratios compare two methods within a round; shown
 is the median, usually with minimum and maximum. Each process has one thread. All ranks ran on one
 machine, without a GPU. Only `hosts` used links between hosts: those of network namespaces.
+
+| question | section |
+|---|---|
+{questions}
+"""
+
+DETAILS = """{of}
+<details>
+<summary>Method and output</summary>
+
+{method}
+
+```text
+{output}
+```
+
+</details>
 """
 
 
@@ -118,18 +137,22 @@ def when() -> str:
 
 def section(name: str, page: pathlib.Path, out: pathlib.Path, of: str) -> str:
     """Return the text of a benchmark's section; copy its PNG into a folder next to the page."""
-    about = ast.get_docstring(ast.parse((HERE / f'{name}.py').read_text()))
-    first, *others = about.replace('``', '`').split('\n\n')
-    text = f'## {name}\n\n{first}\n'
-    text += ''.join(f'\n{other}\n' for other in others)
-    text += of
-    text += f'\n```text\n{(out / f"{name}.txt").read_text().strip()}\n```\n'
+    method = ast.get_docstring(ast.parse((HERE / f'{name}.py').read_text())).replace('``', '`')
+    output = (out / f'{name}.txt').read_text().strip()
+    text = f'## {name}\n\n{_tables.TABLES[name].question}\n'
+    if table := _tables.table(name, output):
+        text += f'\n{table}'
     if (out / f'{name}.png').exists():
         images = page.with_suffix('')
         images.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(out / f'{name}.png', images / f'{name}.png')
         text += f'\n![{name}]({images.name}/{name}.png)\n'
-    return text
+    return text + DETAILS.format(of=of, method=method, output=output)
+
+
+def questions() -> str:
+    """Return the rows of the table of contents."""
+    return '\n'.join(f'| {_tables.TABLES[name].question} | [{name}](#{name}) |' for name in LIMITS)
 
 
 def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: list[str]) -> None:
@@ -140,7 +163,7 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
     if old_head and not set(names) >= set(LIMITS) - set(ON_REQUEST):
         head, of = old_head, f'\nMeasured on {when()}.\n'
     else:
-        head, of = PAGE.format(when=when()) + '\n', ''
+        head, of = PAGE.format(when=when(), questions=questions()) + '\n', ''
         sections.pop('Failures', None)
     sections |= {name: section(name, page, out, of) for name in names}
     if wrong:

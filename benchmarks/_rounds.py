@@ -24,13 +24,13 @@ Launcher = Callable[[list[str]], list[str]]
 #: Kinds of processes, and what differs in their environment.
 KINDS = {
     'ours': {},
-    'ours, not agreed': {'CHAINERMN_AGREE': '0'},
+    'ours, unchecked': {'CHAINERMN_AGREE': '0'},
     'ours, timed': {'CHAINERMN_TIMELINE': 'timeline.json'},
     'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
     'gloo': {},  # torch.distributed, without chainermn
 }
-#: Of Okabe and Ito: people who are colour-blind can tell them apart.
-COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
+#: Of Okabe and Ito: people who are color-blind can tell them apart.
+COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
 
 
 def parser(doc: str, rounds: int, ranks: int = 0) -> argparse.ArgumentParser:
@@ -198,9 +198,9 @@ def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[fl
         path: Of the PNG.
         title: Above it.
         label: What a value is.
-        series: A colour for each, of values by row.
+        series: A color for each, of values by row.
         lines: Values to compare with, by name.
-        is_log: Whether the axis is logarithmic, so that twice and half look alike.
+        is_log: Whether the axis is logarithmic, for ratios.
     """
     import matplotlib
     matplotlib.use('Agg')
@@ -212,9 +212,9 @@ def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[fl
     for n, (name, values_of) in enumerate(series.items()):
         shift = .8 * ((n + .5) / len(series) - .5)
         for row, values in values_of.items():
-            y, colour = rows.index(row) + shift, COLOURS[n]
-            axes.plot(values, [y] * len(values), 'os^vD<>'[n], color=colour, alpha=.35)
-            axes.plot(statistics.median(values), y, '|', color=colour, markersize=18,
+            y, color = rows.index(row) + shift, COLORS[n]
+            axes.plot(values, [y] * len(values), 'os^vD<>'[n], color=color, alpha=.35)
+            axes.plot(statistics.median(values), y, '|', color=color, markersize=18,
                       markeredgewidth=2.5, label=name if row == next(iter(values_of)) else None)
     for (name, value), style in zip(lines.items(), ('--', '-', ':'), strict=False):
         axes.axvline(value, linestyle=style, color='gray', label=name)

@@ -229,7 +229,7 @@ def draw(path: str, totals: list[int], curves: dict[str, list[float]],
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout='constrained')
     for i, shape in enumerate(SHAPES):
-        style = {'color': _rounds.COLOURS[i], 'marker': 'os^'[i], 'label': shape}
+        style = {'color': _rounds.COLORS[i], 'marker': 'os^'[i], 'label': shape}
         left.plot(totals, curves[shape], **style)
         right.plot(range(len(compared[shape])),
                    [statistics.median(each) for each in compared[shape].values()], **style)

@@ -1,4 +1,4 @@
-"""Time to average gradients over links between hosts: ``flat`` compared with the wire and gloo.
+"""Time to average gradients over links between hosts: ``flat``, a lower bound and gloo.
 
 Run it as root on Linux with iproute2, in an environment with ChainerMN and MPI:
 ``python benchmarks/hosts.py [--shapes 2x1,2x2,3x1,3+1] [--rates 1gbit,10gbit]
@@ -182,7 +182,7 @@ def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) 
     for axes, (title, lines) in zip(all_axes[0], panels.items(), strict=True):
         for n, (method, points) in enumerate(lines.items()):
             style = {'color': 'gray', 'linestyle': '--'} if method == 'bound' else {
-                'color': _rounds.COLOURS[n], 'marker': 'os^vD<>'[n]}
+                'color': _rounds.COLORS[n], 'marker': 'os^vD<>'[n]}
             axes.plot(points.keys(), points.values(), label=method, **style)
         axes.set(title=title, xlabel='hosts', ylabel='milliseconds', ylim=(0, None),
                  xticks=sorted({n for points in lines.values() for n in points}))

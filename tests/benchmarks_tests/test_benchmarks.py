@@ -36,6 +36,7 @@ def test_prints_ratios(name, tmp_path):
     assert RATIO.search((tmp_path / f'{name}.txt').read_text()), done.stdout
     page = (tmp_path / 'page.md').read_text()
     assert f'\n## {name}\n' in page
+    assert '\n| --- |' in page.partition('<details>')[0]
     assert (tmp_path / f'{name}.txt').read_text().strip() in page
 
 
@@ -53,12 +54,29 @@ def test_one_command_runs_all():
     assert sorted(ast.literal_eval(limits)) == SCRIPTS
 
 
-def test_lower_bounds_of_hosts():
+def run_path(name):
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        hosts = runpy.run_path(str(BENCHMARKS / 'hosts.py'))
+        return runpy.run_path(str(BENCHMARKS / name))
     finally:
         sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_the_page_shows_the_table_of_its_output(name):
+    page = (BENCHMARKS.parent / 'docs' / 'benchmarks.md').read_text()
+    section = page.partition(f'\n## {name}\n')[2].partition('\n## ')[0]
+    above, _, details = section.partition('<details>')
+    output = re.search(r'^```text\n(.*?)\n```$', details, re.MULTILINE | re.DOTALL)[1]
+    tables = run_path('_tables.py')
+    table = tables['table'](name, output)
+    assert table.count('\n') > 2
+    assert above.startswith(f'\n{tables["TABLES"][name].question}\n\n{table}\n')
+    assert f'| {tables["TABLES"][name].question} | [{name}](#{name}) |' in page
+
+
+def test_lower_bounds_of_hosts():
+    hosts = run_path('hosts.py')
     assert [hosts['ranks_of'](shape) for shape in ('2x1', '3x2', '3+1')] == [
         [1, 1], [2, 2, 2], [3, 1]]
     size = hosts['size_of']('resnet50')
@@ -73,7 +91,7 @@ def test_lower_bounds_of_hosts():
 
 
 def test_a_full_run_keeps_the_section_of_hosts(tmp_path):
-    main = runpy.run_path(str(BENCHMARKS / '__main__.py'))
+    main = run_path('__main__.py')
     page = tmp_path / 'page.md'
     page.write_text('# Benchmarks\n\nold\n\n## startup\n\nof old\n\n## hosts\n\nkept\n\n'
                     '## Failures\n\n- old\n')

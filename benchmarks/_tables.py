@@ -1,0 +1,112 @@
+"""The question that each benchmark answers, and the table of its main results."""
+
+import re
+import types
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """How to find the rows of a table in the output of a benchmark."""
+
+    question: str
+    columns: list[str]
+    row: str  # matches one row; its groups are cells
+    group: str = ''  # matches the heading of a part of the output; its groups are the first cells
+    labels: Mapping[str, str] = types.MappingProxyType({})  # texts to show for cells
+
+
+TABLES = {
+    'startup': Table(
+        'How much time does ChainerMN add to the start of a program?',
+        ['step', 'added milliseconds'],
+        r'^(\w+) +clock +\+?([\d.-]+) ms',
+        labels={'start': 'Python itself', 'import': '`import chainer`, patched',
+                'chainermn': '`import chainermn`',
+                'communicator': 'first `create_communicator`, 4 ranks'}),
+    'collectives': Table(
+        'How long does an operation on small data take, in microseconds?',
+        ['ranks', 'operation', 'mpi4py', 'ChainerMN 8', 'without consistency check', 'ChainerMN 7'],
+        r'^(\S[^\n]*?) +([\d.]+)' + r' +([\d.]+) \([\d.]+\)' * 3 + '$',
+        r'^(\d+) ranks; load'),
+    'traffic': Table(
+        'How many bytes does a rank receive for the consistency check of gradients?',
+        ['ranks', 'counted', 'model', 'by collecting all signatures'],
+        r'^ *([\d,]+) ranks +(?:([\d,]+) +)?([\d,]+) +([\d,]+)$'),
+    'recent': Table(
+        'What does the flight recorder cost?',
+        ['flight recorder', 'microseconds of an allreduce', 'ratio'],
+        r'^(without|with|with sites) +([\d.]+) us(?: \(([\d.]+) times\))?$',
+        labels={'without': 'off', 'with': 'on (default)', 'with sites': 'on, with call sites'}),
+    'timeline': Table(
+        'What does recording a timeline cost?',
+        ['operation', 'microseconds without a timeline', 'ratio with a timeline'],
+        r'^([^\n]+?) +([\d.]+) us; with a timeline ([\d.]+) times'),
+    'mean_grad': Table(
+        'How many milliseconds does averaging gradients take on one node?',
+        ['ranks', 'gradients', '`flat`', '`naive`', 'MPI_Allreduce', 'lower bound', 'ChainerMN 7',
+         'PyTorch gloo'],
+        r'flat +([\d.]+) ms.*?naive +([\d.]+) ms.*?raw +([\d.]+) ms.*?LB +([\d.]+) ms'
+        r'.*?old naive +([\d.]+) ms(?:.*?gloo +([\d.]+) ms)?',
+        r'^(\d+) ranks, (\w+): '),
+    'cost_model': Table(
+        'How many milliseconds would averaging 102 MB take on many nodes, by a model?',
+        ['ranks', 'one MPI_Allreduce', 'communicator `flat`', 'ring, as in NCCL'],
+        r'^(\d+) +([\d.]+) +([\d.]+) +([\d.]+)$'),
+    'weak_scaling': Table(
+        'How many milliseconds of a training step does communication take?',
+        ['model', 'ranks', 'ChainerMN 8', 'ChainerMN 7', 'PyTorch DDP'],
+        r'ours +step.*?lost +([\d.-]+).*?old +step.*?lost +([\d.-]+)'
+        r'(?:.*?gloo +step.*?lost +([\d.-]+))?',
+        r'^(\w+), (\d+) ranks; load'),
+    'overlap': Table(
+        'How much communication time does overlap hide?',
+        ['case', 'ranks', 'step without communication, ms', 'without overlap', 'with overlap'],
+        r'^(\w[^\n]*?) +(\d+) ranks: a step without exchange +([\d.]+) ms, '
+        r'without overlap +([\d.]+) ms, with overlap +([\d.]+) ms'),
+    'scatter_dataset': Table(
+        'How much time and memory does scattering a data set take?',
+        ['data', 'ranks', 'order', 'ChainerMN 8, ms', 'ChainerMN 7, ms',
+         'ChainerMN 8, memory / data', 'ChainerMN 7, memory / data'],
+        r'^(\d+ MiB), (\d+) ranks, ([^\n]*?) +([\d.]+) ms, old +([\d.]+) ms.*?'
+        r'peak memory ([\d.]+) x the data, old ([\d.]+)'),
+    'iterator': Table(
+        'How many milliseconds does a batch of the multi-node iterator take?',
+        ['ChainerMN 8', 'ChainerMN 7', 'the underlying iterator alone'],
+        r'(?:^a batch, \d+ ranks +([\d.]+) ms, old +([\d.]+) ms.*?)?'
+        r'^ours against the iterator alone \(([\d.]+) ms\)'),
+    'checkpoint': Table(
+        'How many milliseconds does saving a checkpoint delay training?',
+        ['measured', 'ChainerMN 8', 'ChainerMN 7'],
+        r'^(call|added to \d+ steps) +([\d.-]+) ms, old +([\d.-]+) ms',
+        labels={'call': 'the call that saves'}),
+    'kvstore_async': Table(
+        'Does a slow rank delay the others with `dist_async`?',
+        ['speed of the other ranks, relative to a run without a slow rank'],
+        r'^others, with a slow rank against without: ([\d.]+)'),
+    'hosts': Table(
+        'How many milliseconds does averaging 102 MB take over the links between hosts?',
+        ['hosts x ranks of each', 'link', '`flat`', 'lower bound', '`flat`, fp16', '`flat`, 2bit',
+         'PyTorch gloo'],
+        r'flat +([\d.]+) ms, bound +([\d.]+)(?:.*?flat, fp16 +([\d.]+) ms)?'
+        r'(?:.*?flat, 2bit +([\d.]+) ms)?(?:.*?^ +gloo +([\d.]+) ms)?',
+        r'^(\S+) at (\S+): '),
+}
+
+
+def table(name: str, output: str) -> str:
+    """Return the main results of a benchmark as a Markdown table; '' if there are none."""
+    found = TABLES[name]
+    parts = [((), output)]
+    if found.group:
+        headings = [*re.finditer(found.group, output, re.M)]
+        ends = [heading.start() for heading in headings] + [len(output)]
+        parts = [(heading.groups(), output[heading.end():end])
+                 for heading, end in zip(headings, ends[1:], strict=True)]
+    rows = [(*first, *row.groups('')) for first, text in parts
+            for row in re.finditer(found.row, text, re.M | re.S)]
+    if not rows:
+        return ''
+    lines = [found.columns, ['---'] * len(found.columns),
+             *([found.labels.get(cell, cell) for cell in row] for row in rows)]
+    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
