@@ -19,7 +19,7 @@ import time
 import _rounds
 
 GOAL = .1  # times the old one
-COPY = 1.2  # times a copy; it agrees with the other ranks and starts a thread as well
+COPY = 1.2  # times a copy; it also compares calls with the other ranks and starts a thread
 LAYERS, WIDTH = 4, int(os.environ.get('CHECKPOINT_WIDTH', 2500))
 STEPS = 10
 

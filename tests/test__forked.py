@@ -43,7 +43,7 @@ else:
 '''
 
 CHILDREN = {
-    'comes to its end': "print('child')",
+    'finishes': "print('child')",
     'sys.exit': "print('child'); sys.exit()",
     'sys.exit(3)': 'sys.exit(3)',
     'sys.exit(256)': 'sys.exit(256)',

@@ -247,7 +247,7 @@ def test_float16_mean_over_active_ranks_does_not_overflow_on_the_way(comm):
     np.testing.assert_array_equal(seen(optimizer), np.full(1 + comm.size, 60000, np.float16))
 
 
-def test_hyperparameters_end_alike(comm):
+def test_hyperparameters_end_equal(comm):
     """An extension that changes them runs on active ranks only."""
     optimizer, _ = make(comm)
     with chainermn.join(optimizer):

@@ -55,7 +55,7 @@ def test_keys_differ_where_the_calls_do(said, other):
     assert (a.key(SHAPE) == b.key(SHAPE)) == equal
 
 
-def test_every_verb_and_dtype_has_a_number_of_its_own():
+def test_every_operation_and_dtype_has_its_own_number():
     assert {unpack(pack(operation)).operation for operation in EQUAL} == set(EQUAL)
     assert {unpack(pack('bcast', dtype=dtype)).dtype for dtype in _signature.DTYPES} \
         == set(_signature.DTYPES)

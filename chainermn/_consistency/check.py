@@ -1,6 +1,6 @@
 """The consistency check: before data moves, the ranks compare the signatures of their calls.
 
-Small data travels in the same messages.  If the signatures do not match, or a rank rejects its
+Small data is sent in the same messages.  If the signatures do not match, or a rank rejects its
 arguments, the ranks exchange details, and all of them raise the same error.
 """
 from __future__ import annotations

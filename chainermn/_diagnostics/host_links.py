@@ -4,7 +4,7 @@ The lowest rank of each host connects to that of the next host, in a ring.  Noth
 byte at the end.  The kernel probes the connection (TCP keepalive), so a host answers even if its
 ranks are stopped, or hold Python's lock.  A link ends in one of these ways:
 
-- the byte ``GOODBYE``: the ranks of the host have finished;
+- the byte ``FINISHED``: the ranks of the host have finished;
 - no answer: if the ranks of the host do not answer over MPI either, the host is unreachable, and
   the watchdog raises an alarm;
 - closed by the other host: all processes of the job on that host have ended.  The node monitor
@@ -38,7 +38,7 @@ from chainermn._ranks import ranks_text
 
 _OpenLink: TypeAlias = 'Callable[[], socket.socket | None]'
 
-GOODBYE, FAILED = b'g', node_monitor.FAILED
+FINISHED, FAILED = b'g', node_monitor.FAILED
 
 # Seconds.
 _PROBE_INTERVAL = 4
@@ -160,13 +160,13 @@ class HostLinks:
                 host.has_answered = True
 
     def close(self) -> None:
-        """Says goodbye: all ranks have reached the end of the program."""
+        """Announces that all ranks have reached the end of the program."""
         self._is_closed = True
         if self._process != os.getpid():
             return
         for link in self._links:
             with contextlib.suppress(OSError):
-                link.send(GOODBYE)
+                link.send(FINISHED)
                 link.shutdown(socket.SHUT_RDWR)
 
     def _run(self, host: Host, open_link: _OpenLink, is_first: bool) -> None:
@@ -187,7 +187,7 @@ class HostLinks:
                 if not self._is_closed:
                     host.error = e.errno or errno.EIO  # the watchdog polls it
                 return
-        if received == GOODBYE:
+        if received == FINISHED:
             return
         if received == FAILED or not is_first:
             time.sleep(_GRACE)

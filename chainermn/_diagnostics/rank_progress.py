@@ -14,7 +14,7 @@ from chainermn._diagnostics.flight_recorder import FlightRecord, Key, MessageRec
 #: The communicator whose shutdown exchange this rank is in.
 ending: FlightRecord | None = None
 #: Whether this rank enters no more shutdown exchanges.
-has_agreed = False
+may_exit = False
 
 Counts: TypeAlias = dict[tuple[int, int], int]  # messages by peer and tag
 

@@ -127,7 +127,7 @@ def _end() -> None:
                     'it left an incomplete operation, and reached the end of the program',
                     f'The operation was {left}.\n')
             _agree()
-            rank_progress.has_agreed = True
+            rank_progress.may_exit = True
             for callback in list(_callbacks):
                 callback()
             watchdog.get().wait_for_shutdown()

@@ -98,7 +98,7 @@ class RankState(NamedTuple):
     progress: Progress
     threads: tuple[ThreadWait, ...]
     is_finished: bool  # whether it is at the end of the program
-    has_agreed: bool  # whether it enters no more operations
+    may_exit: bool  # whether it enters no more operations
 
 
 class WaitGraph:
@@ -118,7 +118,7 @@ class WaitGraph:
 
     def deadlocked(self) -> set[int]:
         """Returns the ranks that wait forever, without those that are done."""
-        ended = {rank for rank, state in self._states.items() if state.has_agreed}
+        ended = {rank for rank, state in self._states.items() if state.may_exit}
         waiting, n, forward = set(self._states), -1, True
         while n != len(waiting):
             n, forward = len(waiting), not forward  # of a chain, one direction removes all
@@ -197,7 +197,7 @@ class WaitGraph:
     def cycle(self, deadlocked: Collection[int]) -> str:
         """Describes ranks that wait for each other, or for finished ranks."""
         waiting = {*deadlocked, *(
-            rank for rank, state in self._states.items() if state.has_agreed)}
+            rank for rank, state in self._states.items() if state.may_exit)}
         rank, path, edges = min(deadlocked), [], {}
         while rank in deadlocked and rank not in edges:
             path.append(rank)

@@ -296,7 +296,7 @@ class Watchdog:
                 program_threads.are_running(blocked, is_finished)):
             return None
         state = RankState(Progress.own(), tuple(snapshot.wait for snapshot in blocked.values()),
-                          is_finished, rank_progress.has_agreed)
+                          is_finished, rank_progress.may_exit)
         after = {ident: snapshot.progress for ident, snapshot in thread_state.snapshots().items()}
         has_changed = after != {ident: progress for ident, (progress, _) in self._progress.items()}
         return None if has_changed else state

@@ -71,13 +71,13 @@ def _packed(column: Sequence[Object]) -> _Column:
         kind, = kinds
         if kind in _SCALARS:
             return _SCALARS[kind], (), b''.join(column)
-        if kind is np.ndarray and _are_alike(column):  # not a subclass
+        if kind is np.ndarray and _are_homogeneous(column):  # not a subclass
             with contextlib.suppress(TypeError):  # not in C order
                 return column[0].dtype.str, column[0].shape, b''.join(column)
     return None, None, column
 
 
-def _are_alike(column: Sequence[np.ndarray]) -> bool:
+def _are_homogeneous(column: Sequence[np.ndarray]) -> bool:
     """Return whether arrays are small, of one dtype and shape, and contain plain bytes."""
     first = column[0]
     dtype, shape = first.dtype, first.shape

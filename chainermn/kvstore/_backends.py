@@ -1,4 +1,4 @@
-"""Backends: how values travel between workers and servers, for each type of store."""
+"""Backends: how values are sent between workers and servers, for each type of store."""
 from __future__ import annotations
 
 import abc

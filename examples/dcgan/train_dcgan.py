@@ -41,8 +41,8 @@ def parse_arguments():
     """What the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
-                        'else flat, if not given')
+    parser.add_argument('--communicator', help='name of the communicator; '
+                        'default: pure_nccl with --gpu, else flat')
     parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
     parser.add_argument('--dataset', choices=DATASETS, default='digits')
     parser.add_argument('--batchsize', type=int, default=32, help='images per process and step')
@@ -90,7 +90,7 @@ def main():
             chainer.optimizers.Adam(2e-4, beta1=0.5), comm)
         optimizers[name].setup(model)
 
-    # A short trial logs, draws and saves at its end.
+    # A short run logs, draws and saves at its end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = DCGANUpdater(iterator, optimizers, device=device)

@@ -40,8 +40,8 @@ def parse_arguments():
                         'that are cut out of the images')
     parser.add_argument('--dtype', choices=DTYPES, default='float32',
                         help='mixed16: computes in float16, updates in float32')
-    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
-                        'else flat, if not given')
+    parser.add_argument('--communicator', help='name of the communicator; '
+                        'default: pure_nccl with --gpu, else flat')
     parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
     parser.add_argument('--batchsize', type=int, default=10, help='images per process and step')
     parser.add_argument('--val-batchsize', '--val_batchsize', type=int, default=50,
@@ -114,7 +114,7 @@ def main():
         optimizer.use_fp32_update()  # small steps would be lost in float16
         optimizer.loss_scaling()  # and so would small gradients
 
-    # A short trial validates and saves at its end.
+    # A short run validates and saves at its end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = training.updaters.StandardUpdater(train_iterator, optimizer, device=device)

@@ -22,8 +22,8 @@ def parse_arguments():
     """What the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
-                        'else flat, if not given')
+    parser.add_argument('--communicator', help='name of the communicator; '
+                        'default: pure_nccl with --gpu, else flat')
     parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
     parser.add_argument('--dataset', choices=DATASETS, default='digits')
     parser.add_argument('--batchsize', type=int, default=16, help='examples per process and step')

@@ -31,8 +31,8 @@ def parse_arguments():
     """What the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--communicator', help='how arrays travel; pure_nccl with --gpu, '
-                        'else flat, if not given')
+    parser.add_argument('--communicator', help='name of the communicator; '
+                        'default: pure_nccl with --gpu, else flat')
     parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
     parser.add_argument('--dataset', choices=DATASETS, default='digits')
     parser.add_argument('--batchsize', type=int, default=16, help='examples per model and step')
@@ -58,7 +58,7 @@ def main():
     device.use()
     np.random.seed(args.seed + comm.rank)
 
-    # Which processes end up together is said by equal first numbers.
+    # Ranks with the same first number form a communicator.
     model_index, part_index = divmod(comm.rank, 2)
     model_comm = comm.split(model_index, comm.rank)
     data_comm = comm.split(part_index, comm.rank)
@@ -80,7 +80,7 @@ def main():
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), data_comm)
     optimizer.setup(model)
 
-    # A short trial validates and saves at its end.
+    # A short run validates and saves at its end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)

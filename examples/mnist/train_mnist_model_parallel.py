@@ -42,8 +42,8 @@ def parse_arguments():
     """What the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--communicator', help='how arrays travel; pure_nccl with --gpu, '
-                        'else flat, if not given')
+    parser.add_argument('--communicator', help='name of the communicator; '
+                        'default: pure_nccl with --gpu, else flat')
     parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
     parser.add_argument('--dataset', choices=DATASETS, default='digits')
     parser.add_argument('--batchsize', type=int, default=32, help='examples per step')
@@ -82,7 +82,7 @@ def main():
     # (MN) An ordinary optimizer: each process has its own parameters, so nothing is averaged.
     optimizer = chainer.optimizers.Adam().setup(model)
 
-    # A short trial validates at its end.
+    # A short run validates at its end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     train_iterator = chainer.iterators.SerialIterator(train, args.batchsize)

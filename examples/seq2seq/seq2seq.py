@@ -46,8 +46,8 @@ def parse_arguments():
     """What the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--communicator', help='how gradients travel; pure_nccl with --gpu, '
-                        'else flat, if not given')
+    parser.add_argument('--communicator', help='name of the communicator; '
+                        'default: pure_nccl with --gpu, else flat')
     parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
     parser.add_argument('--files', nargs=4, help='sentences to train on, their translations, '
                         'sentences to validate on, and theirs: one per line, words between spaces; '
@@ -100,7 +100,7 @@ def main():
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
 
-    # A short trial validates and saves at its end.
+    # A short run validates and saves at its end.
     stop = (args.iteration, 'iteration') if args.iteration else (args.epoch, 'epoch')
     interval = stop if args.iteration else (1, 'epoch')
     updater = training.updaters.StandardUpdater(

@@ -49,7 +49,7 @@ def files(request, tmp_path):
     """Gives (save, load), of NPZ or HDF5."""
     if request.param == 'hdf5':
         pytest.importorskip('h5py', reason='needs h5py')
-    save, load = (getattr(serializers, f'{verb}_{request.param}') for verb in ('save', 'load'))
+    save, load = (getattr(serializers, f'{action}_{request.param}') for action in ('save', 'load'))
     path = str(tmp_path / f'file.{request.param}')
     return lambda obj: save(path, obj), lambda obj: load(path, obj)
 

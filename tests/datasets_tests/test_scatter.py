@@ -332,7 +332,7 @@ def test_an_error_of_pickling_raises_on_all_ranks(comm):
 
 def test_different_roots_raise_on_all_ranks(comm):
     if comm.size == 1:
-        pytest.skip('one rank cannot disagree')
+        pytest.skip('needs several ranks')
     raised_on_all(comm, Exception, lambda: chainermn.scatter_dataset(
         [1, 2], comm, root=0 if comm.rank == 0 else 1))
 

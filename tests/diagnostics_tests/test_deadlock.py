@@ -170,7 +170,7 @@ class Message:
         self.tag = rng.randrange(2)
         self.way = rng.choice(['gradient', 'gradient', 'array', 'send', 'isend', 'send_obj'])
         self.size = rng.choice([1, 3, point_to_point.INLINE])
-        self.naps = [rng.choice([0, 0, 0, .002]) for _ in range(2)]
+        self.delays = [rng.choice([0, 0, 0, .002]) for _ in range(2)]
 
 
 @pytest.mark.parametrize('is_dropped', [False, True])
@@ -203,7 +203,7 @@ def play(comm, messages, rng):
         value = np.full(message.size, message.number, np.float32)
         peer, tag = message.source, message.tag
         if comm.rank == message.source:
-            time.sleep(message.naps[0])
+            time.sleep(message.delays[0])
             peer = message.dest
             if message.way == 'isend':
                 pending.append(comm.isend(value, peer, 7))
@@ -215,7 +215,7 @@ def play(comm, messages, rng):
                 x = chainer.Variable(value) if message.way == 'gradient' else value
                 sent[message] = x, mnf.send(x, comm, peer, tag)
         elif comm.rank == message.dest:
-            time.sleep(message.naps[1])
+            time.sleep(message.delays[1])
             if message.way not in ('isend', 'send_obj'):
                 receive = comm.recv if message.way == 'send' and rng[comm.rank].random() < .5 else (
                     lambda source, tag: mnf.recv(comm, source, tag=tag))
@@ -231,10 +231,10 @@ def play(comm, messages, rng):
     comm.waitall(pending)
     for message in reversed(messages):
         if message in received and message.way in ('gradient', 'array'):
-            time.sleep(message.naps[0])
+            time.sleep(message.delays[0])
             F.sum(received[message] * (message.number + 1)).backward()
         elif message in sent:
-            time.sleep(message.naps[1])
+            time.sleep(message.delays[1])
             x, delegate = sent[message]
             delegate.backward()
             if message.way == 'gradient':

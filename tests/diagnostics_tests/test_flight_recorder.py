@@ -95,7 +95,7 @@ def test_call_sites_are_recorded_on_request(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def test_without_agreement(monkeypatch):
+def test_without_consistency_check(monkeypatch):
     monkeypatch.setenv('CHAINERMN_AGREE', '0')
     comm = chainermn.create_communicator('naive')
     comm.allreduce(np.ones(1, 'f'))

@@ -1,4 +1,4 @@
-"""Connections between hosts: handshake, goodbye, and what a lost connection means."""
+"""Connections between hosts: handshake, normal end, and what a lost connection means."""
 
 import contextlib
 import errno
@@ -227,7 +227,7 @@ def test_a_neighbor_that_offers_nothing():
     assert HostLinks(Ranks(0, [None, None]), ['a', 'b'], True)._hosts == []
 
 
-def test_goodbye(aborted):
+def test_hosts_that_have_finished(aborted):
     first, second = two_hosts()
     first.close()
     second.close()

@@ -24,19 +24,19 @@ def own():
 
 
 def state(*waits, entered=None, sent=None, received=None, receiving=None, created=0,
-          is_finished=False, has_agreed=False, service=None):
+          is_finished=False, may_exit=False, service=None):
     """The state of a rank with one thread for each list of waits; the last may answer."""
     progress = Progress(entered or {}, {(0, 1, 2): created}, {MESSAGES: sent or {}},
                         {MESSAGES: received or {}}, {MESSAGES: receiving or {}})
     threads = tuple(ThreadWait(f'in {each[0].kind.name.lower()}' if each else 'nowhere', each,
                                service if number == len(waits) else None)
                     for number, each in enumerate(waits, 1))
-    return RankState(progress, threads, is_finished, has_agreed)
+    return RankState(progress, threads, is_finished, may_exit)
 
 
 def done(**counts):
     """The state of a rank that enters no more operations."""
-    return state((), is_finished=True, has_agreed=True, **counts)
+    return state((), is_finished=True, may_exit=True, **counts)
 
 
 def in_collective(number, key=WORLD, kind=Kind.COLLECTIVE, **entered):

@@ -94,7 +94,7 @@ FIXED = {
 }
 
 
-def test_every_mended_item_is_asserted():
+def test_every_fixed_item_is_asserted():
     assert set(FIXED) == set(scenarios('fixed'))
 
 
@@ -113,6 +113,6 @@ def observed(tmp_path_factory):
 
 
 @pytest.mark.parametrize('name', FIXED)
-def test_mended_on_purpose(name, observed):
+def test_fixed_on_purpose(name, observed):
     for expected, seen in zip(FIXED[name], observed, strict=True):
         assert_close(expected, seen[name], name)

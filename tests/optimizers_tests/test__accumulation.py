@@ -213,7 +213,7 @@ def test_bad_numbers_raise_on_all_ranks(comm, n, kind):
 @pytest.mark.parametrize('others', [1, 3])
 def test_numbers_have_to_be_equal_on_all_ranks(comm, others):
     if comm.size == 1:
-        pytest.skip('one rank cannot disagree')
+        pytest.skip('needs several ranks')
     with pytest.raises(ValueError, match=r'n_accumulations|different operations') as caught:
         chainermn.create_multi_node_optimizer(
             optimizers.SGD(), comm,

@@ -179,7 +179,7 @@ def test_starts_again_when_the_model_changes(comm):
 
 def test_an_error_of_the_exchange_is_raised_by_the_next_update(comm):
     if comm.size == 1:
-        pytest.skip('one rank cannot disagree')
+        pytest.skip('needs several ranks')
     model = Parabola([1.0, 2.0])
     optimizer = chainermn.create_multi_node_optimizer(
         optimizers.SGD(LR), comm, double_buffering=True).setup(model)

@@ -137,7 +137,7 @@ def test_ranks_that_initialize_other_parameters_all_get_the_error(comm):
         optimizer.update(model, *batch(comm.rank))
     odd_one = comm.rank == comm.size - 1
     if comm.size == 1:
-        optimizer.update(model, *batch(0), late=True)  # nobody to disagree with
+        optimizer.update(model, *batch(0), late=True)  # no other rank differs
         return
     text = check_raised_on_all_ranks(
         comm, Exception, lambda: optimizer.update(model, *batch(comm.rank), late=odd_one))
@@ -246,7 +246,7 @@ def test_scaled_gradient_is_unscaled_where_the_parameter_was_not_used(comm):
     np.testing.assert_allclose(model.late.W.array, expected, rtol=1e-12)
 
 
-def test_dynamic_loss_scale_is_decided_alike(comm):
+def test_dynamic_loss_scale_is_equal_on_all_ranks(comm):
     optimizer, model = make(comm)
     optimizer.loss_scaling()
     optimizer.update(model, *batch(0), late=True)
