@@ -7,7 +7,6 @@ examples work both in the repository and on the site.
 from __future__ import annotations
 
 import pathlib
-import re
 import runpy
 
 import docutils.nodes
@@ -66,17 +65,14 @@ def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
                 node['reftarget'] = page.relative_to(ROOT).with_suffix('').as_posix()
 
 
-def link_api(app: Sphinx, doctree: docutils.nodes.document) -> None:
+def link_reference(app: Sphinx, doctree: docutils.nodes.document) -> None:
     """Turn links to docs/api, the reference on Git servers, into links to docs/reference."""
-    for node in doctree.findall(sphinx.addnodes.download_reference):
-        if found := re.search(r'(?:^|/)api/(\w+)\.md$', node['reftarget']):
-            page = f'/docs/reference/{found[1]}'
-            node.replace_self(sphinx.addnodes.pending_xref(
-                '', *node.children, refdomain='std', reftype='doc', refexplicit=True,
-                refdoc='docs/index', reftarget=page))
+    for node in doctree.findall(sphinx.addnodes.pending_xref):
+        if node['reftype'] == 'myst' and node['reftarget'].startswith('docs/api/'):
+            node['reftarget'] = node['reftarget'].replace('/api/', '/reference/')
 
 
 def setup(app: Sphinx) -> None:
     """Register the transformations of links."""
     app.connect('doctree-read', link_folders)
-    app.connect('doctree-read', link_api)
+    app.connect('doctree-read', link_reference)
