@@ -1,9 +1,10 @@
 """Type checkers and editors know the public interface, and find mistakes in scripts."""
 
-import importlib.util
+import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,10 +12,9 @@ import pytest
 
 import chainermn
 
-pytestmark = [
-    pytest.mark.mpi_skip,
-    pytest.mark.skipif(importlib.util.find_spec('mypy') is None, reason='needs mypy'),
-    pytest.mark.limit(180)]
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
+
+ROOT = pathlib.Path(chainermn.__file__).parents[1]
 
 #: Lines of a script, with the message of mypy.
 SCRIPT = {
@@ -41,19 +41,69 @@ SCRIPT = {
     'print(optimizer.t + 1, optimizer.hyperparam)': '',
     'reveal_type(comm.allgather_obj(comm.rank))': 'list[int]',
     "chainermn.create_communicator('naive', timeuot=3)": 'Unexpected keyword argument "timeuot"',
+    'part = chainermn.scatter_dataset([1, 2, 3], comm, shuffle=True)': '',
+    'reveal_type(part)': 'SubDataset',
+    'reveal_type(chainermn.scatter_index(10, comm))': 'tuple[int, int]',
+    'from chainer.iterators import SerialIterator': '',
+    'batches = SerialIterator(part, 2)': '',
+    'iterator = chainermn.iterators.create_multi_node_iterator(batches, comm)': '',
+    'reveal_type(iterator)': '_MultiNodeIterator',
+    'reveal_type(iterator.epoch)': 'int',
+    'from chainer.training import extensions as E': '',
+    'evaluator = chainermn.create_multi_node_evaluator(E.Evaluator(iterator, None), comm)': '',
+    'reveal_type(evaluator)': 'Evaluator',
+    "checkpointer = chainermn.create_multi_node_checkpointer('run', comm)": '',
+    'reveal_type(checkpointer)': '_MultiNodeCheckpointer',
+    "checkpointer = chainermn.create_multi_node_checkpointer(0, comm)": '"str',
+    'report = chainermn.extensions.create_multi_node_report(E.LogReport(), comm)': '',
+    'reveal_type(report)': 'LogReport',
+    'def work(comm: chainermn.CommunicatorBase, n: int) -> float: return n / comm.size': '',
+    'reveal_type(chainermn.launch(work, 2, 3))': 'list[float]',
+    "reveal_type(chainermn.kvstore.create('dist_sync', comm).pull)": 'ndarray',
     'comm.finalize()': '',
+}
+#: What pyright says instead.
+PYRIGHT = {
+    'comm.alreduce(1)': 'Cannot access attribute "alreduce" for class "CommunicatorBase"',
+    "chainermn.create_communicator('nave')": 'is not assignable to type "CommunicatorName"',
+    "comm.bcast_obj({}, root='0')": 'is not assignable to "int"',
+    'comm.mpi_comm.Barier()': 'Cannot access attribute "Barier"',
+    "optimizer.add_hook('l2')": 'is not assignable to type "(Optimizer) -> object"',
+    "chainermn.create_communicator('naive', timeuot=3)": 'No parameter named "timeuot"',
 }
 
 
-def test_mistakes_are_found_and_nothing_else(tmp_path):
+def check(messages, expected_by_line, output):
+    """Compare messages by line number with the expected ones."""
+    for number, (line, expected) in enumerate(expected_by_line.items(), 1):
+        found = messages.pop(number, '')
+        assert expected in found and bool(expected) == bool(found), f'{line}: {found!r}'
+    assert not messages, output
+
+
+def test_mypy_finds_mistakes_and_nothing_else(tmp_path):
+    pytest.importorskip('mypy')
     (tmp_path / 'script.py').write_text('\n'.join(SCRIPT))
     done = subprocess.run(
         [sys.executable, '-m', 'mypy', '--config-file=', '--ignore-missing-imports',
          '--follow-imports=silent', 'script.py'], cwd=tmp_path, text=True, capture_output=True,
-        env={**os.environ, 'MYPYPATH': str(pathlib.Path(chainermn.__file__).parents[1])})
+        env={**os.environ, 'MYPYPATH': str(ROOT)})
     lines = re.findall(r'^script.py:(\d+): (?:error|note): (.*)$', done.stdout, re.MULTILINE)
     messages = {int(number): text for number, text in reversed(lines)}  # the first of each line
-    for number, (line, expected) in enumerate(SCRIPT.items(), 1):
-        found = messages.pop(number, '')
-        assert expected in found and bool(expected) == bool(found), f'{line}: {found!r}'
-    assert not messages, done.stdout + done.stderr
+    check(messages, SCRIPT, done.stdout + done.stderr)
+
+
+def test_pyright_finds_mistakes_and_nothing_else(tmp_path):
+    pyright = shutil.which('pyright')
+    if pyright is None:
+        pytest.skip('needs pyright on PATH, for example from pip install pyright')
+    (tmp_path / 'script.py').write_text('\n'.join(SCRIPT))
+    # Chainer declares that it is typed, but does not declare its exports.
+    (tmp_path / 'pyrightconfig.json').write_text(json.dumps({
+        'extraPaths': [str(ROOT)], 'reportPrivateImportUsage': False}))
+    done = subprocess.run([pyright, '--outputjson', '--pythonpath', sys.executable], cwd=tmp_path,
+                          text=True, capture_output=True)
+    diagnostics = json.loads(done.stdout)['generalDiagnostics']
+    messages = {each['range']['start']['line'] + 1: each['message']
+                for each in reversed(diagnostics)}
+    check(messages, SCRIPT | PYRIGHT, done.stdout)

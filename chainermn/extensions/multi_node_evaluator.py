@@ -10,6 +10,7 @@ import chainer
 
 from chainermn._delegate import Delegate
 from chainermn._errors import raise_on_all_ranks
+from chainermn._types import Array
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
 from chainermn.extensions._observation import Value, to_host
@@ -20,7 +21,7 @@ __all__ = ['GenericMultiNodeEvaluator', 'create_multi_node_evaluator']
 class _Evaluator(Protocol):
     """Such as ``chainer.training.extensions.Evaluator``."""
 
-    def evaluate(self) -> Mapping[str, Value]: ...
+    def evaluate(self) -> Mapping[str, float | Array]: ...
 
 
 _E = TypeVar('_E', bound=_Evaluator)
