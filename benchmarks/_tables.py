@@ -84,6 +84,10 @@ TABLES = {
         'Does a slow rank delay the others with `dist_async`?',
         ['speed of the other ranks, relative to a run without a slow rank'],
         r'^others, with a slow rank against without: ([\d.]+)'),
+    'gpu': Table(
+        'How fast are gradients packed and unpacked on a GPU, in GB/s?',
+        ['gradients', 'GB', 'pack', 'unpack', 'plain copy'],
+        r'^(\S[^\n]*?) +([\d.]+) +(\d+) +(\d+) +(\d+)$'),
     'hosts': Table(
         'How many milliseconds does averaging 102 MB take over the links between hosts?',
         ['hosts x ranks of each', 'link', '`flat`', 'lower bound', '`flat`, fp16', '`flat`, 2bit',

@@ -79,7 +79,7 @@ def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequ
     for host, group in silent.items():
         one = len(group) == 1
         who = f'{ranks_text(group)} on {host}' if host else ranks_text(group)
-        why = "stopped, or in code that holds Python's lock"
+        why = "stopped, or in code that holds the GIL"
         if host:
             why = f'host {host} may be unreachable, or {"it is" if one else "they are"} {why}'
         lines.append(f'  {who} {"does" if one else "do"} not answer: {why}')

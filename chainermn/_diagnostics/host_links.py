@@ -2,7 +2,7 @@
 
 The lowest rank of each host connects to that of the next host, in a ring.  Nothing is sent but one
 byte at the end.  The kernel probes the connection (TCP keepalive), so a host answers even if its
-ranks are stopped, or hold Python's lock.  A link ends in one of these ways:
+ranks are stopped, or hold the GIL.  A link ends in one of these ways:
 
 - the byte ``FINISHED``: the ranks of the host have finished;
 - no answer: if the ranks of the host do not answer over MPI either, the host is unreachable, and
@@ -45,7 +45,7 @@ _PROBE_INTERVAL = 4
 _SILENCE = 6 * _PROBE_INTERVAL  # after which the kernel closes a link
 _ANSWER_TIMEOUT = 4.  # for the ranks of a host to answer over MPI; they poll once per second
 _LONG_ANSWER_TIMEOUT = 60.  # if the connection failed for another reason than silence
-_CONNECT_TIMEOUT = 600.  # long, since a rank may hold Python's lock after startup
+_CONNECT_TIMEOUT = 600.  # long, since a rank may hold the GIL after startup
 _HANDSHAKE_TIMEOUT = 10.
 _GRACE = 3.  # for mpiexec to end the job after a failure that was reported
 

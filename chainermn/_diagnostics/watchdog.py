@@ -71,13 +71,13 @@ def parse_timeout(value: object, name: str = 'a timeout') -> float:
         TypeError, ValueError: If the value is invalid.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f'{name} has to be a number of seconds, not {value!r}')
+        raise TypeError(f'{name} must be a number of seconds, not {value!r}')
     try:
         timeout = float(value)
     except ValueError:
         timeout = math.nan
     if not 0 <= timeout < math.inf:
-        raise ValueError(f'{name} has to be a number of seconds, 0 for none, not {value!r}')
+        raise ValueError(f'{name} must be a number of seconds, 0 for none, not {value!r}')
     return timeout
 
 

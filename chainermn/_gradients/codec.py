@@ -68,7 +68,7 @@ class Codec:
                 return chainer.backend.get_array_module(encoded).ascontiguousarray(encoded)
             raise ValueError(
                 f'compressor {compressors.describe(self.compressor)} returned {encoded.dtype} '
-                f'{encoded.shape} for {x.size} values; it has to return {dtype} ({length},)')
+                f'{encoded.shape} for {x.size} values; it must return {dtype} ({length},)')
         except Exception as error:
             self.defer(error)
             return chainer.backend.get_array_module(x).zeros(length, dtype)
@@ -80,7 +80,7 @@ class Codec:
                 return x
             raise ValueError(
                 f'compressor {compressors.describe(self.compressor)} returned {x.dtype} {x.shape} '
-                f'from decompress; it has to return {np.dtype(dtype)} ({size},)')
+                f'from decompress; it must return {np.dtype(dtype)} ({size},)')
         except Exception as error:
             self.defer(error)
             return chainer.backend.get_array_module(encoded).zeros(size, dtype)

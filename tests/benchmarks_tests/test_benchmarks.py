@@ -62,17 +62,24 @@ def run_path(name):
         sys.path.remove(str(BENCHMARKS))
 
 
-@pytest.mark.parametrize('name', SCRIPTS)
+PAGE = (BENCHMARKS.parent / 'docs' / 'benchmarks.md').read_text()
+
+
+@pytest.mark.parametrize('name', re.findall('^## (.*)$', PAGE, re.MULTILINE))
 def test_the_page_shows_the_table_of_its_output(name):
-    page = (BENCHMARKS.parent / 'docs' / 'benchmarks.md').read_text()
-    section = page.partition(f'\n## {name}\n')[2].partition('\n## ')[0]
+    section = PAGE.partition(f'\n## {name}\n')[2].partition('\n## ')[0]
     above, _, details = section.partition('<details>')
     output = re.search(r'^```text\n(.*?)\n```$', details, re.MULTILINE | re.DOTALL)[1]
     tables = run_path('_tables.py')
     table = tables['table'](name, output)
     assert table.count('\n') > 2
     assert above.startswith(f'\n{tables["TABLES"][name].question}\n\n{table}\n')
-    assert f'| {tables["TABLES"][name].question} | [{name}](#{name}) |' in page
+    assert f'| {tables["TABLES"][name].question} | [{name}](#{name}) |' in PAGE
+
+
+def test_every_benchmark_has_a_question():
+    assert set(run_path('_tables.py')['TABLES']) >= set(SCRIPTS)
+    assert PAGE.count('\n## ') > 10
 
 
 def test_lower_bounds_of_hosts():

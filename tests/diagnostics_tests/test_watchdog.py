@@ -230,7 +230,7 @@ def test_the_watchdog_stops_only_after_several_errors(runs):
 def test_an_invalid_timeout_in_the_environment_is_an_error(runs):
     status, output = runs['no number'].result()
     assert status != 0
-    assert "CHAINERMN_TIMEOUT has to be a number of seconds, 0 for none, not '1 h'" in output
+    assert "CHAINERMN_TIMEOUT must be a number of seconds, 0 for none, not '1 h'" in output
 
 
 @starts
@@ -251,7 +251,7 @@ def test_slow_ranks_are_not_reported(runs, name):
 def test_an_invalid_timeout_raises_a_value_error(value, same_error):
     error = same_error(lambda: chainermn.create_communicator('naive', timeout=value))
     assert isinstance(error, ValueError)
-    assert 'a timeout has to be a number of seconds' in str(error)
+    assert 'a timeout must be a number of seconds' in str(error)
 
 
 def test_a_timeout_of_another_type_raises_a_type_error(same_error):

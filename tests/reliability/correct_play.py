@@ -1,7 +1,7 @@
 """What random correct programs have in common: delays, and the registry of their parts.
 
 All ranks draw the same random numbers, so each knows what the others do.  Per program one delay is
-long enough for a wrong alarm; during it the rank sleeps, computes, holds Python's lock, is stopped
+long enough for a wrong alarm; during it the rank sleeps, computes, holds the GIL, is stopped
 by a signal, or is in a debugger.
 """
 

@@ -27,7 +27,7 @@ def add_array(archive: zipfile.ZipFile, key: str, array: np.ndarray) -> None:
 def write_array(file: IO[bytes], array: np.ndarray) -> None:
     """Writes the same bytes as ``numpy.lib.format.write_array``, and lets other threads run.
 
-    NumPy's function keeps Python's lock, and so stops the training, while it copies 16 MB.
+    NumPy's function keeps the GIL, and so stops the training, while it copies 16 MB.
     """
     if array.dtype.hasobject or array.dtype.names:
         np.lib.format.write_array(file, array)
