@@ -71,7 +71,7 @@ _failure_handler: FailureHandler | None = None
 
 
 def add_hook() -> None:
-    """Aborts the job on failure even if this process is its only one.
+    """Abort the job on failure even if it has only one process.
 
     With several processes, ``import chainermn`` is sufficient. A second call has no effect.
     """

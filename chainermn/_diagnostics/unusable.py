@@ -20,7 +20,7 @@ _SHUT_DOWN = (
     'the other ranks any more. Call it earlier, on every rank: in the main program, or in a '
     'function that is registered with atexit after the first communicator was created')
 _FORKED = (
-    'this process was forked from the rank in process {}, and is no rank itself, so it cannot use '
+    'this process was forked from the rank in process {}, and is not a rank, so it cannot use '
     'a communicator. Call it in that process, and exchange data with this one by other means, such '
     'as a multiprocessing.Queue')
 

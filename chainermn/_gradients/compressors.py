@@ -55,7 +55,7 @@ def get(compression: Array) -> Array:
 
 
 def describe(compressor: Array) -> str:
-    """The description that must be equal on all ranks."""
+    """Returns the text by which ranks compare their compressors."""
     kind = type(compressor)
     has_own = any('__repr__' in vars(base) for base in kind.__mro__[:-1])
     return repr(compressor) if has_own else kind.__qualname__

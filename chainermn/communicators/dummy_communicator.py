@@ -9,7 +9,7 @@ from chainermn.communicators.flat_communicator import FlatCommunicator
 
 
 class DummyCommunicator(FlatCommunicator):
-    """Measures the time of a training step without its communication.
+    """Does not average gradients, to measure a training step without communication.
 
     Each rank keeps its own gradients, which are still packed, and compressed if there is
     compression.  Everything else, including ``bcast_data``, communicates.

@@ -15,7 +15,7 @@ _NOTHING = object()
 
 
 class GenericMultiNodeEvaluator(chainer.training.Extension):
-    """An evaluator for measures such as BLEU or F1, which are not means over batches.
+    """An evaluator for metrics that are not means over batches, such as BLEU or F1.
 
     Every rank calls :meth:`calc_local` for each of its batches.  The root gathers all results and
     calls :meth:`aggregate`.  Collective: every rank runs the extension; the numbers of batches may

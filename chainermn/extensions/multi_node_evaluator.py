@@ -28,7 +28,7 @@ _E = TypeVar('_E', bound=_Evaluator)
 
 
 def create_multi_node_evaluator(actual_evaluator: _E, communicator: CommunicatorBase) -> _E:
-    r"""Makes an evaluator report means over all ranks.
+    r"""Make an evaluator return means over all ranks.
 
     The evaluator is changed in place: its ``evaluate`` becomes collective (every rank calls it) and
     returns the same result on every rank. Each rank evaluates the batches of its own iterator; then

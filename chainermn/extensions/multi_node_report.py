@@ -22,7 +22,7 @@ _R = TypeVar('_R', bound=chainer.training.Extension)
 
 
 def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) -> _R:
-    """Makes a report of Chainer's Trainer cover all ranks; rank 0 writes it.
+    """Make a report extension show means over all ranks; rank 0 writes it.
 
     Add it to the trainer on all ranks::
 

@@ -25,7 +25,7 @@ _DIST = ('dist_sync', 'dist_device_sync', 'dist_async')
 
 def create(name: StoreType = 'local', communicator: CommunicatorBase | None = None, *,
            bigarray_bound: float = BIGARRAY_BOUND) -> KVStore:
-    """Makes a store.  Collective for the ``dist`` types: every rank calls it.
+    """Create a store.  Collective for the ``dist`` types: every rank calls it.
 
     ====================  =========  ===============================================================
     Type                  Shared by  A push

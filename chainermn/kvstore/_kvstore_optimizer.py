@@ -15,7 +15,7 @@ _Parameters: TypeAlias = dict[str, chainer.Parameter]
 
 def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
                              update_on_kvstore: bool | None = None) -> _KVStoreOptimizer:
-    """Makes an optimizer that trains through a store.  Collective, except for local stores.
+    """Create an optimizer that trains through a store.  Collective, except for local stores.
 
     Returns a proxy of ``actual_optimizer``, like :func:`chainermn.create_multi_node_optimizer`.
     Its ``update(lossfun, *args)`` computes this rank's gradients and pushes them for all parameters

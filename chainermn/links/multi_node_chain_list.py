@@ -17,7 +17,7 @@ Value = Variable | Sequence[Variable]
 
 
 class MultiNodeChainList(chainer.ChainList):
-    """A chain list of the parts of a model, which exchange their outputs between ranks.
+    """A model whose parts are on several ranks, which send each other their outputs.
 
     Every rank creates a list of the parts that it computes; together they are one model.  An MLP
     whose first half is on rank 0 and second half on rank 1:
