@@ -50,3 +50,12 @@ def test_the_index_has_all_pages():
     pages = {path.name for path in ROOT.glob('docs/*.md')} - {'index.md'}
     assert len(pages) > 10
     assert not {page for page in pages if f']({page})' not in index}
+
+
+def test_the_index_and_the_site_have_the_same_sections():
+    index = ROOT.joinpath('docs/index.md').read_text(encoding='utf-8')
+    text, _, toctrees = index.partition('```{toctree}')
+    assert re.findall(r'^\*\*(.*?)\*\*$', text, re.M) == re.findall(
+        '^:caption: (.*)$', toctrees, re.M) == [
+            'Getting started', 'Guides', 'Clusters', 'Performance', 'Troubleshooting', 'Migrating',
+            'API', 'Development']
