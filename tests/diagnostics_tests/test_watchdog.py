@@ -63,7 +63,7 @@ HANGS = {
          'rank 1 is not in an operation: it is at script.py:13; ']),
     'stopped': (
         'if comm.rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ncomm.allgather_obj(1)',
-        ['rank 0 does not answer: stopped, or in code that holds Python\'s lock',
+        ['rank 0 does not answer: stopped, or in code that holds the GIL',
          'ranks 1-2 are in allgather_obj #4, called at script.py:14 (for ']),
     'shared memory': (
         'from chainermn._transport.shared_memory.window import Window\n'
