@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument('--docs', type=pathlib.Path, metavar='FILE',
                         help='write a page; with names, replace their sections in an existing page')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
-                        help='a Python with torch; default: this one')
+                        help='Python with torch; default: this one')
     args = parser.parse_args()
     if unknown := set(args.names) - set(LIMITS):
         parser.error(f'unknown benchmark: {", ".join(sorted(unknown))}')

@@ -39,8 +39,8 @@ def parser(doc: str, rounds: int, ranks: int = 0) -> argparse.ArgumentParser:
     if ranks:
         made.add_argument('--ranks', type=int, default=ranks, help='default: %(default)s')
     made.add_argument('--rounds', type=int, default=rounds, help='default: %(default)s')
-    made.add_argument('--quick', action='store_true', help='a round of little, as a try')
-    made.add_argument('--png', metavar='FILE', help='draw the ratios of all rounds (matplotlib)')
+    made.add_argument('--quick', action='store_true', help='one short round, as a test')
+    made.add_argument('--png', metavar='FILE', help='plot the ratios of all rounds (matplotlib)')
     made.add_argument('--work', help=argparse.SUPPRESS)
     made.add_argument('--folder', help=argparse.SUPPRESS)
     if '--work' in sys.argv:

@@ -83,7 +83,7 @@ def work(kind: str, folder: str) -> None:
 def main() -> None:
     """Measures and prints."""
     parser = _rounds.parser(__doc__, rounds=9, ranks=2)
-    parser.add_argument('--folder-of-files', metavar='DIR', help='on the disk that is asked about')
+    parser.add_argument('--folder-of-files', metavar='DIR', help='folder on the disk to measure')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

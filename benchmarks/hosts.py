@@ -202,7 +202,7 @@ def main() -> None:
                         help='default: %(default)s; or none')
     parser.add_argument('--model', default='resnet50', help='of mean_grad.py; default: %(default)s')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
-                        help='a Python with torch; default: this one')
+                        help='Python with torch; default: this one')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

@@ -25,12 +25,15 @@ import chainermn
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--rounds', type=int, default=7, help='pairs; default: %(default)s')
-    parser.add_argument('--seconds', type=float, default=3, help='of a round; default: %(default)s')
+    parser.add_argument('--rounds', type=int, default=7,
+                        help='pairs of rounds; default: %(default)s')
+    parser.add_argument('--seconds', type=float, default=3,
+                        help='seconds per round; default: %(default)s')
     parser.add_argument('--sleep', type=float, default=50,
-                        help='milliseconds in each step of the slow rank; default: %(default)s')
-    parser.add_argument('--quick', action='store_true', help='a round of little, as a try')
-    parser.add_argument('--png', metavar='FILE', help='draw the ratios of all rounds (matplotlib)')
+                        help='milliseconds that the slow rank sleeps in each step; '
+                             'default: %(default)s')
+    parser.add_argument('--quick', action='store_true', help='one short round, as a test')
+    parser.add_argument('--png', metavar='FILE', help='plot the ratios of all rounds (matplotlib)')
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds = 1, .2

@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument('--ranks', default='2,4,8', help='default: %(default)s')
     parser.add_argument('--models', default='resnet50,small,big', help='default: %(default)s')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
-                        help='a Python with torch; default: this one')
+                        help='Python with torch; default: this one')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

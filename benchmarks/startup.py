@@ -124,8 +124,8 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--rounds', type=int, default=40, help='default: %(default)s')
-    parser.add_argument('--quick', action='store_true', help='a round of little, as a try')
-    parser.add_argument('--png', metavar='FILE', help='draw all rounds (matplotlib)')
+    parser.add_argument('--quick', action='store_true', help='one short round, as a test')
+    parser.add_argument('--png', metavar='FILE', help='plot all rounds (matplotlib)')
     args = parser.parse_args()
     rounds = 1 if args.quick else args.rounds
     found = {}

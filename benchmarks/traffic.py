@@ -78,8 +78,8 @@ def main() -> None:
     """Counts and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default=','.join(map(str, RANKS)), help='default: %(default)s')
-    parser.add_argument('--quick', action='store_true', help='2 and 3 ranks, as a try')
-    parser.add_argument('--png', metavar='FILE', help='draw the bytes of a check (matplotlib)')
+    parser.add_argument('--quick', action='store_true', help='only 2 and 3 ranks, as a test')
+    parser.add_argument('--png', metavar='FILE', help='plot the bytes of a check (matplotlib)')
     parser.add_argument('--work', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:

@@ -177,7 +177,7 @@ def main() -> None:
     parser = _rounds.parser(__doc__, rounds=9)
     parser.add_argument('--up-to', type=int, default=4, metavar='RANKS', help='default: 4')
     parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
-                        help='a Python with torch; default: this one')
+                        help='Python with torch; default: this one')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

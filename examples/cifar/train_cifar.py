@@ -77,18 +77,19 @@ def parse_arguments():
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
                         'default: pure_nccl with --gpu, else flat')
-    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--gpu', action='store_true', help='use one GPU per process')
     parser.add_argument('--dataset', choices=DATASETS, default='digits')
     parser.add_argument('--mnbn', action='store_true',
-                        help='normalize by mean and variance of the batches of all processes')
+                        help='synchronize batch normalization between processes')
     parser.add_argument('--batchsize', type=int, default=32, help='examples per process and step')
-    parser.add_argument('--learnrate', type=float, default=0.05, help='halved every 25 epochs')
-    parser.add_argument('--epoch', type=int, default=10, help='how often to see each example')
-    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--learnrate', type=float, default=0.05,
+                        help='learning rate, halved every 25 epochs')
+    parser.add_argument('--epoch', type=int, default=10, help='number of epochs')
+    parser.add_argument('--iteration', type=int, help='stop after this number of steps')
     parser.add_argument('--width', type=int, default=8, help='channels of the first convolution')
-    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--out', default='result', help='folder for log and snapshots')
-    parser.add_argument('--resume', help='snapshot to continue from')
+    parser.add_argument('--resume', help='snapshot to resume from')
     return parser.parse_args()
 
 

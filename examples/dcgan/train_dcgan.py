@@ -43,17 +43,17 @@ def parse_arguments():
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
                         'default: pure_nccl with --gpu, else flat')
-    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--gpu', action='store_true', help='use one GPU per process')
     parser.add_argument('--dataset', choices=DATASETS, default='digits')
     parser.add_argument('--batchsize', type=int, default=32, help='images per process and step')
-    parser.add_argument('--epoch', type=int, default=30, help='how often to see each image')
-    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--epoch', type=int, default=30, help='number of epochs')
+    parser.add_argument('--iteration', type=int, help='stop after this number of steps')
     parser.add_argument('--n-hidden', '--n_hidden', type=int, default=32,
-                        help='random numbers from which an image is drawn')
+                        help='size of the random input of the generator')
     parser.add_argument('--width', type=int, default=32, help='channels of the widest images')
-    parser.add_argument('--seed', type=int, default=0, help='of weights, noise and shuffling')
+    parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--out', default='result', help='folder for log, previews and snapshots')
-    parser.add_argument('--resume', help='snapshot to continue from')
+    parser.add_argument('--resume', help='snapshot to resume from')
     return parser.parse_args()
 
 

@@ -14,7 +14,8 @@ def main():
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('train', nargs='?', default='images/train.txt',
                         help='list of image files and labels')
-    parser.add_argument('--root', default='images', help='folder that the files are listed from')
+    parser.add_argument('--root', default='images',
+                        help='folder that the listed paths are relative to')
     parser.add_argument('--out', default='mean.npy')
     args = parser.parse_args()
 

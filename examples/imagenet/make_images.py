@@ -29,8 +29,8 @@ def main():
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--out', default='images', help='folder to write to')
     parser.add_argument('--classes', type=int, default=10)
-    parser.add_argument('--train', type=int, default=40, help='images per class to train on')
-    parser.add_argument('--val', type=int, default=10, help='images per class to validate on')
+    parser.add_argument('--train', type=int, default=40, help='training images per class')
+    parser.add_argument('--val', type=int, default=10, help='validation images per class')
     parser.add_argument('--size', type=int, default=64, help='pixels per side')
     args = parser.parse_args()
 

@@ -30,32 +30,33 @@ def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('train', nargs='?', default='images/train.txt',
-                        help='list of image files and labels to train on')
+                        help='list of training images and labels')
     parser.add_argument('val', nargs='?', default='images/val.txt',
-                        help='list of image files and labels to validate on')
-    parser.add_argument('--root', default='images', help='folder that the files are listed from')
-    parser.add_argument('--mean', help='what compute_mean.py wrote; gray if not given')
+                        help='list of validation images and labels')
+    parser.add_argument('--root', default='images',
+                        help='folder that the listed paths are relative to')
+    parser.add_argument('--mean', help='output of compute_mean.py; default: gray')
     parser.add_argument('--arch', choices=MODELS, default='tiny')
-    parser.add_argument('--insize', type=int, default=56, help='pixels per side of the squares '
-                        'that are cut out of the images')
+    parser.add_argument('--insize', type=int, default=56, help='size of the square crops, '
+                        'in pixels')
     parser.add_argument('--dtype', choices=DTYPES, default='float32',
                         help='mixed16: computes in float16, updates in float32')
     parser.add_argument('--communicator', help='name of the communicator; '
                         'default: pure_nccl with --gpu, else flat')
-    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--gpu', action='store_true', help='use one GPU per process')
     parser.add_argument('--batchsize', type=int, default=10, help='images per process and step')
     parser.add_argument('--val-batchsize', '--val_batchsize', type=int, default=50,
-                        help='images per process and step of validation')
-    parser.add_argument('--learnrate', type=float, help='a tenth of it every 30 epochs; 0.1 for '
-                        'every 256 images in a step of all processes if not given')
-    parser.add_argument('--epoch', type=int, default=10, help='how often to see each image')
-    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+                        help='validation images per process and step')
+    parser.add_argument('--learnrate', type=float, help='learning rate, divided by 10 every '
+                        '30 epochs; default: 0.1 times the total batch size / 256')
+    parser.add_argument('--epoch', type=int, default=10, help='number of epochs')
+    parser.add_argument('--iteration', type=int, help='stop after this number of steps')
     parser.add_argument('--loaderjob', type=int, default=2,
-                        help='processes that read images, for each that trains')
-    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+                        help='data loading processes per rank')
+    parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--out', default='result', help='folder for log and snapshots')
     parser.add_argument('--autoload', action='store_true',
-                        help='continue from the newest snapshot in --out, if there is one')
+                        help='resume from the newest snapshot in --out, if there is one')
     return parser.parse_args()
 
 

@@ -38,12 +38,12 @@ def parse_arguments():
     parser.add_argument('--kvstore', choices=['local', 'dist_sync', 'dist_async'],
                         default='dist_sync', help='type of the store')
     parser.add_argument('--compression', type=float, metavar='THRESHOLD',
-                        help='push 2 bits for each value; all of them, if not given')
+                        help='threshold of 2-bit compression; default: no compression')
     parser.add_argument('--batchsize', type=int, default=16, help='examples per process and step')
-    parser.add_argument('--epoch', type=int, default=20, help='how often to see each example')
-    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--epoch', type=int, default=20, help='number of epochs')
+    parser.add_argument('--iteration', type=int, help='stop after this number of steps')
     parser.add_argument('--unit', type=int, default=100, help='units in each hidden layer')
-    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--out', default='result', help='folder for log and model')
     return parser.parse_args()
 

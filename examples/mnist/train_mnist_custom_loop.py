@@ -24,15 +24,15 @@ def parse_arguments():
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
                         'default: pure_nccl with --gpu, else flat')
-    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--gpu', action='store_true', help='use one GPU per process')
     parser.add_argument('--dataset', choices=DATASETS, default='digits')
     parser.add_argument('--batchsize', type=int, default=16, help='examples per process and step')
-    parser.add_argument('--epoch', type=int, default=20, help='how often to see each example')
-    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--epoch', type=int, default=20, help='number of epochs')
+    parser.add_argument('--iteration', type=int, help='stop after this number of steps')
     parser.add_argument('--unit', type=int, default=100, help='units in each hidden layer')
-    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--out', default='result', help='folder for model and optimizer')
-    parser.add_argument('--resume', help='folder of an earlier run, to train its model further')
+    parser.add_argument('--resume', help='folder of an earlier run to resume')
     return parser.parse_args()
 
 

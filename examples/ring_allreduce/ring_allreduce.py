@@ -36,8 +36,9 @@ def main():
     """Compares with the all-reduce of the communicator; every process runs this."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--size', type=int, default=1_000_000, help='numbers in the array')
-    parser.add_argument('--repeat', type=int, default=5, help='how often to measure')
+    parser.add_argument('--size', type=int, default=1_000_000,
+                        help='number of elements in the array')
+    parser.add_argument('--repeat', type=int, default=5, help='number of measurements')
     args = parser.parse_args()
     comm = chainermn.create_communicator('flat')
     x = np.random.RandomState(comm.rank).uniform(-1, 1, args.size).astype(np.float32)

@@ -48,19 +48,20 @@ def parse_arguments():
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
                         'default: pure_nccl with --gpu, else flat')
-    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
-    parser.add_argument('--files', nargs=4, help='sentences to train on, their translations, '
-                        'sentences to validate on, and theirs: one per line, words between spaces; '
-                        'a small language is generated if not given')
-    parser.add_argument('--vocabulary', type=int, default=40000, help='words of each language')
+    parser.add_argument('--gpu', action='store_true', help='use one GPU per process')
+    parser.add_argument('--files', nargs=4, help='training sentences, their translations, '
+                        'validation sentences and their translations: one sentence per line, with '
+                        'spaces between words; default: generated data')
+    parser.add_argument('--vocabulary', type=int, default=40000,
+                        help='maximum vocabulary size per language')
     parser.add_argument('--batchsize', type=int, default=32, help='pairs per process and step')
-    parser.add_argument('--epoch', type=int, default=10, help='how often to see each pair')
-    parser.add_argument('--iteration', type=int, help='train for so many steps only')
+    parser.add_argument('--epoch', type=int, default=10, help='number of epochs')
+    parser.add_argument('--iteration', type=int, help='stop after this number of steps')
     parser.add_argument('--layer', type=int, default=1, help='layers of each LSTM')
     parser.add_argument('--unit', type=int, default=64, help='units in each layer')
-    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+    parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--out', default='result', help='folder for log and snapshots')
-    parser.add_argument('--resume', help='snapshot to continue from')
+    parser.add_argument('--resume', help='snapshot to resume from')
     return parser.parse_args()
 
 

@@ -25,17 +25,18 @@ def parse_arguments():
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--communicator', help='name of the communicator; '
                         'default: pure_nccl with --gpu, else flat')
-    parser.add_argument('--gpu', action='store_true', help='one GPU for each process')
+    parser.add_argument('--gpu', action='store_true', help='use one GPU per process')
     parser.add_argument('--batchsize', type=int, default=16, help='examples per process and step')
-    parser.add_argument('--epoch', type=int, default=20, help='how often to see each example')
-    parser.add_argument('--iteration', type=int, help='use so many batches of an epoch only')
+    parser.add_argument('--epoch', type=int, default=20, help='number of epochs')
+    parser.add_argument('--iteration', type=int, help='maximum number of batches per epoch')
     parser.add_argument('--divide-by-active', action='store_true',
                         help='average over the processes that still have batches')
-    parser.add_argument('--n-accumulations', type=int, default=1, help='batches to a step')
+    parser.add_argument('--n-accumulations', type=int, default=1, help='number of batches per step')
     parser.add_argument('--compression', choices=['fp16', 'bf16', '2bit'],
-                        help='how gradients are compressed')
-    parser.add_argument('--threshold', type=float, default=0.05, help='of 2bit')
-    parser.add_argument('--seed', type=int, default=0, help='of initial weights and shuffling')
+                        help='compression of gradients')
+    parser.add_argument('--threshold', type=float, default=0.05,
+                        help='threshold of 2bit compression')
+    parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--out', default='result', help='folder for the model')
     return parser.parse_args()
 

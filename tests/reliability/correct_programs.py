@@ -74,14 +74,15 @@ def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
 def main() -> int:
     """Runs the jobs and counts programs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--count', type=int, default=1000, help='programs; default: %(default)s')
+    parser.add_argument('--count', type=int, default=1000,
+                        help='number of programs; default: %(default)s')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--first', type=int, default=0, help='number of the first program')
     parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
-    parser.add_argument('--jobs', type=int, default=8, help='at a time; default: %(default)s')
+    parser.add_argument('--jobs', type=int, default=8, help='jobs at a time; default: %(default)s')
     parser.add_argument('--no-checks', action='store_true', help='all with CHAINERMN_AGREE=0')
     parser.add_argument('--python', default=sys.executable, metavar='PYTHON',
-                        help='of an environment with an MPI library; default: this one')
+                        help='Python of another environment; default: this one')
     args = parser.parse_args()
     sizes = itertools.cycle(map(int, args.ranks.split(',')))
     end = args.first + args.count

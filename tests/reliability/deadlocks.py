@@ -220,18 +220,20 @@ def main() -> int:
     """Runs the jobs and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
-    parser.add_argument('--only', default='', help='a text that the job has, as it is printed')
-    parser.add_argument('--slice', default='1/1', metavar='K/N', help='every N-th, from the K-th')
-    parser.add_argument('--jobs', type=int, default=1, help='at a time; default: %(default)s')
+    parser.add_argument('--only', default='', help='run jobs whose name contains this')
+    parser.add_argument('--slice', default='1/1', metavar='K/N',
+                        help='run every N-th, from the K-th on')
+    parser.add_argument('--jobs', type=int, default=1, help='jobs at a time; default: %(default)s')
     parser.add_argument('--python', default=sys.executable, metavar='PYTHON',
-                        help='of an environment with an MPI library; default: this one')
+                        help='Python of another environment; default: this one')
     parser.add_argument('--results', type=pathlib.Path, metavar='FILE',
-                        help='keeps the results, to which those of this run are added')
-    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE', help='writes the table there')
+                        help='add the results to this JSON file')
+    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE',
+                        help='update the table in this page')
     parser.add_argument('--missing', action='store_true',
                         help='run only jobs that did not pass in those results')
     parser.add_argument('--limit', type=float, default=HANGS, metavar='SECONDS',
-                        help='until a job hangs; default: %(default)s')
+                        help='time until a job counts as hung; default: %(default)s')
     args = parser.parse_args()
     k, n = map(int, args.slice.split('/'))
     sizes = [*map(int, args.ranks.split(','))]

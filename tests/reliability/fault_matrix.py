@@ -260,12 +260,14 @@ def main() -> int:
     """Runs the cases and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
-    parser.add_argument('--only', default='', help='a text that the case has, as it is printed')
-    parser.add_argument('--slice', default='1/1', metavar='K/N', help='every N-th, from the K-th')
-    parser.add_argument('--jobs', type=int, default=1, help='at a time; default: %(default)s')
+    parser.add_argument('--only', default='', help='run cases whose name contains this')
+    parser.add_argument('--slice', default='1/1', metavar='K/N',
+                        help='run every N-th, from the K-th on')
+    parser.add_argument('--jobs', type=int, default=1, help='jobs at a time; default: %(default)s')
     parser.add_argument('--results', type=pathlib.Path, metavar='FILE',
-                        help='keeps the results, to which those of this run are added')
-    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE', help='writes the table there')
+                        help='add the results to this JSON file')
+    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE',
+                        help='update the table in this page')
     parser.add_argument('--missing', action='store_true',
                         help='run only cases that did not pass in those results')
     parser.add_argument('--hosts', metavar='RANKS', help='ranks of each host, such as 2,1; '

@@ -202,9 +202,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--kills', type=int, default=500)
-    parser.add_argument('--jobs', type=int, default=2, help='trainings at a time')
+    parser.add_argument('--jobs', type=int, default=2, help='number of jobs at a time')
     parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--steps', type=int, default=200, help='of a training')
+    parser.add_argument('--steps', type=int, default=200, help='steps of each job')
     parser.add_argument('--work', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
