@@ -119,7 +119,7 @@ class Request:
         self._tracer: Tracer | None = None
         self._calls: FlightRecord | None = None
         #: For warnings.
-        self.call = f'{name}, called at {site}'
+        self.call: str = f'{name}, called at {site}'
         self._steps = steps
         self._are_others = are_others
         self._waits = waits

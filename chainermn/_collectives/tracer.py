@@ -90,7 +90,7 @@ class Tracer:
         self._timeline = timeline
         self._name = name
         #: Whether an operation is being recorded.
-        self.is_inside = False
+        self.is_inside: bool = False
         self._arrays = ''  # description of the arrays of the model
 
     def of_service(self) -> Tracer:

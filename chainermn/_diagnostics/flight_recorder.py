@@ -56,16 +56,16 @@ class FlightRecord:
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
-        self.ranks = world_ranks(mpi_comm)
+        self.ranks: tuple[int, ...] = world_ranks(mpi_comm)
         #: The number of the communicator among those of the same ranks.
-        self.number = 1
+        self.number: int = 1
         #: Timeout per operation in seconds, 0 for none, ``None`` for the default.
         self.timeout: float | None = None
-        self.count = 0
+        self.count: int = 0
         #: The count when this rank left an incomplete operation.
-        self.left_at = 0
+        self.left_at: int = 0
         #: Whether every operation waits until all ranks have entered it.
-        self.waits_for_all = False
+        self.waits_for_all: bool = False
         self.ring: collections.deque[Record | _WithCallSite] = collections.deque(maxlen=LENGTH)
         self.record: Callable[[Record], None] = self.ring.append
         if _environment.text(_environment.TIMEOUT) or _environment.flag(_environment.DEBUG):

@@ -140,8 +140,8 @@ class Timeline:
     def __init__(self, path: pathlib.Path, rank: int, size: int) -> None:
         path.unlink(missing_ok=True)  # others may own it or be able to read it
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        self.process = os.getpid()
-        self.origin = now()
+        self.process: int = os.getpid()
+        self.origin: int = now()
         #: The number of communicators, by the names of their ranks.
         self.communicators: collections.Counter[str] = collections.Counter()
         #: Groups of ranks whose clocks were compared, with a function that compares them again; in

@@ -35,9 +35,9 @@ class MpiTransport:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.mpi_comm = group.mpi_comm
-        self.rank = group.mpi_comm.rank
-        self.size = group.mpi_comm.size
+        self.mpi_comm: MPI.Intracomm = group.mpi_comm
+        self.rank: int = group.mpi_comm.rank
+        self.size: int = group.mpi_comm.size
 
     def carries(self, on_device: bool) -> bool:
         return True

@@ -106,6 +106,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     :meth:`get_config` returns.
     """
 
+    batched_copy: bool
     _configs: dict[str, object]
     _in_config_scope: bool
 

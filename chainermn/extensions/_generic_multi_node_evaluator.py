@@ -35,9 +35,9 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         progress_hook: Function that the root calls with each batch after its evaluation.
     """
 
-    trigger = 1, 'epoch'
+    trigger: tuple[int, str] = (1, 'epoch')
     default_name = 'validation'
-    priority = chainer.training.extension.PRIORITY_WRITER
+    priority: int = chainer.training.extension.PRIORITY_WRITER
     name: str | None = None
 
     #: Function that :meth:`calc_local` calls instead of the target.

@@ -20,8 +20,8 @@ class AllreducePersistent(chainer.training.Extension):
         comm: ChainerMN communicator.
     """
 
-    trigger = 1, 'epoch'
-    priority = chainer.training.extension.PRIORITY_WRITER + 1
+    trigger: tuple[int, str] = (1, 'epoch')
+    priority: int = chainer.training.extension.PRIORITY_WRITER + 1
 
     def __init__(self, model: chainer.Link, comm: CommunicatorBase) -> None:
         self.model = model

@@ -31,7 +31,7 @@ class MultiNodeEarlyStoppingTrigger:
         self.actual_trigger = chainer.training.triggers.EarlyStoppingTrigger(
             check_trigger=check_trigger, monitor=monitor + suffix, patience=patience, mode=mode,
             verbose=verbose, max_trigger=max_trigger, **kwargs)
-        self.aggregator = ObservationAggregator(
+        self.aggregator: ObservationAggregator = ObservationAggregator(
             comm, monitor, monitor + suffix, comm_trigger=check_trigger)
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:

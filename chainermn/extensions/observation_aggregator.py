@@ -31,15 +31,15 @@ class ObservationAggregator(chainer.training.Extension):
             of all values.
     """
 
-    trigger = 1, 'iteration'
-    priority = chainer.training.extension.PRIORITY_EDITOR
+    trigger: Trigger = (1, 'iteration')
+    priority: int = chainer.training.extension.PRIORITY_EDITOR
 
     def __init__(self, comm: CommunicatorBase, original_key: str,
                  aggregated_key: str | None = None, *, comm_trigger: Trigger = (1, 'iteration'),
                  aggregator: Callable[[list[list[Value]]], Value] | None = None) -> None:
         self.comm = comm
         self.original_key = original_key
-        self.aggregated_key = original_key if aggregated_key is None else aggregated_key
+        self.aggregated_key: str = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = chainer.training.get_trigger(comm_trigger)
         self.aggregator = _mean if aggregator is None else aggregator
         self.observation_history: list[Value] = []  # since the last time

@@ -42,7 +42,7 @@ class Backend(abc.ABC):
         self.rank = rank
         self.size = size
         self.on_device = on_device
-        self.server = Server(rank)
+        self.server: Server = Server(rank)
 
     @abc.abstractmethod
     def init(self, layouts: Sequence[Layout], values: Sequence[Array]) -> None:

@@ -46,7 +46,7 @@ class _MultiNodeNStepRNN(chainer.Chain):
         self.communicator = communicator
         self.rank_in = rank_in
         self.rank_out = rank_out
-        self.n_cells = link.n_cells
+        self.n_cells: int = link.n_cells
 
     def __call__(self, *inputs: list[Variable]) -> tuple[Variable | list[Variable] | None, ...]:
         states: tuple[Variable | None, ...] = (None,) * self.n_cells

@@ -19,7 +19,7 @@ class Accumulation:
     def __init__(self, n: int) -> None:
         self.n = n
         #: Number of updates so far.
-        self.count = 0
+        self.count: int = 0
         self._sums: dict[int, Array] = {}  # by id of the parameter
 
     def completed(self, param: Parameter, grad: Array) -> Array:
