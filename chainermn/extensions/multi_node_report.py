@@ -6,6 +6,7 @@ and a progress bar counts the examples of all ranks.
 from __future__ import annotations
 
 import functools
+import math
 from typing import TextIO, TypeVar
 
 import chainer
@@ -65,7 +66,7 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
         report._pbar = bar = _Bar(communicator, report._bar_length,
                                   report._out if is_root else _Silence())
         bar.training_length = report._training_length
-        report.initialize = bar.count_examples
+        report.initialize = bar.start
     return report
 
 
@@ -115,8 +116,13 @@ class _Bar(progress_bar._TrainerProgressBar):
         self._examples = 0  # of all ranks in an epoch; 0 if unknown
         self._epochs_per_second = 0.
 
-    def count_examples(self, trainer: chainer.training.Trainer) -> None:
-        """Adds up the data sets of all ranks.  Collective: every rank calls it."""
+    def start(self, trainer: chainer.training.Trainer) -> None:
+        """Add up the data sets of all ranks, and start the clock.  Collective: every rank calls it.
+
+        Chainer's bar starts the clock when it is first drawn, so it first shows an infinite speed.
+        """
+        self._recent_timing.clear()
+        self.update_speed(trainer.updater.iteration, trainer.updater.epoch_detail)
         try:
             examples = len(trainer.updater.get_iterator('main').dataset)
         except Exception:  # an updater or iterator of another kind
@@ -131,7 +137,9 @@ class _Bar(progress_bar._TrainerProgressBar):
 
     def get_lines(self) -> list[str]:
         lines = super().get_lines()
-        if self._examples:
+        if math.isinf(self._epochs_per_second):
+            del lines[-1]  # no time has passed: no speed and no estimate
+        elif self._examples:
             size = self._communicator.size
             lines[-1] = (f'{self._epochs_per_second * self._examples:10.5g} examples/sec on '
                          f'{size} rank{"s" * (size > 1)}, {lines[-1].lstrip()}')

@@ -125,6 +125,19 @@ def test_examples_of_all_ranks_are_counted(comm, tmp_path):
         assert float(examples) / float(iterations) == pytest.approx(in_all, rel=1e-3)
 
 
+@pytest.mark.parametrize('clock', [None, lambda: 1e9])
+def test_a_bar_never_shows_an_infinite_speed(comm, tmp_path, monkeypatch, clock):
+    if clock is not None:  # one with a low resolution
+        monkeypatch.setattr('time.time', clock)
+    out = io.StringIO()
+    train(comm, tmp_path, [create_multi_node_report(
+        extensions.ProgressBar(update_interval=1, out=out), comm)])
+    assert 'inf' not in out.getvalue()
+    speeds = out.getvalue().count('iters/sec')
+    assert speeds == (out.getvalue().count('this epoch') if clock is None else 0)
+    assert (speeds > 0) == (clock is None and comm.rank == 0)
+
+
 def test_a_bar_without_a_data_set_to_count(comm, tmp_path):
     class Endless(chainer.dataset.Iterator):
         """An iterator that has no data set."""
