@@ -1,6 +1,5 @@
 """python -m chainermn check: the report is correct for any number of ranks, and never hangs."""
 
-import dataclasses
 import json
 import math
 import os
@@ -15,7 +14,8 @@ from time_limits import seconds
 
 import chainermn
 from chainermn._check import _smoke_tests, _system_info
-from chainermn._check._report import Report, print_report
+from chainermn._check._print import print_report
+from chainermn._check._report import Finding, Report
 from chainermn._check._time_limit import TimeLimit
 
 alone = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
@@ -38,7 +38,7 @@ def test_every_communicator_is_tested():
 
 def test_system_info():
     info = _system_info.collect()
-    software = {name: line.value for name, line in info.software.items()}
+    software = {name: line.text for name, line in info.software.items()}
     assert software['Python'] == f'{sys.version.split()[0]} in {sys.executable}'
     assert software['ChainerMN'] == (
         f'{chainermn.__version__} in {os.path.dirname(os.path.abspath(chainermn.__file__))}')
@@ -47,7 +47,7 @@ def test_system_info():
     assert software['MPI'].endswith(_system_info.library())
     assert os.path.basename(_system_info.library()).startswith('libmpi')
     assert info.host == os.uname().nodename
-    assert info.cores == len(os.sched_getaffinity(0))
+    assert info.cores == os.sched_getaffinity(0)
     assert [line.problem for line in info.software.values() if line.problem] == []
 
 
@@ -55,14 +55,16 @@ def test_report_shows_ranks_that_differ(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'rich', None)
     monkeypatch.setitem(sys.modules, 'rich.console', None)
     info = _system_info.collect()
-    software = info.software | {'NumPy': _system_info.Info('0.1')}
+    software = info.software | {'NumPy': _system_info.Info('0.1', {'version': '0.1'})}
     other = info._replace(software=software, host='elsewhere', devices=['A', 'A', 'B'])
     report = Report.from_ranks([info, info, other, info])
-    assert report.software['NumPy'] == {'0-1, 3': np.__version__, '2': '0.1'}
-    assert [(host['host'], host['ranks']) for host in report.hosts] == [
-        (os.uname().nodename, '0-1, 3'), ('elsewhere', '2')]
-    assert report.hints == ['NumPy differs between ranks; install the same version on every node']
-    report.problems.append('something else')
+    assert report.data()['software']['NumPy'] == [
+        {'version': np.__version__, 'ranks': [0, 1, 3]}, {'version': '0.1', 'ranks': [2]}]
+    assert [(host.name, host.ranks) for host in report.hosts] == [
+        (os.uname().nodename, [0, 1, 3]), ('elsewhere', [2])]
+    assert report.hints == [('differs', 'NumPy', 'NumPy differs between ranks; install the same '
+                             'version on every node')]
+    report.problems.append(Finding('failed', 'flat', 'something else'))
     print_report(report)
     lines = capsys.readouterr().out.splitlines()
     assert f'  NumPy           {np.__version__}  (ranks 0-1, 3)' in lines
@@ -114,12 +116,93 @@ def test_json_output(ranks):
     status, out, err = check('--json', ranks=ranks)
     assert (status, err) == (0, '')
     report = json.loads(out)
-    assert set(report) == {field.name for field in dataclasses.fields(Report)}
+    size = max(ranks, 1)
+    assert (report['passed'], report['size'], report['problems']) == (True, size, [])
     (host,) = report['hosts']
-    assert host['ranks'] == ('0' if ranks < 2 else f'0-{ranks - 1}')
-    assert report['problems'] == []
-    assert any('mpiexec -n 4 python -m chainermn check' in hint
-               for hint in report['hints']) == (ranks < 2)
+    assert host['name'] == os.uname().nodename
+    assert host['ranks'] == list(range(size))
+    assert ({'code': 'one-rank', 'subject': 'ranks'} in report['hints']) == (size == 1)
+    (numpy,) = report['software']['NumPy']
+    assert numpy == {'version': np.__version__, 'ranks': list(range(size))}
+    naive = report['communicators'][0]
+    assert (naive['name'], naive['passed'], naive['error']) == ('naive', True, None)
+    assert isinstance(naive['latency_us'], float) == (size > 1)
+
+
+def test_json_has_no_sentences():
+    info = _system_info.collect()
+    report = Report.from_ranks([info._replace(threads=10**6)] * 2)
+    report.problems.append(Finding('failed', 'flat', 'the communicator failed'))
+    text = json.dumps(report.data())
+    for finding in *report.problems, *report.warnings, *report.hints:
+        assert finding.text not in text
+        assert json.dumps({'code': finding.code, 'subject': finding.subject}) in text
+    assert report.warnings and not report.data()['passed']
+
+
+def warnings_of(ranks):
+    """The warnings about ranks on (host, cores, threads)."""
+    info = _system_info.collect()
+    report = Report.from_ranks([info._replace(host=host, cores=frozenset(cores), threads=threads)
+                                for host, cores, threads in ranks])
+    return [(each.code, each.subject) for each in report.warnings], report
+
+
+@pytest.mark.parametrize('ranks, codes', [
+    ([('a', {0, 1}, 1)] * 2, []),
+    ([('a', {0, 1}, 1)] * 3, [('more-ranks-than-cores', 'a')]),
+    ([('a', {0, 1}, 2)] * 2, [('more-threads-than-cores', 'a')]),
+    ([('a', {0, 1}, 2)] * 3, [('more-ranks-than-cores', 'a')]),  # threads are the smaller problem
+    ([('a', {0, 1}, 3)], [('more-threads-than-cores', 'a')]),
+    ([('a', {0, 1}, 2), ('b', {0, 1}, 2)], []),
+    ([('a', {0, 1}, 2), ('b', {0, 1}, 4)], [('more-threads-than-cores', 'b')]),
+    ([('a', {0, 1}, 2), ('a', {2, 3}, 2)], []),  # bound to cores
+    ([('a', {0}, 1), ('a', {1}, 1), ('a', {1}, 1)], [('more-ranks-than-cores', 'a')]),
+])
+def test_more_ranks_or_threads_than_cores(ranks, codes):
+    assert warnings_of(ranks)[0] == codes
+
+
+def test_warnings_are_printed_and_do_not_fail(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'rich', None)
+    monkeypatch.setitem(sys.modules, 'rich.console', None)
+    report = warnings_of([('a', {0, 1, 2, 3}, 4)] * 2)[1]
+    print_report(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index('Warnings') + 1] == (
+        '  2 ranks with 8 threads in total share 4 cores on a. Set OMP_NUM_THREADS=2')
+    assert lines[-1] == 'All required checks passed'
+    assert report.data()['passed']
+
+
+@pytest.mark.parametrize('variables, threads', [
+    ({}, 8), ({'OMP_NUM_THREADS': '3'}, 3), ({'OMP_NUM_THREADS': '3,2'}, 3),
+    ({'OMP_NUM_THREADS': '3', 'OPENBLAS_NUM_THREADS': '2'}, 2), ({'OMP_NUM_THREADS': 'x'}, 8)])
+def test_threads(variables, threads, monkeypatch):
+    for name in 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS':
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _system_info._threads(8) == threads
+
+
+@pytest.mark.parametrize('latencies, warned', [
+    ([None, None], []), ([4e-6, 2e-3], []), ([2e-3, 1e-3], [('high-latency', 'b')])])
+def test_high_latency(latencies, warned):
+    report = warnings_of([('a', {0}, 1)])[1]
+    report.add([_smoke_tests.Result(name, True, '', False, latency)
+                for name, latency in zip('ab', latencies, strict=True)])
+    assert [(each.code, each.subject) for each in report.warnings] == warned
+    assert all('an allreduce of one number takes 1000 us' in each.text
+               for each in report.warnings)
+
+
+@pytest.mark.parametrize('version', ['7.8.1', '6.0.0'])
+def test_another_version_of_chainer(version, monkeypatch):
+    monkeypatch.setattr('importlib.metadata.version', lambda name: version)
+    problem = _system_info.collect().software['Chainer'].problem
+    assert (problem is None) == (version == '7.8.1')
+    assert problem is None or 'Chainer 6.0.0 is installed, but' in problem.text
 
 
 @alone
@@ -160,9 +243,11 @@ def test_wrong_result():
         NaiveCommunicator.multi_node_mean_grad = lambda self, model: model.w.grad.fill(7)
         ''', ranks=2)
     assert status != 0
-    assert json.loads(out)['problems'] == [
-        "the communicator 'naive' failed: rank 0: wrong mean of gradients; "
-        'rank 1: wrong mean of gradients']
+    report = json.loads(out)
+    assert report['problems'] == [{'code': 'failed', 'subject': 'naive'}]
+    assert not report['passed']
+    assert report['communicators'][0]['error'] == (
+        'rank 0: wrong mean of gradients; rank 1: wrong mean of gradients')
 
 
 @alone
@@ -188,10 +273,10 @@ def test_hang_is_reported():
 
 @alone
 def test_mpiexec_of_another_library():
-    status, out, _ = check('--json', OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='0')
+    status, out, _ = check(OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='0')
     assert status == 1
-    (problem,) = json.loads(out)['problems']
-    assert 'mpiexec started 2 processes, but each one is rank 0 of 1' in problem
+    assert ('mpiexec started 2 processes, but each one is rank 0 of 1'
+            in ' '.join(out.partition('Problems')[2].split()))
     status, out, _ = check('--json', OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='1')
     assert (status, out) == (1, '')
 
@@ -211,13 +296,17 @@ def test_without_an_mpi_library(tmp_path):
 def test_another_chainermn_elsewhere(tmp_path):
     (tmp_path / 'chainermn').mkdir()
     (tmp_path / 'chainermn' / '__init__.py').write_text('')
-    status, out, _ = check('--json', code=f'''
+    code = f'''
         import chainermn, sys
+        sys.modules['rich.console'] = None
         sys.path.insert(0, {str(tmp_path)!r})
-        ''')
+        '''
+    status, out, _ = check(code=code)
     assert status == 1
-    (problem,) = json.loads(out)['problems']
-    assert f'other directories import a different chainermn ({tmp_path}/chainermn)' in problem
+    assert (f'other directories import a different chainermn ({tmp_path}/chainermn)'
+            in out.partition('Problems')[2])
+    _, out, _ = check('--json', code=code)
+    assert json.loads(out)['problems'] == [{'code': 'other-chainermn', 'subject': 'ChainerMN'}]
 
 
 @alone
@@ -226,10 +315,11 @@ def test_same_chainermn_elsewhere(tmp_path):
     (tmp_path / 'chainermn').mkdir()
     for name in '__init__.py', '_version.py':
         (tmp_path / 'chainermn' / name).write_text(f'__version__ = {chainermn.__version__!r}')
-    status, out, _ = check('--json', code=f'''
+    status, out, _ = check(code=f'''
         import chainermn, sys
+        sys.modules['rich.console'] = None
         sys.path.insert(0, {str(tmp_path)!r})
         ''')
     assert status == 0
-    assert any(f'elsewhere import the installed one, {tmp_path}/chainermn' in hint
-               for hint in json.loads(out)['hints'])
+    assert (f'elsewhere import the installed one, {tmp_path}/chainermn'
+            in out.partition('Hints')[2])

@@ -1,16 +1,16 @@
 """``python -m chainermn check``: show the installation, and test it on all ranks.
 
-Only rank 0 prints.  The results are a :class:`Report`, printed as text or as JSON.
+Only rank 0 prints a :class:`Report`, as text or as JSON.
 """
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 
 from chainermn._check import _smoke_tests, _system_info
-from chainermn._check._report import Report, print_report
+from chainermn._check._print import print_report
+from chainermn._check._report import Report
 from chainermn._check._time_limit import TimeLimit
 
 _DESCRIPTION = """\
@@ -23,7 +23,8 @@ data. Run it in one process, or start it the way you start your job:
 
 _EPILOG = """\
 The exit status is 0 if all required checks passed, and 1 otherwise; the problems are listed
-at the end. GPU checks are only required on machines with a GPU.
+at the end. GPU checks are only required on machines with a GPU. Warnings do not change the
+exit status.
 """
 
 
@@ -72,7 +73,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 def _print(report: Report, options: argparse.Namespace) -> None:
     if options.json:
-        print(json.dumps(dataclasses.asdict(report), indent=2))
+        print(json.dumps(report.data(), indent=2))
     else:
         print_report(report, options.svg)
     sys.stdout.flush()

@@ -1,50 +1,52 @@
-"""Combine the results of all ranks, and print them with rich if installed, else as text."""
+"""Combine the results of all ranks, for programs and for people."""
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
-from chainermn import _streams
 from chainermn._check._smoke_tests import Result
-from chainermn._check._system_info import ProcessInfo
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from chainermn._check._system_info import Advice, Info, ProcessInfo
 
 _T = TypeVar('_T')
 
 #: These may differ between ranks.
 _MAY_DIFFER = 'mpiexec', 'CUDA'
 
+#: Seconds for an allreduce of one number. Usual are 1 to 50 us within a host, and 5 to 300 us
+#: between hosts.
+_HIGH_LATENCY = 500e-6
 
-class Host(TypedDict):
-    """A host, as in JSON."""
 
-    host: str
-    ranks: str  # such as '0-3'
-    cores: int
-    OMP_NUM_THREADS: str
+class Finding(NamedTuple):
+    """A problem, a warning or a hint."""
+
+    code: str
+    subject: str  # a name of software, a host, or a communicator
+    text: str
+
+
+class Host(NamedTuple):
+    """Ranks of one host that have the same resources."""
+
+    name: str
+    ranks: list[int]
+    cores: int  # that each of the ranks can use
+    threads: int  # of each of the ranks
     devices: list[str]
-
-
-#: A communicator, as in JSON.
-Tried = TypedDict('Tried', {
-    'name': str, 'works': bool, 'error': str, 'microseconds': float | None, 'GB/s': float | None})
 
 
 @dataclasses.dataclass
 class Report:
-    """The report in plain values, ready for JSON."""
+    """The results of all ranks."""
 
-    software: dict[str, dict[str, str]]  # by name, then by ranks, such as '0-3'
+    size: int
+    software: dict[str, list[tuple[Info, list[int]]]]  # by name: what the ranks have
     hosts: list[Host]
-    communicators: list[Tried]
-    problems: list[str]  # failed required checks
-    hints: list[str]
+    communicators: list[Result]
+    problems: list[Finding]  # failed required checks
+    warnings: list[Finding]  # jobs run, but slowly
+    hints: list[Finding]
 
     @classmethod
     def from_ranks(cls, infos: Sequence[ProcessInfo]) -> Report:
@@ -53,22 +55,23 @@ class Report:
         Args:
             infos: The information of each rank, by rank.
         """
-        report = cls({}, [], [], [], [])
+        report = cls(len(infos), {}, [], [], [], list(_warnings(infos)), [])
         for name in infos[0].software:
-            lines = [info.software[name] for info in infos]
-            values = [line.value for line in lines]
-            report.software[name] = {_text(ranks): value for value, ranks in _groups(values)}
-            report.problems += dict.fromkeys(line.problem for line in lines if line.problem)
-            report.hints += dict.fromkeys(line.hint for line in lines if line.hint)
-            if len(set(values)) > 1 and name not in _MAY_DIFFER:
-                report.hints.append(f'{name} differs between ranks; install the same version on '
-                                    'every node')
-        for (host, cores, threads, devices), ranks in _groups([info[1:] for info in infos]):
-            report.hosts.append({'host': host, 'ranks': _text(ranks), 'cores': cores,
-                                 'OMP_NUM_THREADS': threads, 'devices': devices})
-        if len(infos) == 1 and not report.problems:
-            report.hints.append('to test several processes, run: '
-                                'mpiexec -n 4 python -m chainermn check')
+            values = [info.software[name] for info in infos]
+            report.software[name] = list(_groups(values))
+            report.problems += _findings(name, [value.problem for value in values])
+            report.hints += _findings(name, [value.hint for value in values])
+            if name not in _MAY_DIFFER and len({value.text for value in values}) > 1:
+                report.hints.append(Finding(
+                    'differs', name,
+                    f'{name} differs between ranks; install the same version on every node'))
+        resources = [(info.host, len(info.cores), info.threads, info.devices) for info in infos]
+        for (host, cores, threads, devices), ranks in _groups(resources):
+            report.hosts.append(Host(host, ranks, cores, threads, devices))
+        if report.size == 1 and not report.problems:
+            report.hints.append(Finding(
+                'one-rank', 'ranks', 'to test several processes, run: '
+                'mpiexec -n 4 python -m chainermn check'))
         return report
 
     def add(self, results: Sequence[Result]) -> None:
@@ -77,114 +80,67 @@ class Report:
         Args:
             results: One for each communicator.
         """
-        has_devices = all(host['devices'] for host in self.hosts)
+        has_devices = all(host.devices for host in self.hosts)
         for result in results:
-            self.communicators.append({
-                'name': result.name, 'works': result.passed, 'error': result.error,
-                'microseconds': result.latency and round(result.latency * 1e6, 1),
-                'GB/s': result.bandwidth and round(result.bandwidth / 1e9, 2)})
+            self.communicators.append(result)
             if not result.passed and (has_devices or not result.needs_gpu):
-                self.problems.append(f'the communicator {result.name!r} failed: {result.error}')
+                self.problems.append(Finding(
+                    'failed', result.name,
+                    f'the communicator {result.name!r} failed: {result.error}'))
+        latencies = [(result.latency, result.name) for result in results
+                     if result.latency is not None]
+        if latencies and min(latencies)[0] > _HIGH_LATENCY:
+            latency, name = min(latencies)
+            self.warnings.append(Finding(
+                'high-latency', name,
+                f'high latency: an allreduce of one number takes {latency * 1e6:.0f} us with the '
+                f'fastest communicator, {name!r}. Possible reasons are more ranks or threads than '
+                'cores, other programs on these hosts, and an MPI library that does not use the '
+                'fast network of the cluster'))
+
+    def data(self) -> dict[str, object]:
+        """Return the report as plain values for JSON, without sentences."""
+        return {
+            'passed': not self.problems,
+            'size': self.size,
+            'software': {name: [{**(info.data or {}), 'ranks': ranks} for info, ranks in groups]
+                         for name, groups in self.software.items()},
+            'hosts': [host._asdict() for host in self.hosts],
+            'communicators': [{
+                'name': result.name, 'passed': result.passed, 'error': result.error or None,
+                'latency_us': result.latency and round(result.latency * 1e6, 1),
+                'bandwidth_gb_s': result.bandwidth and round(result.bandwidth / 1e9, 2)}
+                for result in self.communicators],
+            **{name: [{'code': finding.code, 'subject': finding.subject} for finding in findings]
+               for name, findings in (('problems', self.problems), ('warnings', self.warnings),
+                                      ('hints', self.hints))},
+        }
 
 
-def _groups(values: Sequence[_T]) -> list[tuple[_T, list[int]]]:
+def _findings(name: str, advice: Sequence[Advice | None]) -> list[Finding]:
+    return [Finding(each.code, name, each.text) for each in dict.fromkeys(advice) if each]
+
+
+def _warnings(infos: Sequence[ProcessInfo]) -> Iterator[Finding]:
+    """Compare the cores of each host with its ranks and threads."""
+    for host in dict.fromkeys(info.host for info in infos):
+        here = [info for info in infos if info.host == host]
+        ranks = len(here)
+        cores = len(frozenset().union(*(info.cores for info in here)))  # ranks may be bound
+        threads = sum(info.threads for info in here)
+        if ranks > cores:
+            yield Finding('more-ranks-than-cores', host,
+                          f'{ranks} ranks share {cores} cores on {host}, so they wait for each '
+                          'other. Start at most one rank per core')
+        elif threads > cores:
+            yield Finding('more-threads-than-cores', host,
+                          f'{ranks} ranks with {threads} threads in total share {cores} cores on '
+                          f'{host}. Set OMP_NUM_THREADS={cores // ranks}')
+
+
+def _groups(values: Sequence[_T]) -> Iterator[tuple[_T, list[int]]]:
     """Group ranks by value; values are not always hashable."""
     groups: dict[str, tuple[_T, list[int]]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(repr(value), (value, []))[1].append(rank)
-    return list(groups.values())
-
-
-def _text(ranks: Sequence[int]) -> str:
-    runs = [list(run) for _, run in itertools.groupby(
-        enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    return ', '.join(f'{run[0][1]}-{run[-1][1]}' if len(run) > 1 else str(run[0][1])
-                     for run in runs)
-
-
-def print_report(report: Report, svg: str = '') -> None:
-    """Print the report as text; with rich, optionally save it as an SVG image.
-
-    Args:
-        report: The report.
-        svg: Path of the image; an empty string for none.
-    """
-    software = [[name if i == 0 else '', value if len(values) == 1 else f'{value}  (ranks {ranks})']
-                for name, values in report.software.items()
-                for i, (ranks, value) in enumerate(values.items())]
-    hosts = [[host['host'], host['ranks'], str(host['cores']), host['OMP_NUM_THREADS'],
-              _devices(host['devices'])] for host in report.hosts]
-    tried = [[one['name'], 'works' if one['works'] else 'no', _speed(one)]
-             for one in report.communicators]
-    console = _console(record=bool(svg))
-    show = _show_plain if console is None else functools.partial(_show_rich, console)
-    show('Software', [], software)
-    show('Processes', ['host', 'ranks', 'cores', 'OMP_NUM_THREADS', 'devices'], hosts)
-    if tried:
-        show('Communicators', [], tried)
-    if report.hints:
-        show('Hints', [], [[hint] for hint in report.hints])
-    if report.problems:
-        show('Problems', [], [[problem] for problem in report.problems])
-    else:
-        show('All required checks passed', [], [])
-    if svg and console is not None:
-        console.save_svg(svg, title='python -m chainermn check')
-    elif svg:
-        _streams.write(f'chainermn check: {svg} was not written, as --svg needs rich: '
-                       'pip install rich\n')
-
-
-def _devices(devices: Sequence[str]) -> str:
-    counts = {name: list(devices).count(name) for name in devices}
-    return ', '.join(f'{count} x {name}' for name, count in counts.items()) or 'none'
-
-
-def _speed(one: Tried) -> str:
-    if not one['works']:
-        return one['error']
-    parts = []
-    if one['microseconds'] is not None:
-        parts.append(f'latency {one["microseconds"]} us (allreduce of one number)')
-    if one['GB/s'] is not None:
-        parts.append(f'bandwidth {one["GB/s"]} GB/s (mean of a 16 MiB gradient)')
-    return ', '.join(parts)
-
-
-def _show_plain(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(title)
-    lines = [*([head] if head else []), *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print('  ' + '  '.join(map(str.ljust, line, widths)).rstrip())
-    if rows:
-        print()
-
-
-def _console(record: bool) -> Console | None:
-    """Return rich's console, or ``None`` if rich is not installed."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    # Under mpiexec the output is not a terminal, so its width is unknown.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120, record=record)
-
-
-def _show_rich(console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
-               ) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    def colored(cell: str) -> Text:
-        return Text(cell, {'works': 'green', 'no': 'yellow'}.get(cell, ''))
-
-    style = {'Problems': 'bold red', 'All required checks passed': 'bold green'}
-    console.print(Text(title, style.get(title, 'bold')))
-    table = Table(show_header=bool(head), box=None, padding=(0, 0, 0, 2))
-    for i in range(len(rows[0]) if rows else 0):
-        table.add_column(head[i] if head else '', overflow='fold', no_wrap=False)
-    for row in rows:
-        table.add_row(*map(colored, row))
-    if rows:
-        console.print(table, '')
+    yield from groups.values()

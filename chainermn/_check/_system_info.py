@@ -19,17 +19,31 @@ from chainermn import _environment, _mpiexec, nccl
 from chainermn._types import MpiComm
 from chainermn._version import __version__
 
+_CHAINER = '7.8.1'  # the only version that chainer_compat patches
+
 #: The size of the job according to mpiexec: MPICH and derivatives, Open MPI, PMIx.
 _SIZES = 'PMI_SIZE', 'OMPI_COMM_WORLD_SIZE', 'PMIX_SIZE'
 _RANKS = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK'
 
 
-class Info(NamedTuple):
-    """One line of the report."""
+#: Variables that limit the threads of a rank. BLAS libraries prefer their own one.
+_THREADS = 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS'
 
-    value: str
-    problem: str = ''  # an error, and how to fix it
-    hint: str = ''  # a possible improvement, and how to make it
+
+class Advice(NamedTuple):
+    """Something to fix or to improve."""
+
+    code: str  # for programs
+    text: str  # for people: what is wrong, and what to do
+
+
+class Info(NamedTuple):
+    """What is known about one piece of software."""
+
+    text: str  # a line of the report
+    data: dict[str, str | int | bool | None] | None = None  # for programs; None if there is none
+    problem: Advice | None = None  # an error
+    hint: Advice | None = None  # a possible improvement
 
 
 class ProcessInfo(NamedTuple):
@@ -37,8 +51,8 @@ class ProcessInfo(NamedTuple):
 
     software: dict[str, Info]
     host: str
-    cores: int
-    threads: str
+    cores: frozenset[int]  # the numbers of those that it may use
+    threads: int  # of NumPy's matrix operations
     devices: list[str]
 
 
@@ -46,8 +60,14 @@ def collect() -> ProcessInfo:
     """Inspect this process.  Starts MPI."""
     devices = _devices()
     software = {name: _info(probe, devices) for name, probe in _PROBES.items()}
-    return ProcessInfo(software, os.uname().nodename, len(os.sched_getaffinity(0)),
-                       os.environ.get('OMP_NUM_THREADS', 'not set'), devices)
+    cores = frozenset(os.sched_getaffinity(0))
+    return ProcessInfo(software, os.uname().nodename, cores, _threads(len(cores)), devices)
+
+
+def _threads(cores: int) -> int:
+    """Return the number of threads; without a variable there is one per core."""
+    numbers = [os.environ.get(name, '').partition(',')[0].strip() for name in _THREADS]
+    return next((int(number) for number in numbers if number.isdecimal() and int(number)), cores)
 
 
 def world() -> MpiComm | None:
@@ -75,6 +95,15 @@ def _info(probe: Callable[[list[str]], Info], devices: list[str]) -> Info:
         return Info(f'none ({_one_line(error)})')
 
 
+def _version(name: str) -> Info:
+    version = metadata.version(name)
+    return Info(version, {'version': version})
+
+
+def _missing(text: str) -> Advice:
+    return Advice('missing', text)
+
+
 def _one_line(error: BaseException) -> str:
     return ' '.join(f'{type(error).__name__}: {error}'.split())
 
@@ -87,7 +116,7 @@ def _pip(requirement: str) -> str:
 
 def _chainermn(devices: list[str]) -> Info:
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    value = f'{__version__} in {here}'
+    info = Info(f'{__version__} in {here}', {'version': __version__, 'path': here})
     # "python -m" puts the working directory first; find the package that other scripts import.
     paths = sys.path[1:] if sys.path[:1] == [os.getcwd()] else sys.path
     spec = PathFinder.find_spec('chainermn', paths)
@@ -95,11 +124,13 @@ def _chainermn(devices: list[str]) -> Info:
     if os.path.realpath(found) != os.path.realpath(here):
         with contextlib.suppress(OSError):
             if runpy.run_path(os.path.join(found, '_version.py')).get('__version__') == __version__:
-                return Info(value, hint='this is the chainermn in the working directory; scripts '
-                                        f'elsewhere import the installed one, {found}')
-        return Info(value, 'scripts in other directories import a different chainermn '
-                           f'({found}). Install this one: {_pip(os.path.dirname(here))}')
-    return Info(value)
+                return info._replace(hint=Advice(
+                    'not-installed', 'this is the chainermn in the working directory; scripts '
+                                     f'elsewhere import the installed one, {found}'))
+        return info._replace(problem=Advice(
+            'other-chainermn', 'scripts in other directories import a different chainermn '
+                               f'({found}). Install this one: {_pip(os.path.dirname(here))}'))
+    return info
 
 
 def _chainer(devices: list[str]) -> Info:
@@ -107,34 +138,47 @@ def _chainer(devices: list[str]) -> Info:
         version = metadata.version('chainer')
         importlib.import_module('chainer')
     except Exception as error:
-        return Info(f'none ({_one_line(error)})', f'Chainer cannot be imported. Install it: '
-                                              f'{_pip("chainer==7.8.1")}')
+        return Info(f'none ({_one_line(error)})', problem=_missing(
+            'Chainer cannot be imported. It is part of the installation of ChainerMN: install '
+            'ChainerMN again'))
     is_patched = os.environ.get('CHAINER_COMPAT') != '0'
-    return Info(f'{version}, {"patched" if is_patched else "not patched (CHAINER_COMPAT=0)"}')
+    info = Info(f'{version}, {"patched" if is_patched else "not patched (CHAINER_COMPAT=0)"}',
+                {'version': version, 'patched': is_patched})
+    if version != _CHAINER:
+        return info._replace(problem=Advice(
+            'unsupported-version', f'Chainer {version} is installed, but ChainerMN 8 needs '
+            f'{_CHAINER}, which it contains. Remove the other one: '
+            f'{sys.executable} -m pip uninstall chainer'))
+    return info
 
 
 def _mpi4py(devices: list[str]) -> Info:
     try:
-        return Info(metadata.version('mpi4py'))
+        return _version('mpi4py')
     except metadata.PackageNotFoundError:
-        return Info('none', f'mpi4py is missing. Install it: {_pip("mpi4py")}')
+        return Info('none', problem=_missing(
+            f'mpi4py is missing. Install it: {_pip("mpi4py")}'))
 
 
 def _mpi(devices: list[str]) -> Info:
     try:
         mpi = importlib.import_module('mpi4py.MPI')
     except Exception as error:
-        return Info(f'none ({_one_line(error)})', 'mpi4py cannot load an MPI library. '
-                    f"Install one: {_pip('mpich')}; or load your cluster's MPI module")
+        return Info(f'none ({_one_line(error)})', problem=_missing(
+            'mpi4py cannot load an MPI library. '
+            f"Install one: {_pip('mpich')}; or load your cluster's MPI module"))
     lines = mpi.Get_library_version().strip('\0').splitlines()
     name = re.sub(r'[\s:]+', ' ', lines[0].partition(', ')[0]).replace(' Version ', ' ').strip()
-    value = f'{name} (MPI {".".join(map(str, mpi.Get_version()))}) {_origin(name)}'
+    standard = '.'.join(map(str, mpi.Get_version()))
+    info = Info(f'{name} (MPI {standard}) {_origin(name)}',
+                {'library': name, 'standard': standard, 'path': library()})
     sizes = [int(os.environ[variable]) for variable in _SIZES if variable in os.environ]
     if mpi.COMM_WORLD.size == 1 and sizes and max(sizes) > 1:
-        return Info(value, f'mpiexec started {max(sizes)} processes, but each one is rank 0 of 1: '
-                           'mpiexec and mpi4py use different MPI libraries. Start jobs with the '
-                           'mpiexec of the library shown here, or install only one')
-    return Info(value)
+        return info._replace(problem=Advice(
+            'other-mpiexec', f'mpiexec started {max(sizes)} processes, but each one is rank 0 of '
+            '1: mpiexec and mpi4py use different MPI libraries. Start jobs with the mpiexec of '
+            'the library shown here, or install only one'))
+    return info
 
 
 def library() -> str:
@@ -157,9 +201,10 @@ def _origin(name: str) -> str:
 
 def _mpiexec_path(devices: list[str]) -> Info:
     try:
-        return Info(_mpiexec.find())
+        path = _mpiexec.find()
     except FileNotFoundError as error:
-        return Info('none', hint=str(error))
+        return Info('none', hint=_missing(str(error)))
+    return Info(path, {'path': path})
 
 
 # --- devices ---------------------------------------------------------------------------------
@@ -180,10 +225,12 @@ def _devices() -> list[str]:
 
 def _cupy(devices: list[str]) -> Info:
     try:
-        return Info(importlib.import_module('cupy').__version__)
+        version = importlib.import_module('cupy').__version__
     except ImportError:
-        hint = f'GPU found, but CuPy is not installed. Install it: {_pip("cupy-cuda12x[ctk]")}'
-        return Info('none', hint=hint if devices else '')
+        hint = _missing('GPU found, but CuPy is not installed. Install it: '
+                        f'{_pip("cupy-cuda12x[ctk]")}')
+        return Info('none', hint=hint if devices else None)
+    return Info(version, {'version': version})
 
 
 def _cuda(devices: list[str]) -> Info:
@@ -192,38 +239,45 @@ def _cuda(devices: list[str]) -> Info:
     except ImportError:
         return Info('none')
     versions = [runtime.runtimeGetVersion(), runtime.driverGetVersion()]
-    dotted = [f'{version // 1000}.{version % 1000 // 10}' for version in versions]
-    return Info(f'runtime {dotted[0]}, driver {dotted[1] if versions[1] else "none"}')
+    runtime_version, driver_version = (
+        f'{version // 1000}.{version % 1000 // 10}' if version else None for version in versions)
+    return Info(f'runtime {runtime_version}, driver {driver_version or "none"}',
+                {'runtime': runtime_version, 'driver': driver_version})
 
 
 def _nccl(devices: list[str]) -> Info:
     if not nccl._available:
-        hint = (f'NCCL is faster between GPUs. Install it: {_pip("nvidia-nccl-cu12")}'
-                if devices else '')
-        return Info('none', hint=hint)
-    version = nccl.get_version()
-    return Info(f'{version // 10000}.{version // 100 % 100}.{version % 100}')
+        hint = _missing(f'NCCL is faster between GPUs. Install it: {_pip("nvidia-nccl-cu12")}')
+        return Info('none', hint=hint if devices else None)
+    number = nccl.get_version()
+    version = f'{number // 10000}.{number // 100 % 100}.{number % 100}'
+    return Info(version, {'version': version})
 
 
 def _cuda_aware(devices: list[str]) -> Info:
     used = _environment.flag(_environment.CUDA_AWARE)
     query = getattr(ctypes.CDLL(library()), 'MPIX_Query_cuda_support', None)
     can = None if query is None else bool(query())
-    value = {None: 'unknown', True: 'yes', False: 'no'}[can]
-    value += ', used' if used else ', not used'
+    text = {None: 'unknown', True: 'yes', False: 'no'}[can]
+    info = Info(text + (', used' if used else ', not used'), {'supported': can, 'used': used})
     if used and can is False:
-        return Info(value, 'CHAINERMN_CUDA_AWARE=1, but this MPI library cannot access GPU '
-                           'memory. Unset the variable')
-    hint = 'set CHAINERMN_CUDA_AWARE=1 to pass GPU buffers to MPI directly'
-    return Info(value, hint=hint if can and devices and not used else '')
+        return info._replace(problem=Advice(
+            'unsupported', 'CHAINERMN_CUDA_AWARE=1, but this MPI library cannot access GPU '
+                           'memory. Unset the variable'))
+    if can and devices and not used:
+        return info._replace(hint=Advice(
+            'unused', 'set CHAINERMN_CUDA_AWARE=1 to pass GPU buffers to MPI directly'))
+    return info
 
 
 #: The lines of the report.  If a probe raises, the report shows the error.
 _PROBES: dict[str, Callable[[list[str]], Info]] = {
-    'Python': lambda devices: Info(f'{platform.python_version()} in {sys.executable}'),
+    'Python': lambda devices: Info(
+        f'{platform.python_version()} in {sys.executable}',
+        {'version': platform.python_version(), 'path': sys.executable}),
     'ChainerMN': _chainermn,
     'Chainer': _chainer,
-    'NumPy': lambda devices: Info(metadata.version('numpy')),
+    'NumPy': lambda devices: _version('numpy'),
     'mpi4py': _mpi4py,
     'MPI': _mpi,
     'mpiexec': _mpiexec_path,
