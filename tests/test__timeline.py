@@ -3,6 +3,7 @@
 import json
 import stat
 import struct
+import sys
 
 import pytest
 from mpi4py import MPI
@@ -201,13 +202,24 @@ def test_not_a_timeline(text, tmp_path, capsys):
     assert f'{path} is not a ChainerMN timeline' in failed([path], capsys)
 
 
-def test_wrong_arguments(files, tmp_path, capsys, monkeypatch):
+def test_wrong_arguments(files, tmp_path, capsys):
     assert 'No such file' in failed([tmp_path / 'missing.*.json'], capsys)
     assert 'would overwrite' in failed([*files, '-o', files[0]], capsys)
     assert 'start before end' in failed([*files, '--between', 2, 1], capsys)
+
+
+def test_without_matplotlib_the_report_is_printed(files, tmp_path, capsys, monkeypatch):
+    assert main(['timeline', *map(str, files)]) == 0
+    report = capsys.readouterr().out
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    err = failed([*files, '--png', tmp_path / 'x.png'], capsys)
-    assert 'needs matplotlib: pip install matplotlib' in err and not (tmp_path / 'x.png').exists()
+    png, merged = tmp_path / 'x.png', tmp_path / 'merged.json'
+    args = [*map(str, files), '--png', str(png), '-o', str(merged)]
+    assert main(['timeline', *args]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith(report) and merged.exists()
+    assert err == (f'chainermn timeline: {png} was not written, as --png needs matplotlib: '
+                   f'{sys.executable} -m pip install matplotlib\n')
+    assert not png.exists()
 
 
 def test_names_cannot_manipulate_the_terminal(tmp_path, capsys):

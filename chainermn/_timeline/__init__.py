@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import sys
 
+from chainermn import _streams
 from chainermn._timeline import _plot, _summary, _trace_files
 
 _DESCRIPTION = """\
@@ -36,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Run the command; return the exit status."""
-    if options.png is not None and not _plot.is_available():
-        parser.error('--png needs matplotlib: pip install matplotlib, or install chainermn '
-                     'with the extra "plot"')
+    """Run the command; return the exit status: 1 if matplotlib for ``--png`` is missing."""
     if options.between and not 0 <= options.between[0] < options.between[1]:
         parser.error('--between takes two times in seconds, start before end')
     if options.merged in options.files:
@@ -53,6 +52,11 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         _trace_files.write(run, options.merged)
         print(f'\nWrote {options.merged}; open it at https://ui.perfetto.dev or in '
               'chrome://tracing')
+    if options.png is not None and not _plot.is_available():
+        sys.stdout.flush()
+        _streams.write(f'chainermn timeline: {options.png} was not written, as --png needs '
+                       f'matplotlib: {sys.executable} -m pip install matplotlib\n')
+        return 1
     if options.png is not None:
         _plot.draw(run, options.png, options.between)
         print(f'\nWrote {options.png}')
