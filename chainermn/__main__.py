@@ -1,8 +1,12 @@
-"""``python -m chainermn``: the command line interface; each command is a separate package."""
+"""``chainermn``, or ``python -m chainermn``: the command line interface.
+
+Each command is a separate package.
+"""
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from chainermn._version import __version__
@@ -12,6 +16,7 @@ _COMMANDS = {
     'check': ('show the installation and test it', 'chainermn._check'),
     'checkpoints': ('verify the checkpoints in a folder',
                     'chainermn.extensions._checkpointing.command'),
+    'demo': ('train a digit classifier on several ranks', 'chainermn._demo'),
     'dump': ('print what all ranks of a job are doing', 'chainermn._dump'),
     'timeline': ('profile all ranks', 'chainermn._timeline'),
     'run': ('start an MPI job, and restart it after failures', 'chainermn._run'),
@@ -20,18 +25,22 @@ _COMMANDS = {
 
 def main(args: list[str] | None = None) -> int:
     """Run a command; return the exit status."""
+    is_script = os.path.basename(sys.argv[0]) == 'chainermn'
+    program = 'chainermn' if is_script else 'python -m chainermn'
     parser = argparse.ArgumentParser(
-        prog='python -m chainermn', description='ChainerMN command line interface.',
+        prog=program, description='ChainerMN command line interface.',
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
-        epilog='Run "python -m chainermn COMMAND --help" for the options of a command.')
+        epilog=f'Run "{program} COMMAND --help" for the options of a command.')
     parser.add_argument('--version', action='version', version=f'chainermn {__version__}')
     commands = parser.add_subparsers(title='commands', metavar='COMMAND', dest='command')
     parsers = {}
     for name, (text, package) in _COMMANDS.items():
         parsers[name] = commands.add_parser(name, help=text, allow_abbrev=False)
         importlib.import_module(package).add_arguments(parsers[name])
-    options = parser.parse_args(args)
+    options, unknown = parser.parse_known_args(args)
+    if unknown:  # parse_args would print the usage without the command
+        parsers.get(options.command, parser).error(f'unrecognized arguments: {" ".join(unknown)}')
     if options.command is None:
         parser.print_help()
         return 0

@@ -12,7 +12,7 @@ from chainermn.__main__ import main
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='prints on one process')
 
-COMMANDS = ['check', 'checkpoints', 'dump', 'run', 'timeline']
+COMMANDS = ['check', 'checkpoints', 'demo', 'dump', 'run', 'timeline']
 
 
 def test_without_arguments_it_lists_the_commands(capsys):
@@ -48,3 +48,29 @@ def test_unknown_command():
                           capture_output=True, timeout=seconds(50))
     assert done.returncode == 2
     assert "invalid choice: 'walk' (choose from" in done.stderr
+
+
+@pytest.mark.parametrize('args', [['check'], ['checkpoints', 'x'], ['demo'], ['dump', '1'],
+                                  ['timeline', 'x']])
+def test_wrong_option_shows_the_usage_of_the_command(args, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*args, '--wrong'])
+    assert end.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f'usage: python -m chainermn {args[0]} ')
+    assert err.endswith(f'python -m chainermn {args[0]}: error: unrecognized arguments: --wrong\n')
+
+
+def test_wrong_option_without_a_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(['--wrong'])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith('usage: python -m chainermn [-h] [--version]')
+
+
+def test_console_script(capsys, monkeypatch):
+    """Its help shows its own name; tests/install_tests run the installed one."""
+    monkeypatch.setattr(sys, 'argv', ['/bin/chainermn', 'check', '--help'])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.startswith('usage: chainermn check ')

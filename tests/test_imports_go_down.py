@@ -16,7 +16,7 @@ LAYERS = [
     {'__init__', '__main__'},
     {'links'},
     {'functions', 'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_join',
-     'testing', '_launch', '_rank_filter', '_run', '_check', '_timeline', '_dump'},
+     'testing', '_launch', '_rank_filter', '_run', '_check', '_demo', '_timeline', '_dump'},
     {'_errors'},
     {'communicators'},
     {'_collectives'},

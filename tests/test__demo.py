@@ -1,0 +1,53 @@
+"""python -m chainermn demo: trains a digit classifier, from any folder."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+from chainermn.__main__ import main
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+
+
+def test_demo_trains(tmp_path):
+    clean = {name: value for name, value in os.environ.items() if name != 'OMP_NUM_THREADS'}
+    done = subprocess.run(
+        [sys.executable, '-m', 'chainermn', 'demo', '-n', '2', '--epoch', '6', '--out', 'here'],
+        cwd=tmp_path, env=clean, text=True, capture_output=True, timeout=seconds(50))
+    assert (done.returncode, done.stderr) == (0, '')
+    first, last = done.stdout.splitlines()[0], done.stdout.splitlines()[-1]
+    assert first.startswith('2 processes, FlatCommunicator')
+    assert float(re.fullmatch(r'Validation accuracy: ([\d.]+)%', last)[1]) >= 90
+    assert [path.name for path in tmp_path.iterdir()] == ['here']
+    assert (tmp_path / 'here' / 'log').exists()
+
+
+def test_without_scikit_learn(capsys, monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    with pytest.raises(SystemExit) as end:
+        main(['demo'])
+    assert end.value.code == 2
+    assert (f'the demo needs scikit-learn. Install it: {sys.executable} -m pip install '
+            'scikit-learn') in capsys.readouterr().err
+
+
+def test_without_mpiexec(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
+    monkeypatch.setenv('PATH', str(tmp_path))
+    with pytest.raises(SystemExit) as end:
+        main(['demo'])
+    assert end.value.code == 2
+    assert 'mpiexec not found' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('option', ['-n', '--epoch'])
+def test_wrong_number(option, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(['demo', option, '0'])
+    assert end.value.code == 2
+    assert '-n and --epoch must be at least 1' in capsys.readouterr().err
