@@ -1,22 +1,30 @@
-"""Install our chainermn next to the one in the chainer wheel; pyproject.toml has the metadata.
+"""Build a wheel that contains our packages and Chainer; pyproject.toml has the metadata.
 
-Both cannot be ``site-packages/chainermn``, so the wheel contains ours in a separate folder,
-``chainer_compat/_overlay/chainermn``, and a ``.pth`` file whose one line puts that folder
-on ``sys.path`` before site-packages at Python startup. See chainer_compat/__init__.py.
+The wheel installs into site-packages:
+
+- ``chainer-7.8.1``: the files of Chainer's wheel, unchanged. Chainer is not a dependency, because
+  it is a source distribution that current versions of setuptools cannot build.
+- ``chainer_compat``, with our chainermn in ``chainer_compat/_overlay``.
+- ``chainer_compat.pth``, which Python reads at startup. One line appends the folder of Chainer to
+  ``sys.path``, so a Chainer in site-packages takes precedence. The other line puts our chainermn
+  before all other ones, see chainer_compat/__init__.py.
 """
 
 import atexit
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
+import zipfile
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = pathlib.Path(__file__).parent.resolve()
 OVERLAY = 'chainer_compat._overlay'
+CHAINER = '7.8.1'
 EDITABLE = 'CHAINERMN_BUILD_EDITABLE' in os.environ  # set by build_backend.py
 
 # site.py executes .pth lines that start with "import". The line must not fail if chainer_compat is
@@ -29,17 +37,41 @@ ENABLE = (
 )
 
 
-class BuildWithPth(build_py):
-    """Builds the ``.pth`` file and, unless the install is editable, the packages."""
+class Build(build_py):
+    """Builds the packages (unless the install is editable), the ``.pth`` file, and Chainer."""
 
     def run(self) -> None:
-        self.mkpath(self.build_lib)
-        pth = pathlib.Path(self.build_lib, 'chainer_compat.pth')
+        lines = [f'chainer-{CHAINER}\n', ENABLE]
         if EDITABLE:
-            pth.write_text(f'{ROOT}\n{ENABLE}', encoding='utf-8')
+            lines.insert(1, f'{ROOT}\n')
         else:
-            pth.write_text(ENABLE, encoding='utf-8')
             super().run()
+            self.copy_example()
+        self.mkpath(self.build_lib)
+        pathlib.Path(self.build_lib, 'chainer_compat.pth').write_text(''.join(lines), 'utf-8')
+        unpack_chainer(os.path.join(self.build_lib, f'chainer-{CHAINER}'))
+
+    def copy_example(self) -> None:
+        """Add the script of ``python -m chainermn demo``."""
+        demo = os.path.join(self.build_lib, *OVERLAY.split('.'), 'chainermn', '_demo')
+        self.copy_file(str(ROOT / 'examples' / 'mnist' / 'train_mnist.py'), demo)
+
+
+def unpack_chainer(folder: str) -> None:
+    """Build Chainer's wheel in this environment, whose setuptools is old enough."""
+    with tempfile.TemporaryDirectory(prefix='chainer-') as wheels:
+        pip = subprocess.run(
+            [sys.executable, '-m', 'pip', '--disable-pip-version-check', 'wheel', '--quiet',
+             '--no-deps', '--no-build-isolation', '--wheel-dir', wheels, f'chainer=={CHAINER}'],
+            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if pip.returncode:
+            raise SystemExit(
+                f'{pip.stdout}\nChainer {CHAINER} could not be downloaded or built. If pip needs '
+                'options to reach your package index, set them as environment variables, such as '
+                'PIP_INDEX_URL; uv needs them, too.')
+        (wheel,) = pathlib.Path(wheels).glob('*.whl')
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
 
 
 def scratch() -> dict[str, dict[str, str]]:
@@ -64,7 +96,7 @@ setup(
     packages=packages,
     package_dir={f'{OVERLAY}.chainermn': 'chainermn'},
     package_data={'': ['py.typed']},
-    cmdclass={'build_py': BuildWithPth},
+    cmdclass={'build_py': Build},
     options=scratch(),
     zip_safe=False,
 )
