@@ -1,8 +1,9 @@
-"""Every documented way to install, in new environments: ours wins, and goes without a trace.
+"""The install command of README.md, in new environments: with every installer and Python.
 
-Builds real environments from the package registry, hence only in ``tox -e install``.
+Installs from the package index, hence only in ``tox -e install``.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -20,7 +21,8 @@ pytestmark = [
 ]
 
 ROOT = pathlib.Path(__file__).parents[2]
-CONSTRAINTS = 'build-constraints.txt'
+NAMES = ['3.10', '3.11', '3.12', '3.13']
+INSTALLERS = ['pip 23.2', 'pip', 'uv']
 
 ALLREDUCE = """
 import chainer, chainermn, numpy
@@ -33,51 +35,53 @@ if comm.rank == 0:
 
 
 class Environment:
-    """A new virtual environment, with one of the installers."""
+    """A new virtual environment, with one of the installers; commands run in its folder."""
 
-    def __init__(self, folder: pathlib.Path, python: str, installer: str) -> None:
+    def __init__(self, folder: pathlib.Path, installer: str, python: str = sys.executable) -> None:
         self.folder = folder
         self.bin = folder / 'bin'
-        # The constraints that tox sets must not help here.
-        drop = ('PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT', 'CHAINER', 'PYTHON', 'VIRTUAL_ENV')
+        # Constraints must not be necessary.
+        drop = ('PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT', 'UV_BUILD_CONSTRAINT', 'CHAINER',
+                'PYTHON', 'VIRTUAL_ENV')
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
         self.env['PATH'] = f'{self.bin}{os.pathsep}{self.env["PATH"]}'
+        self.env['VIRTUAL_ENV'] = str(folder)  # uv installs there
+        run(['uv', 'venv', '-q', '-p', python, str(folder)], ROOT, self.env)
         if installer == 'uv':
-            run(['uv', 'venv', '-p', python, str(folder)], ROOT, self.env)
-            self.env['VIRTUAL_ENV'] = str(folder)  # says where to install to
             self.pip = ['uv', 'pip']
-            return
-        run([python, '-m', 'venv', str(folder)], ROOT, self.env)
-        self.pip = [str(self.bin / 'python'), '-m', 'pip', '--disable-pip-version-check']
-        if installer == 'newest pip':
-            run([*self.pip, 'install', '-U', 'pip'], ROOT, self.env)
+        else:
+            run(['uv', 'pip', 'install', installer.replace(' ', '==')], ROOT, self.env)
+            self.pip = [str(self.bin / 'python'), '-m', 'pip', '--disable-pip-version-check']
 
-    def install(self, *targets: str) -> None:
-        """Installs as README.md says for this installer."""
-        run([*self.pip, 'install', *self._constraint(), *targets], ROOT, self.env)
+    def install(self, *targets: str, **env: str) -> None:
+        """Install as README.md says."""
+        run([*self.pip, 'install', *targets], self.folder, self.env | env)
 
-    def _constraint(self) -> list[str]:
-        if self.pip[0] == 'uv':
-            return []  # it reads pyproject.toml
-        version = run([*self.pip, '--version'], ROOT, self.env).split()[1]
-        if tuple(map(int, version.split('.')[:2])) >= (25, 3):
-            return ['--build-constraint', CONSTRAINTS]
-        self.env['PIP_CONSTRAINT'] = CONSTRAINTS
-        return []
+    def install_chainer(self, *options: str) -> None:
+        """Install Chainer from its source distribution, which needs a constraint."""
+        constraint = self.folder / 'constraint.txt'
+        constraint.write_text('setuptools<70')
+        names = 'PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT', 'UV_BUILD_CONSTRAINT'
+        self.install(*options, 'chainer==7.8.1', **dict.fromkeys(names, str(constraint)))
 
     def uninstall(self, name: str) -> None:
         yes = [] if self.pip[0] == 'uv' else ['-y']
-        run([*self.pip, 'uninstall', *yes, name], ROOT, self.env)
+        run([*self.pip, 'uninstall', *yes, name], self.folder, self.env)
 
     def python(self, code: str, *options: str, cwd: pathlib.Path | str = '/', **env: str) -> str:
         command = [str(self.bin / 'python'), '-W', 'error', *options, '-c', code]
         return run(command, cwd, self.env | env)
 
     def chainermn(self, **kwargs: str) -> str:
-        """Returns 'ours' or 'old': the chainermn that this environment imports."""
+        """Return 'ours' or 'old': the chainermn that this environment imports."""
         code = 'import chainer, chainermn; print(chainermn.__version__)'
         version = self.python(code, **kwargs)
         return {'8': 'ours', '7': 'old'}[version[0]]
+
+    def chainer(self) -> str:
+        """Return the folder in site-packages that contains the imported Chainer."""
+        path = pathlib.Path(self.python('import chainer; print(chainer.__file__)'))
+        return path.relative_to(self.site_packages()).parts[0]
 
     def allreduce(self) -> str:
         command = ['mpiexec', '-n', '2', 'python', '-W', 'error', '-c', ALLREDUCE]
@@ -99,12 +103,12 @@ def pythons() -> dict[str, str]:
     """Returns the supported Pythons of this machine: '3.12' -> path."""
     found = {}
     pyenv = pathlib.Path(os.environ.get('PYENV_ROOT', '~/.pyenv')).expanduser()
-    for name in ['3.10', '3.11', '3.12', '3.13']:
+    for name in NAMES:
         this = [sys.executable] if sys.version.startswith(name + '.') else []
         candidates = [*this, shutil.which(f'python{name}'),
                       *map(str, pyenv.glob(f'versions/{name}.*/bin/python'))]
         for python in filter(None, candidates):
-            code = 'import sys, ensurepip; print(sys.version)'
+            code = 'import sys; print(sys.version)'
             said = subprocess.run([python, '-c', code], capture_output=True, text=True, check=False)
             if said.stdout.startswith(name + '.'):
                 found[name] = python
@@ -112,53 +116,142 @@ def pythons() -> dict[str, str]:
     return found
 
 
-THIS = f'{sys.version_info.major}.{sys.version_info.minor}'
 PYTHONS = pythons()
 
 
-@pytest.mark.parametrize('target', ['.[mpich]', '-e.[mpich]'])
-@pytest.mark.parametrize('installer', ['pip', 'newest pip', 'uv'])
-def test_install(tmp_path, installer, target):
-    if installer != 'uv' and THIS not in PYTHONS:
-        pytest.skip('this Python has no ensurepip')
-    env = Environment(tmp_path / 'env', sys.executable, installer)
-    env.install(target)
-
+@pytest.mark.parametrize('installer', INSTALLERS)
+@pytest.mark.parametrize('name', NAMES)
+def test_one_command(tmp_path, name, installer):
+    if name not in PYTHONS:
+        pytest.skip(f'there is no Python {name} here')
+    env = Environment(tmp_path / 'env', installer, PYTHONS[name])
+    env.install(f'{ROOT}[mpich]')
     assert env.chainermn() == 'ours'
     assert env.chainermn(cwd=ROOT) == 'ours'
-    assert env.chainermn(cwd=tmp_path) == 'ours'
+    assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
     assert env.allreduce() == 'reduced'
+    assert env.python('from importlib.metadata import version; print(version("chainer"))') == (
+        '7.8.1')
+    run([*env.pip, 'check'], tmp_path, env.env)
+    report = json.loads(run(['mpiexec', '-n', '2', 'chainermn', 'check', '--json'], tmp_path,
+                            env.env))
+    assert report['passed'] and report['size'] == 2
+
+
+@pytest.mark.parametrize('name', NAMES[:-1])
+def test_numpy_1(tmp_path, name):
+    if name not in PYTHONS:
+        pytest.skip(f'there is no Python {name} here')
+    env = Environment(tmp_path / 'env', 'uv', PYTHONS[name])
+    env.install(f'{ROOT}[mpich]', 'numpy<2')
+    assert env.python('import numpy; print(numpy.__version__)').startswith('1.26.')
+    assert env.chainermn() == 'ours'
+    assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
+    assert env.allreduce() == 'reduced'
+
+
+@pytest.mark.parametrize('editable', [False, True])
+@pytest.mark.parametrize('installer', INSTALLERS)
+def test_reinstall_and_uninstall(tmp_path, installer, editable):
+    target = [*['-e'] * editable, f'{ROOT}[mpich]']
+    env = Environment(tmp_path / 'env', installer)
+    env.install(*target)
+    assert env.chainermn() == env.chainermn(cwd=tmp_path) == 'ours'
     child = 'import chainermn; print(chainermn.__version__)'
     code = f'import subprocess, sys; subprocess.run([sys.executable, "-c", {child!r}])'
     assert env.python(code).startswith('8.')
-
     assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
-    assert env.chainermn() == 'ours'
     assert not (ROOT / 'build').exists()
     assert not (ROOT / 'chainermn.egg-info').exists()
 
-    again = ['--reinstall'] if installer == 'uv' else ['--force-reinstall']
-    env.install(*again, '--no-deps', 'chainer==7.8.1')
+    again = '--reinstall' if installer == 'uv' else '--force-reinstall'
+    env.install(again, '--no-deps', *target)
     assert env.chainermn() == 'ours'
-    env.install(*again, '--no-deps', target)
-    assert env.chainermn() == 'ours'
+    assert env.chainer() == 'chainer-7.8.1'
 
     pth = env.site_packages() / 'chainer_compat.pth'
-    line = pth.read_text()
+    lines = pth.read_text()
     env.uninstall('chainermn')
     assert not pth.exists()
-    assert not list(env.site_packages().glob('chainer_compat*'))
-    assert 'site-packages/chainermn/' in env.python(
-        'import importlib.util as u; print(u.find_spec("chainermn").origin)')
-    pth.write_text(line.replace(str(ROOT), ''))  # as if somebody removed the folder by hand
+    assert not list(env.site_packages().glob('chainer*'))
+    assert not (env.bin / 'chainermn').exists()
+    code = 'import importlib.util as u; print(*map(u.find_spec, ("chainer", "chainermn")))'
+    assert env.python(code) == 'None None'
+    pth.write_text(lines.replace(str(ROOT), ''))  # as if somebody removed the folders manually
     assert env.python('print("quiet")') == 'quiet'
 
 
-def test_chainer_first(tmp_path):
-    env = Environment(tmp_path / 'env', sys.executable, 'uv')
-    env.install('chainer==7.8.1')
-    env.install('.[mpich]')
+@pytest.mark.parametrize('installer', INSTALLERS)
+@pytest.mark.parametrize('first', ['chainer', 'ours'])
+def test_chainer_from_another_package(tmp_path, installer, first):
+    """A Chainer in site-packages takes precedence over ours, and stays as it is."""
+    env = Environment(tmp_path / 'env', installer)
+    again = '--reinstall' if installer == 'uv' else '--force-reinstall'
+    if first == 'chainer':
+        env.install_chainer()
+        env.install(f'{ROOT}[mpich]')
+    else:
+        env.install(f'{ROOT}[mpich]')
+        env.install_chainer('--no-deps', again)
+    assert env.chainer() == 'chainer'
     assert env.chainermn() == 'ours'
+    assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
+    assert env.allreduce() == 'reduced'
+    env.uninstall('chainermn')
+    assert 'site-packages/chainermn/' in env.python(
+        'import importlib.util as u; print(u.find_spec("chainermn").origin)')
+    env.install(f'{ROOT}[mpich]')
+    assert env.chainermn() == 'ours'
+
+
+@pytest.mark.parametrize('installer', ['pip 23.2', 'pip'])
+def test_pip_knows_the_chainer_that_we_install(tmp_path, installer):
+    """So packages that require Chainer can be installed."""
+    env = Environment(tmp_path / 'env', installer)
+    env.install(str(ROOT))
+    env.install('--no-index', 'chainer>=7')
+    assert env.chainer() == 'chainer-7.8.1'
+
+
+def test_uv_add(tmp_path):
+    env = Environment(tmp_path / '.venv', 'uv')
+    (tmp_path / 'pyproject.toml').write_text(
+        '[project]\nname = "project"\nversion = "1"\nrequires-python = ">=3.10"\n')
+    run(['uv', 'add', f'{ROOT}[mpich]'], tmp_path, env.env)
+    assert env.chainermn() == 'ours'
+    assert env.allreduce() == 'reduced'
+
+
+@pytest.mark.parametrize('installer', INSTALLERS)
+def test_folder_of_wheels(tmp_path, installer):
+    """For machines without access to a package index."""
+    wheels = str(tmp_path / 'wheels')
+    builder = Environment(tmp_path / 'builder', 'pip')
+    run([*builder.pip, 'wheel', '-w', wheels, f'{ROOT}[mpich]'], tmp_path, builder.env)
+    env = Environment(tmp_path / 'env', installer)
+    env.install('--no-index', '--find-links', wheels, 'chainermn[mpich]')
+    assert env.chainermn() == 'ours'
+    assert env.allreduce() == 'reduced'
+
+
+def test_demo(tmp_path):
+    env = Environment(tmp_path / 'env', 'uv')
+    env.install(f'{ROOT}[mpich,examples]')
+    out = run([str(env.bin / 'chainermn'), 'demo', '-n', '2', '--epoch', '6'], tmp_path, env.env)
+    assert 'Validation accuracy: 9' in out.splitlines()[-1]
+    assert (tmp_path / 'result' / 'loss.png').exists()
+
+
+def test_without_access_to_chainer(tmp_path):
+    env = Environment(tmp_path / 'env', 'pip')
+    env.install('setuptools<70', 'wheel')
+    offline = env.env | {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': '', 'PIP_CONFIG_FILE': '/dev/null'}
+    done = subprocess.run(
+        [*env.pip, 'install', '--no-build-isolation', '--no-deps', str(ROOT)], cwd=tmp_path,
+        env=offline, text=True, capture_output=True, check=False)
+    assert done.returncode != 0
+    assert 'Chainer 7.8.1 could not be downloaded or built.' in done.stdout + done.stderr
+    assert 'PIP_INDEX_URL' in done.stdout + done.stderr
 
 
 #: What a user may write, for a strict type checker.
@@ -183,19 +276,21 @@ main(10)
 
 def test_wheel(tmp_path):
     """What is in it, and that a type checker sees the types."""
-    env = Environment(tmp_path / 'env', sys.executable, 'uv')
+    env = Environment(tmp_path / 'env', 'uv')
     run(['uv', 'build', '--wheel', '-o', str(tmp_path), '.'], ROOT, env.env)
     wheel, = tmp_path.glob('chainermn-*.whl')
     names = zipfile.ZipFile(wheel).namelist()
     ours = {name for name in names if name.startswith('chainer_compat/_overlay/chainermn/')}
     there = {f'chainer_compat/_overlay/{path.relative_to(ROOT)}'
              for path in (ROOT / 'chainermn').rglob('*.py')}
-    assert ours == there | {'chainer_compat/_overlay/chainermn/py.typed'}
+    overlay = 'chainer_compat/_overlay/chainermn'
+    assert ours == there | {f'{overlay}/py.typed', f'{overlay}/_demo/train_mnist.py'}
     assert 'chainer_compat.pth' in names
     rest = {name.partition('/')[0] for name in set(names) - ours}
-    assert rest == {'chainer_compat', 'chainer_compat.pth', next(
-        name.partition('/')[0] for name in names if '.dist-info/' in name)}
-    assert any(name.endswith('LICENSE') for name in names)
+    assert rest == {'chainer-7.8.1', 'chainer_compat', 'chainer_compat.pth',
+                    wheel.name.removesuffix('-py3-none-any.whl') + '.dist-info'}
+    licenses = [name for name in names if name.endswith('LICENSE')]
+    assert len(licenses) == 2 and 'chainer-7.8.1/chainer-7.8.1.dist-info/LICENSE' in licenses
 
     env.install(f'{wheel}[mpich]', 'mypy')
     script = tmp_path / 'script.py'
@@ -209,8 +304,8 @@ def test_wheel(tmp_path):
 
 
 def test_an_editable_build_does_not_empty_the_next_wheel(tmp_path):
-    env = Environment(tmp_path / 'env', sys.executable, 'uv')
-    env.install('setuptools<70', 'wheel')
+    env = Environment(tmp_path / 'env', 'uv')
+    env.install('pip', 'setuptools<70', 'wheel')
     code = ('import sys; sys.path.insert(0, "."); import build_backend as build; '
             f'build.build_editable({str(tmp_path)!r}); build.build_wheel({str(tmp_path)!r})')
     env.python(code, '-W', 'default', cwd=ROOT)
@@ -219,28 +314,12 @@ def test_an_editable_build_does_not_empty_the_next_wheel(tmp_path):
 
 
 def test_source_distribution(tmp_path):
-    env = Environment(tmp_path / 'env', sys.executable, 'uv')
+    env = Environment(tmp_path / 'env', 'uv')
     run(['uv', 'build', '--sdist', '-o', str(tmp_path)], ROOT, env.env)
     shutil.rmtree(ROOT / 'chainermn.egg-info', ignore_errors=True)
     env.install(f'{next(tmp_path.glob("chainermn-*.tar.gz"))}[mpich]')
     assert env.chainermn() == 'ours'
     assert env.allreduce() == 'reduced'
-
-
-@pytest.mark.parametrize('name', ['3.10', '3.11', '3.12', '3.13'])
-def test_python(tmp_path, name):
-    if name not in PYTHONS:
-        pytest.skip(f'there is no Python {name} here')
-    env = Environment(tmp_path / 'env', PYTHONS[name], 'pip')
-    env.install('.[mpich]')
-    assert env.chainermn() == 'ours'
-    assert env.allreduce() == 'reduced'
-    if name != '3.13':
-        env.install('numpy<2')
-        assert env.python('import numpy; print(numpy.__version__)').startswith('1.26.')
-        assert env.chainermn() == 'ours'
-        assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
-        assert env.allreduce() == 'reduced'
 
 
 def test_gpu_tests_without_a_network(tmp_path):
