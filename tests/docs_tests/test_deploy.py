@@ -45,7 +45,7 @@ def test_the_files_of_the_image_exist(spec):
     used += [word.removeprefix('/opt/chainermn/')
              for word in spec['mpiReplicaSpecs']['Launcher']['template']['spec']['containers'][0][
                  'command'] if word.startswith('/opt/chainermn/')]
-    assert len(used) == 2
+    assert len(used) == 1
     assert all((ROOT / path).exists() for path in used)
 
 
