@@ -72,6 +72,9 @@ def unpack_chainer(folder: str) -> None:
         (wheel,) = pathlib.Path(wheels).glob('*.whl')
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
+    # pip uninstall only removes folders that contain a file.
+    pathlib.Path(folder, 'README.txt').write_text(
+        f'Chainer {CHAINER}, unchanged, which is part of the installation of ChainerMN 8.\n')
 
 
 def scratch() -> dict[str, dict[str, str]]:
