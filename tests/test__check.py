@@ -197,6 +197,12 @@ def test_high_latency(latencies, warned):
                for each in report.warnings)
 
 
+def test_one_warning_if_more_ranks_than_cores_cause_high_latency():
+    report = warnings_of([('a', {0}, 1)] * 2)[1]
+    report.add([_smoke_tests.Result('naive', True, '', False, 2e-3)])
+    assert [each.code for each in report.warnings] == ['more-ranks-than-cores']
+
+
 @pytest.mark.parametrize('version', ['7.8.1', '6.0.0'])
 def test_another_version_of_chainer(version, monkeypatch):
     monkeypatch.setattr('importlib.metadata.version', lambda name: version)
