@@ -15,8 +15,8 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
-ROOT = pathlib.Path(__file__).parents[2]
 MAX_BYTES = 40_000_000
 CHAINER = 'chainer==7.8.1'  # has no wheel on PyPI
 
@@ -29,12 +29,13 @@ PLATFORMS = [f'manylinux_2_{n}_x86_64' for n in (28, 27, 24, 17)] + ['manylinux2
 SCRIPT = f"""#!/bin/sh
 # Written by tests/gpu/offline.py, whose docstring describes it.
 set -e
-wheels=$(dirname "$0")
+wheels=$(cd "$(dirname "$0")" && pwd)
 offline() {{ python3 -m pip install --quiet --no-index --no-compile "$@"; }}
-offline --find-links "$wheels" {' '.join(f"'{package}'" for package in (CHAINER, *PACKAGES))}
+offline --find-links "$wheels" {' '.join(f"'{package}'" for package in PACKAGES)}
 # Another build of mpi4py might not fit this MPI.
 offline --no-deps --force-reinstall "$wheels"/mpi4py-*.whl "$wheels"/mpich-*.whl
-offline --no-deps --no-build-isolation --editable .
+# Its build takes Chainer from the wheels.
+PIP_NO_INDEX=1 PIP_FIND_LINKS=$wheels offline --no-deps --no-build-isolation --editable .
 PATH=$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH
 if [ $# -gt 0 ]; then exec "$@"; fi
 python3 -c 'import cupy; cupy.cuda.runtime.getDeviceCount()' 2>/dev/null ||
@@ -58,9 +59,10 @@ def collect(folder: pathlib.Path, python: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob('*.whl'):
         old.unlink()
-    constraints = str(ROOT / 'build-constraints.txt')
-    pip('wheel', '--no-deps', '--wheel-dir', str(folder), CHAINER,
-        PIP_CONSTRAINT=constraints, PIP_BUILD_CONSTRAINT=constraints)  # as in tox.ini
+    with tempfile.NamedTemporaryFile('w', suffix='.txt') as constraints:
+        print('setuptools<70', file=constraints, flush=True)
+        pip('wheel', '--no-deps', '--wheel-dir', str(folder), CHAINER,
+            PIP_CONSTRAINT=constraints.name, PIP_BUILD_CONSTRAINT=constraints.name)
     platforms = [option for name in PLATFORMS for option in ('--platform', name)]
     pip('download', '--only-binary', ':all:', '--implementation', 'cp', '--python-version', python,
         *platforms, '--dest', str(folder), *PACKAGES)
