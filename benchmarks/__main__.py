@@ -36,6 +36,7 @@ LIMITS = {  # minutes, in the order in which they run
     'cost_model': 10,
     'weak_scaling': 20,
     'overlap': 15,
+    'sharded_states': 5,
     'scatter_dataset': 15,
     'iterator': 5,
     'checkpoint': 10,

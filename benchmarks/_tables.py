@@ -64,6 +64,10 @@ TABLES = {
         ['case', 'ranks', 'step without communication, ms', 'without overlap', 'with overlap'],
         r'^(\w[^\n]*?) +(\d+) ranks: a step without exchange +([\d.]+) ms, '
         r'without overlap +([\d.]+) ms, with overlap +([\d.]+) ms'),
+    'sharded_states': Table(
+        'How much memory and time do sharded states of Adam take?',
+        ['', 'ranks', 'complete states', 'sharded states', 'ratio'],
+        r'^([\w ]+?) +(\d+) ranks: complete +([\d.]+ \w+), sharded +([\d.]+); ([\d.]+)'),
     'scatter_dataset': Table(
         'How much time and memory does scattering a data set take?',
         ['data', 'ranks', 'order', 'ChainerMN 8, ms', 'ChainerMN 7, ms',

@@ -1,0 +1,89 @@
+"""Memory and time of Adam with sharded optimizer states, compared with complete ones.
+
+Run it in an environment with ChainerMN and MPI:
+``python benchmarks/sharded_states.py [--ranks 4] [--rounds 5] [--png FILE]``.
+
+The model has ten linear layers with 100 million float32 parameters.  State memory: bytes of Adam's
+moments on the rank with most.  Step: update and, if sharded, exchange of the parameters on one
+host with ``flat``, without averaging the gradients, which is the same for both.  Steps of both take
+turns; the ratios are within a round.
+"""
+
+import statistics
+import time
+
+import _rounds
+
+WIDTH = 3162  # of ten layers: 100 million parameters
+GOALS = {'state memory': .27, 'step': .5}
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of a step with complete and with sharded states."""
+    import chainer
+    import chainer.links as L
+    import numpy as np
+    from mpi4py import MPI
+
+    import chainermn
+
+    world = MPI.COMM_WORLD
+    comm = chainermn.create_communicator('flat')
+    steps: dict[bool, chainer.Optimizer] = {}
+
+    def optimizer_of(shard: bool, width: int):
+        model = chainer.Sequential(*[L.Linear(width, width) for _ in range(10)])
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.Adam(), comm, shard_states=shard).setup(model)
+        for param in model.params():
+            param.grad = np.full(param.shape, .1, 'f')
+        for _ in range(2):  # the first one broadcasts
+            optimizer.update()
+        return optimizer
+
+    def turn(width: int) -> dict[str, list[float]]:
+        seconds, state = [], []
+        for shard in False, True:
+            if shard not in steps:
+                steps[shard] = optimizer_of(shard, width)
+            optimizer = steps[shard]
+            world.Barrier()
+            start = time.perf_counter()
+            optimizer._update_parameters()
+            seconds.append(world.allreduce(time.perf_counter() - start, MPI.MAX))
+            state.append(world.allreduce(sum(
+                value.nbytes for param in optimizer.target.params()
+                for value in param.update_rule.state.values()), MPI.MAX))
+        return {'seconds': seconds, 'bytes': state}
+
+    _rounds.answer(kind, folder, world.rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=5, ranks=4)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    if args.quick:
+        args.rounds = 1
+    with _rounds.groups(__file__, args.ranks, ['ours']) as groups:
+        turns = [groups['ours'].ask(64 if args.quick else WIDTH) for _ in range(args.rounds)]
+    found = {}
+    for row, key, unit in ('state memory', 'bytes', 1e-6), ('step', 'seconds', 1e3):
+        values = [turn[key][1] / turn[key][0] for turn in turns]
+        found[row] = values
+        complete, sharded = (statistics.median(turn[key][i] for turn in turns) * unit
+                             for i in (0, 1))
+        print(f'{row:<13} {args.ranks} ranks: complete {complete:8.1f} '
+              f'{"MB" if key == "bytes" else "ms"}, sharded {sharded:8.1f}; '
+              f'{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}) times; '
+              f'goal {GOALS[row]:g}; {_rounds.load()}', flush=True)
+    if args.png:
+        _rounds.chart(args.png, 'Sharded optimizer states', 'sharded, times complete',
+                      {'ours': found}, {'complete': 1})
+
+
+if __name__ == '__main__':
+    main()
