@@ -93,6 +93,9 @@ class ParameterList(ArrayList):
                 array = parameter.grad
                 if array is None:
                     continue
+                if isinstance(array, np.ndarray) and not array.flags.writeable:
+                    # Backward makes such a gradient: that of F.sum is a broadcast scalar.
+                    parameter.grad = array = array.copy()
             arrays[path] = _checked(path, attribute, array)
         return cls.named(arrays)
 
@@ -142,8 +145,7 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
     if attribute == 'grad' and array.dtype.kind != 'f':
         raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged')
     if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError(f'parameter {path}: its {"gradient" if attribute == "grad" else "array"} '
-                         'is read-only; assign a writable copy')
+        raise ValueError(f'parameter {path}: its array is read-only; assign a writable copy')
     return array
 
 

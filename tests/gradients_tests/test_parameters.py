@@ -56,15 +56,27 @@ def test_invalid_parameters_are_named(model):
         ParameterList.of_model(link, 'grad')
 
 
-@pytest.mark.parametrize('attribute', ['data', 'grad'])
-def test_read_only_arrays_raise(attribute):
-    """A backward pass may produce one: the gradient of a sum is a broadcast scalar."""
+def link_with(attribute, array):
     link = chainer.Link()
     with link.init_scope():
         link.w = chainer.Parameter(np.zeros(3, np.float32))
-    setattr(link.w, attribute, np.broadcast_to(np.float32(1), 3))
-    with pytest.raises(ValueError, match=r'/w: its (array|gradient) is read-only'):
-        ParameterList.of_model(link, attribute)
+    setattr(link.w, attribute, array)
+    return link
+
+
+def test_read_only_parameters_raise():
+    link = link_with('data', np.broadcast_to(np.float32(1), 3))
+    with pytest.raises(ValueError, match='/w: its array is read-only'):
+        ParameterList.of_model(link, 'data')
+
+
+def test_read_only_gradients_become_writable():
+    """A backward pass may produce one: the gradient of a sum is a broadcast scalar."""
+    gradient = np.broadcast_to(np.float32(1), 3)
+    link = link_with('grad', gradient)
+    found, = ParameterList.of_model(link, 'grad')
+    assert found is link.w.grad and found.flags.writeable
+    np.testing.assert_array_equal(found, gradient)
 
 
 def test_fast_path_for_one_dtype():

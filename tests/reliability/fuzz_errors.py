@@ -90,8 +90,6 @@ def _gradients(call: Call) -> Errors:
     for _, one in with_gradients(call) if not errors else ():
         if not one.dtype.startswith('float'):
             errors = errors | {TypeError}
-        if one.state == 'read-only grad':
-            errors = errors | {ValueError}
     return errors
 
 
