@@ -110,6 +110,22 @@ def test_bcast_data_into_strided_arrays(comm):
     np.testing.assert_array_equal(wide[::2, 1::3], first[::2, 1::3] * (comm.rank + 1))
 
 
+def test_allgather_shards(comm):
+    """Arrays of several dtypes and lengths; some ranks have none, and some arrays no elements."""
+    def value(rank, length, dtype):
+        return (np.arange(length) * 3 + rank).astype(dtype)
+
+    kinds = [[], [(5, 'f4'), (0, 'f4'), (20000, 'f4')], [(3, 'f2'), (2, 'i8'), (1, 'f8')]]
+    shards = [[value(rank if rank == comm.rank else 99, *kind) for kind in kinds[rank % 3]]
+              for rank in range(comm.size)]
+    arrays = [array for shard in shards for array in shard]
+    comm.allgather_shards(shards)
+    assert all(a is b for a, b in zip(arrays, sum(shards, []), strict=True))  # noqa: RUF017
+    for rank, shard in enumerate(shards):
+        for array, kind in zip(shard, kinds[rank % 3], strict=True):
+            np.testing.assert_array_equal(array, value(rank, *kind))
+
+
 @pytest.mark.parametrize('operation', ['bcast_data', 'multi_node_mean_grad'])
 @pytest.mark.parametrize('model', [chainer.Chain(), L.Linear(None, 2, nobias=True)],
                          ids=['empty', 'uninitialized'])
