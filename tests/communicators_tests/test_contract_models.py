@@ -6,6 +6,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from chainermn import CommunicatorBase
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 
 pytestmark = pytest.mark.every_size
@@ -110,8 +111,11 @@ def test_bcast_data_into_strided_arrays(comm):
     np.testing.assert_array_equal(wide[::2, 1::3], first[::2, 1::3] * (comm.rank + 1))
 
 
-def test_allgather_shards(comm):
+@pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
+def test_allgather_shards(comm, is_default):
     """Arrays of several dtypes and lengths; some ranks have none, and some arrays no elements."""
+    allgather_shards = (CommunicatorBase if is_default else type(comm)).allgather_shards
+
     def value(rank, length, dtype):
         return (np.arange(length) * 3 + rank).astype(dtype)
 
@@ -119,7 +123,7 @@ def test_allgather_shards(comm):
     shards = [[value(rank if rank == comm.rank else 99, *kind) for kind in kinds[rank % 3]]
               for rank in range(comm.size)]
     arrays = [array for shard in shards for array in shard]
-    comm.allgather_shards(shards)
+    allgather_shards(comm, shards)
     assert all(a is b for a, b in zip(arrays, sum(shards, []), strict=True))  # noqa: RUF017
     for rank, shard in enumerate(shards):
         for array, kind in zip(shard, kinds[rank % 3], strict=True):
