@@ -161,8 +161,8 @@ def same_error():
         except Exception as caught:
             error, text = caught, str(caught)
         mpi_comm = MPI.COMM_WORLD
-        errors = mpi_comm.allgather((type(error), text if error else repr(text)))
-        assert all(kind is not type(None) for kind, _ in errors), errors
+        errors = mpi_comm.allgather((str(type(error)), text if error else repr(text)))
+        assert all(kind != str(type(None)) for kind, _ in errors), errors
         assert len(set(errors)) == 1, errors
         if mpi_comm.size > 1 and table:
             assert named_ranks(text) == list(range(mpi_comm.size)), text

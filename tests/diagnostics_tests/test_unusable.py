@@ -68,6 +68,7 @@ def operations(comm):
         'allreduce_obj': lambda: comm.allreduce_obj(1),
         'bcast_data': lambda: comm.bcast_data(model),
         'broadcast_data': lambda: comm.broadcast_data(model),
+        'allgather_shards': lambda: comm.allgather_shards([[x]] * comm.size),
         'multi_node_mean_grad': lambda: comm.multi_node_mean_grad(model, zero_fill=True),
         'allreduce_grad': lambda: comm.allreduce_grad(model, zero_fill=True),
         'check_replicas': lambda: comm.check_replicas(model),
