@@ -23,7 +23,7 @@ def deconvolution_cover_all(deconvolution_2d: Any) -> None:
 def large_columns() -> dict[str, str]:
     """All versions: im2col and col2im used int32 indices on GPUs.
 
-    Convolutions without cuDNN read out of bounds from 2**31 elements.
+    Convolutions without cuDNN read out of bounds if there were 2**31 elements or more.
     """
     one = "'(ptrdiff_t)1'"
     return {

@@ -7,7 +7,7 @@ from chainer_compat._patch import edit, patch, version
 
 @patch('chainer.backends.cuda')
 def cudnn_warning(cuda: Any) -> None:
-    """CuPy >= 14 does not support cuDNN, but Chainer advised to install it."""
+    """CuPy >= 14 does not support cuDNN, but Chainer advised installing it."""
     if version('cupy') >= (14, 0):
         cuda.check_cuda_available._already_warned = True
 

@@ -13,7 +13,7 @@ LAZY = 'from chainer_compat.lazy_scipy import '
       'chainer.functions.math.erfinv', 'chainer.functions.math.ndtri',
       'chainer.functions.math.sparse_matmul')
 def lazy_scipy() -> dict[str, str]:
-    """All versions: import SciPy on first use; it took half the time of ``import chainer``."""
+    """All versions: import SciPy on first use; it took half of the import time of Chainer."""
     if importlib.util.find_spec('scipy') is None:
         return {}
     return {

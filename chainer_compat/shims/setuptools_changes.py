@@ -5,10 +5,10 @@ from chainer_compat._patch import edit
 
 @edit('chainer._environment_check')
 def dependency_check() -> dict[str, str]:
-    """All versions: importing pkg_resources warns and is slow, if it exists at all.
+    """All versions: pkg_resources is slow to import and deprecated; newer setuptools lack it.
 
-    The check warned about every CuPy other than 7. CuPy itself now warns if it is installed
-    twice, so ``import chainer`` does not check it.
+    The check warned about every CuPy version other than 7. It is not needed to detect duplicate
+    installations of CuPy, since CuPy itself now warns about them.
     """
     return {
         'import pkg_resources': '',

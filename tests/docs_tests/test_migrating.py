@@ -31,7 +31,7 @@ KNOWN = {'chainermn': chainermn, 'chainer': chainer, 'comm': MpiCommunicatorBase
 
 
 def column():
-    """The code in the column "here" of all tables, with its place."""
+    """The code in the column "ChainerMN 8" of all tables, with its place."""
     for page in PAGES:
         here = None
         lines = ROOT.joinpath('docs', page).read_text(encoding='utf-8').splitlines()
@@ -39,8 +39,8 @@ def column():
             cells = [cell.strip() for cell in line.strip('|').split('|')]
             if not line.startswith('|'):
                 here = None
-            elif 'here' in cells:
-                here = cells.index('here')
+            elif 'ChainerMN 8' in cells:
+                here = cells.index('ChainerMN 8')
             elif here is not None:
                 for code in re.findall('`(.*?)`', cells[here]):
                     yield f'{page}:{number}', code
