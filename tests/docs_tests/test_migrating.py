@@ -31,7 +31,7 @@ KNOWN = {'chainermn': chainermn, 'chainer': chainer, 'comm': MpiCommunicatorBase
 
 
 def column():
-    """The code in the column "ChainerMN 8" of all tables, with its place."""
+    """The code in the column "ChainerMN 8" of all tables of names, with its place."""
     for page in PAGES:
         here = None
         lines = ROOT.joinpath('docs', page).read_text(encoding='utf-8').splitlines()
@@ -39,7 +39,7 @@ def column():
             cells = [cell.strip() for cell in line.strip('|').split('|')]
             if not line.startswith('|'):
                 here = None
-            elif 'ChainerMN 8' in cells:
+            elif {'ChainerMN 8', 'remark'} <= {*cells}:  # not a table of changes
                 here = cells.index('ChainerMN 8')
             elif here is not None:
                 for code in re.findall('`(.*?)`', cells[here]):
