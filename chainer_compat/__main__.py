@@ -5,6 +5,7 @@ Imports Chainer as a script would, and prints the reason for each missing part.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import platform
@@ -16,6 +17,10 @@ from typing import Any
 
 def main() -> None:
     """Print versions, then the shims, then the GPU backend."""
+    parser = argparse.ArgumentParser(
+        prog='python -m chainer_compat',
+        description='Shows versions, active patches, and whether Chainer can use a GPU.')
+    parser.parse_args()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # such as CuPy's about NCCL; the reason is printed below
         try:

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from chainer_compat.__main__ import main
+
 pytestmark = pytest.mark.mpi_skip
 
 MAIN = 'import runpy; runpy.run_module("chainer_compat", run_name="__main__")'
@@ -49,3 +51,14 @@ def test_without_compat(python):
     said = python(WITHOUT_CUPY + MAIN, '-W', 'ignore', CHAINER_COMPAT='0')
     assert list(lines(said)) == NAMES
     assert 'Shims: disabled by CHAINER_COMPAT=0' in said
+
+
+def test_options(monkeypatch, capsys):
+    for option, status in [('--help', 0), ('--json', 2)]:
+        monkeypatch.setattr('sys.argv', ['__main__.py', option])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == status
+    out, err = capsys.readouterr()
+    assert out.startswith('usage: python -m chainer_compat')
+    assert 'unrecognized arguments: --json' in err
