@@ -13,6 +13,7 @@ from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
+from chainermn.__main__ import main
 from chainermn._check import _smoke_tests, _system_info
 from chainermn._check._print import print_report
 from chainermn._check._report import Finding, Report
@@ -275,6 +276,14 @@ def test_hang_is_reported():
     assert status != 0 and 'Software' not in out
     assert f"timed out after {limit} s while testing the communicator 'flat'" in err
     assert 'in allreduce' in err  # the stack
+
+
+@pytest.mark.parametrize('limit', ['0', '-1', 'nan', 'inf'])
+def test_wrong_time_limit(limit, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(['check', '--timeout', limit])
+    assert end.value.code == 2
+    assert '--timeout: must be a positive number of seconds' in capsys.readouterr().err
 
 
 @alone

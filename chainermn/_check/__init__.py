@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 
 from chainermn._check import _smoke_tests, _system_info
 from chainermn._check._print import print_report
@@ -46,6 +47,8 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     Returns:
         The exit status, the same on all ranks: 0 if all required checks passed on all of them.
     """
+    if not 0 < options.timeout < threading.TIMEOUT_MAX:
+        parser.error('argument --timeout: must be a positive number of seconds')
     with TimeLimit(options.timeout) as limit:
         limit.stage = 'starting MPI'
         info = _system_info.collect()
