@@ -51,3 +51,11 @@ def test_wrong_number(option, capsys):
         main(['demo', option, '0'])
     assert end.value.code == 2
     assert '-n and --epoch must be at least 1' in capsys.readouterr().err
+
+
+def test_out_is_a_file(capsys, tmp_path):
+    (tmp_path / 'file').touch()
+    with pytest.raises(SystemExit) as end:
+        main(['demo', '--out', str(tmp_path / 'file')])
+    assert end.value.code == 2
+    assert f"File exists: '{tmp_path}/file'" in capsys.readouterr().err

@@ -36,7 +36,8 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                      f'{sys.executable} -m pip install scikit-learn')
     try:
         mpiexec = _mpiexec.find()
-    except FileNotFoundError as error:
+        os.makedirs(options.out, exist_ok=True)  # an error now, not after the first epoch
+    except OSError as error:
         parser.error(str(error))
     command = [mpiexec, '-n', str(options.n), sys.executable, str(_script()),
                '--epoch', str(options.epoch), '--out', options.out]
