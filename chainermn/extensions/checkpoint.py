@@ -205,7 +205,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             RuntimeError: On every rank, if another job uses this name in this folder.
             ValueError: On every rank, if their names differ.
             ValueError: On every rank, if the newest checkpoint is of another number of ranks whose
-                models or optimizers differed; or if a file holds Python objects.
+                states differed; or if a file holds Python objects.
             Exception: On every rank, any error that the trainer raises on a rank.
 
         Warns:

@@ -562,7 +562,7 @@ def test_another_number_of_ranks(comm, folder, saved, same):
             assert resumed.updater.iteration == 6
             np.testing.assert_array_equal(weights(resumed), weights(trainer))
         else:
-            with pytest.raises(ValueError, match='models or optimizers in the files are different'):
+            with pytest.raises(ValueError, match='the saved states differ between ranks'):
                 resume(part, folder, [])
     comm.barrier()
 

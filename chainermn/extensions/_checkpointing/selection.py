@@ -217,7 +217,7 @@ def _different_states(names: SaveNames, writers: Sequence[int], manifest: Manife
         for ranks in groups.values())
     return (f'iteration {manifest.iteration} in {names.folder} was not loaded: {manifest.size} '
             f'ranks saved {len(manifest.files)} files, {len(writers)} files are needed now, and '
-            f'the models or optimizers in the files are different\n  {rows}\n'
+            f'the saved states differ between ranks\n  {rows}\n'
             f'Start {manifest.size} ranks.')
 
 
