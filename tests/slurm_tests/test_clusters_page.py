@@ -47,7 +47,7 @@ def slurm(tmp_path_factory):
     if reason := virtual_slurm.why_not():
         pytest.skip(reason)
     home = tmp_path_factory.mktemp('home')
-    activate = home / 'chainermn/bin/activate'
+    activate = home / 'training/bin/activate'
     activate.parent.mkdir(parents=True)
     activate.write_text(f'export PATH={os.path.dirname(sys.executable)}:$PATH\n')
     with pytest.MonkeyPatch.context() as patch:
