@@ -1,6 +1,7 @@
 """Joins the states of an optimizer whose ranks keep one shard each."""
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,31 +15,38 @@ ENTRY = 'sharded_elements'
 
 
 class Part(NamedTuple):
-    """The state of some elements of a parameter, in C order."""
+    """The state of some elements of a parameter: flat arrays in C order.
+
+    The state of all elements is as the update rule made it.
+    """
 
     begin: int
     end: int
     state: dict[str, Object]
 
 
-def join(path: str, size: int, parts: Iterable[Part]) -> dict[str, Object]:
+def join(path: str, shape: tuple[int, ...], parts: Iterable[Part]) -> dict[str, Object]:
     """Join the parts of the state of a parameter.
 
     Args:
         path: Path of the parameter, for errors.
-        size: Its number of elements.
+        shape: Its shape.
         parts: The parts, in any order; they may overlap.
 
     Returns:
-        The state of all elements: flat arrays, and values that do not belong to elements from the
-        largest part.
+        The state of all elements; values that do not belong to elements are from the largest part.
 
     Raises:
         ValueError: If elements are missing.
     """
+    size = math.prod(shape)
+    parts = sorted(parts, key=lambda part: part[:2])
+    for part in parts:
+        if part.end - part.begin == size:
+            return dict(part.state)
     end, used = 0, []
-    for part in sorted(parts, key=lambda part: part[:2]):
-        if part.begin <= end < part.end or not size:
+    for part in parts:
+        if part.begin <= end < part.end:
             used.append((end - part.begin, part))
             end = part.end
     if end < size:
@@ -51,8 +59,8 @@ def join(path: str, size: int, parts: Iterable[Part]) -> dict[str, Object]:
     for key, value in state.items():
         if has_size(value, largest.end - largest.begin):
             xp = chainer.backend.get_array_module(value)
-            state[key] = xp.concatenate([part.state[key].reshape(-1)[skip:]
-                                         for skip, part in used])
+            state[key] = xp.concatenate([part.state[key][skip:] for skip, part in used]
+                                        ).reshape(shape)
     return state
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import chainer
 import numpy as np
@@ -25,6 +26,25 @@ from chainermn.optimizers._partition import Item, Range, Shard, partition
 
 #: Name of the float32 copy of a float16 parameter among the arrays of a state.
 _FP32 = 'float32 copy'
+
+
+class _Held(NamedTuple):
+    """The elements that the state of a rule belongs to."""
+
+    elements: Range
+    owner: object  # of the partition; None if the state was loaded
+
+
+class _Found(NamedTuple):
+    """The state of a rule on one rank."""
+
+    elements: Range | None  # that the state belongs to; None: all
+    has_state: bool
+    t: int
+
+
+#: By rule, if its state may not be that of all elements.  Two optimizers may have the same rule.
+_held: weakref.WeakKeyDictionary[UpdateRule, _Held] = weakref.WeakKeyDictionary()
 
 
 class ShardedUpdate:
@@ -39,16 +59,15 @@ class ShardedUpdate:
         self._items: list[Item] = []
         self._rules: list[UpdateRule] = []
         self._shards: list[Shard] = []
-        #: The elements that the state of a rule belongs to, if it is not the state of all elements.
-        self._held: weakref.WeakKeyDictionary[UpdateRule, Range] = weakref.WeakKeyDictionary()
         self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
+        self._owner = object()
 
     def clear(self) -> None:
         """Forget the partition, since the optimizer gets another model."""
         self._items, self._rules, self._shards, self._pieces = [], [], [], {}
 
     def prepare(self, target: Model) -> None:
-        """Partition the parameters, if they have changed since the last call.
+        """Partition the parameters, if they or their states have changed since the last call.
 
         Collective if they have changed: every rank calls it.
 
@@ -57,30 +76,29 @@ class ShardedUpdate:
 
         Raises:
             ValueError: On all ranks, if they have different parameters or hooks, or have loaded
-                shards of different snapshots.
+                different snapshots.
         """
         params = _with_rules(target)
         items = [Item(path, param.size, _is_divisible(param.update_rule),
                       param.update_rule.enabled) for path, param in params.items()]
         rules = [param.update_rule for param in params.values()]
-        if items == self._items and rules == self._rules:
+        if items == self._items and rules == self._rules and all(
+                rule in _held and _held[rule].owner is self._owner for rule in rules):
             return
+        self.clear()  # after an error, the next call starts again
         comm = self._communicator
-        held = {path: (self._held.get(rule), rule.state is not None)
-                for path, rule in zip(params, rules, strict=True)}
-        found = comm.allgather_obj((_signature.digest(items), held))
+        found = comm.allgather_obj((_signature.digest(items), [_find(rule) for rule in rules]))
         if len({digest for digest, _ in found}) > 1:
             raise ValueError('shard_states=True needs the same parameters, and update rules with '
                              'the same hooks, on all ranks.')
-        self._items, self._rules, self._shards = items, rules, partition(items, comm.size)
-        mine = self._shards[comm.rank]
-        self._pieces = {}
-        for path, param in params.items():
-            begin, end = mine.get(path, (0, 0))
-            is_complete = end == param.size and not _is_divisible(param.update_rule)
+        self._shards = partition(items, comm.size)
+        by_param = zip(*(states for _, states in found), strict=True)
+        for (path, param), states in zip(params.items(), by_param, strict=True):
+            begin, end = self._shards[comm.rank].get(path, (0, 0))
+            is_complete = end - begin == param.size
             self._pieces[path] = param if is_complete else _piece(param, begin, end)
-        for path, param in params.items():
-            self._distribute(path, param, [held[path] for _, held in found])
+            self._distribute(path, param, states)
+        self._items, self._rules = items, rules
 
     @contextlib.contextmanager
     def updating(self, optimizer: Optimizer) -> Iterator[None]:
@@ -131,9 +149,9 @@ class ShardedUpdate:
             target: The model.
         """
         for path, param in target.namedparams():
-            if param.update_rule in self._held:
+            if param.update_rule in _held:
                 serializer[path](_shards.ENTRY, np.array(
-                    [*self._held[param.update_rule], *param.shape]))
+                    [*_held[param.update_rule].elements, *param.shape]))
 
     def begin_loading(self, target: Model, loaded: Shard) -> None:
         """Drop all states, since those in the snapshot may have other lengths.
@@ -147,9 +165,9 @@ class ShardedUpdate:
             rule = param.update_rule
             if rule is not None:
                 rule._state = rule._fp32_param = None
-                self._held.pop(rule, None)
+                _held.pop(rule, None)
                 if path in loaded:
-                    self._held[rule] = loaded[path]
+                    _held[rule] = _Held(loaded[path], None)
 
     def _update(self, path: str, param: Parameter) -> None:
         """Update this rank's elements of a parameter."""
@@ -177,8 +195,7 @@ class ShardedUpdate:
         if any(shards):
             self._communicator.allgather_shards(shards)
 
-    def _distribute(self, path: str, param: Parameter,
-                    held: list[tuple[Range | None, bool]]) -> None:
+    def _distribute(self, path: str, param: Parameter, states: Sequence[_Found]) -> None:
         """Give this rank the state of its elements of a parameter.
 
         Collective if ranks need parts from others: every rank calls it.
@@ -186,34 +203,34 @@ class ShardedUpdate:
         Args:
             path: Path of the parameter.
             param: The parameter.
-            held: The elements of the state on each rank (``None``: all), and whether there is one.
+            states: The state on each rank.
         """
         rule, piece, comm = param.update_rule, self._pieces[path], self._communicator
+        if len({state.t for state in states}) > 1:
+            raise ValueError(
+                f'the ranks have states of {path} after different numbers of updates: '
+                + ', '.join(f'{state.t} on rank {rank}' for rank, state in enumerate(states))
+                + '. Load the same snapshot on all ranks.')
         wanted = [shard.get(path, (0, 0)) for shard in self._shards]
-        begin, end = self._held[rule] = wanted[comm.rank]
-        if not any(has_state for _, has_state in held):
-            if rule.enabled:
-                rule._init_states(as_updated(rule, piece))
-            return
-        if all(has_state and range_ == own
-               for (range_, has_state), own in zip(held, wanted, strict=True)):
-            return
-        if all(range_ is None for range_, _ in held):
-            complete = _state_of(rule)
-        else:
-            range_, has_state = held[comm.rank]
-            first, last = range_ or (0, param.size)
-            mine = _shards.Part(first, last, _state_of(rule)) if has_state else None
-            complete = _shards.join(path, param.size, (
-                part for part in comm.allgather_obj(mine) if part is not None))
-        shape = param.shape if piece is param else (end - begin,)
-        send = chainer.backend.get_device_from_array(param.array).send
-        part = {key: send(value.reshape(-1)[begin:end].reshape(shape).copy())
-                if _shards.has_size(value, param.size) else value
-                for key, value in complete.items()}
-        copy = part.pop(_FP32, None)
-        rule._fp32_param = None if copy is None else chainer.Parameter(copy)
-        rule._state = part or None
+        begin, end = wanted[comm.rank]
+        if any(state.has_state for state in states) and not all(
+                state.has_state and state.elements == own
+                for state, own in zip(states, wanted, strict=True)):
+            state = _state_of(rule)
+            if not all(each.has_state and each.elements is None for each in states):
+                first, last = states[comm.rank].elements or (0, param.size)
+                mine = _shards.Part(first, last, state) if rule.state is not None else None
+                state = _shards.join(path, param.shape, (
+                    part for part in comm.allgather_obj(mine) if part is not None))
+            if piece is not param:
+                state = {key: value.reshape(-1)[begin:end].reshape(piece.shape).copy()
+                         if _shards.has_size(value, param.size) else value
+                         for key, value in state.items()}
+            copy = state.pop(_FP32, None)
+            rule._fp32_param = None if copy is None else chainer.Parameter(
+                chainer.backend.get_device_from_array(param.array).send(copy))
+            rule._state = state or None
+        _held[rule] = _Held((begin, end), self._owner)
         if rule.enabled:
             rule._init_states(as_updated(rule, piece))
 
@@ -262,9 +279,15 @@ def _is_divisible(rule: UpdateRule) -> bool:
 
 
 def _piece(param: Parameter, begin: int, end: int) -> Parameter:
-    piece = chainer.Parameter(param.array.reshape(-1)[begin:end], name=param.name)
+    """Return a flat piece of a parameter; one without elements has the axes of the parameter."""
+    array = param.array.reshape(-1)[begin:end] if begin < end or not param.ndim else param.array[:0]
+    piece = chainer.Parameter(array, name=param.name)
     piece.grad = None
     return piece
+
+
+def _find(rule: UpdateRule) -> _Found:
+    return _Found(_held[rule].elements if rule in _held else None, rule.state is not None, rule.t)
 
 
 def _state_of(rule: UpdateRule) -> dict[str, Object]:

@@ -175,6 +175,52 @@ def test_a_rule_that_is_not_elementwise_sees_the_complete_parameter(comm):
     check(comm, create=Centered)
 
 
+def test_a_rule_with_states_of_other_shapes(comm):
+    """The states of a matrix are vectors; the update fails for a state of another shape."""
+    class Rule(chainer.UpdateRule):
+        def init_state(self, param):
+            n_rows, n_columns = param.shape
+            self.state.update(rows=np.zeros(n_rows, 'f'), columns=np.zeros(n_columns, 'f'))
+
+        def update_core_cpu(self, param):
+            self.state['rows'] += np.square(param.grad).sum(1)
+            self.state['columns'] += np.square(param.grad).sum(0)
+            scale = np.add.outer(self.state['rows'], self.state['columns'])
+            param.array[...] -= .1 * param.grad / np.sqrt(scale + 1)
+
+    class Factored(chainer.optimizer.GradientMethod):
+        def create_update_rule(self):
+            return Rule(self.hyperparam)
+
+    def make():  # the rows of a matrix with one column are as many as its elements
+        return chainer.Sequential(*(
+            L.Linear(m, n, nobias=True) for m, n in ((N_IN, 1), (1, 9), (9, 8), (8, N_OUT))))
+
+    def change(optimizer, step):
+        optimizer.target[3].W.update_rule.enabled = step < 3  # others get the shards
+
+    check(comm, make=make, create=Factored, change=change, steps=5)
+
+
+def test_two_optimizers_of_the_same_parameters(comm):
+    """Their shards differ, since one has more parameters."""
+    trained = []
+    for shard in False, True:
+        np.random.seed(0)
+        model = mlp()
+        targets = [model, model[2]]  # the rules of model[2] are those of the second optimizer
+        both = [chainermn.create_multi_node_optimizer(
+            create(), comm, shard_states=shard).setup(target) for create, target in zip(
+                (optimizers.Adam, optimizers.MomentumSGD), targets, strict=True)]
+        for step in range(STEPS):
+            x, t = batch(comm, step)
+            for optimizer in both:
+                optimizer.update(
+                    lambda x, t, model=model: F.softmax_cross_entropy(model(x), t), x, t)
+        trained.append(parameters(model))
+    assert_same(trained[1:], trained[:1])
+
+
 def test_rules_that_are_disabled_and_enabled_again(comm):
     def change(optimizer, step):
         optimizer.target[0].W.update_rule.enabled = step not in (0, 1, 3)
@@ -340,8 +386,24 @@ def test_a_file_of_one_rank_is_an_error_on_all_ranks(comm, tmp_path):
         pytest.skip('one rank has the complete state')
     optimizer, _ = train(comm, True)
     copied(optimizer, optimizer, tmp_path, comm, rank=0)
-    with pytest.raises(ValueError, match=r'the state of /.* is incomplete') as caught:
-        optimizer.update(lambda: F.sum(F.square(optimizer.target[0].W)))
+    for _ in range(2):  # also if the program continues
+        with pytest.raises(ValueError, match=r'the state of /.* is incomplete') as caught:
+            optimizer.update(lambda: F.sum(F.square(optimizer.target[0].W)))
+        assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.parametrize('shard', [False, True], ids=['complete', 'sharded'])
+def test_a_file_loaded_on_one_rank_is_an_error_on_all_ranks(comm, tmp_path, shard):
+    if comm.size == 1:
+        pytest.skip('there is no other rank')
+    saved, _ = train(comm, shard)
+    loaded, _ = train(comm, True, steps=0)
+    if comm.rank == 0:
+        chainer.serializers.save_npz(str(tmp_path / 'file'), saved)
+        chainer.serializers.load_npz(str(tmp_path / 'file'), loaded)
+    loaded.target.append(L.Linear(N_OUT, N_OUT))  # so all ranks broadcast
+    with pytest.raises(ValueError, match='different numbers of updates: 4 on rank 0') as caught:
+        loaded.update(lambda: F.sum(F.square(loaded.target[0].W)))
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 

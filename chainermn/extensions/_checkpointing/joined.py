@@ -31,12 +31,11 @@ def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
     for entry in sorted(key for key in shards[0] if key.endswith(_SUFFIX)):
         prefix = entry.removesuffix(_shards.ENTRY)
         shape = tuple(shards[0][entry][2:].tolist())
-        size = int(np.prod(shape))
         parts = [Part(int(shard[entry][0]), int(shard[entry][1]), {
             key.removeprefix(prefix): value for key, value in shard.items()
             if key.startswith(prefix) and key != entry}) for shard in shards]
-        for key, value in _shards.join(prefix, size, parts).items():
-            joined[prefix + key] = value.reshape(shape) if _shards.has_size(value, size) else value
+        for key, value in _shards.join(prefix, shape, parts).items():
+            joined[prefix + key] = value
     return joined
 
 
