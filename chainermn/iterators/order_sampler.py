@@ -99,6 +99,17 @@ class MultiNodeOrderSampler:
         order = self._order(epoch, min(used + max(position - first, 0) * size, self._n - 1))
         return Resumed(order, _beginning(order)[0])
 
+    def note_epoch(self, epoch: int) -> None:
+        """Note the epoch of the next order that is loaded.
+
+        The multi-node checkpointer calls it.  Otherwise the first epoch with this order is used,
+        but if a rank has only few samples, orders of several epochs may be equal.
+
+        Args:
+            epoch: The epoch of the iterator that loads the order.
+        """
+        self._epoch = epoch
+
     def _epoch_of(self, order: np.ndarray) -> int:
         """Return the epoch of an order, which may have been loaded."""
         if not self._shuffle:

@@ -74,6 +74,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
     joined = _join_shards(comm, selection, target, opened, allow_pickle)
     with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
+        _note_epochs(arrays, target)  # iterators may use the sampler when they are loaded
         if is_resized:
             ResizedDeserializer(states, target, selection.size or 0).load(target)
         else:
@@ -81,6 +82,15 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             state.restore_random(arrays)
     if is_resized and comm.rank == 0:
         warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
+
+
+def _note_epochs(arrays: Mapping[str, np.ndarray], target: object) -> None:
+    """Tells the order samplers of a trainer the epochs that their iterators will load."""
+    iterators = getattr(getattr(target, 'updater', None), '_iterators', {})
+    for name, iterator in iterators.items():
+        key, sampler = f'updater/iterator:{name}/epoch', getattr(iterator, 'order_sampler', None)
+        if key in arrays and hasattr(sampler, 'note_epoch'):
+            sampler.note_epoch(int(arrays[key]))
 
 
 def _join_shards(comm: CommunicatorBase, selection: Selection, target: object,

@@ -180,6 +180,29 @@ def test_a_model_without_a_trainer():
         ResizedDeserializer(serializer.target, loaded, 2).load(loaded)
 
 
+@pytest.mark.parametrize('kind', [
+    chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator])
+def test_an_order_sampler_continues_in_the_same_epoch(comm, tmp_path, kind):
+    """The order of a rank, one sample, is that of other epochs, too."""
+    def trainer_of():
+        n = max(2, comm.size)
+        iterator = kind(list(range(n)), 1, order_sampler=MultiNodeOrderSampler(n, comm))
+        trainer = make_trainer(n, 1, 9)
+        trainer.updater._iterators['main'] = iterator
+        return trainer, iterator
+
+    trainer, iterator = trainer_of()
+    trainer.run()
+    path = str(tmp_path / 'file')
+    rank_file.write(path, state.copy_state(trainer), rank_file.Tag('a-1', 9, 1, [0], 0))
+    expected = [next(iterator) for _ in range(30)]
+    trainer, other = trainer_of()
+    resume.load(comm, Selection(9, path, comm.size, False), trainer, False)
+    assert [next(other) for _ in range(30)] == expected
+    for each in iterator, other:
+        each.finalize()
+
+
 def test_an_order_sampler_continues_at_the_same_sample(comm):
     """Saved by two ranks, which have used 12 samples."""
     class Rank:
