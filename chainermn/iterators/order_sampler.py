@@ -115,7 +115,7 @@ class MultiNodeOrderSampler:
         if not self._shuffle:
             return 0
         used = _beginning(order)[1]
-        for epoch in (self._epoch, *range(_MAX_EPOCHS)):
+        for epoch in (self._epoch, self._epoch - 1, *range(_MAX_EPOCHS)):  # - 1: it was prefetched
             if epoch >= 0 and np.array_equal(order, self._order(epoch, used)):
                 return epoch
         raise ValueError('the order of the samples was made by another order sampler, or with '

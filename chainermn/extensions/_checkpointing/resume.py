@@ -173,7 +173,7 @@ class ResizedDeserializer(chainer.serializers.NpzDeserializer):
         if resume is not None and progress.order is not None:
             resumed = resume(progress.order, int(progress.values['current_position']),
                              int(progress.values['epoch']), self._size)
-            if key == 'order' and isinstance(value, np.ndarray):
+            if key in ('order', '_order') and isinstance(value, np.ndarray):
                 np.copyto(value, resumed.order)
                 return value
         if key not in progress.values:
