@@ -68,6 +68,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             comm.refuse('loading', error)
         if not content.size:
             return  # the next operation raises that error
+
     def opened() -> Arrays:
         return Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle)
 
@@ -89,7 +90,7 @@ def _note_epochs(arrays: Mapping[str, np.ndarray], target: object) -> None:
     iterators = getattr(getattr(target, 'updater', None), '_iterators', {})
     for name, iterator in iterators.items():
         key, sampler = f'updater/iterator:{name}/epoch', getattr(iterator, 'order_sampler', None)
-        if key in arrays and hasattr(sampler, 'note_epoch'):
+        if key in arrays and sampler is not None and hasattr(sampler, 'note_epoch'):
             sampler.note_epoch(int(arrays[key]))
 
 
