@@ -82,7 +82,7 @@ class MultiNodeOrderSampler:
         self._epoch = 0 if is_first and self._shuffle else self._epoch_of(current_order) + 1
         return self._order(self._epoch)
 
-    def resume(self, order: np.ndarray, position: int, epoch: int, size: int) -> Resumed:
+    def resume(self, order: np.ndarray, position: int, epoch: int, size: int) -> _Resumed:
         """Continue at the sample at which another number of ranks saved.
 
         Args:
@@ -97,7 +97,7 @@ class MultiNodeOrderSampler:
         """
         first, used = _beginning(order)
         order = self._order(epoch, min(used + max(position - first, 0) * size, self._n - 1))
-        return Resumed(order, _beginning(order)[0])
+        return _Resumed(order, _beginning(order)[0])
 
     def note_epoch(self, epoch: int) -> None:
         """Note the epoch of the next order that is loaded.
@@ -139,7 +139,7 @@ class MultiNodeOrderSampler:
         return np.concatenate([np.full(length - len(mine), -1 - used), mine])
 
 
-class Resumed(NamedTuple):
+class _Resumed(NamedTuple):
     """The order and the position of an iterator that continues within an epoch."""
 
     order: np.ndarray
