@@ -5,8 +5,9 @@ import filecmp
 import os
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 #: Variables that mark a process as part of an MPI job, except those that configure an MPI library.
 _JOB_VARIABLES = re.compile(r'(PMIX?|HYDI|OMPI|PRTE)_(?!MCA_|ALLOW_)|MPI_LOCAL')
@@ -52,6 +53,32 @@ def find_local() -> str:
     # The same folder can contain programs of other MPI libraries.
     is_mpich = os.access(hydra, os.R_OK) and filecmp.cmp(mpiexec, hydra, shallow=False)
     return local if is_mpich and os.access(local, os.X_OK) else mpiexec
+
+
+def is_open_mpi(mpiexec: str) -> bool:
+    """Return whether a program is the mpiexec of Open MPI, or its PRRTE.
+
+    Args:
+        mpiexec: The path of the program.
+    """
+    version = subprocess.run([mpiexec, '--version'], stdin=subprocess.DEVNULL, text=True,
+                             errors='replace', capture_output=True, check=False).stdout
+    return re.search(r'Open ?MPI|Open ?RTE|PRRTE', version) is not None
+
+
+def host_options(is_open_mpi: bool, ranks: Mapping[str, int], exported: Iterable[str] = ()
+                 ) -> list[str]:
+    """Return the options of mpiexec that select hosts.
+
+    Args:
+        is_open_mpi: Whether it belongs to Open MPI; otherwise to MPICH, or a relative of it.
+        ranks: The number of ranks on each host.
+        exported: Environment variables for the ranks on all hosts.  MPICH exports all variables.
+    """
+    hosts = ','.join(f'{host}:{n}' for host, n in ranks.items())
+    if not is_open_mpi:
+        return ['-hosts', hosts]
+    return ['--host', hosts, *(word for name in exported for word in ('-x', name))]
 
 
 def environment(n: int, defaults: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """``python -m chainermn run``: start an MPI job, and restart it after a failure.
 
 One failing rank aborts the whole job (see `global_except_hook`), so the whole job is restarted.
-A script that uses the checkpointer resumes from the last checkpoint.
+A script that uses the checkpointer resumes from the last checkpoint.  With a hosts file, the job
+restarts on the hosts that answer.
 """
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ import os
 import shlex
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from chainermn import _mpiexec, _streams
-from chainermn._run._attempt import Attempt, collect_signals, run_once
-
-_MAX_MESSAGES = 3  # per attempt; one bug can fail on a thousand ranks
+from chainermn import _mpiexec
+from chainermn._run import _hosts
+from chainermn._run._attempt import collect_signals
+from chainermn._run._job import Job
+from chainermn._run._report import say, table
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
@@ -26,8 +27,9 @@ training, resumes from the last complete snapshot; other scripts start from the 
 """
 
 _EPILOG = """\
-example:
+examples:
   python -m chainermn run -n 4 train.py --epochs 20
+  python -m chainermn run -n 4 --min-ranks 2 --hosts-file hosts.txt train.py
 
 Put the options of this command before SCRIPT; everything after SCRIPT is passed to it.
 
@@ -36,11 +38,17 @@ The job is not restarted if
   - this command was interrupted (Ctrl-C) or received SIGTERM or SIGHUP, which end the job;
   - it was already restarted --max-restarts times;
   - two consecutive attempts failed within --startup seconds, which indicates a bug in the
-    script.
+    script;
+  - for --host-timeout seconds, fewer than --min-ranks slots were on hosts that answer.
+
+With --hosts-file, the job starts on the hosts that answer, with N ranks or as many as these
+hosts have slots. When a lost host answers again, the job ends with SIGTERM and restarts with
+more ranks. Such restarts do not count for --max-restarts and --startup. The ranks find N in
+the environment variable CHAINERMN_RUN_RANKS.
 
 After a failure, a table on stderr shows the start, duration and result of each attempt.
 The exit status is that of mpiexec in the last attempt. If OMP_NUM_THREADS is not set, it is
-set to the number of cores of this machine divided by N.
+set to the number of cores of this machine divided by the number of ranks on a host.
 """
 
 
@@ -55,6 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='maximum number of restarts (default: %(default)s)')
     parser.add_argument('--startup', type=float, default=10, metavar='SECONDS',
                         help='give up if two consecutive attempts fail within this time '
+                             '(default: %(default)s)')
+    parser.add_argument('--hosts-file', metavar='FILE',
+                        help='the hosts to use, one per line: host, host:slots or host slots=N')
+    parser.add_argument('--min-ranks', type=_at_least(1), metavar='M',
+                        help='start with M to N processes, as many as there are slots on hosts '
+                             'that answer (default: N)')
+    parser.add_argument('--host-timeout', type=float, default=600, metavar='SECONDS',
+                        help='how long to wait for hosts (default: %(default)s)')
+    parser.add_argument('--grow-after', type=float, default=300, metavar='SECONDS',
+                        help='how long the job runs before it restarts with more processes '
                              '(default: %(default)s)')
     parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
                         help='additional options for mpiexec: --mpiexec-args="--hosts a,b"')
@@ -84,57 +102,34 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if not options.is_module and not os.path.isfile(options.script):
         parser.error(f'no such script: {options.script}')
     try:
-        command = [_mpiexec.find(), '-n', str(options.n), *shlex.split(options.mpiexec_args),
-                   sys.executable, *['-m'] * options.is_module, options.script, *options.args]
-    except (FileNotFoundError, ValueError) as error:  # no mpiexec, or an unbalanced quote
+        mpiexec, arguments = _mpiexec.find(), shlex.split(options.mpiexec_args)
+        slots = _slots(options)
+    except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
         parser.error(str(error))
-    environment = _mpiexec.environment(options.n)
-    attempts: list[Attempt] = []
+    program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
     with collect_signals() as signals:
-        while not attempts or (result := _final_result(attempts, options, signals)) is None:
-            if attempts:
-                _print(f'job failed after {attempts[-1].duration} ({attempts[-1].result}); '
-                       'restarting')
-            attempts.append(run_once(command, environment, signals))
-    if len(attempts) > 1 or attempts[0].status or signals:
-        _print('\n'.join([result, *_table(attempts)]))
+        job = Job(mpiexec, arguments, program, options, signals)
+        result = job.run_on(slots) if slots else job.run()
+    attempts = job.attempts
+    if len(attempts) != 1 or attempts[0].status or signals:
+        say('\n'.join([result, *table(attempts)]) if attempts else result)
     if signals:  # die of the same signal, so that a calling shell script stops, too
         signal.signal(signals[0], signal.SIG_DFL)
         os.kill(os.getpid(), signals[0])
-    return attempts[-1].status
+    return attempts[-1].status if attempts else 1
 
 
-def _final_result(attempts: list[Attempt], options: argparse.Namespace, signals: list[int]
-                  ) -> str | None:
-    """Return the result of the job, or ``None`` if it should be restarted."""
-    restarts = len(attempts) - 1
-    if signals:
-        return f'job terminated by {signal.Signals(signals[0]).name}'
-    if attempts[-1].status == 0:
-        return f'job succeeded after {_times(restarts)}'
-    if restarts >= options.max_restarts:
-        after = f' after {_times(restarts)}' if restarts else ''
-        return f'job failed{after}: the limit is --max-restarts {options.max_restarts}'
-    if restarts and all(one.seconds < options.startup for one in attempts[-2:]):
-        return (f'job failed: two consecutive attempts failed within {options.startup:g} seconds '
-                '(--startup)')
-    return None
-
-
-def _times(restarts: int) -> str:
-    return f'{restarts or "no"} restart{"s" * (restarts != 1)}'
-
-
-def _table(attempts: list[Attempt]) -> Iterator[str]:
-    yield f'  {"attempt":<9}{"started":<21}{"duration":<10}result'
-    for number, one in enumerate(attempts, 1):
-        started = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(one.started))
-        yield f'  {number:<9}{started:<21}{one.duration:<10}{one.result}'
-        shown = one.messages[:_MAX_MESSAGES]
-        if more := len(one.messages) - len(shown):
-            shown.append(f'and {more} more')
-        yield from (f'{"":<42}{message}' for message in shown)
-
-
-def _print(text: str) -> None:
-    _streams.write(f'chainermn run: {text}\n')
+def _slots(options: argparse.Namespace) -> dict[str, int]:
+    """Return the number of slots of each host, after checking it; none without a hosts file."""
+    if options.hosts_file is None:
+        if options.min_ranks is not None:
+            raise ValueError('--min-ranks needs --hosts-file, a file with one line per host: '
+                             'host, host:slots or host slots=N')
+        return {}
+    if (options.min_ranks or 1) > options.n:
+        raise ValueError(f'--min-ranks {options.min_ranks} is more than -n {options.n}')
+    slots = _hosts.read(options.hosts_file)
+    if sum(slots.values()) < options.n:
+        raise ValueError(f'{options.hosts_file} has {sum(slots.values())} slots, which are not '
+                         f'enough for -n {options.n}. Add slots as in "host:4".')
+    return slots

@@ -4,15 +4,14 @@ from __future__ import annotations
 import contextlib
 import glob
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from chainermn import _environment
 from chainermn._run import _supervisor
+from chainermn._run._pool import Ending
 
 _POLL_INTERVAL = 0.05  # seconds
 
@@ -27,6 +26,8 @@ class Attempt(NamedTuple):
     seconds: float
     status: int  # exit status of mpiexec, or 128 + signal number
     messages: list[str]  # from the ranks that failed, in order of time
+    ranks: Mapping[str, int]  # on each host; empty without a hosts file
+    ending: Ending | None  # why this command ended it
 
     @property
     def duration(self) -> str:
@@ -35,30 +36,43 @@ class Attempt(NamedTuple):
 
     @property
     def result(self) -> str:
+        if self.status and self.ending is not None:
+            return self.ending.reason
         return f'exit status {self.status}' if self.status else 'succeeded'
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether it was ended to restart it with more ranks."""
+        return self.status != 0 and self.ending is not None and self.ending.is_planned
 
-def run_once(command: list[str], environment: dict[str, str], signals: list[int]) -> Attempt:
+
+def run_once(command: list[str], environment: dict[str, str], signals: list[int],
+             ranks: Mapping[str, int] | None = None,
+             watch: Callable[[], Ending | None] = lambda: None) -> Attempt:
     """Run mpiexec, and forward the first signal that is collected meanwhile.
 
     The job ends when this process ends, even if it is killed.
+
+    Args:
+        command: The command of mpiexec.
+        environment: Its environment.
+        signals: Where the signals are collected.
+        ranks: The number of ranks on each host, for the result.
+        watch: Returns why to end the job with SIGTERM, or ``None``.
     """
     with tempfile.TemporaryDirectory(  # only this user can read it
             prefix='chainermn-run-', ignore_cleanup_errors=True) as folder:
         started, start = time.time(), time.monotonic()
-        process = subprocess.Popen(
-            # -I -S: skipping sitecustomize and .pth files makes it start at once.
-            [sys.executable, '-I', '-S', _supervisor.__file__, *command],
-            env={**environment, _environment.RUN_FOLDER: folder}, stdin=subprocess.DEVNULL,
-            preexec_fn=_supervisor.die_with_parent(signal.SIGTERM),
-            start_new_session=True)  # so that only this process gets Ctrl-C
-        forwarded = False
+        process = _supervisor.start(command, {**environment, _environment.RUN_FOLDER: folder})
+        ending, has_sent = None, False
         while process.poll() is None:
-            if signals and not forwarded:
-                forwarded = True
-                process.send_signal(signals[0] if signals[0] == signal.SIGINT else signal.SIGTERM)
+            if not has_sent and (signals or (ending := watch())):
+                has_sent = True
+                process.send_signal(signals[0] if signals[:1] == [signal.SIGINT]
+                                    else signal.SIGTERM)
             time.sleep(_POLL_INTERVAL)
-        return Attempt(started, time.monotonic() - start, process.returncode, _messages(folder))
+        return Attempt(started, time.monotonic() - start, process.returncode,
+                       _messages(folder), ranks or {}, ending)
 
 
 @contextlib.contextmanager

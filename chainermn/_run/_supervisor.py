@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import BinaryIO
 
 _POLL_INTERVAL = 0.05  # seconds
 _GRACE_PERIOD = 5  # seconds for mpiexec to exit after a signal, before it is killed
@@ -32,6 +33,23 @@ def die_with_parent(number: int) -> Callable[[], None]:
             os._exit(1)
 
     return request
+
+
+def start(command: list[str], environment: dict[str, str], output: BinaryIO | None = None
+          ) -> subprocess.Popen[bytes]:
+    """Start a supervisor of mpiexec.  It ends with this thread.
+
+    Args:
+        command: The command of mpiexec.
+        environment: Its environment.
+        output: The file for its output, if that is not to go where ours goes.
+    """
+    return subprocess.Popen(
+        # -I -S: skipping sitecustomize and .pth files makes it start at once.
+        [sys.executable, '-I', '-S', __file__, *command],
+        env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        preexec_fn=die_with_parent(signal.SIGTERM),
+        start_new_session=True)  # so that only this process gets Ctrl-C
 
 
 def main(command: list[str]) -> int:
@@ -54,8 +72,8 @@ def main(command: list[str]) -> int:
         time.sleep(_POLL_INTERVAL)
     if process.returncode:
         _kill_children()
-    if os.getppid() != parent:
-        shutil.rmtree(os.environ['CHAINERMN_RUN_FOLDER'], ignore_errors=True)
+    if os.getppid() != parent and (folder := os.environ.get('CHAINERMN_RUN_FOLDER')):
+        shutil.rmtree(folder, ignore_errors=True)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 

@@ -1,0 +1,58 @@
+"""The hosts file, and how many ranks each host gets."""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_LINE = re.compile(r'(?P<name>[^\s:=]+)(?:(?::|\s+slots\s*=\s*)(?P<slots>[0-9]+))?')
+_MAX_SHOWN = 8  # hosts
+
+
+def read(path: str) -> dict[str, int]:
+    """Return the number of slots of each host in a file.
+
+    A line is ``host``, ``host:slots`` or ``host slots=N``; a host without a number has one slot.
+    The rest of a line after ``#`` is ignored.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If a line is something else, or a host has no slots or two lines.
+    """
+    slots: dict[str, int] = {}
+    with open(path, encoding='utf-8') as lines:
+        for number, line in enumerate(lines, 1):
+            text = line.partition('#')[0].strip()
+            if not text:
+                continue
+            found = _LINE.fullmatch(text)
+            if found is None or (found['slots'] and not int(found['slots'])):
+                raise ValueError(f'{path}, line {number}: must be "host", "host:slots" or '
+                                 f'"host slots=N" with at least one slot, not "{text}"')
+            if found['name'] in slots:
+                raise ValueError(f'{path}, line {number}: there is another line for '
+                                 f'{found["name"]}; write one line with all its slots')
+            slots[found['name']] = int(found['slots'] or 1)
+    return slots
+
+
+def assign(slots: Mapping[str, int], n: int) -> dict[str, int]:
+    """Return the number of ranks of each host: at most ``n``, the first hosts first.
+
+    Args:
+        slots: The number of slots of each host.
+        n: The number of ranks.
+    """
+    ranks = {}
+    for host, most in slots.items():
+        if here := min(most, n):
+            ranks[host] = here
+            n -= here
+    return ranks
+
+
+def text(ranks: Mapping[str, int]) -> str:
+    """Return ``node0:2, node1:2``, shortened if there are many hosts."""
+    shown = [f'{host}:{n}' for host, n in ranks.items()]
+    if len(shown) > _MAX_SHOWN:
+        shown[_MAX_SHOWN - 1:] = [f'and {len(shown) - _MAX_SHOWN + 1} more hosts']
+    return ', '.join(shown)

@@ -1,0 +1,141 @@
+"""The pool of hosts: those that answer run the ranks; lost ones are used again when they answer."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from chainermn._run import _hosts
+from chainermn._run._probe import Probe
+
+_POLL_INTERVAL = 0.05  # seconds
+_LOST_AFTER = 120  # seconds without an answer, after which the job on a host is ended
+
+
+class Ending(NamedTuple):
+    """Why this command ends a job."""
+
+    reason: str
+    is_planned: bool  # to restart it with more ranks
+
+
+class Pool:
+    """The hosts of a hosts file.
+
+    Args:
+        slots: The number of slots of each host.
+        n: The number of ranks to start, if there are enough slots.
+        min_ranks: The number of ranks without which a job does not start.
+        probe: Starts a probe of hosts.
+    """
+
+    def __init__(self, slots: Mapping[str, int], n: int, min_ranks: int,
+                 probe: Callable[[Iterable[str]], Probe]) -> None:
+        self._slots = slots
+        self._n = n
+        self._min_ranks = min_ranks
+        self._probe = probe
+        self.interval = 5 + len(slots)  # seconds between probes; limits the load of many hosts
+
+    def start_probe(self) -> Probe:
+        """Start a probe of all hosts."""
+        return self._probe(self._slots)
+
+    def ranks(self, errors: Mapping[str, str]) -> dict[str, int]:
+        """Return the number of ranks for each host, given why others do not answer."""
+        return _hosts.assign({host: slots for host, slots in self._slots.items()
+                              if not errors[host]}, self._n)
+
+    def wait(self, timeout: float, is_interrupted: Callable[[], bool], say: Callable[[str], None]
+             ) -> dict[str, int]:
+        """Wait until enough hosts answer; return the number of ranks for each.
+
+        Args:
+            timeout: For how many seconds; 0 probes once.
+            is_interrupted: Returns whether to stop waiting.
+            say: Prints a message.
+
+        Returns:
+            No hosts after the timeout, or if it is interrupted.
+        """
+        deadline = time.monotonic() + timeout
+        has_said = False
+        while True:
+            errors = self._wait_for(self.start_probe(), is_interrupted)
+            if errors is None:
+                return {}
+            ranks = self.ranks(errors)
+            missing = '; '.join(f'{host} does not answer ({error})'
+                                for host, error in errors.items() if error)
+            total = sum(ranks.values())
+            if total >= self._min_ranks:
+                if total < self._n:
+                    say(f'starting {total} of {self._n} ranks: {missing}')
+                return ranks
+            if not has_said:
+                has_said = True
+                say(f'waiting for hosts: there are slots for {total} ranks, and --min-ranks is '
+                    f'{self._min_ranks}: {missing}')
+            pause = time.monotonic() + self.interval
+            if pause > deadline:
+                return {}
+            while time.monotonic() < pause and not is_interrupted():
+                time.sleep(_POLL_INTERVAL)
+
+    @staticmethod
+    def _wait_for(probe: Probe, is_interrupted: Callable[[], bool]) -> dict[str, str] | None:
+        try:
+            while (errors := probe.errors()) is None and not is_interrupted():
+                time.sleep(_POLL_INTERVAL)
+            return None if is_interrupted() else errors
+        finally:
+            probe.close()
+
+
+class Watch:
+    """Probes the hosts during an attempt, and decides whether to end it.
+
+    Args:
+        pool: The hosts.
+        ranks: The number of ranks on each host of the attempt.
+        grow_after: The seconds for which the job runs at least, before it restarts with more ranks.
+    """
+
+    def __init__(self, pool: Pool, ranks: Mapping[str, int], grow_after: float) -> None:
+        now = time.monotonic()
+        self._pool = pool
+        self._ranks = ranks
+        self._may_grow_at = now + grow_after
+        self._probe: Probe | None = None
+        self._next_at = now + pool.interval
+        self._answered_at = dict.fromkeys(ranks, now)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._probe is not None:
+            self._probe.close()
+
+    def poll(self) -> Ending | None:
+        """Return why to end the attempt, or ``None``.  To be called again and again."""
+        now = time.monotonic()
+        if self._probe is None:
+            if now >= self._next_at:
+                self._probe = self._pool.start_probe()
+            return None
+        errors = self._probe.errors()
+        if errors is None:
+            return None
+        self._probe.close()
+        self._probe = None
+        self._next_at = now + self._pool.interval
+        for host in self._ranks:
+            if not errors[host]:
+                self._answered_at[host] = now
+            elif now > self._answered_at[host] + max(_LOST_AFTER, 4 * self._pool.interval):
+                return Ending(f'{host} does not answer: {errors[host]}', is_planned=False)
+        more = self._pool.ranks(errors)
+        if now >= self._may_grow_at and sum(more.values()) > sum(self._ranks.values()):
+            return Ending(f'hosts are back: {_hosts.text(more)}', is_planned=True)
+        return None
