@@ -204,17 +204,43 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
     def mpiexec(self, command: Sequence[str]) -> list[str]:
         """Returns the command that runs an MPI program on all hosts."""
         beside = pathlib.Path(sys.executable).with_name('mpiexec')
-        hosts = ','.join(f'{self.address(n)}:{ranks}' for n, ranks in enumerate(self.ranks))
         return self._switch.command(
-            [str(beside) if beside.exists() else 'mpiexec', '-localhost', SWITCH,
-             '-launcher', 'ssh', '-launcher-exec', self._ssh, '-hosts', hosts,
-             '-n', str(sum(self.ranks)), *map(str, command)], ['--net'])
+            [str(beside) if beside.exists() else 'mpiexec', *self._launcher,
+             '-hosts', self._slots(','), '-n', str(sum(self.ranks)), *map(str, command)],
+            ['--net'])
+
+    def elastic(self, command: Sequence[str]) -> list[str]:
+        """Returns the command that runs ``python -m chainermn run`` with all hosts.
+
+        Args:
+            command: More options, the script and its arguments.
+        """
+        path = self._folder / 'hosts'
+        path.write_text(self._slots('\n'))
+        return self._switch.command(
+            [sys.executable, '-m', 'chainermn', 'run', '--hosts-file', str(path),
+             '--mpiexec-args', shlex.join(self._launcher), '-n', str(sum(self.ranks)),
+             *map(str, command)], ['--net'])
+
+    @property
+    def _launcher(self) -> list[str]:
+        return ['-localhost', SWITCH, '-launcher', 'ssh', '-launcher-exec', self._ssh]
+
+    def _slots(self, separator: str) -> str:
+        return separator.join(f'{self.address(n)}:{ranks}' for n, ranks in enumerate(self.ranks))
 
     def popen(self, command: Sequence[str], env: Mapping[str, str] | None = None,
-              ) -> subprocess.Popen[str]:
-        """Starts an MPI program on all hosts; its output is in ``stdout``."""
+              is_elastic: bool = False) -> subprocess.Popen[str]:
+        """Starts an MPI program on all hosts; its output is in ``stdout``.
+
+        Args:
+            command: The program.
+            env: Variables to add to its environment.
+            is_elastic: Whether ``python -m chainermn run`` starts it.
+        """
         return subprocess.Popen(
-            self.mpiexec(command), env={**os.environ, **_SHARED, **(env or {})},
+            self.elastic(command) if is_elastic else self.mpiexec(command),
+            env={**os.environ, **_SHARED, **(env or {})},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors='replace', start_new_session=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_LINE = re.compile(r'(?P<name>[^\s:=]+)(?:(?::|\s+slots\s*=\s*)(?P<slots>[0-9]+))?')
+_LINE = re.compile(r'(?P<name>[^\s:=,]+)(?:(?::|\s+slots\s*=\s*)(?P<slots>[0-9]+))?')
 _MAX_SHOWN = 8  # hosts
 
 

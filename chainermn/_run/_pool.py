@@ -137,5 +137,6 @@ class Watch:
                 return Ending(f'{host} does not answer: {errors[host]}', is_planned=False)
         more = self._pool.ranks(errors)
         if now >= self._may_grow_at and sum(more.values()) > sum(self._ranks.values()):
-            return Ending(f'hosts are back: {_hosts.text(more)}', is_planned=True)
+            new = {host: n for host, n in more.items() if host not in self._ranks}
+            return Ending(f'available again: {_hosts.text(new)}', is_planned=True)
         return None

@@ -1,0 +1,250 @@
+"""python -m chainermn run --hosts-file: a job restarts on the hosts that answer, and grows again.
+
+The hosts are this machine.  mpiexec starts ranks on a host with a script in place of ssh, which
+fails unless there is a file HOST.up.
+"""
+
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+from chainermn import _mpiexec
+from chainermn._run import _hosts
+
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
+
+if MPI.Get_library_version().startswith('Open MPI'):
+    pytestmark.append(pytest.mark.skip(reason='options of MPICH'))
+
+SSH = '''\
+#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+host=$1; shift
+if [[ ! -e $host.up ]]; then
+    echo "ssh: connect to host $host port 22: No route to host" >&2
+    exit 255
+fi
+export HOST_NAME=$host
+exec sh -c "$*"
+'''
+LAUNCHER = '-localhost localhost -launcher ssh -launcher-exec ./ssh'
+
+#: Prints the hosts of the ranks, and defines the number of this attempt.
+START = '''
+    import os, pathlib, signal, sys, time, chainermn
+    comm = chainermn.create_communicator('naive')
+    names = comm.gather_obj(os.environ['HOST_NAME'])
+    path = pathlib.Path('attempts')
+    if comm.rank == 0:
+        path.write_text('x' * (len(path.read_text()) + 1 if path.exists() else 1))
+        print(*names, 'of', os.environ['CHAINERMN_RUN_RANKS'], flush=True)
+    comm.barrier()
+    attempt = len(path.read_text())
+    b = pathlib.Path('b.up')
+    '''
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory, with the launcher; its temporary folder must be empty at the end."""
+    temporary = tmp_path / 'temporary'
+    temporary.mkdir()
+    monkeypatch.setenv('TMPDIR', str(temporary))
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path('ssh').write_text(SSH)
+    pathlib.Path('ssh').chmod(0o755)
+    pathlib.Path('hosts').write_text('a:2\nb slots=2\n')
+    yield tmp_path
+    assert list(temporary.iterdir()) == []
+
+
+def write(code):
+    pathlib.Path('script.py').write_text(textwrap.dedent(START) + textwrap.dedent(code))
+
+
+def up(*names):
+    for name in names:
+        pathlib.Path(f'{name}.up').touch()
+
+
+def command(*options, n=4):
+    return [sys.executable, '-m', 'chainermn', 'run', '-n', str(n), '--hosts-file', 'hosts',
+            '--mpiexec-args', LAUNCHER, *options, 'script.py']
+
+
+def run(*options, n=4):
+    return subprocess.run(command(*options, n=n), text=True, capture_output=True,
+                          timeout=seconds(120))
+
+
+def said(err):
+    """Messages of the command, without durations."""
+    return [re.sub(r'\d+:\d\d:\d\d', 'T', line)
+            for line in re.findall(r'^chainermn run: (.*)', err, re.M)]
+
+
+def rows(err):
+    """Words of the lines of the table, without times."""
+    *_, lines = err.rpartition('chainermn run: ')
+    return [re.sub(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +\d+:\d\d:\d\d ', '', line).split()
+            for line in lines.splitlines()[1:]]
+
+
+def test_lost_rank_lost_host_and_return(folder):
+    write('''
+        if attempt == 1 and comm.rank == 3:  # its host still answers
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt == 2 and comm.rank == 3:
+            b.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+        if attempt == 3:
+            b.touch()
+            time.sleep(1000)
+        ''')
+    up('a', 'b')
+    done = run('--min-ranks', '2', '--max-restarts', '2', '--startup', '0', '--grow-after', '0')
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.endswith(' of 4')]
+    assert lines == ['a a b b of 4', 'a a b b of 4', 'a a of 4', 'a a b b of 4']
+    status = re.findall(r'job failed after \S+ \((exit status \d+)\); restarting', done.stderr)
+    assert said(done.stderr) == [
+        f'job failed after T ({status[0]}); restarting',
+        f'job failed after T ({status[1]}); restarting',
+        'starting 2 of 4 ranks: b does not answer (ssh: connect to host b port 22: No route to '
+        'host)',
+        'job ended after T (available again: b:2); restarting',
+        'job succeeded after 3 restarts']
+    table = rows(done.stderr)
+    assert table[0] == ['attempt', 'started', 'duration', 'ranks', 'result']
+    assert [row for row in table[1:] if row[0] != 'rank'] == [
+        ['1', '4', *status[0].split()], ['on', 'a:2,', 'b:2'],
+        ['2', '4', *status[1].split()], ['on', 'a:2,', 'b:2'],
+        ['3', '2', 'available', 'again:', 'b:2'], ['on', 'a:2'],
+        ['4', '4', 'succeeded'], ['on', 'a:2,', 'b:2']]
+
+
+def test_a_spare_host_replaces_a_lost_one(folder):
+    pathlib.Path('hosts').write_text('a\nb\nc\n')
+    write('''
+        if attempt == 1 and comm.rank == 1:
+            b.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+        ''')
+    up('a', 'b', 'c')
+    done = run(n=2)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.endswith(' of 2')] == [
+        'a b of 2', 'a c of 2']
+    assert 'chainermn run: starting' not in done.stderr
+
+
+def test_hosts_do_not_answer(folder):
+    write('')
+    up('a')
+    done = run('--min-ranks', '3', '--host-timeout', '0')
+    assert (done.returncode, done.stdout) == (1, '')
+    assert said(done.stderr) == [
+        'waiting for hosts: there are slots for 2 ranks, and --min-ranks is 3: b does not answer '
+        '(ssh: connect to host b port 22: No route to host)',
+        'job failed: for 0 seconds (--host-timeout), the hosts that answer had fewer than 3 slots']
+
+
+@pytest.mark.usefixtures('default_signals')
+@pytest.mark.parametrize('event', ['answer', 'signal'])
+def test_waiting_for_hosts(folder, event):
+    write('')
+    up('a')
+    with subprocess.Popen(command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                          ) as process:
+        assert process.stderr.readline().startswith('chainermn run: waiting for hosts: there are')
+        if event == 'answer':
+            up('b')
+        else:
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=seconds(120))
+    if event == 'answer':
+        assert (process.returncode, out, err) == (0, 'a a b b of 4\n', '')
+    else:
+        assert (process.returncode, out) == (-signal.SIGTERM, '')
+        assert err == 'chainermn run: job terminated by SIGTERM\n'
+
+
+@pytest.mark.full
+@pytest.mark.limit(400)
+def test_a_host_that_no_longer_answers_while_the_job_waits(folder):
+    write('''
+        if attempt == 1:
+            b.unlink(missing_ok=True)
+            time.sleep(1000)
+        ''')
+    up('a', 'b')
+    done = subprocess.run(command('--min-ranks', '1'), text=True, capture_output=True,
+                          timeout=seconds(300))
+    assert done.returncode == 0, done.stderr
+    assert said(done.stderr)[0] == (
+        'job failed after T (b does not answer: ssh: connect to host b port 22: No route to host); '
+        'restarting')
+
+
+@pytest.mark.parametrize('options, message', [
+    (['--min-ranks', '2'], '--min-ranks needs --hosts-file, a file with one line per host: host, '
+                           'host:slots or host slots=N'),
+    (['--min-ranks', '0'], 'argument --min-ranks: must be an integer of at least 1, not 0'),
+    (['--hosts-file', 'hosts', '--min-ranks', '5'], '--min-ranks 5 is more than -n 4'),
+    (['--hosts-file', 'few'], 'few has 3 slots, which are not enough for -n 4. Add slots as in '
+                              '"host:4".'),
+    (['--hosts-file', 'none'], "No such file or directory: 'none'"),
+    (['--hosts-file', 'wrong'], 'wrong, line 2: must be "host", "host:slots" or "host slots=N" '
+                                'with at least one slot, not "b 3"'),
+])
+def test_wrong_options(folder, options, message):
+    write('')
+    pathlib.Path('few').write_text('a:3\n')
+    pathlib.Path('wrong').write_text('a\nb 3\n')
+    done = subprocess.run([sys.executable, '-m', 'chainermn', 'run', '-n', '4', *options,
+                           'script.py'], text=True, capture_output=True, timeout=seconds(50))
+    assert (done.returncode, done.stdout) == (2, '')
+    assert message in done.stderr
+
+
+def test_hosts_file(tmp_path):
+    path = tmp_path / 'hosts'
+    path.write_text('# all\n\na\n b:2 # new\nc.example.org slots=3\n10.0.0.1\tslots = 12\n')
+    assert _hosts.read(str(path)) == {'a': 1, 'b': 2, 'c.example.org': 3, '10.0.0.1': 12}
+
+
+@pytest.mark.parametrize('line, message', [
+    ('b:0', 'with at least one slot, not "b:0"'), ('b:', 'not "b:"'), ('b:2:3', 'not "b:2:3"'),
+    ('b slots', 'not "b slots"'), ('b,c', 'not "b,c"'),
+    ('a:2', 'there is another line for a; write one line with all its slots')])
+def test_wrong_line(tmp_path, line, message):
+    path = tmp_path / 'hosts'
+    path.write_text(f'a\n\n{line}\n')
+    with pytest.raises(ValueError, match=f'^{re.escape(str(path))}, line 3: .*') as error:
+        _hosts.read(str(path))
+    assert message in str(error.value)
+
+
+def test_assignment():
+    slots = {'a': 2, 'b': 1, 'c': 4}
+    assert [_hosts.assign(slots, n) for n in (1, 3, 5, 9)] == [
+        {'a': 1}, {'a': 2, 'b': 1}, {'a': 2, 'b': 1, 'c': 2}, slots]
+    assert _hosts.text(slots) == 'a:2, b:1, c:4'
+    assert _hosts.text({f'n{i}': 1 for i in range(8)}).endswith('n6:1, n7:1')
+    assert _hosts.text({f'n{i}': 1 for i in range(9)}).endswith('n6:1, and 2 more hosts')
+
+
+def test_options_of_mpiexec():
+    ranks = {'a': 2, 'b': 1}
+    assert _mpiexec.host_options(False, ranks, ['X']) == ['-hosts', 'a:2,b:1']
+    assert _mpiexec.host_options(True, ranks, ['X']) == ['--host', 'a:2,b:1', '-x', 'X']
+    assert not _mpiexec.is_open_mpi(_mpiexec.find())
