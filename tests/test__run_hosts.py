@@ -120,14 +120,14 @@ def test_lost_rank_lost_host_and_return(folder):
         f'job failed after T ({status[1]}); restarting',
         'starting 2 of 4 ranks: b does not answer (ssh: connect to host b port 22: No route to '
         'host)',
-        'job ended after T (available again: b:2); restarting',
+        'job ended after T (more hosts: b:2); restarting',
         'job succeeded after 3 restarts']
     table = rows(done.stderr)
     assert table[0] == ['attempt', 'started', 'duration', 'ranks', 'result']
     assert [row for row in table[1:] if row[0] != 'rank'] == [
         ['1', '4', *status[0].split()], ['on', 'a:2,', 'b:2'],
         ['2', '4', *status[1].split()], ['on', 'a:2,', 'b:2'],
-        ['3', '2', 'available', 'again:', 'b:2'], ['on', 'a:2'],
+        ['3', '2', 'more', 'hosts:', 'b:2'], ['on', 'a:2'],
         ['4', '4', 'succeeded'], ['on', 'a:2,', 'b:2']]
 
 

@@ -138,5 +138,5 @@ class Watch:
         more = self._pool.ranks(errors)
         if now >= self._may_grow_at and sum(more.values()) > sum(self._ranks.values()):
             new = {host: n for host, n in more.items() if host not in self._ranks}
-            return Ending(f'available again: {_hosts.text(new)}', is_planned=True)
+            return Ending(f'more hosts: {_hosts.text(new)}', is_planned=True)
         return None
