@@ -10,7 +10,8 @@ ten kills, at the end of an epoch.  Then
 - every start must have resumed from a complete checkpoint, and from none that is older than the
   newest one before the kill,
 - apart from iterations that were repeated because they came after the checkpoint, each sample was
-  seen once per epoch.
+  seen once per epoch.  (At the end of an epoch, and when it resumes with another number of ranks,
+  up to three samples are repeated, so that all ranks have equally many.)
 """
 from __future__ import annotations
 
@@ -56,16 +57,17 @@ def work(folder: pathlib.Path) -> None:
     model = chainer.links.Linear(1, 2)
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(0.05), comm).setup(model)
-    if has_sampler():
-        sampler = chainermn.iterators.MultiNodeOrderSampler(comm, seed=1)
-        iterator = chainer.iterators.SerialIterator(
-            np.arange(SAMPLES), BATCH, order_sampler=sampler)
-    else:
-        data = chainermn.scatter_dataset(np.arange(SAMPLES), comm)
-        iterator = chainer.iterators.SerialIterator(data, BATCH)
+    iterator = chainer.iterators.SerialIterator(
+        np.arange(SAMPLES), BATCH,
+        order_sampler=chainermn.iterators.MultiNodeOrderSampler(SAMPLES, comm, seed=1))
 
     def loss(ids: np.ndarray) -> chainer.Variable:
-        say(folder, f'batch {attempt} {updater.iteration} {",".join(map(str, ids))}')
+        # The iterator is already at the end of the batch, which can be in the next epoch.
+        epoch, following = iterator.epoch, 0
+        if iterator.is_new_epoch:
+            epoch, following = epoch - 1, iterator.current_position
+        words = [f'{epoch + (n >= len(ids) - following)}:{one}' for n, one in enumerate(ids)]
+        say(folder, f'batch {attempt} {updater.iteration} {" ".join(words)}')
         return chainer.functions.sum(model(ids[:, None].astype(np.float32)) ** 2)
 
     updater = chainer.training.StandardUpdater(iterator, optimizer, loss_func=loss)
@@ -83,13 +85,6 @@ def work(folder: pathlib.Path) -> None:
         ranks = ' '.join(f'{name}:{pid}' for name, pid in pids)
         say(folder, f'start {updater.iteration} {ranks}')
     trainer.run()
-
-
-def has_sampler() -> bool:
-    """Returns whether the order of samples is independent of the number of ranks."""
-    import chainermn.iterators
-
-    return hasattr(chainermn.iterators, 'MultiNodeOrderSampler')
 
 
 def say(folder: pathlib.Path, text: str) -> None:
@@ -147,8 +142,7 @@ class Job:
                     self.process.terminate()
                     reader.join()
             assert self.process.returncode == 0, ''.join(self.output)
-            if has_sampler():
-                self.check_samples()
+            self.check_samples()
         self.counts['jobs succeeded'] += 1
 
     def read(self) -> None:
@@ -197,26 +191,37 @@ class Job:
         self.hosts.restore(self.disconnected.pop(self.rng.randrange(len(self.disconnected))))
 
     def check_samples(self) -> None:
-        """Asserts that each sample was seen once per epoch, apart from repeated iterations."""
-        begins = [start.iteration for start in starts(self.folder)]
-        batches: dict[int, list[tuple[int, list[int]]]] = collections.defaultdict(list)
-        for attempt, iteration, ids in re.findall(
+        """Asserts that all samples were seen in each epoch, and only a few twice."""
+        begun = starts(self.folder)
+        batches: dict[int, dict[int, list[str]]] = collections.defaultdict(
+            lambda: collections.defaultdict(list))  # by iteration and attempt
+        for attempt, iteration, words in re.findall(
                 r'^batch (\d+) (\d+) (.*)$', (self.folder / 'log').read_text(), re.M):
-            batches[int(iteration)].append((int(attempt), [int(word) for word in ids.split(',')]))
-        seen: collections.Counter[int] = collections.Counter()
-        last = max(batches)
-        for iteration in range(last + 1):
-            # The last attempt that began at this iteration, or before, took it.
-            attempt = max(n for n, begin in enumerate(begins) if begin <= iteration)
-            taken = [ids for number, ids in batches[iteration] if number == attempt]
-            assert len(taken) == len(starts(self.folder)[attempt].pids), iteration
-            for ids in taken:
-                seen.update(ids)
-            times = {seen[n] for n in range(SAMPLES)}
-            assert max(times) - min(times) <= 1, f'iteration {iteration}: {seen}'
-            self.counts['iterations repeated'] += len(batches[iteration]) > len(taken)
-        assert len(set(seen.values())) == 1, seen
-        self.counts['epochs checked'] += seen[0]
+            batches[int(iteration)][int(attempt)].append(words)
+        seen: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+        resumed: collections.Counter[int] = collections.Counter()
+        last = -1
+        for iteration in range(max(batches) + 1):
+            # The last attempt that resumed at this iteration, or before, made the step that counts.
+            attempt = max(n for n, start in enumerate(begun) if start.iteration <= iteration)
+            taken = batches[iteration][attempt]
+            assert len(taken) == len(begun[attempt].pids), f'iteration {iteration}: {taken}'
+            self.counts['iterations'] += 1
+            self.counts['iterations repeated'] += len(batches[iteration]) > 1
+            epochs = set()
+            for words in taken:
+                for epoch, sample in re.findall(r'(\d+):(\d+)', words):
+                    seen[int(epoch)][int(sample)] += 1
+                    epochs.add(int(epoch))
+            resumed[min(epochs)] += attempt != last
+            last = attempt
+        for epoch in sorted(seen)[:-1]:  # the last one has just begun
+            assert set(seen[epoch]) == set(range(SAMPLES)), f'lost in epoch {epoch}: {begun}'
+            # All ranks have equally many samples, so some are seen twice.
+            repeated = seen[epoch].total() - SAMPLES
+            assert repeated <= (HOSTS - 1) * (1 + resumed[epoch]), f'epoch {epoch}: {seen[epoch]}'
+            self.counts['samples to fill batches'] += repeated
+            self.counts['epochs'] += 1
 
 
 def run(kills: int, jobs: int, seed: int) -> collections.Counter[str]:
@@ -249,7 +254,7 @@ def main() -> None:
     start = time.perf_counter()
     counts = run(args.kills, args.jobs, args.seed)
     print(', '.join(f'{count} {what}' for what, count in counts.items()))
-    print(f'no sample was lost or repeated; {time.perf_counter() - start:.0f} s')
+    print(f'no sample was lost; {time.perf_counter() - start:.0f} s')
 
 
 if __name__ == '__main__':
