@@ -59,7 +59,7 @@ class Pool:
             No hosts after the timeout, or if it is interrupted.
         """
         deadline = time.monotonic() + timeout
-        has_said = False
+        has_warned = False
         while True:
             errors = self._wait_for(self.start_probe(), is_interrupted)
             if errors is None:
@@ -72,8 +72,8 @@ class Pool:
                 if total < self._n:
                     say(f'starting {total} of {self._n} ranks: {missing}')
                 return ranks
-            if not has_said:
-                has_said = True
+            if not has_warned:
+                has_warned = True
                 say(f'waiting for hosts: there are slots for {total} ranks, and --min-ranks is '
                     f'{self._min_ranks}: {missing}')
             pause = time.monotonic() + self.interval

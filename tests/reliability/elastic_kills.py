@@ -4,14 +4,14 @@
 ``python -m chainermn run -n 4 --min-ranks 2`` on four virtual hosts, which needs root.  At random
 moments a rank is killed (SIGKILL), or the link of a host is cut, until the job has restarted and
 some random time longer.  At most two hosts are disconnected at a time.  Each training ends, after
-ten kills, at the end of an epoch.  Then
+five kills, at the end of an epoch.  Then
 
 - the job must have succeeded,
 - every start must have resumed from a complete checkpoint, and from none that is older than the
   newest one before the kill,
 - apart from iterations that were repeated because they came after the checkpoint, each sample was
-  seen once per epoch.  (At the end of an epoch, and when it resumes with another number of ranks,
-  up to three samples are repeated, so that all ranks have equally many.)
+  seen once per epoch.  (When an epoch resumes with another number of ranks, up to three samples are
+  repeated, so that all ranks have equally many.)
 """
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from virtual_hosts import Hosts
 
 HOSTS = 4
 MIN_RANKS = 2
-SAMPLES = 203  # not divisible by the number of ranks
+SAMPLES = 204  # per epoch; divisible by 2, 3 and 4 ranks
 BATCH = 4  # per rank
-KILLS_PER_JOB = 10
+KILLS_PER_JOB = 5
 WITHIN = 400  # seconds for a restart; a host that is lost during startup is only found by probes
 
 
