@@ -201,11 +201,18 @@ class Job:
         seen: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
         resumed: collections.Counter[int] = collections.Counter()
         last = -1
-        for iteration in range(max(batches) + 1):
-            # The last attempt that resumed at this iteration, or before, made the step that counts.
-            attempt = max(n for n, start in enumerate(begun) if start.iteration <= iteration)
+        # Backwards: an attempt resumed from the last one before it that had made all steps before.
+        counting = [len(begun) - 1] * (max(batches) + 1)
+        for iteration in reversed(range(len(counting))):
+            attempt = counting[min(iteration + 1, len(counting) - 1)]
+            if iteration < begun[attempt].iteration:
+                attempt = max((n for n, ranks in batches[iteration].items() if n < attempt
+                               and len(ranks) == len(begun[n].pids)), default=-1)
+            assert attempt >= 0, f'iteration {iteration} was lost: {begun}'
+            counting[iteration] = attempt
+        for iteration, attempt in enumerate(counting):
             taken = batches[iteration][attempt]
-            assert len(taken) == len(begun[attempt].pids), f'iteration {iteration}: {taken}'
+            assert len(taken) == len(begun[attempt].pids), f'iteration {iteration}: {begun}'
             self.counts['iterations'] += 1
             self.counts['iterations repeated'] += len(batches[iteration]) > 1
             epochs = set()
