@@ -201,8 +201,10 @@ class Job:
         seen: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
         resumed: collections.Counter[int] = collections.Counter()
         last = -1
+        # Earlier attempts can have been further than the end of the last one.
+        end = max(iteration for iteration, ranks in batches.items() if len(begun) - 1 in ranks)
         # Backwards: an attempt resumed from the last one before it that had made all steps before.
-        counting = [len(begun) - 1] * (max(batches) + 1)
+        counting = [len(begun) - 1] * (end + 1)
         for iteration in reversed(range(len(counting))):
             attempt = counting[min(iteration + 1, len(counting) - 1)]
             if iteration < begun[attempt].iteration:
