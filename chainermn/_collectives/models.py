@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import chainer
 from mpi4py import MPI
@@ -75,6 +75,16 @@ class ModelOperations(ObjectOperations):
             average(self._transport, gradients, None, compressor, self._codec)
         if self._has_debug_variable or chainer.is_debug():
             self._check_means(model)
+
+    @collective_as('multi_node_mean_grad')
+    def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
+                        ) -> None:
+        if type(self).multi_node_mean_grad is not ModelOperations.multi_node_mean_grad:
+            self.multi_node_mean_grad(model, zero_fill)
+            return
+        gradients, _ = self._checked_gradients(model, zero_fill, None)
+        self._transport.mean_shard(gradients, [
+            shard.get(path, (0, x.size)) for path, x in gradients.by_path().items()])
 
     @contextlib.contextmanager
     def at_update(self, number: int, since_last: int) -> Iterator[None]:

@@ -122,6 +122,17 @@ class Transport(Protocol):
                 change.
         """
 
+    def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
+        """Averages arrays in place, of which this rank only needs a part.
+
+        Collective: every rank calls it, or :meth:`mean`.
+
+        Args:
+            arrays: As for :meth:`mean`.
+            shard: Begin and end of the elements that this rank needs, for each array, in C order.
+                The values of the others are undefined.
+        """
+
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
         """Like :meth:`mean`, but only encoded arrays are sent.

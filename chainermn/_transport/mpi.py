@@ -67,6 +67,9 @@ class MpiTransport:
         for group, targets in self.groups(arrays, results):
             self._packed_mean(group, targets)
 
+    def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
+        self.mean(arrays)
+
     def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
         """Averages arrays of one dtype in one buffer."""
         x = group[0]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -877,6 +877,20 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             ValueError: On all ranks, if a parameter differs; the message names the first one, and
                 the ranks with equal values.
         """
+
+    def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
+                        ) -> None:
+        """Average the gradients of which this rank needs a shard only.
+
+        Collective: every rank calls it, or :meth:`multi_node_mean_grad`.
+
+        Args:
+            model: As for :meth:`multi_node_mean_grad`.
+            zero_fill: As for :meth:`multi_node_mean_grad`.
+            shard: Begin and end of the elements that this rank needs, in C order, by path of the
+                parameter; all elements of other parameters. The other gradients are undefined.
+        """
+        self.multi_node_mean_grad(model, zero_fill)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
         """The older name of :meth:`multi_node_mean_grad`.  Collective: every rank calls it.

@@ -278,6 +278,9 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     def _exchange(self) -> None:
         """Replace the gradients by their means over all ranks."""
         mean_grad = self.communicator.multi_node_mean_grad
+        if self.sharding is not None and self._takes_zero_fill and not self._needs_all_gradients():
+            self.communicator.mean_grad_shard(self.target, self.zero_fill, self.sharding.shard)
+            return
         if self._takes_zero_fill:
             mean_grad(self.target, self.zero_fill, **self._compressed())
             return
@@ -286,6 +289,15 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 if param.grad is None:
                     param.grad = param.xp.zeros_like(param.array)
         mean_grad(self.target, **self._compressed())
+
+    def _needs_all_gradients(self) -> bool:
+        """Whether more than the update rules of this rank's shard uses the mean gradients."""
+        optimizer = self.actual_optimizer
+        hookable = optimizer._hookable
+        return bool(
+            self.compression is not None or optimizer._loss_scale is not None
+            or hookable._pre_update_hooks or hookable._post_update_hooks
+            or self._has_debug_variable or chainer.is_debug())
 
     def _at_update(self) -> AbstractContextManager[None]:
         """Let the ranks compare their updates; not in a join, where the counts may differ."""

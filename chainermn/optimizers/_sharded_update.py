@@ -59,12 +59,14 @@ class ShardedUpdate:
         self._items: list[Item] = []
         self._rules: list[UpdateRule] = []
         self._shards: list[Shard] = []
+        #: The elements that this rank updates, of each parameter.
+        self.shard: Shard = {}
         self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
         self._owner = object()
 
     def clear(self) -> None:
         """Forget the partition, since the optimizer gets another model."""
-        self._items, self._rules, self._shards, self._pieces = [], [], [], {}
+        self._items, self._rules, self._shards, self.shard, self._pieces = [], [], [], {}, {}
 
     def prepare(self, target: Model) -> None:
         """Partition the parameters, if they or their states have changed since the last call.
@@ -92,9 +94,10 @@ class ShardedUpdate:
             raise ValueError('shard_states=True needs the same parameters, and update rules with '
                              'the same hooks, on all ranks.')
         self._shards = partition(items, comm.size)
+        self.shard = {item.path: self._shards[comm.rank].get(item.path, (0, 0)) for item in items}
         by_param = zip(*(states for _, states in found), strict=True)
         for (path, param), states in zip(params.items(), by_param, strict=True):
-            begin, end = self._shards[comm.rank].get(path, (0, 0))
+            begin, end = self.shard[path]
             is_complete = end - begin == param.size
             self._pieces[path] = param if is_complete else _piece(param, begin, end)
             self._distribute(path, param, states)
@@ -178,7 +181,7 @@ class ShardedUpdate:
         if not piece.size:
             rule.t += rule.enabled
             return
-        begin, end = self._shards[self._communicator.rank][path]
+        begin, end = self.shard[path]
         elements = param.array.reshape(-1)[begin:end]
         piece.array = elements
         piece.grad = None if param.grad is None else param.grad.reshape(-1)[begin:end]

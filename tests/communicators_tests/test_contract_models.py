@@ -138,6 +138,24 @@ def test_models_with_nothing_to_exchange(comm, operation, model, check_usable):
     check_usable(comm)
 
 
+@pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
+@pytest.mark.parametrize('size', [5, 3_000_000])
+def test_mean_grad_shard(comm, mean, is_default, size):
+    """Of gradients in one chunk, and in many; one gradient has no entry, so it is needed."""
+    mean_grad_shard = (CommunicatorBase if is_default else type(comm)).mean_grad_shard
+    link = chainer.Link()
+    begin, end = size * comm.rank // comm.size, size * (comm.rank + 1) // comm.size
+    with link.init_scope():
+        for name, length in ('a', size), ('b', 4), ('c', size):
+            setattr(link, name, chainer.Parameter(np.zeros(length, 'f')))
+            getattr(link, name).grad = np.arange(length, dtype='f') % 1000 + comm.rank
+    mean_grad_shard(comm, link, True, {'/a': (begin, end), '/c': (0, 0)})
+    shift = mean((comm.size - 1) / 2, comm.rank)
+    np.testing.assert_array_equal(
+        link.a.grad[begin:end], (np.arange(size) % 1000 + shift).astype('f')[begin:end])
+    np.testing.assert_array_equal(link.b.grad, np.arange(4) + shift)
+
+
 @pytest.mark.parametrize('zero_fill', [False, True])
 def test_multi_node_mean_grad(comm, mean, zero_fill):
     model = Model(0)

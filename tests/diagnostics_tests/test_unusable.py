@@ -70,6 +70,7 @@ def operations(comm):
         'broadcast_data': lambda: comm.broadcast_data(model),
         'allgather_shards': lambda: comm.allgather_shards([[x]] * comm.size),
         'multi_node_mean_grad': lambda: comm.multi_node_mean_grad(model, zero_fill=True),
+        'mean_grad_shard': lambda: comm.mean_grad_shard(model, True, {}),
         'allreduce_grad': lambda: comm.allreduce_grad(model, zero_fill=True),
         'check_replicas': lambda: comm.check_replicas(model),
         'mean_queue': lambda: comm.split(0, 0).mean_queue(),
@@ -147,7 +148,8 @@ ALONE = {'check_requirements', 'check_grad_dtype', 'set_config', 'get_config', '
 
 #: Operations of methods with other names; `mean_queue` stands for its `wait`.
 OPERATIONS = {'join_turn': 'join', 'broadcast_data': 'bcast_data',
-              'allreduce_grad': 'multi_node_mean_grad', 'mean_queue': 'wait'}
+              'allreduce_grad': 'multi_node_mean_grad', 'mean_grad_shard': 'multi_node_mean_grad',
+               'mean_queue': 'wait'}
 
 
 def run(tmp_path, script, ranks, name='flat', **env):

@@ -20,6 +20,7 @@ element is summed by a single rank of all, so all ranks get the same bits.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import tempfile
@@ -157,7 +158,7 @@ class SharedMemory:
         intra.Barrier()
 
     def sum(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None,
-            scale: float | None = None) -> None:
+            scale: float | None = None, shard: tuple[tuple[int, int], ...] | None = None) -> None:
         """Sums arrays over all ranks, element by element.  Collective: every rank calls it.
 
         Args:
@@ -166,15 +167,20 @@ class SharedMemory:
             results: Arrays of the same shapes and dtype for the sums, which are bitwise equal on
                 all ranks; by default ``arrays``.
             scale: Multiplies the sums before rounding.
+            shard: Begin and end of the elements that this rank needs, for each array; by default
+                all.  The values of the others are undefined.
 
         Raises:
             RuntimeError: If another rank of the node failed or ended during the exchange.
         """
-        self._reduce(self._summed, arrays, results, scale)
+        self._reduce(self._summed, arrays, results, scale, shard)
 
     def _reduce(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray],
-                results: Sequence[np.ndarray] | None, scale: float | None) -> None:
+                results: Sequence[np.ndarray] | None, scale: float | None,
+                shard: tuple[tuple[int, int], ...] | None = None) -> None:
         plan = self._plan(make, arrays)
+        unneeded = frozenset[int]() if shard is None else _unneeded(
+            tuple(array.size for array in arrays), self._chunk // plan.dtype.itemsize, shard)
         factor = None if scale is None else plan.dtype.type(scale)
         is_in_place = results is None or results is arrays
         with _flat(arrays if results is None else results, plan.flat) as targets:
@@ -185,7 +191,7 @@ class SharedMemory:
                     sources[number] = arrays[number].ravel()
             # Infinities and NaNs pass silently, as in a sum by MPI.
             with np.errstate(all='ignore'):
-                self._run(plan.chunks, sources, targets, factor)
+                self._run(plan.chunks, sources, targets, factor, unneeded)
 
     def mean_encoded(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None,
                      codec: Codec, compressor: SlicedCompressor, name: str) -> None:
@@ -234,8 +240,8 @@ class SharedMemory:
         self._intra.Free()
 
     def _run(self, chunks: list[Chunk], sources: list[np.ndarray], targets: list[np.ndarray],
-             scale: np.generic | None = None) -> None:
-        """Runs the stages of all chunks."""
+             scale: np.generic | None = None, unneeded: frozenset[int] = frozenset()) -> None:
+        """Runs the stages of all chunks, but does not unpack those that are not needed."""
         if self._failure is not None:
             raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
         window, base, count = self._window, self._step, len(chunks)
@@ -246,7 +252,7 @@ class SharedMemory:
         try:
             for k in range(count + last):
                 window.wait(base + k - LAG + 1)
-                if k >= last:
+                if k >= last and k - last not in unneeded:
                     chunks[k - last].unpack(targets, scale)
                 if k < count:
                     chunks[k].pack(sources)
@@ -340,6 +346,16 @@ class _Plan(NamedTuple):
     chunks: list[Chunk]
     flat: list[int]  # indices of the arrays that must be flat
     dtype: np.dtype  # of the sums
+
+
+@functools.lru_cache(maxsize=_PLANS)
+def _unneeded(sizes: tuple[int, ...], chunk: int, shard: tuple[tuple[int, int], ...]
+              ) -> frozenset[int]:
+    """The numbers of the chunks of which a rank needs no element."""
+    return frozenset(
+        number for number, pieces in enumerate(chunking.cut(list(sizes), chunk))
+        if not any(max(piece.start, shard[piece.array][0]) < min(piece.stop, shard[piece.array][1])
+                   for piece in pieces))
 
 
 @contextlib.contextmanager

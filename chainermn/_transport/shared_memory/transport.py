@@ -61,6 +61,14 @@ class SharedMemoryTransport(MpiTransport):
             else:
                 memory.sum(group, targets, scale=1 / self.size)
 
+    def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
+        """Copies only the chunks that this rank needs out of the shared memory."""
+        if not arrays.on_host or len(arrays.dtypes) != 1 or self.size == 1 or (
+                memory := self._memory()) is None:
+            self.mean(arrays)
+        else:
+            memory.sum(arrays, scale=1 / self.size, shard=tuple(shard))
+
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
         """Averages within each node in shared memory, and sends encoded means between nodes.
