@@ -12,6 +12,12 @@ def comm():
     return chainermn.create_communicator('naive')
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The current folder, in which a trainer creates its folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def make_trainer(comm, batch_size, length, iterations, optimizer=None, **options):
     np.random.seed(0)
     optimizer = chainermn.create_multi_node_optimizer(

@@ -104,6 +104,12 @@ class Counts(chainer.training.Extension):
         self.count = serializer('count', self.count)
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The current folder, in which a trainer creates its folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def make_trainer(length, batch, iterations, shuffle=None, name='Counts', kind=None):
     kind = kind or chainer.iterators.SerialIterator
     iterator = kind(list(range(length)), batch, shuffle=shuffle)
