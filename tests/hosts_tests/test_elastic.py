@@ -8,7 +8,7 @@ import pytest
 from time_limits import seconds
 from virtual_hosts import Hosts
 
-pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(400)]
+pytestmark = [pytest.mark.full, pytest.mark.mpi_skip, pytest.mark.limit(400)]
 
 TRAINING = pathlib.Path(__file__).with_name('training.py')
 CHECKPOINT = 5  # iterations between checkpoints
@@ -59,8 +59,7 @@ def finish(job, hosts, folder):
 
 
 @pytest.mark.parametrize('ranks, lost', [
-    ([1, 1, 1], [1]), pytest.param([1, 1, 1, 1], [0, 2], marks=pytest.mark.full),
-    pytest.param([2, 1, 1], [0], marks=pytest.mark.full)], ids=str)
+    ([1, 1, 1], [1]), ([1, 1, 1, 1], [0, 2]), ([2, 1, 1], [0])], ids=str)
 def test_the_job_continues_without_a_host_and_grows_when_it_is_back(tmp_path, ranks, lost):
     total, rest = sum(ranks), sum(ranks) - sum(ranks[n] for n in lost)
     with Hosts(ranks) as hosts, job(hosts, tmp_path, '--min-ranks', 2, '--grow-after', 1) as here:
@@ -79,7 +78,6 @@ def test_the_job_continues_without_a_host_and_grows_when_it_is_back(tmp_path, ra
     assert re.search(r'job succeeded after [23] restarts', report), report
 
 
-@pytest.mark.full
 def test_a_host_without_processes_is_used_again(tmp_path):
     """As after a restart of the host."""
     with Hosts([1, 1, 1]) as hosts, job(hosts, tmp_path, '--min-ranks', 2) as here:
@@ -89,7 +87,6 @@ def test_a_host_without_processes_is_used_again(tmp_path):
         finish(here, hosts, tmp_path)
 
 
-@pytest.mark.full
 def test_too_few_hosts(tmp_path):
     """The job waits."""
     with Hosts([1, 1]) as hosts, job(hosts, tmp_path, '--min-ranks', 2) as here:

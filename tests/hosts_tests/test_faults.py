@@ -176,10 +176,11 @@ def test_an_interruption_shorter_than_the_timeout():
     assert 'chainermn:' not in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('ranks, way, before', [
     ([1, 1], '', 0),
-    # MPI has used none of its connections for a while.
-    pytest.param([2, 2], 'pause', 9, marks=pytest.mark.full)], ids=str)
+    ([2, 2], 'pause', 9)],  # MPI has used none of its connections for a while
+    ids=str)
 def test_an_interruption_of_10_seconds(ranks, way, before):
     with Hosts(ranks) as hosts, job(hosts, 3, way, timeout=None) as process:
         if way:
@@ -243,6 +244,7 @@ def test_mpiexec_leaves_other_hosts_running():
                      done.stdout), done.stdout
 
 
+@pytest.mark.full
 def test_a_slow_host_raises_no_alarm():
     """A step takes a second, and all of them longer than the timeout."""
     with Hosts([2, 2]) as hosts, job(hosts, seconds(2 * TIMEOUT)) as process:
@@ -253,6 +255,7 @@ def test_a_slow_host_raises_no_alarm():
     assert 'chainermn:' not in done.stdout
 
 
+@pytest.mark.full
 def test_messages_over_a_slow_link_are_no_deadlock():
     """Each takes several seconds, in which no rank seems to make progress."""
     with Hosts([1, 1], rate='20mbit') as hosts:
