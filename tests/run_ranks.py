@@ -1,8 +1,8 @@
 """Runs the tests at 1, 2, 3 and 4 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
 
 All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size``, unless
-``--ranks`` is given.  With one rank, pytest-xdist runs one worker per core.  Other options are
-passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all, and lists
+``--ranks`` is given.  With one rank, pytest-xdist runs two workers per core, up to 8.  Other
+options are passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all, and lists
 failed runs at the end.
 """
 
@@ -23,8 +23,10 @@ RUN_LIMIT = 2400
 STACKS = 'CHAINERMN_TEST_STACKS'  # the folder to which conftest.py writes
 
 RUNS = {1: [], 2: ['-m', 'every_size'], 3: [], 4: ['-m', 'every_size']}
+# Tests that start jobs wait for them most of the time.
+WORKERS = min(2 * len(os.sched_getaffinity(0)), 8)
 # worksteal mostly keeps the tests of a file together, since they may share expensive fixtures.
-PARALLEL = ['--numprocesses', 'auto', '--maxprocesses', '8', '--dist', 'worksteal']
+PARALLEL = ['--numprocesses', str(WORKERS), '--dist', 'worksteal']
 
 # The ranks share the machine's cores: each has one thread, which sleeps while MPICH waits.
 SHARED = dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS',
@@ -47,6 +49,7 @@ def run(ranks: int, options: list[str]) -> int:
         # The mpiexec next to this Python, even if its environment is not active.
         env['PATH'] = os.path.dirname(sys.executable) + os.pathsep + env.get('PATH', os.defpath)
         env.pop('PYTHONHASHSEED', None)  # tox sets one; ranks of a user iterate sets in many orders
+        env.pop('PYTHONUNBUFFERED', None)  # would mix the lines of different ranks
         stdin = None if ranks == 1 else subprocess.DEVNULL  # one rank may use --pdb
         with subprocess.Popen(command, env=env, stdin=stdin) as process:
             try:
