@@ -2,8 +2,8 @@
 
 All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size``, unless
 ``--ranks`` is given.  With one rank, pytest-xdist runs two workers per core, up to 8.  Other
-options are passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all, and lists
-failed runs at the end.
+options are passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all,
+and lists failed runs at the end.
 """
 
 import argparse
