@@ -12,25 +12,25 @@ without it, each rank only reports its own state, and no deadlock is detected be
 from __future__ import annotations
 
 import functools
-import math
 import os
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from mpi4py import MPI
 
 from chainermn import _environment, _streams, global_except_hook
 from chainermn._diagnostics import (
+    devices,
     dump_request,
     hang_report,
     program_threads,
     rank_progress,
     stall_warning,
     thread_state,
+    timeouts,
 )
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
@@ -40,12 +40,6 @@ from chainermn._diagnostics.thread_state import Snapshot
 from chainermn._diagnostics.wait_graph import RankState
 from chainermn._diagnostics.watchdog_group import Confirmation, Content, Group, Question, State, Tag
 from chainermn._tracing import recorder
-
-VARIABLE = _environment.TIMEOUT
-
-#: The timeout per operation in seconds, unless the environment or the communicator sets one: long
-#: enough for typical work of one rank while the others wait, such as preparing a data set.
-DEFAULT_TIMEOUT = 3600.
 
 # Seconds.
 _INTERVAL = 1.
@@ -64,33 +58,17 @@ _MAX_REPORTERS = 16
 _Snapshots: TypeAlias = dict[int, Snapshot]  # by thread
 
 
-def parse_timeout(value: object, name: str = 'a timeout') -> float:
-    """Returns a timeout in seconds, 0 for none.
-
-    Raises:
-        TypeError, ValueError: If the value is invalid.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f'{name} must be a number of seconds, not {value!r}')
-    try:
-        timeout = float(value)
-    except ValueError:
-        timeout = math.nan
-    if not 0 <= timeout < math.inf:
-        raise ValueError(f'{name} must be a number of seconds, 0 for none, not {value!r}')
-    return timeout
-
-
 class Watchdog:
     """Polls the threads of this process, and exchanges alarms with other ranks."""
 
     def __init__(self) -> None:
         self._alone = Group(MPI.COMM_SELF)  # until a group is added
         self._groups: list[Group] = []
-        self._default = parse_timeout(_environment.text(VARIABLE) or DEFAULT_TIMEOUT, VARIABLE)
+        self._default = timeouts.parse(
+            _environment.text(timeouts.VARIABLE) or timeouts.DEFAULT, timeouts.VARIABLE)
         # By default there is none in shutdown: one rank may go on after the others have finished.
-        self._shutdown_timeout = self._default if _environment.text(VARIABLE) else 0
-        self._stall_seconds = parse_timeout(
+        self._shutdown_timeout = self._default if _environment.text(timeouts.VARIABLE) else 0
+        self._stall_seconds = timeouts.parse(
             _environment.text(_environment.STALL_WARNING) or stall_warning.DEFAULT,
             _environment.STALL_WARNING)
         self._detects_deadlocks = _environment.flag(_environment.DEADLOCKS, default=True)
@@ -200,7 +178,7 @@ class Watchdog:
             if group.alarmed_at is None and group.links is not None and (
                     reason := group.links.failure(functools.partial(group.send, Tag.PING, None))):
                 self._respond(group, reason, (), now)
-            if group.alarmed_at is None and (reason := self._device_failure()):
+            if group.alarmed_at is None and (reason := devices.failure(self._default)):
                 self._respond(group, reason, (), now)
             if group.alarmed_at is not None:
                 self._report(group, now)
@@ -266,24 +244,13 @@ class Watchdog:
             group.question = None
             _streams.write(question.text(question.answers))
 
-    def _device_failure(self) -> str:
-        """Returns why exchanges on devices, which block no operation, have failed; '' if not."""
-        for device in list(_on_devices):
-            if error := device.error():
-                return f'NCCL failed: {error}'
-            seconds, operation = device.running()
-            timeout = self._default if device.timeout is None else device.timeout
-            if timeout and seconds > timeout:
-                return f'no progress for {seconds:.0f} s in {operation}; {_timeout_text(timeout)}'
-        return ''
-
     def _hang(self, snapshot: Snapshot, seconds: float) -> str:
         """Returns why a thread hangs that has made no progress for some time; '' if it does not."""
         timeout = self._default if snapshot.timeout is None else snapshot.timeout
         if snapshot.is_finished:
             timeout = self._shutdown_timeout
         if timeout and seconds > timeout:
-            return f'no progress for {seconds:.0f} s; {_timeout_text(timeout)}'
+            return f'no progress for {seconds:.0f} s; {timeouts.text(timeout)}'
         return ''
 
     def _new_state(self, now: float) -> RankState | None:
@@ -335,8 +302,7 @@ class Watchdog:
                      _RESPONSE_TIMEOUT + _REPORT_TIMEOUT * before):
             return
         reasons = (response.reason for _, response in sorted(group.responses.items()))
-        for device in list(_on_devices):  # in threads, as it may block too
-            threading.Thread(target=device.abort, daemon=True).start()
+        devices.abort()
         global_except_hook.abort_job(next(filter(None, reasons), ''), self._report_text(
             group, {group.ranks[rank]: response for rank, response in group.responses.items()}))
 
@@ -348,43 +314,6 @@ class Watchdog:
         can_answer = group.mpi_comm is not None
         return hang_report.text(responses, group.ranks if can_answer else (),
                                 group is self._alone, group.hosts if can_answer else ())
-
-
-def _timeout_text(timeout: float) -> str:
-    return f"the timeout is {timeout:g} s ({VARIABLE}, or the communicator's timeout)"
-
-
-class OnDevice(Protocol):
-    """Exchanges on a device, which the watchdog polls."""
-
-    @property
-    def timeout(self) -> float | None:
-        """Timeout per exchange in seconds, 0 for none, ``None`` for the default."""
-
-    def error(self) -> str:
-        """Returns an error of the device; '' if there is none."""
-
-    def running(self) -> tuple[float, str]:
-        """Returns for how many seconds the newest exchange has been running, and its name."""
-
-    def abort(self) -> None:
-        """Aborts the running exchanges."""
-
-
-#: Exchanges on devices.  Replaced instead of changed, as the watchdog may iterate over it.
-_on_devices: weakref.WeakSet[OnDevice] = weakref.WeakSet()
-
-
-def add_device(exchanges: OnDevice) -> None:
-    """Adds exchanges on a device, until :func:`remove_device`."""
-    global _on_devices
-    _on_devices = weakref.WeakSet({*_on_devices, exchanges})
-
-
-def remove_device(exchanges: OnDevice) -> None:
-    """Undoes :func:`add_device`."""
-    global _on_devices
-    _on_devices = weakref.WeakSet({*_on_devices} - {exchanges})
 
 
 _watchdog: Watchdog | None = None

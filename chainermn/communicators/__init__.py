@@ -216,14 +216,14 @@ def _select(rank: int, reasons: Sequence[str]) -> type[MpiCommunicatorBase]:
 def _checked_config(communicator_class: type[MpiCommunicatorBase], kwargs: dict[str, Object]
                     ) -> dict[str, object]:
     """Return the configuration items for the keyword arguments."""
-    from chainermn._diagnostics import watchdog
+    from chainermn._diagnostics import timeouts
 
     config = {'batched_copy': True, **kwargs}
     grad_dtype = config.pop('allreduce_grad_dtype', None)
     if unknown := set(config) - {'batched_copy', 'timeout'}:
         raise TypeError(f'create_communicator got unexpected keyword arguments {sorted(unknown)}')
     if config.get('timeout') is not None:
-        config['timeout'] = watchdog.parse_timeout(config['timeout'])
+        config['timeout'] = timeouts.parse(config['timeout'])
     if grad_dtype is not None:
         config['allreduce_grad_dtype'] = communicator_class.check_grad_dtype(grad_dtype)
     return config

@@ -18,7 +18,7 @@ from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
 from chainermn._consistency.check import ConsistencyCheck
-from chainermn._diagnostics import flight_recorder, shutdown, unusable, watchdog
+from chainermn._diagnostics import flight_recorder, shutdown, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._signature import pack
@@ -142,7 +142,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         if name != 'timeout' or kwargs:
             super().set_config(name, value, **kwargs)
             return
-        limit = None if value is None else watchdog.parse_timeout(value)
+        limit = None if value is None else timeouts.parse(value)
         watchdog.get().limit_interval(limit)
         with self.config_scope():
             self.timeout = limit

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
-from chainermn._diagnostics import watchdog
+from chainermn._diagnostics import devices, timeouts, watchdog
 
 START = '''
 import os, signal, sys, time
@@ -283,8 +283,8 @@ def test_all_communicators_share_one_watchdog(comm):
 
 
 def test_the_default_timeout_is_documented():
-    assert '3600' in chainermn.create_communicator.__doc__ and watchdog.DEFAULT_TIMEOUT == 3600
-    assert watchdog.VARIABLE in chainermn.create_communicator.__doc__
+    assert '3600' in chainermn.create_communicator.__doc__ and timeouts.DEFAULT == 3600
+    assert timeouts.VARIABLE in chainermn.create_communicator.__doc__
 
 
 @pytest.mark.parametrize('limit, said', [
@@ -303,12 +303,11 @@ def test_exchanges_on_a_device_have_the_timeout_of_their_communicator(monkeypatc
         def abort(self):
             raise AssertionError
 
-    monkeypatch.setenv(watchdog.VARIABLE, '1.5')
     exchanges = Exchanges()
-    watchdog.add_device(exchanges)
+    devices.add(exchanges)
     try:
-        found = watchdog.Watchdog()._device_failure()
+        found = devices.failure(1.5)
     finally:
-        watchdog.remove_device(exchanges)
+        devices.remove(exchanges)
     assert said in found and bool(said) == bool(found)
-    assert watchdog.Watchdog()._device_failure() == ''
+    assert devices.failure(1.5) == ''

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn._diagnostics import watchdog
+from chainermn._diagnostics import devices
 
 pytestmark = pytest.mark.gpu
 
@@ -53,9 +53,8 @@ def test_finalize_while_the_watchdog_looks():
     answers, is_over = set(), threading.Event()
 
     def look():
-        watch = watchdog.Watchdog()  # one more, which looks all the time
         while not is_over.is_set():
-            answers.add(watch._device_failure())
+            answers.add(devices.failure(3600))
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from chainermn import _common_error, nccl
 from chainermn._consistency import mismatch
-from chainermn._diagnostics import watchdog
+from chainermn._diagnostics import devices
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._types import Array, Device, DeviceEvent, NcclComm
 
@@ -61,7 +61,7 @@ class NcclGroup:
         self.nccl_comm = together(self._all_ranks, 'connecting by NCCL',
                                   lambda: self._connected(unique_id))
         self.device_id = _device().id
-        watchdog.add_device(self)
+        devices.add(self)
 
     def _connected(self, unique_id: object) -> NcclComm:
         try:
@@ -141,7 +141,7 @@ class NcclGroup:
 
         with cupy.cuda.Device(self.device_id) as device:
             device.synchronize()  # the watchdog still detects a hang here
-            watchdog.remove_device(self)
+            devices.remove(self)
             with self._lock:
                 nccl_comm, self.nccl_comm = self.nccl_comm, None
                 nccl_comm.destroy()

@@ -2,13 +2,14 @@
 
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 
 import chainermn
 from chainermn import nccl
-from chainermn._diagnostics import watchdog
+from chainermn._diagnostics import devices, watchdog
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def group(gpu, comm, monkeypatch):
 
     The watchdog of this process must not find the failures of these tests: it would abort them.
     """
-    monkeypatch.setattr(watchdog.get(), '_device_failure', str)
+    monkeypatch.setattr(watchdog, 'devices', types.SimpleNamespace(failure=lambda _: ''))
     with gpu.cupy.cuda.Device(1):
         comm._transport._nccl.connect()
         yield comm._transport._nccl
@@ -40,6 +41,10 @@ def in_a_thread(call):
     return results[0]
 
 
+def failure(timeout=3600.):
+    return in_a_thread(lambda: devices.failure(timeout))
+
+
 def test_unfinished_exchange(group, gpu):
     assert in_a_thread(group.running) == (0, '')
     group.all_reduce(gpu.cupy.asarray(np.ones(3, 'f')))
@@ -47,11 +52,8 @@ def test_unfinished_exchange(group, gpu):
     group._newest[0].status = 600
     time.sleep(.01)
     assert in_a_thread(group.running)[0] > 0
-    watch = watchdog.Watchdog()  # whose thread does not run
-    assert in_a_thread(watch._device_failure) == ''
-    watch._default = .001
-    assert 's in all-reduce of 3 float32 by NCCL on GPU 1; the timeout is' in (
-        in_a_thread(watch._device_failure))
+    assert failure() == ''
+    assert 's in all-reduce of 3 float32 by NCCL on GPU 1; the timeout is' in failure(.001)
 
 
 def test_nccl_error(group):
@@ -62,7 +64,7 @@ def test_nccl_error(group):
 
     group.nccl_comm.check_async_error = check
     assert in_a_thread(group.error) == 'remote error'
-    assert in_a_thread(watchdog.Watchdog()._device_failure) == 'NCCL failed: remote error'
+    assert failure() == 'NCCL failed: remote error'
 
 
 def test_device_error(group, gpu):
@@ -71,7 +73,7 @@ def test_device_error(group, gpu):
     group._newest[0].status = 700
     assert in_a_thread(group.error) == 'GPU 1: 700'  # CuPy says what that means
     assert in_a_thread(group.running)[0] == 0
-    assert in_a_thread(watchdog.Watchdog()._device_failure) == 'NCCL failed: GPU 1: 700'
+    assert failure() == 'NCCL failed: GPU 1: 700'
 
 
 def test_abort(group, gpu):
@@ -80,9 +82,9 @@ def test_abort(group, gpu):
 
 
 def test_only_connected_groups_are_watched(group):
-    assert group in watchdog._on_devices
+    assert group in devices._all
     group.destroy()
-    assert group not in watchdog._on_devices
+    assert group not in devices._all
     assert group.running() == (0, '')
     assert group.error() == ''
     group.abort()
@@ -95,7 +97,7 @@ def test_query_while_destroying(group):
 
     def slowly():
         destroy()
-        results.append(in_a_thread(watchdog.Watchdog()._device_failure))
+        results.append(failure())
         results.append(in_a_thread(group.error))  # of a watchdog that has started its query before
         results.append(in_a_thread(group.running)[0])
 
@@ -128,7 +130,7 @@ def test_destroy_waits_for_query(group):
 
 def test_list_changes_during_query(group):
     """The watchdog iterates over the list as it was at the start."""
-    groups = iter(watchdog._on_devices)
+    groups = iter(devices._all)
     assert next(groups) is group
     group.destroy()
     assert list(groups) == []

@@ -1,0 +1,63 @@
+"""Exchanges on devices, which block no operation, so the watchdog polls them."""
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Protocol
+
+from chainermn._diagnostics import timeouts
+
+
+class OnDevice(Protocol):
+    """Exchanges on a device."""
+
+    @property
+    def timeout(self) -> float | None:
+        """Timeout per exchange in seconds, 0 for none, ``None`` for the default."""
+
+    def error(self) -> str:
+        """Returns an error of the device; '' if there is none."""
+
+    def running(self) -> tuple[float, str]:
+        """Returns for how many seconds the newest exchange has been running, and its name."""
+
+    def abort(self) -> None:
+        """Aborts the running exchanges."""
+
+
+#: Replaced instead of changed, as the watchdog may iterate over it.
+_all: weakref.WeakSet[OnDevice] = weakref.WeakSet()
+
+
+def add(exchanges: OnDevice) -> None:
+    """Adds exchanges on a device, until :func:`remove`."""
+    global _all
+    _all = weakref.WeakSet({*_all, exchanges})
+
+
+def remove(exchanges: OnDevice) -> None:
+    """Undoes :func:`add`."""
+    global _all
+    _all = weakref.WeakSet({*_all} - {exchanges})
+
+
+def failure(default_timeout: float) -> str:
+    """Returns why exchanges have failed; '' if none has.
+
+    Args:
+        default_timeout: Timeout per exchange in seconds, 0 for none.
+    """
+    for exchanges in list(_all):
+        if error := exchanges.error():
+            return f'NCCL failed: {error}'
+        seconds, operation = exchanges.running()
+        timeout = default_timeout if exchanges.timeout is None else exchanges.timeout
+        if timeout and seconds > timeout:
+            return f'no progress for {seconds:.0f} s in {operation}; {timeouts.text(timeout)}'
+    return ''
+
+
+def abort() -> None:
+    """Aborts all exchanges, in threads, since this may block too."""
+    for exchanges in list(_all):
+        threading.Thread(target=exchanges.abort, daemon=True).start()

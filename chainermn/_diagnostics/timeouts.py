@@ -1,0 +1,34 @@
+"""The timeout of operations."""
+from __future__ import annotations
+
+import math
+
+from chainermn import _environment
+
+VARIABLE = _environment.TIMEOUT
+
+#: The timeout per operation in seconds, unless the environment or the communicator sets one: long
+#: enough for typical work of one rank while the others wait, such as preparing a data set.
+DEFAULT = 3600.
+
+
+def parse(value: object, name: str = 'a timeout') -> float:
+    """Returns a timeout in seconds, 0 for none.
+
+    Raises:
+        TypeError, ValueError: If the value is invalid.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError(f'{name} must be a number of seconds, not {value!r}')
+    try:
+        timeout = float(value)
+    except ValueError:
+        timeout = math.nan
+    if not 0 <= timeout < math.inf:
+        raise ValueError(f'{name} must be a number of seconds, 0 for none, not {value!r}')
+    return timeout
+
+
+def text(timeout: float) -> str:
+    """Returns the part of a report that explains a timeout."""
+    return f"the timeout is {timeout:g} s ({VARIABLE}, or the communicator's timeout)"
