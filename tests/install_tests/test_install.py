@@ -324,7 +324,7 @@ def test_source_distribution(tmp_path):
 
 def test_gpu_tests_without_a_network(tmp_path):
     """All are skipped, since this environment has no CuPy."""
-    env = Environment(tmp_path / 'env', sys.executable, 'pip')
+    env = Environment(tmp_path / 'env', 'pip')
     env.install('numpy')
     folder = tmp_path / 'offline'
     output = run([sys.executable, 'tests/gpu/offline.py', str(folder), '--python',
