@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from types import TracebackType
 
 from chainermn import _environment
@@ -20,6 +21,17 @@ def mark(error: Exception, is_printed_here: bool) -> None:
         is_printed_here: Whether this is the rank that prints it, if it is not caught.
     """
     error.__dict__[_ATTRIBUTE] = is_printed_here
+
+
+def mark_failure(error: Exception, rank: int, failures: Sequence[object]) -> None:
+    """Notes that all ranks of a communicator raise an error: the first one that failed prints it.
+
+    Args:
+        error: The error.
+        rank: This rank.
+        failures: For each rank, why it failed, if it did.  If none did, rank 0 prints.
+    """
+    mark(error, rank == next((each for each, failure in enumerate(failures) if failure), 0))
 
 
 def is_common(error: BaseException | None) -> bool:

@@ -79,6 +79,7 @@ class ModelOperations(ObjectOperations):
     @collective_as('multi_node_mean_grad')
     def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
                         ) -> None:
+        # A subclass that replaces the mean replaces it for shards too.
         if type(self).multi_node_mean_grad is not ModelOperations.multi_node_mean_grad:
             self.multi_node_mean_grad(model, zero_fill)
             return

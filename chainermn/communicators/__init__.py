@@ -160,8 +160,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     elif len(set(calls)) > 1:
         common = mismatch.calls_differ_error('create_communicator', calls)
     if common is not None:
-        first = next((rank for rank, each in enumerate(failures) if each), 0)
-        _common_error.mark(common, mpi_comm.rank == first)
+        _common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
     if name == 'auto':
         communicator_class = _select(mpi_comm.rank, [each[2] for each in responses])

@@ -1,4 +1,4 @@
-"""A gate in front of the thread that writes checkpoints and snapshots."""
+"""Folders, and a gate in front of the thread that writes checkpoints and snapshots."""
 
 import threading
 
@@ -24,3 +24,15 @@ def gate():
     gate = Gate()
     yield gate
     gate.is_open.set()  # whatever happened, no thread stays
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks."""
+    return comm.bcast_obj(str(tmp_path))
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """The current folder of this rank, in which a trainer creates its folder."""
+    monkeypatch.chdir(tmp_path)

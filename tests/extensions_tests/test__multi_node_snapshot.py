@@ -25,11 +25,6 @@ def comm():
     return chainermn.create_communicator('naive')
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    return comm.bcast_obj(str(tmp_path))
-
-
 def make_trainer(comm, folder, seed, stop=(6, 'iteration')):
     model = chainer.links.Classifier(chainer.links.Linear(
         2, 2, initialW=np.random.RandomState(seed).normal(0, 1, (2, 2)).astype(np.float32)))

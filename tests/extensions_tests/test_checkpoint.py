@@ -26,12 +26,6 @@ def comm():
     return chainermn.create_communicator('naive')
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks."""
-    return comm.bcast_obj(str(tmp_path))
-
-
 def warns_rank_0(comm, match):
     """Rank 0 warns."""
     return (pytest.warns(RuntimeWarning, match=match) if comm.rank == 0

@@ -6,16 +6,12 @@ import pytest
 import chainermn
 from chainermn.extensions import LinearScaling
 
+pytestmark = pytest.mark.usefixtures('own_folder')
+
 
 @pytest.fixture(scope='module')
 def comm():
     return chainermn.create_communicator('naive')
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """The current folder, in which a trainer creates its folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 def make_trainer(comm, batch_size, length, iterations, optimizer=None, **options):

@@ -24,12 +24,6 @@ def comm():
     return chainermn.create_communicator('naive')
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks."""
-    return comm.bcast_obj(str(tmp_path))
-
-
 def some_of(comm, n):
     """A communicator of the first n ranks, and None on the others."""
     part = comm.split(int(comm.rank >= n), comm.rank)

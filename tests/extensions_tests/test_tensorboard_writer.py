@@ -21,11 +21,6 @@ def comm():
     return chainermn.create_communicator('naive')
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    return comm.bcast_obj(str(tmp_path))
-
-
 def read(folder):
     """The values in the files of a folder: (iteration, value), by key."""
     from tensorboardX.proto.event_pb2 import Event

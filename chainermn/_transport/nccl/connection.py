@@ -232,8 +232,7 @@ def together(mpi_comm: MPI.Comm, what: str, call: Callable[[], _Result]) -> _Res
     failures = mpi_comm.allgather(failure)
     if any(failures):
         common = mismatch.remote_error([what] * len(failures), failures)
-        first = next(rank for rank, each in enumerate(failures) if each)
-        _common_error.mark(common, mpi_comm.rank == first)
+        _common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
     return result
 

@@ -183,13 +183,14 @@ class ResizedDeserializer(chainer.serializers.NpzDeserializer):
             return int(progress.values[key])
         if key == 'is_new_epoch':
             return bool(progress.values[key])
-        try:
-            length = len(iterator.dataset if resumed is None else resumed.order)
-        except (AttributeError, TypeError):  # it has none, or one without an end
-            length = 0
-        position = min(int(progress.fraction * length), max(length - 1, 0))
         if resumed is not None:
-            position = resumed.position
+            length, position = len(resumed.order), resumed.position
+        else:
+            try:
+                length = len(iterator.dataset)
+            except (AttributeError, TypeError):  # it has none, or one without an end
+                length = 0
+            position = min(int(progress.fraction * length), max(length - 1, 0))
         if key == 'current_position':
             return position
         if key == 'previous_epoch_detail':

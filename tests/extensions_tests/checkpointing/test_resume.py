@@ -11,6 +11,8 @@ from chainermn.extensions._checkpointing.resume import ResizedDeserializer
 from chainermn.extensions._checkpointing.selection import Selection
 from chainermn.iterators import MultiNodeOrderSampler
 
+pytestmark = pytest.mark.usefixtures('own_folder')
+
 
 @pytest.fixture(scope='module')
 def comm():
@@ -102,12 +104,6 @@ class Counts(chainer.training.Extension):
 
     def serialize(self, serializer):
         self.count = serializer('count', self.count)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """The current folder, in which a trainer creates its folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 def make_trainer(length, batch, iterations, shuffle=None, name='Counts', kind=None):
