@@ -58,7 +58,7 @@ __all__ = [
 _environment.set_mpi_defaults()
 _forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
-_trainer_message.print_common_errors_once()
+_trainer_message.print_errors_once()
 
 #: What to use instead of names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {

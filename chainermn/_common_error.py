@@ -1,4 +1,8 @@
-"""Errors that all ranks raise: only one rank prints them, without the frames of this package."""
+"""Marks on errors that must not be printed twice.
+
+Errors that all ranks raise: only one rank prints them, without the frames of this package.  Errors
+that Chainer's Trainer has printed: the report of the job names them in one line.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -11,6 +15,7 @@ from chainermn import _environment
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INTERNAL = _PACKAGE, contextlib.__file__  # context managers of this package run there
 _ATTRIBUTE = '_chainermn_is_printed_here'
+_SHOWN = '_chainermn_is_shown'
 
 
 def mark(error: Exception, is_printed_here: bool) -> None:
@@ -42,6 +47,17 @@ def is_common(error: BaseException | None) -> bool:
 def is_printed_here(error: BaseException) -> bool:
     """Returns whether this rank prints an error, if it is not caught."""
     return getattr(error, _ATTRIBUTE, True)
+
+
+def mark_shown(error: BaseException) -> None:
+    """Note that this rank has printed the message and the traceback, but no chained errors."""
+    error.__dict__[_SHOWN] = not (
+        error.__cause__ or error.__context__ or getattr(error, '__notes__', None))
+
+
+def is_shown(error: BaseException) -> bool:
+    """Return whether this rank has printed an error completely."""
+    return getattr(error, _SHOWN, False)
 
 
 def hide_frames(error: BaseException) -> None:

@@ -1,23 +1,39 @@
-"""Chainer's Trainer does not print errors that all ranks raise: the job prints them once."""
+"""Print an error in Chainer's Trainer once, although the Trainer and the job both print errors.
+
+The Trainer prints an error before it finalizes the extensions, which can take long.  So it does
+print it, but for an error that all ranks raise, and one that another rank of the node has printed.
+The report of the job then leaves out what the Trainer has printed.
+"""
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
+import traceback
 
 from chainer.training import Trainer
 
-from chainermn import _common_error
+from chainermn import _common_error, _launcher
 
 
 class _ShowsError:
     """Whether the Trainer prints the error that it has just caught."""
 
     def __bool__(self) -> bool:
-        return not _common_error.is_common(sys.exc_info()[1])
+        error = sys.exc_info()[1]
+        if not isinstance(error, Exception) or _common_error.is_common(error):
+            return False
+        text = ''.join(traceback.format_exception(error))
+        is_first = _launcher.claim(hashlib.sha256(text.encode()).hexdigest()[:32])
+        if is_first:
+            _common_error.mark_shown(error)
+        else:
+            _common_error.mark(error, is_printed_here=False)
+        return is_first
 
 
-def print_common_errors_once() -> None:
-    """Changes ``Trainer.run``."""
+def print_errors_once() -> None:
+    """Change ``Trainer.run``."""
     run = Trainer.run
 
     @functools.wraps(run)

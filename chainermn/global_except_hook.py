@@ -41,7 +41,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
-from chainermn import _common_error, _environment, _exit_status, _streams
+from chainermn import _common_error, _environment, _exit_status, _launcher, _streams
 from chainermn._atomic_file import open_atomic
 from chainermn._exit_status import in_8_bits, status_of
 
@@ -53,6 +53,10 @@ _FORWARD_TIMEOUT = 0.5
 _ABORT_TIMEOUT = 10
 # Seconds after which a rank prints an error of all ranks if the rank that should has not.
 _COMMON_ERROR_TIMEOUT = 5
+# Seconds by which ranks of rank 0's node report before others, until there is a communicator.
+_FIRST_NODE_TIME = 1
+# Seconds for the launcher to abort the job before MPI_Init.
+_LAUNCHER_TIMEOUT = 5
 
 _ExceptHook: TypeAlias = Callable[
     [type[BaseException], BaseException, TracebackType | None], object]
@@ -66,8 +70,17 @@ _installed_by = 0  # process ID; a forked child has another one
 _exit_code = 0  # the requested exit status, of any size, once it is known
 _reporting_thread: int | None = None
 _has_finished = False
-_is_first_report: Callable[[], bool] | None = None
 _failure_handler: FailureHandler | None = None
+
+
+def _is_first_of_node() -> bool:
+    """Returns whether this rank reports its failure, before there is a node monitor."""
+    if not _launcher.is_on_first_node():
+        time.sleep(_FIRST_NODE_TIME)
+    return _launcher.claim('report')
+
+
+_is_first_report: Callable[[], bool] = _is_first_of_node
 
 
 def add_hook() -> None:
@@ -167,6 +180,9 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
     is_default = hook is None or hook is sys.__excepthook__
     if is_default and issubclass(exc_type, KeyboardInterrupt) and not _is_debugging():
         _abort('interrupted by Ctrl-C or SIGINT')
+    if is_default and _common_error.is_shown(value):
+        text = ''.join(traceback.format_exception_only(exc_type, value)).partition('\n')[0]
+        _abort(f'uncaught {text} (traceback above)')
     text = ''
     if _common_error.is_common(value) and _abort_function(1) is not None:
         _common_error.hide_frames(value)
@@ -273,7 +289,7 @@ def _abort(reason: str, status: int = 1, details: str = '',
         _flush()
         if _reporting_thread == threading.get_ident():
             pass  # such as a hook that calls os._exit
-        elif _reporting_thread is not None or not (_is_first_report is None or _is_first_report()):
+        elif _reporting_thread is not None or not _is_first_report():
             time.sleep(_ABORT_TIMEOUT)
         else:
             _reporting_thread = threading.get_ident()
@@ -321,20 +337,17 @@ def _abort_function(status: int) -> Callable[[], object] | None:
         if mpi.Is_finalized() or not (_forced or mpi.COMM_WORLD.size > 1):
             return None
         return lambda: mpi.COMM_WORLD.Abort(status)
-    if _is_started_by_hydra():
-        # Before MPI_Init, MPICH's mpiexec ignores a process that exits with an error, while the
-        # others wait for it in MPI_Init. It does not ignore one that a signal kills.
-        return lambda: os.kill(os.getpid(), signal.SIGKILL)  # other signals can be caught
+    if _launcher.is_connected() and int(os.environ.get('PMI_SIZE', 1)) > 1:
+        # MPICH's mpiexec ignores a process that exits before MPI_Init, where the others wait for it.
+        return functools.partial(_abort_before_mpi, status)
     return None
 
 
-def _is_started_by_hydra() -> bool:
-    try:
-        # A child process of a rank inherits the variables, but not the open pipe.
-        os.fstat(int(os.environ['PMI_FD']))
-        return int(os.environ['PMI_SIZE']) > 1
-    except (KeyError, ValueError, OSError):
-        return False
+def _abort_before_mpi(status: int) -> None:
+    _launcher.abort(status)
+    time.sleep(_LAUNCHER_TIMEOUT)
+    # It has not aborted the job, but does not ignore a process that a signal kills.
+    os.kill(os.getpid(), signal.SIGKILL)  # other signals can be caught
 
 
 def _rank_text() -> str:
