@@ -30,7 +30,8 @@ def is_connected() -> bool:
 def process() -> int:
     """Return the process ID of the launcher; 0 if it is unknown, as in some containers."""
     with _connection() or contextlib.nullcontext() as connection:
-        return 0 if connection is None else _creator(connection)
+        creator = 0 if connection is None else _creator(connection)
+    return creator if creator in _ancestors() else 0
 
 
 def abort(status: int) -> None:
@@ -104,6 +105,16 @@ def _creator(connection: socket.socket) -> int:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int(struct.unpack('3i', credentials)[0])
     return 0
+
+
+def _ancestors() -> list[int]:
+    """Return the IDs of the parent of this process, of its parent, and so on."""
+    found = [os.getppid()]
+    with contextlib.suppress(OSError):  # not visible in a container
+        while found[-1] > 1:
+            with open(f'/proc/{found[-1]}/stat', 'rb') as file:
+                found.append(int(file.read().rpartition(b')')[2].split()[1]))
+    return found
 
 
 def _is_python(process: int) -> bool:

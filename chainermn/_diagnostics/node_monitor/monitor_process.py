@@ -2,7 +2,8 @@
 
 It runs as a separate program that uses only the standard library.  Arguments: the descriptor of the
 socket on which it listens; the number of ranks of the job; whether all of them are on this node;
-and for each rank of this node ``rank:process:file``, where the file is a pidfd.
+for each rank of this node ``rank:process:file``, where the file is a pidfd; and the pidfds of the
+ranks' launchers, the processes of mpiexec on this node.
 
 The ranks wait until it is ready, so it imports nothing slow: not even contextlib, signal and
 socket, which take half of Python's startup time.
@@ -31,7 +32,7 @@ _GRACE = 2
 _REPORT_TIMEOUT = 10  # for a rank that reports a failure to abort the job
 _STATUS_TIMEOUT = .1  # for the kernel to publish the exit status of a process
 _KILL_TIMEOUT = .2  # for mpiexec to kill all ranks of a node
-_EXIT_TIMEOUT = 1  # for a rank to exit whose files are closed
+_EXIT_TIMEOUT = 1  # for a rank to exit whose files are closed, or that mpiexec has killed
 
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 8  # since Linux 6.15
 _INFO = struct.Struct('=QQ11Ii')
@@ -145,9 +146,11 @@ class Monitor:
         size: The number of ranks of the job.
         is_alone: Whether all of them are on this node.
         ranks: The ranks of this node.
+        launchers: Descriptors of their launchers.
     """
 
-    def __init__(self, listener: int, size: int, is_alone: bool, ranks: list[Rank]) -> None:
+    def __init__(self, listener: int, size: int, is_alone: bool, ranks: list[Rank],
+                 launchers: list[int]) -> None:
         self.size, self.is_alone = size, is_alone
         self.ranks = {rank.number: rank for rank in ranks}
         self.running = {rank.file: rank for rank in ranks}
@@ -160,13 +163,14 @@ class Monitor:
         self.requests: list[_socket.socket] = []
         self.segments: set[str] = set()  # files of shared memory
         self.kept_open: list[int] = []  # connections to other hosts
-        self.failed_at = self.reported_at = 0.
+        self.failed_at = self.reported_at = self.launcher_ended_at = 0.
         self.oom_kills = _oom_kills()
         self.listener = _socket.socket(fileno=listener)
         self.listener.setblocking(False)
         # Unlike poll, epoll returns files in the order in which they became ready.
         self.epoll = select.epoll()
-        for file in (listener, *self.running):
+        self.launchers = launchers
+        for file in (listener, *self.running, *launchers):
             self.epoll.register(file, select.EPOLLIN)
 
     def run(self) -> None:
@@ -185,6 +189,7 @@ class Monitor:
             self._answer_requests()
             if not self.reported_at:
                 self._report_failure()
+            self._report_launcher()
         if self.reported_at:
             for file in self.kept_open:
                 with suppress(OSError):
@@ -198,10 +203,13 @@ class Monitor:
         interval = None
         if self.failed_at > self.reported_at:
             interval = .01
-        elif self.reported_at:
+        elif self.reported_at or self.launcher_ended_at:
             interval = .1
         for file, _ in self.epoll.poll(interval):
-            if file in self.running:
+            if file in self.launchers:
+                self.epoll.unregister(file)
+                self.launcher_ended_at = time.monotonic()
+            elif file in self.running:
                 rank = self.running.pop(file)
                 self.epoll.unregister(file)
                 rank.read_status()
@@ -265,6 +273,17 @@ class Monitor:
             self.reported_at = self.reported_at or time.monotonic() + _REPORT_TIMEOUT
         self.requests.clear()
 
+    def _report_launcher(self) -> None:
+        """Ends the ranks if their launcher has ended without them: mpiexec has failed."""
+        if self.launcher_ended_at and time.monotonic() > self.launcher_ended_at + _EXIT_TIMEOUT:
+            self.launcher_ended_at = 0.
+            if not self.reported_at:
+                self.reported_at = time.monotonic()
+                _report(f'the process of mpiexec on host {os.uname().nodename} ended before its '
+                        'ranks, possibly killed because memory ran out; they are killed, too')
+            for rank in self.running.values():
+                rank.kill()
+
     def _report_failure(self) -> None:
         """Reports the rank that failed first, once it is known."""
         failed = [rank for rank in self.exited if not rank.has_finished]
@@ -315,6 +334,7 @@ def _oom_kills() -> int:
 
 
 if __name__ == '__main__':
-    _listener, _size, _is_alone, *_ranks = sys.argv[1:]
+    _listener, _size, _is_alone, *_processes = sys.argv[1:]
     Monitor(int(_listener), int(_size), _is_alone == '1',
-            [Rank(*map(int, each.split(':'))) for each in _ranks]).run()
+            [Rank(*map(int, each.split(':'))) for each in _processes if ':' in each],
+            [int(each) for each in _processes if ':' not in each]).run()

@@ -18,7 +18,7 @@ import sys
 
 from mpi4py import MPI
 
-from chainermn import global_except_hook
+from chainermn import _launcher, global_except_hook
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.node_monitor import monitor_process
 
@@ -51,14 +51,16 @@ def register(mpi_comm: MPI.Intracomm) -> list[str]:
                 listener.bind(address)
                 listener.listen(4096)
         responses = mpi_comm.allgather(
-            (node, rank, os.getpid(), address, MPI.Get_processor_name()))
-        ranks = [(theirs, process) for there, theirs, process, *_ in responses if there == node]
+            (node, rank, os.getpid(), _launcher.process(), address, MPI.Get_processor_name()))
+        here = [each for each in responses if each[0] == node]
+        ranks = [(theirs, process) for _, theirs, process, *_ in here]
         if node is not None and ranks[0][0] == rank:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                _start(listener, ranks, is_alone=len({there for there, *_ in responses}) == 1)
+                _start(listener, ranks, {launcher for *_, launcher, _, _ in here if launcher},
+                       is_alone=len(here) == len(responses))
     if node is not None:
         with contextlib.suppress(OSError):
-            _connect(next(theirs for there, _, _, theirs, _ in responses if there == node), rank)
+            _connect(here[0][-2], rank)
             _process = os.getpid()
             os.register_at_fork(after_in_child=_disconnect)
             global_except_hook.set_report_arbiter(_is_first)
@@ -101,22 +103,25 @@ def _namespaces() -> str:
     return str(os.getpid())
 
 
-def _start(listener: socket.socket, ranks: list[tuple[int, int]], is_alone: bool) -> None:
+def _start(listener: socket.socket, ranks: list[tuple[int, int]], launchers: set[int],
+           is_alone: bool) -> None:
     """Starts the monitor.
 
     Args:
         listener: The socket to which the ranks connect.
         ranks: Ranks of this node, with their process IDs.
+        launchers: The process IDs of their launchers, which outlive them.
         is_alone: Whether all ranks are on this node.
     """
     with contextlib.ExitStack() as stack:
         # Opened here, while all processes are known to exist.
         files = []
-        for _, process in ranks:
+        for process in (*(process for _, process in ranks), *launchers):
             files.append(os.pidfd_open(process))
             stack.callback(os.close, files[-1])
         arguments = [f'{rank}:{process}:{file}'
-                     for (rank, process), file in zip(ranks, files, strict=True)]
+                     for (rank, process), file in zip(ranks, files, strict=False)]
+        arguments += map(str, files[len(ranks):])
         command = [sys.executable, '-I', '-S', monitor_process.__file__, str(listener.fileno()),
                    str(MPI.COMM_WORLD.size), str(int(is_alone)), *arguments]
         # The shell exits at once, so the monitor is not a child that this rank might wait for.
