@@ -1,6 +1,7 @@
 """The timeout of operations."""
 from __future__ import annotations
 
+import contextlib
 import math
 
 from chainermn import _environment
@@ -27,6 +28,31 @@ def parse(value: object, name: str = 'a timeout') -> float:
     if not 0 <= timeout < math.inf:
         raise ValueError(f'{name} must be a number of seconds, 0 for none, not {value!r}')
     return timeout
+
+
+def from_environment(name: str, default: float) -> float:
+    """Return the seconds that a variable sets; the default if it is unset or invalid.
+
+    :func:`check_environment` reports an invalid value.
+
+    Args:
+        name: The name of the variable.
+        default: The default.
+    """
+    with contextlib.suppress(ValueError):
+        return parse(_environment.text(name) or default, name)
+    return default
+
+
+def check_environment() -> None:
+    """Check the variables that set seconds.
+
+    Raises:
+        ValueError: If the value of one is invalid.
+    """
+    for name in (VARIABLE, _environment.STALL_WARNING):
+        if value := _environment.text(name):
+            parse(value, name)
 
 
 def text(timeout: float) -> str:

@@ -64,13 +64,11 @@ class Watchdog:
     def __init__(self) -> None:
         self._alone = Group(MPI.COMM_SELF)  # until a group is added
         self._groups: list[Group] = []
-        self._default = timeouts.parse(
-            _environment.text(timeouts.VARIABLE) or timeouts.DEFAULT, timeouts.VARIABLE)
+        self._default = timeouts.from_environment(timeouts.VARIABLE, timeouts.DEFAULT)
         # By default there is none in shutdown: one rank may go on after the others have finished.
         self._shutdown_timeout = self._default if _environment.text(timeouts.VARIABLE) else 0
-        self._stall_seconds = timeouts.parse(
-            _environment.text(_environment.STALL_WARNING) or stall_warning.DEFAULT,
-            _environment.STALL_WARNING)
+        self._stall_seconds = timeouts.from_environment(
+            _environment.STALL_WARNING, stall_warning.DEFAULT)
         self._detects_deadlocks = _environment.flag(_environment.DEADLOCKS, default=True)
         self._interval = _INTERVAL
         self.limit_interval(self._default)

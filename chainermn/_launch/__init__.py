@@ -27,6 +27,7 @@ _Result = TypeVar('_Result')
 _POLL_INTERVAL = 0.05  # seconds
 _SETTLE_TIME = 0.3  # seconds after the first failure, for other failures and output to arrive
 _GRACE_PERIOD = 5  # seconds for mpiexec to exit, before it gets a signal
+_FORWARD_TIME = 2  # seconds for mpiexec to forward output after all ranks have exited
 
 #: Start all processes on this machine, even inside a batch job; with MPICH, communicate over the
 #: loopback interface only.
@@ -73,7 +74,9 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         ValueError: If ``n`` is less than 1, or ``timeout`` is not positive.
         FileNotFoundError: If mpiexec is not found.
 
-    If the caller is interrupted or killed, all processes are terminated, too.
+    If the caller is interrupted or killed, all processes are terminated, too.  Processes that
+    ``fn`` has started and left running continue: ``launch`` does not wait for them, nor for their
+    output.
     """
     n = _check_arguments(fn, n, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -90,7 +93,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         with open(f'{folder}/path', 'w') as file:  # where the ranks import modules from
             json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
         environment = {**_mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
-        with _started([*command, folder], environment, folder) as process:
+        with _started([*command, folder], environment, folder, n) as process:
             output = _wait(process, folder, n, timeout, deadline)
             if failures := read_failures(folder):
                 raise failures[0].error(folder, n, failures[1:])
@@ -120,7 +123,7 @@ def _check_arguments(fn: object, n: int, timeout: float | None) -> int:
 
 
 @contextlib.contextmanager
-def _started(command: list[str], env: dict[str, str], folder: str
+def _started(command: list[str], env: dict[str, str], folder: str, n: int
              ) -> Iterator[subprocess.Popen[bytes]]:
     """Run mpiexec; on exit, terminate it and all its processes."""
     for name in ('caller', 'ranks'):
@@ -138,7 +141,8 @@ def _started(command: list[str], env: dict[str, str], folder: str
             yield process
         finally:
             caller.close()  # ...when this is closed
-            if os.path.basename(command[0]) == _mpiexec.LOCAL and _is_closed(ranks):
+            if os.path.basename(command[0]) == _mpiexec.LOCAL and (
+                    _have_exited(folder, n) or _is_closed(ranks)):
                 process.kill()  # otherwise it looks for leftover processes for 2 seconds
             for stop in (None, process.terminate, process.kill):
                 if stop is not None:
@@ -164,7 +168,9 @@ def _is_closed(pipe: int) -> bool:
 
 def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float | None,
           deadline: float | None) -> str:
-    """Forward output until all processes have exited, or one has failed.
+    """Forward output until mpiexec or all ranks have exited, or a rank has failed.
+
+    While a rank has left a process running that can still print, mpiexec does not exit.
 
     Returns:
         The last part of the output.
@@ -180,6 +186,8 @@ def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float 
             output.extend(_forward_output(selector, _POLL_INTERVAL))
             if end is None and read_failures(folder):
                 end = time.monotonic() + _SETTLE_TIME
+            elif end is None and _have_exited(folder, n):
+                end = time.monotonic() + _FORWARD_TIME
             if deadline is not None and time.monotonic() > deadline:
                 late = _unfinished(folder, n)
                 who = _ranks(late, n) if late else 'processes of ranks that returned a result'
@@ -205,6 +213,11 @@ def _forward_output(selector: selectors.BaseSelector, seconds: float) -> list[st
             texts.append(text)
             _streams.write(text, name)
     return texts
+
+
+def _have_exited(folder: str, n: int) -> bool:
+    """Return whether all ranks have returned a result and exited."""
+    return all(os.path.exists(f'{folder}/exited-{rank}') for rank in range(n))
 
 
 def _unfinished(folder: str, n: int) -> list[int]:

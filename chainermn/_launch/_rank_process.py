@@ -37,6 +37,11 @@ class _Rank:
     def has_result(self) -> bool:
         return os.path.exists(f'{self.folder}/result-{self.rank}')
 
+    def mark_exited(self) -> None:
+        """Note that the rank has exited after returning a result."""
+        with open(f'{self.folder}/exited-{self.rank}', 'w'):
+            pass
+
     def run(self) -> None:
         """Run the function and save its result."""
         try:
@@ -174,6 +179,7 @@ def main(folder: str) -> None:
     threading.Thread(target=_watch_caller, args=(folder, process), daemon=True).start()
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if status == 0 and rank.has_result:
+        rank.mark_exited()
         os._exit(0)
     result = ', after a result' if rank.has_result else ' without a result'
     rank.report(_describe(status) + result, process)

@@ -137,13 +137,14 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure: An error of this rank.
     """
     from chainermn._consistency import mismatch
-    from chainermn._diagnostics import shutdown
+    from chainermn._diagnostics import shutdown, timeouts
 
     # This starts a process, which takes a while: the imports below run beside it.
     shutdown.add_group(mpi_comm)
     communicator_class, config = None, cast('dict[str, object]', options)
     lacks_nccl = ''
     try:
+        timeouts.check_environment()
         if name == 'auto':
             lacks_nccl = _why_not('pure_nccl')
         communicator_class = _class_of('pure_nccl') if name == 'auto' else _find_class(name)

@@ -55,6 +55,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__()
+        timeouts.check_environment()
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size

@@ -230,7 +230,8 @@ def test_the_watchdog_stops_only_after_several_errors(runs):
 def test_an_invalid_timeout_in_the_environment_is_an_error(runs):
     status, output = runs['no number'].result()
     assert status != 0
-    assert "CHAINERMN_TIMEOUT must be a number of seconds, 0 for none, not '1 h'" in output
+    text = "CHAINERMN_TIMEOUT must be a number of seconds, 0 for none, not '1 h'"
+    assert output.count(text) == output.count('aborts the job') == 1, output
 
 
 @starts
