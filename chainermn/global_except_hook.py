@@ -338,7 +338,7 @@ def _abort_function(status: int) -> Callable[[], object] | None:
             return None
         return lambda: mpi.COMM_WORLD.Abort(status)
     if _launcher.is_connected() and int(os.environ.get('PMI_SIZE', 1)) > 1:
-        # MPICH's mpiexec ignores a process that exits before MPI_Init, where the others wait for it.
+        # MPICH's mpiexec ignores a process that exits before MPI_Init; the others wait there.
         return functools.partial(_abort_before_mpi, status)
     return None
 

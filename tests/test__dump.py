@@ -1,6 +1,7 @@
 """``python -m chainermn dump`` and SIGUSR1 print what all ranks are doing; the job continues."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,11 +31,23 @@ print('went on', flush=True)
 '''
 
 
-class Job:
-    """A job of two ranks, of which rank 0 waits for rank 1 in a barrier."""
+#: Both ranks compute most of the time, and never differ by more than one barrier.
+STEPS = '''
+def compute():
+    time.sleep({step})
 
-    def __init__(self, folder, before=''):
-        (folder / 'script.py').write_text(SCRIPT.format(before=before))
+while not comm.allreduce_obj(os.path.exists('end'), op='max'):
+    comm.barrier()
+    compute()
+print('went on', flush=True)
+'''
+
+
+class Job:
+    """A job of two ranks; by default rank 0 waits for rank 1 in a barrier."""
+
+    def __init__(self, folder, before='', script=SCRIPT):
+        (folder / 'script.py').write_text(script.format(before=before))
         self.folder = folder
         self.process = subprocess.Popen(
             ['mpiexec', '-n', '2', sys.executable, 'script.py'], cwd=folder, text=True,
@@ -51,13 +64,18 @@ class Job:
             time.sleep(.01)
         return int(path.read_text())
 
-    def finish(self, last):
-        """Waits for the last line of a report, lets the job go on, and returns its output."""
+    def read(self, last):
+        """Waits for the last line of a report; returns the output so far."""
         report = ''
         while last not in report:
             line = self.process.stdout.readline()
             assert line, report
             report += line
+        return report
+
+    def finish(self, last):
+        """Waits for the last line of a report, lets the job go on, and returns its output."""
+        report = self.read(last)
         (self.folder / 'end').touch()
         output, _ = self.process.communicate(timeout=seconds(60))
         assert (self.process.returncode, output.count('went on')) == (0, 2), output
@@ -67,6 +85,23 @@ class Job:
 def dump(process):
     return subprocess.run([sys.executable, '-m', 'chainermn', 'dump', str(process)], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+
+
+def test_the_states_are_of_one_moment_and_have_the_right_durations(tmp_path):
+    head = SCRIPT.partition('def wait')[0]
+    step = seconds(.25)
+    job = Job(tmp_path, script=head + STEPS.replace('{step}', str(step)))
+    reports = []
+    for _ in range(4):  # at different times of the polls
+        assert dump(job.ranks[1]).returncode == 0
+        reports.append(job.read('Last operations:'))
+    job.finish('')
+    for report in reports:
+        states = report.partition('as requested')[2]
+        for duration in re.findall(r'in compute\(\).*\(for (?:\d+-)?(\d+) s\)', states):
+            assert int(duration) <= step + 1, report
+        barriers = [int(n) for n in re.findall(r'(?:barrier|allreduce_obj) #(\d+)', states)]
+        assert max(barriers) - min(barriers) <= 2, report  # two operations per step
 
 
 @pytest.mark.parametrize('target', ['rank 0', 'rank 1', 'mpiexec', 'signal'])

@@ -166,15 +166,26 @@ trainer.run(show_loop_exception_msg={})
 '''
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('code, text, is_common', [
+    ('assert RANK != 1, "my own"', 'AssertionError: my own', False),
     ('comm.bcast_obj(1, root=RANK)', 'CollectiveMismatchError: Collective mismatch in', True),
-    ('assert RANK != 1, "my own"', 'AssertionError: my own', False)])
+    ('assert False, "my own"', 'AssertionError: my own', False)])
 @pytest.mark.parametrize('show', [True, False])
-def test_the_trainer_prints_errors_of_one_rank_only(tmp_path, code, text, is_common, show):
+def test_the_trainer_and_the_job_print_an_error_once(tmp_path, code, text, is_common, show):
     status, output = run(tmp_path, TRAINER.format(code, show), ranks=3)
     assert status != 0
     assert output.count('Exception in main training loop') == (show and not is_common)
     assert output.count(text) == output.count('aborts the job') == 1
+    assert output.count('Traceback') == 1 and output.count('in fail\n') == 1, output
+
+
+def test_an_error_with_a_cause_is_printed_by_the_job_too(tmp_path):
+    """The Trainer does not print causes."""
+    status, output = run(tmp_path, TRAINER.format(
+        'raise ValueError("result") from KeyError("cause")', True))
+    assert status != 0
+    assert "KeyError: 'cause'" in output and 'ValueError: result' in output
 
 
 def test_the_job_exits_with_the_status_of_sys_exit(tmp_path):

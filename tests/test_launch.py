@@ -211,6 +211,17 @@ def test_timeout():
         chainermn.launch(wait, 2, timeout=3)
 
 
+def test_processes_that_a_rank_leaves_running_are_not_waited_for():
+    def leave(comm):
+        print('kept', flush=True)
+        return subprocess.Popen(['sleep', '1000']).pid if comm.rank == 1 else 0
+
+    started = time.monotonic()
+    left = chainermn.launch(leave, 2, timeout=seconds(55))[1]
+    os.kill(left, signal.SIGKILL)  # it was running until now
+    assert time.monotonic() - started < seconds(55)
+
+
 def test_launch_from_a_rank():
     def outer(comm):
         return chainermn.launch(lambda inner, x: (inner.size, x), 1, comm.rank)

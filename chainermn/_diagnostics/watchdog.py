@@ -12,6 +12,7 @@ without it, each rank only reports its own state, and no deadlock is detected be
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from chainermn import _environment, _streams, global_except_hook
 from chainermn._diagnostics import (
     devices,
     dump_request,
+    flight_recorder,
     hang_report,
     program_threads,
     rank_progress,
@@ -76,6 +78,8 @@ class Watchdog:
         self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
         self._snapshots: _Snapshots = {}  # during a poll
         self._is_waiting = False
+        self._entered = 0  # operations, at the last poll
+        self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._state: RankState | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -148,7 +152,8 @@ class Watchdog:
                 self._snapshots = {}  # they keep objects of the program alive
 
     def _pause(self) -> float:
-        if any(group.alarmed_at for group in self._groups):
+        if any(group.alarmed_at or group.question for group in self._groups) or (
+                time.monotonic() < self._asked_at + _RESPONSE_TIMEOUT):
             return _INTERVAL_ALARMED
         return min(self._interval, _INTERVAL_WAITING) if self._is_waiting else self._interval
 
@@ -185,10 +190,13 @@ class Watchdog:
         """Updates the progress of all threads, and the state of this rank."""
         self._snapshots = thread_state.snapshots()
         before, self._progress = self._progress, {}
+        entered = sum(calls.count for calls in flight_recorder.everything())
+        has_entered, self._entered = entered != self._entered, entered
         for ident, snapshot in self._snapshots.items():
             progress, since = before.get(ident, ((), now))
-            self._progress[ident] = snapshot.progress, (
-                since if snapshot.progress == progress else now)
+            # Outside of operations, it may have been in some since the last poll.
+            is_same = snapshot.progress == progress and (progress or not has_entered)
+            self._progress[ident] = snapshot.progress, since if is_same else now
         self._is_waiting = any(progress and since < now
                                for progress, since in self._progress.values())
         self._state = self._new_state(now)
@@ -197,6 +205,7 @@ class Watchdog:
         """Handles a message of another watchdog, or of this one."""
         rank = group.ranks[source]
         if tag is Tag.ASK:
+            self._asked_at = now
             group.send(Tag.ANSWER, self._response('', now), [source])
         elif tag is Tag.ANSWER and isinstance(content, Response):
             if group.question is not None:
@@ -232,15 +241,24 @@ class Watchdog:
             text = functools.partial(
                 stall_warning.text, dict(group.detector.states), seconds=self._stall_seconds)
         if text is not None:
-            group.question = Question(now, text)
-            group.question.answers[group.ranks[group.rank]] = self._response('', now)
-            group.send(Tag.ASK, None, group.others)
+            group.question = Question(text)
+            self._send_question(group, group.ranks, now)
         question = group.question
-        if question is not None and (
-                group.mpi_comm is None or len(question.answers) == len(group.ranks)
-                or now > question.asked_at + _RESPONSE_TIMEOUT):
+        if question is None or not question.is_complete(now, _RESPONSE_TIMEOUT):
+            return
+        if question.is_second or group.mpi_comm is None:
             group.question = None
             _streams.write(question.text(question.answers))
+        else:
+            question.is_second = True
+            self._send_question(group, list(question.answers), now)
+
+    def _send_question(self, group: Group, ranks: Sequence[int], now: float) -> None:
+        """Asks ranks for their state; this rank answers at once."""
+        assert group.question is not None
+        group.question.ask(now, ranks if group.mpi_comm is not None else ())
+        group.question.answers[group.ranks[group.rank]] = self._response('', now)
+        group.send(Tag.ASK, None, group.others)
 
     def _hang(self, snapshot: Snapshot, seconds: float) -> str:
         """Returns why a thread hangs that has made no progress for some time; '' if it does not."""

@@ -48,17 +48,39 @@ Content: TypeAlias = Response | State | Confirmation | int | None
 
 
 class Question:
-    """A question to all ranks for their state.
+    """A question to all ranks for their state, asked twice.
+
+    The first answers arrive when the watchdogs wake up.  Then all of them poll frequently, so that
+    the second answers show the same moment.
 
     Args:
-        now: The current time.
         text: Returns the text to print for the answers, by rank in COMM_WORLD.
     """
 
-    def __init__(self, now: float, text: Callable[[Mapping[int, Response]], str]) -> None:
-        self.asked_at = now
+    def __init__(self, text: Callable[[Mapping[int, Response]], str]) -> None:
         self.text = text
+        self.is_second = False
+        self.asked_at = 0.
+        self.ranks: set[int] = set()  # that are expected to answer
         self.answers: dict[int, Response] = {}
+
+    def ask(self, now: float, ranks: Iterable[int]) -> None:
+        """Start to collect answers.
+
+        Args:
+            now: The current time.
+            ranks: The ranks that are asked.
+        """
+        self.asked_at, self.ranks, self.answers = now, set(ranks), {}
+
+    def is_complete(self, now: float, seconds: float) -> bool:
+        """Return whether all ranks have answered, or had enough time.
+
+        Args:
+            now: The current time.
+            seconds: The time they have.
+        """
+        return self.ranks <= set(self.answers) or now > self.asked_at + seconds
 
 
 class Group:

@@ -102,13 +102,51 @@ def test_it_exits_with_the_ranks(tmp_path):
         time.sleep(.1)
 
 
-def monitored(status, alone=True, received=(), is_busy=False, first=0, is_slow=False):
+ORPHANS = """
+import pathlib
+from chainermn import _launcher
+launcher = _launcher.process()
+assert launcher
+pathlib.Path(sys.argv[1], f'rank{comm.rank}').write_text(str(os.getpid()))
+comm.barrier()
+if comm.rank == 1: os.kill(launcher, 9)
+time.sleep(1000)
+"""
+
+
+@starts
+@pytest.mark.usefixtures('needs_launcher')
+def test_ranks_end_if_their_launcher_is_killed(tmp_path):
+    """Otherwise they train on, and remove their checkpoints at the end."""
+    (tmp_path / 'script.py').write_text(START + ORPHANS)
+    (tmp_path / 'reports').mkdir()
+    done = subprocess.run(
+        ['mpiexec', '-n', '2', sys.executable, 'script.py', '.'], cwd=tmp_path, check=False,
+        env={**os.environ, 'CHAINERMN_RUN_FOLDER': str(tmp_path / 'reports')},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds(30))
+    assert done.returncode != 0
+    for path in tmp_path.glob('rank*'):
+        while os.path.exists(f'/proc/{path.read_text()}'):  # until the time limit of a test
+            time.sleep(.05)
+    report, = (tmp_path / 'reports').iterdir()
+    assert 'ended before its ranks' in report.read_text()
+
+
+@pytest.fixture
+def needs_launcher():
+    """Skips the test with Open MPI, which ends its ranks itself."""
+    if 'MPICH' not in MPI.Get_library_version():
+        pytest.skip('needs MPICH')
+
+
+def monitored(status, alone=True, received=(), is_busy=False, first=0, is_slow=False,
+              has_launcher=False):
     """Monitors two processes; returns their signals and the report.
 
-    The first one may be slow to exit after its files are closed.
+    The first one may be slow to exit after its files are closed.  Their launcher is killed last.
     """
     ranks = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
-             for _ in range(2)]
+             for _ in range(2 + has_launcher)]
     files = [os.pidfd_open(rank.pid) for rank in ranks]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f'\0chainermn-test-{os.getpid()}')
@@ -116,7 +154,8 @@ def monitored(status, alone=True, received=(), is_busy=False, first=0, is_slow=F
         monitor = subprocess.Popen(
             [sys.executable, '-I', '-S', monitor_process.__file__, str(listener.fileno()),
              '2', str(int(alone)),
-             *(f'{n}:{rank.pid}:{files[n]}' for n, rank in enumerate(ranks))],
+             *(f'{n}:{rank.pid}:{files[n]}' for n, rank in enumerate(ranks[:2])),
+             *map(str, files[2:])],
             pass_fds=[listener.fileno(), *files], stderr=subprocess.PIPE, text=True)
         connections = [socket.socket(socket.AF_UNIX) for _ in range(2)]
         for n, connection in enumerate(connections):
@@ -133,10 +172,14 @@ def monitored(status, alone=True, received=(), is_busy=False, first=0, is_slow=F
         select.select([files[n]], [], [])  # until it has ended
     if is_busy:
         monitor.send_signal(signal.SIGCONT)
+    if has_launcher:
+        ranks[2].kill()
+        ranks.pop().wait()
     _, said = monitor.communicate(timeout=seconds(30))
-    for n, file in enumerate(files):
+    for file in files:
         os.close(file)
-        connections[n].close()
+    for connection in connections:
+        connection.close()
     return [-rank.wait() for rank in ranks], said
 
 
@@ -145,6 +188,20 @@ def test_it_kills_ranks_that_mpiexec_leaves():
     status, said = monitored([0, 9], received=[b'', b'a stack\n'])
     assert status == [9, 9]
     assert re.match(r'chainermn: rank 1 of 2 .* killed by SIGKILL .*\na stack\n$', said), said
+
+
+@starts
+def test_ranks_without_a_launcher_are_killed():
+    status, said = monitored([0, 0], has_launcher=True)
+    assert status == [9, 9]
+    assert re.fullmatch(r'chainermn: the process of mpiexec on host .* ended before .*\n', said)
+
+
+@starts
+def test_a_launcher_that_ends_after_its_ranks_is_not_reported():
+    status, said = monitored([10, 10], has_launcher=True)
+    assert status == [10, 10]
+    assert said.startswith('chainermn: rank 0 of 2 ') and 'mpiexec' not in said
 
 
 @starts

@@ -1,0 +1,91 @@
+"""Ranks abort the job before MPI_Init with their status; their child processes never do."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+
+CHILDREN = os.path.join(os.path.dirname(__file__), 'reliability', 'child_processes.py')
+
+
+def children(folder, command, *arguments, **env):
+    """Returns how child processes end, on each rank."""
+    folder.mkdir()
+    done = subprocess.run([*command, sys.executable, '-W', 'ignore', CHILDREN, folder, *arguments],
+                          env={**os.environ, **env}, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
+    errors = [path.read_text() for path in folder.glob('errors-*')]
+    assert (done.returncode, done.stdout) == (0, ''), (done, errors)
+    return [json.loads(path.read_text()) for path in folder.glob('outcomes-*')]
+
+
+@pytest.mark.limit(150)
+def test_child_processes_end_as_without_chainermn(tmp_path):
+    outcomes = children(tmp_path / 'ranks', ['mpiexec', '-n', '2'])
+    expected = {
+        'before forkserver process return': ['0', []],
+        'before forkserver process raise': ['1', ['ValueError: of a child']],
+        'before spawn process exit': ['3', []],
+        'before  program exit': ['3', []],
+        'after forkserver pool exit': ['3', []],
+        'after forkserver executor killed': [
+            'BrokenProcessPool: A process in the process pool was terminated abruptly while the '
+            'future was running or pending.', []],
+        'after fork process killed': ['-9', []],
+        'after forkserver iterator return': ['[1, 2]', []],
+    }
+    assert outcomes == [expected] * 2
+
+
+@pytest.mark.full
+@pytest.mark.limit(900)
+def test_all_child_processes_end_as_without_chainermn(tmp_path):
+    expected, = children(tmp_path / 'without', [], 'all', WITHOUT_CHAINERMN='1')
+    assert len(expected) == 86
+    assert children(tmp_path / 'ranks', ['mpiexec', '-n', '2'], 'all') == [expected] * 2
+
+
+EARLY = '''
+import argparse, os, sys
+import chainermn
+parser = argparse.ArgumentParser()
+parser.add_argument('--ranks', type=int, nargs='*')
+parser.add_argument('--how')
+options = parser.parse_args()
+if options.ranks == [] or int(os.environ.get(
+        'PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK', 0))) in options.ranks:
+    if options.how == 'import':
+        import a_missing_module
+    sys.exit('no such file' if options.how == 'text' else 4)
+chainermn.create_communicator('naive')
+'''
+#: The arguments; the status of mpiexec; lines of output; a text, and how often it appears.
+FAILURES = {
+    'wrong option': (['--wrong'], 2, 5, 'sys.exit with status 2', 1),
+    'help': (['--help'], 0, None, 'chainermn', 0),
+    'import error on all ranks': (['--how', 'import', '--ranks'], 1, 5, 'ModuleNotFoundError: ', 1),
+    'import error on rank 1': (['--how', 'import', '--ranks', '1'], 1, 5, 'rank 1 of 2', 1),
+    'text on all ranks': (['--how', 'text', '--ranks'], 1, 3, 'sys.exit with status 1', 1),
+    'status of rank 0': (['--how', 'status', '--ranks', '0'], 4, 1, 'rank 0 of 2', 1),
+}
+
+
+@pytest.mark.limit(120)
+def test_a_failure_before_mpi_init_is_reported_once(tmp_path):
+    (tmp_path / 'script.py').write_text(EARLY)
+    jobs = {name: subprocess.Popen(
+        ['mpiexec', '-n', '2', sys.executable, 'script.py', *arguments], cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for name, (arguments, *_) in FAILURES.items()}
+    for name, (_, status, n_lines, text, count) in FAILURES.items():
+        output, _ = jobs[name].communicate(timeout=seconds(60))
+        assert (jobs[name].returncode, output.count(text)) == (status, count), (name, output)
+        if n_lines is not None and 'chainermn: ' in output:  # Open MPI reports failures itself
+            assert len(output.splitlines()) <= n_lines + 1, (name, output)
+            assert output.count('chainermn: rank ') == 1
