@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import chainer
 
@@ -48,7 +49,9 @@ def pool(context, ending):
         result = workers.apply_async(end, (ending,))
         if ending in ('return', 'raise'):
             return result.get()
-        worker.join()  # the pool starts another one, and the result never arrives
+        # The result never arrives.  A thread of the pool joins the worker, and starts another one.
+        while worker in workers._pool:
+            time.sleep(.01)
         return worker.exitcode
 
 
