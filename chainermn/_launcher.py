@@ -17,8 +17,8 @@ _TIMEOUT = 1  # seconds for an answer
 #: Variables with the rank, and with the rank among those of its node: MPICH, Open MPI.
 _RANKS = (('PMI_RANK', 'MPI_LOCALRANKID'), ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK'))
 
-#: Open sockets by the names that this process has claimed.
-_claims: dict[str, socket.socket] = {}
+#: Sockets by the names that this process has claimed; open until it exits.
+_claims: dict[str, int] = {}
 
 
 def is_connected() -> bool:
@@ -59,15 +59,14 @@ def claim(name: str) -> bool:
     job = os.environ.get('PMIX_NAMESPACE') or process()
     if not job or name in _claims:
         return True
-    claimed = socket.socket(socket.AF_UNIX)
-    try:
-        # An abstract address: there is no file that might be left.  Containers can share it.
-        namespace = os.readlink('/proc/self/ns/pid')
-        claimed.bind(f'\0chainermn-{os.getuid()}-{namespace}-{job}-{name}')
-    except OSError:
-        claimed.close()
-        return sys.platform != 'linux'
-    _claims[name] = claimed
+    with socket.socket(socket.AF_UNIX) as claimed:
+        try:
+            # An abstract address: there is no file that might be left.  Containers can share it.
+            namespace = os.readlink('/proc/self/ns/pid')
+            claimed.bind(f'\0chainermn-{os.getuid()}-{namespace}-{job}-{name}')
+        except OSError:
+            return sys.platform != 'linux'
+        _claims[name] = claimed.detach()
     return True
 
 

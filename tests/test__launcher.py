@@ -65,27 +65,48 @@ if options.ranks == [] or int(os.environ.get(
     sys.exit('no such file' if options.how == 'text' else 4)
 chainermn.create_communicator('naive')
 '''
-#: The arguments; the status of mpiexec; lines of output; a text, and how often it appears.
+#: The arguments; the status of mpiexec; at most that many lines of output; one of its lines.
 FAILURES = {
-    'wrong option': (['--wrong'], 2, 5, 'sys.exit with status 2', 1),
-    'help': (['--help'], 0, None, 'chainermn', 0),
-    'import error on all ranks': (['--how', 'import', '--ranks'], 1, 5, 'ModuleNotFoundError: ', 1),
-    'import error on rank 1': (['--how', 'import', '--ranks', '1'], 1, 5, 'rank 1 of 2', 1),
-    'text on all ranks': (['--how', 'text', '--ranks'], 1, 3, 'sys.exit with status 1', 1),
-    'status of rank 0': (['--how', 'status', '--ranks', '0'], 4, 1, 'rank 0 of 2', 1),
+    'wrong option': (['--wrong'], 2, 6, 'aborts the job: sys.exit with status 2'),
+    'import error on all ranks': (['--how', 'import', '--ranks'], 1, 6, 'ModuleNotFoundError: '),
+    'import error on rank 1': (['--how', 'import', '--ranks', '1'], 1, 6, 'rank 1 of 2'),
+    'text on all ranks': (['--how', 'text', '--ranks'], 1, 3, 'sys.exit with status 1'),
+    'status of rank 0': (['--how', 'status', '--ranks', '0'], 4, 1, 'rank 0 of 2'),
 }
 
 
 @pytest.mark.limit(120)
+@pytest.mark.skipif('MPICH' not in MPI.Get_library_version(),
+                    reason="Open MPI's mpiexec reports failures before MPI_Init itself")
 def test_a_failure_before_mpi_init_is_reported_once(tmp_path):
     (tmp_path / 'script.py').write_text(EARLY)
-    jobs = {name: subprocess.Popen(
-        ['mpiexec', '-n', '2', sys.executable, 'script.py', *arguments], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for name, (arguments, *_) in FAILURES.items()}
-    for name, (_, status, n_lines, text, count) in FAILURES.items():
+
+    def start(arguments):
+        return subprocess.Popen(
+            ['mpiexec', '-n', '2', sys.executable, 'script.py', *arguments], cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    jobs = {name: start(arguments) for name, (arguments, *_) in FAILURES.items()}
+    with_help = start(['--help'])
+    for name, (_, status, n_lines, text) in FAILURES.items():
         output, _ = jobs[name].communicate(timeout=seconds(60))
-        assert (jobs[name].returncode, output.count(text)) == (status, count), (name, output)
-        if n_lines is not None and 'chainermn: ' in output:  # Open MPI reports failures itself
-            assert len(output.splitlines()) <= n_lines + 1, (name, output)
-            assert output.count('chainermn: rank ') == 1
+        assert jobs[name].returncode == status, (name, output)
+        assert output.count(text) == output.count('chainermn: rank ') == 1, (name, output)
+        assert len(output.splitlines()) <= n_lines, (name, output)
+    output, _ = with_help.communicate(timeout=seconds(60))
+    assert (with_help.returncode, output.count('usage: '), 'chainermn' in output) == (0, 2, False)
+
+
+def test_a_name_is_claimed_by_one_rank_of_a_job(tmp_path):
+    (tmp_path / 'script.py').write_text('''
+from chainermn import _launcher
+from mpi4py import MPI
+claims = [_launcher.claim(name) for name in ('report', 'report', 'other')]
+assert MPI.COMM_WORLD.allreduce(sum(claims)) == 3
+rank = MPI.COMM_WORLD.rank
+assert _launcher.claim(f'own {rank}')
+MPI.COMM_WORLD.Barrier()
+assert not _launcher.claim(f'own {1 - rank}')
+''')
+    subprocess.run(['mpiexec', '-n', '2', sys.executable, '-W', 'error', 'script.py'],
+                   cwd=tmp_path, check=True, timeout=seconds(50))
