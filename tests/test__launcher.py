@@ -1,13 +1,17 @@
 """Ranks abort the job before MPI_Init with their status; their child processes never do."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 from mpi4py import MPI
 from time_limits import seconds
+
+from chainermn import _launcher
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
 
@@ -49,6 +53,18 @@ def test_all_child_processes_end_as_without_chainermn(tmp_path):
     expected, = children(tmp_path / 'without', [], 'all', WITHOUT_CHAINERMN='1')
     assert len(expected) == 86
     assert children(tmp_path / 'ranks', ['mpiexec', '-n', '2'], 'all') == [expected] * 2
+
+
+def test_other_files_are_not_taken_for_the_connection_to_mpiexec(monkeypatch):
+    with contextlib.ExitStack() as stack:
+        sockets = [*socket.socketpair(), socket.socket()]
+        for each in sockets:
+            stack.enter_context(each)
+        with open(os.devnull) as file:
+            for number in (*(each.fileno() for each in sockets), file.fileno(), 2 ** 20, '', 'no'):
+                monkeypatch.setenv('PMI_FD', str(number))
+                assert not _launcher.is_connected()
+                assert _launcher.process() == 0
 
 
 EARLY = '''

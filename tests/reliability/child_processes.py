@@ -19,6 +19,10 @@ import time
 
 import chainer
 
+if __name__ == '__main__' and 'PMI_FD' in os.environ:
+    # The connection to mpiexec gets a number that belongs to other files in most of the children.
+    os.environ['PMI_FD'] = str(os.dup2(int(os.environ['PMI_FD']), 4))
+
 if not os.environ.get('WITHOUT_CHAINERMN'):
     import chainermn  # the children import it with this module, as with most training scripts
 
