@@ -110,7 +110,7 @@ assert launcher
 pathlib.Path(sys.argv[1], f'rank{comm.rank}').write_text(str(os.getpid()))
 comm.barrier()
 if comm.rank == 1: os.kill(launcher, 9)
-time.sleep(1000)
+time.sleep(60)
 """
 
 
