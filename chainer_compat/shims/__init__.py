@@ -3,9 +3,11 @@
 from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
+    iterator_state,
     numpy_changes,
     protobuf_changes,
     python_changes,
+    saved_state,
     scipy_changes,
     setuptools_changes,
 )
@@ -13,9 +15,11 @@ from chainer_compat.shims import (
 __all__ = [
     'chainer_bugs',
     'cupy_changes',
+    'iterator_state',
     'numpy_changes',
     'protobuf_changes',
     'python_changes',
+    'saved_state',
     'scipy_changes',
     'setuptools_changes',
 ]

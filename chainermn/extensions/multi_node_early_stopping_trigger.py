@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import chainer
 
+from chainermn._types import Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.observation_aggregator import ObservationAggregator, Trigger
 
@@ -42,3 +43,12 @@ class MultiNodeEarlyStoppingTrigger:
     def get_training_length(self) -> tuple[float, str]:
         """Returns the maximal length of the training, such as ``(100, 'epoch')``."""
         return self.actual_trigger.get_training_length()
+
+    def serialize(self, serializer: Serializer) -> None:
+        """Saves or loads the best value, the number of checks since then, and values to average.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
+        """
+        self.aggregator.serialize(serializer['aggregator'])
+        self.actual_trigger.serialize(serializer['actual_trigger'])

@@ -1,12 +1,15 @@
 """ObservationAggregator: reports a value aggregated over ranks and iterations."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TypeAlias
 
 import chainer
+import numpy as np
 
 from chainermn._errors import raise_on_all_ranks
+from chainermn._types import Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._observation import Value, to_host
 
@@ -76,7 +79,49 @@ class ObservationAggregator(chainer.training.Extension):
                 result = self.aggregator(gathered)
         return self.comm.bcast_obj(result)
 
+    def serialize(self, serializer: Serializer) -> None:
+        """Saves or loads the trigger and the values since the last time.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
+
+        Warns:
+            RuntimeWarning: When saving, if values are neither numbers nor arrays of numbers, and
+                so are not saved; when loading a file without them.
+        """
+        if hasattr(self.comm_trigger, 'serialize'):
+            self.comm_trigger.serialize(serializer['comm_trigger'])
+        if isinstance(serializer, chainer.Deserializer):
+            try:
+                self.observation_history = _load_values(serializer['history'])
+            except KeyError:
+                warnings.warn('the values of ObservationAggregator since the last time are not in '
+                              'this file', RuntimeWarning, stacklevel=2)
+        elif all(np.asarray(value).dtype.kind in 'biufc' for value in self.observation_history):
+            _save_values(serializer['history'], self.observation_history)
+        else:
+            warnings.warn(f'ObservationAggregator cannot save the values of {self.original_key!r}, '
+                          'which are not numbers', RuntimeWarning, stacklevel=2)
+
 
 def _mean(gathered: list[list[Value]]) -> Value | None:
     values = [value for values in gathered for value in values]
     return sum(values[1:], values[0]) / len(values) if values else None
+
+
+def _save_values(serializer: Serializer, values: list[Value]) -> None:
+    arrays = [np.asarray(value) for value in values]
+    is_uniform = len({(array.dtype, array.shape) for array in arrays}) == 1
+    serializer('n', len(arrays))
+    serializer('is_uniform', is_uniform)
+    if is_uniform:  # one array in the file, as there may be a value for each iteration
+        arrays = [np.stack(arrays)]
+    for i, array in enumerate(arrays):
+        serializer(str(i), array)
+
+
+def _load_values(serializer: Serializer) -> list[Value]:
+    n = int(serializer('n', 0))
+    if serializer('is_uniform', False):
+        return list(serializer('0', None))
+    return [serializer(str(i), None)[()] for i in range(n)]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from chainermn.extensions.multi_node_report import create_multi_node_report
 from chainermn.extensions.observation_aggregator import Trigger
 
 if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
+    from tensorboardX.event_file_writer import EventsWriter
 
 
 class TensorBoardWriter(extensions.LogReport):
@@ -52,39 +53,59 @@ class TensorBoardWriter(extensions.LogReport):
         self._log_name = None  # LogReport writes no file
         self._comm = comm
         self._log_dir = log_dir
-        self._writer: SummaryWriter | None = None
+        self._file: EventsWriter | None = None
         with raise_on_all_ranks(comm, 'TensorBoardWriter'):
             if comm.rank == 0:
-                _import_writer()
+                _check_installed()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Opens the file on rank 0."""
         with raise_on_all_ranks(self._comm, 'TensorBoardWriter'):
             if self._comm.rank == 0:
-                iteration = trainer.updater.iteration
-                self._writer = _import_writer()(
-                    self._log_dir or os.path.join(trainer.out, 'tensorboard'),
-                    purge_step=iteration + 1,
-                    filename_suffix=f'.{iteration}')  # the name only has the time in seconds
+                self._file = _open(self._log_dir or os.path.join(trainer.out, 'tensorboard'),
+                                   trainer.updater.iteration)
 
     def finalize(self) -> None:
         """Closes the file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _write(self, means: dict[str, float]) -> None:
-        if self._writer is not None:
-            for key, value in means.items():
-                if key != 'iteration':
-                    self._writer.add_scalar(key, value, means['iteration'])
-            self._writer.flush()
+        """Writes one point of each curve, and flushes it to disk: a checkpoint may follow."""
+        if self._file is None:
+            return
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        for key, value in means.items():
+            if key != 'iteration':
+                self._file.write_event(Event(
+                    summary=scalar(key, value), step=means['iteration'], wall_time=time.time()))
+        self._file.flush()
 
 
-def _import_writer() -> type[SummaryWriter]:
+def _open(folder: str, iteration: int) -> EventsWriter:
+    """Opens a file that hides values of earlier runs after this iteration.
+
+    Not a SummaryWriter: its thread writes points later, and its ``flush`` does not wait for it.
+    """
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.record_writer import directory_check
+
+    directory_check(folder)
+    # The name of the file only has the time in seconds.
+    file = EventsWriter(os.path.join(folder, 'events'), f'.{iteration}')
+    start = SessionLog(status=SessionLog.START)
+    file.write_event(Event(step=iteration + 1, session_log=start, wall_time=time.time()))
+    file.flush()
+    return file
+
+
+def _check_installed() -> None:
     try:
-        from tensorboardX import SummaryWriter
+        import tensorboardX  # noqa: F401
     except ImportError as error:
         raise ImportError(f'TensorBoardWriter needs tensorboardX ({error}). '
                           "Install it on rank 0: pip install 'chainermn[tensorboard]'") from error
-    return SummaryWriter

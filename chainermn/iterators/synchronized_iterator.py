@@ -1,7 +1,6 @@
 """Iterators that read the same batches on all ranks, by sharing a seed."""
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import chainer
@@ -74,18 +73,12 @@ class _SynchronizedIterator(Delegate, chainer.dataset.Iterator, wraps='actual_it
         self.actual_iterator.finalize()
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the iterator, and the random state for the orders of the next epochs.
+        """Save or load the iterator, with the random state for the orders of the next epochs.
 
         Args:
             serializer: A Chainer serializer or deserializer.
         """
         self.actual_iterator.serialize(serializer)
-        random = self.order_sampler._random
-        _, keys, position, _, _ = random.get_state(legacy=True)
-        with contextlib.suppress(KeyError):  # a snapshot of an older version has none
-            keys = serializer('order_keys', keys)
-            position = serializer('order_position', position)
-            random.set_state(('MT19937', keys, position))
 
     def __del__(self) -> None:
         """Do nothing: the actual iterator may still be in use."""

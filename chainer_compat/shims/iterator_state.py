@@ -1,0 +1,156 @@
+"""Orders of the data that iterators draw at random, and Chainer 7.8.1 does not save."""
+
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy
+
+from chainer_compat._patch import edit, patch
+
+_mutex = threading.RLock()  # a thread of MultiprocessIterator draws orders
+os.register_at_fork(after_in_child=lambda: _mutex._at_fork_reinit())  # type: ignore[attr-defined]
+
+
+class _NextOrders:
+    """For each order in use, the one that follows it."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[numpy.ndarray], numpy.ndarray]] = {}
+
+    def __setitem__(self, order: numpy.ndarray, following: numpy.ndarray) -> None:
+        key = id(order)
+        self._found[key] = weakref.ref(order, lambda _: self._found.pop(key, None)), following
+
+    def get(self, order: numpy.ndarray) -> numpy.ndarray | None:
+        found = self._found.get(id(order))
+        return found[1] if found is not None and found[0]() is order else None
+
+    def pop(self, order: numpy.ndarray) -> numpy.ndarray | None:
+        following = self.get(order)
+        self._found.pop(id(order), None)
+        return following
+
+
+_drawn = _NextOrders()
+_loaded = _NextOrders()  # that were drawn in advance when they were saved
+
+
+@patch('chainer.iterators._statemachine', 'chainer.iterators.serial_iterator',
+       'chainer.iterators.multithread_iterator', 'chainer.iterators.multiprocess_iterator')
+def prefetched_orders(module: Any) -> None:
+    """All versions: iterators that prefetch lost orders that they had drawn when they were saved.
+
+    They discarded prefetched batches, and drew other orders. No iterator saved the random_state
+    that was passed to its order sampler.
+    """
+    names = vars(module)
+    if 'iterator_statemachine' in names:
+        _record_orders(module)
+    elif 'SerialIterator' in names:
+        _save_orders(module.SerialIterator, None)
+    elif 'MultithreadIterator' in names:
+        _save_orders(module.MultithreadIterator, '_order')
+    else:
+        _save_orders(module.MultiprocessIterator, 'order')
+
+
+@edit('chainer.iterators.multiprocess_iterator')
+def iterator_without_order() -> dict[str, str]:
+    """All versions: a MultiprocessIterator that does not shuffle could not be saved."""
+    return {
+        'order = self._state.order.copy()':
+            'order = None if self._state.order is None else self._state.order.copy()',
+        "            serializer('order', order)":
+            "            order is None or serializer('order', order)"}
+
+
+def _record_orders(module: Any) -> None:
+    statemachine = module.iterator_statemachine
+
+    def iterator_statemachine(state: Any, batch_size: int, repeat: bool, order_sampler: Any,
+                              dataset_len: int) -> Any:
+        def next_order(order: numpy.ndarray, position: int) -> numpy.ndarray:
+            with _mutex:
+                following = _loaded.pop(order)
+                if following is None:
+                    following = order_sampler(order, position)
+                _drawn[order] = following
+                return following
+
+        return statemachine(state, batch_size, repeat, next_order, dataset_len)
+
+    module.iterator_statemachine = iterator_statemachine
+
+
+def _save_orders(cls: Any, order_key: str | None) -> None:
+    """Make an iterator save its random state and the orders that it has drawn in advance.
+
+    Args:
+        cls: Class of the iterator.
+        order_key: Name of the saved order, if the iterator prefetches. Its ``serialize`` would
+            discard the prefetched batches, also when saving.
+    """
+    from chainer import serializer as serializer_module
+
+    serialize_original = cls.serialize
+
+    def serialize(self: Any, serializer: Any) -> None:
+        if not isinstance(serializer, serializer_module.AbstractSerializer):
+            serialize_original(self, serializer)  # of pickle
+            return
+        with _mutex:
+            is_saving = isinstance(serializer, serializer_module.Serializer)
+            if order_key is None or not is_saving:
+                serialize_original(self, serializer)
+            else:
+                for name in ('current_position', 'epoch', 'is_new_epoch', '_previous_epoch_detail'):
+                    serializer(name.lstrip('_'), getattr(self, name))
+                if self._state.order is not None or order_key == '_order':
+                    serializer(order_key, self._state.order)
+            if is_saving and order_key is not None:
+                _save_drawn(self, serializer)
+            elif not is_saving:
+                _load_drawn(self, serializer)
+            _serialize_random(self, serializer)
+
+    cls.serialize = serialize
+
+
+def _save_drawn(iterator: Any, serializer: Any) -> None:
+    from chainer.iterators import ShuffleOrderSampler
+
+    orders, order = [], iterator._state.order
+    # Others, such as MultiNodeOrderSampler, draw the same order again.
+    while order is not None and isinstance(iterator.order_sampler, ShuffleOrderSampler):
+        order = _drawn.get(order)
+        orders.append(order)
+    if len(orders) > 1:  # the last one is None
+        serializer('next_orders', numpy.stack(orders[:-1]))
+
+
+def _load_drawn(iterator: Any, serializer: Any) -> None:
+    try:
+        orders = serializer('next_orders', None)
+    except KeyError:
+        return
+    order = iterator._state.order
+    for following in () if orders is None or order is None else orders:
+        _loaded[order] = following
+        order = following
+
+
+def _serialize_random(iterator: Any, serializer: Any) -> None:
+    """Save or load the random state, unless it is the global one."""
+    random = getattr(iterator.order_sampler, '_random', None)
+    if not isinstance(random, numpy.random.RandomState) or random is numpy.random.mtrand._rand:
+        return
+    state = random.get_state(legacy=False)
+    if state['bit_generator'] != 'MT19937':
+        return
+    try:
+        random.set_state(('MT19937', serializer('order_keys', state['state']['key']),
+                          serializer('order_position', state['state']['pos'])))
+    except KeyError:
+        pass  # an older file

@@ -1,0 +1,240 @@
+"""State of extensions, triggers and optimizers that Chainer 7.8.1 does not save.
+
+Without it, a resumed run differs from an uninterrupted one. Files of the original Chainer can still
+be loaded: what they lack keeps its initial value, with a warning.
+"""
+
+import json
+import warnings
+from typing import Any
+
+import numpy
+
+from chainer_compat._patch import edit, patch
+
+#: Loading returns the saved array, whatever the current value is.
+_AS_SAVED = None
+
+
+@patch('chainer.reporter')
+def summary_state(reporter: Any) -> None:
+    """All versions: loading a summary changed the dtype of its sums, and so later means.
+
+    Weights that are not integers could not be loaded at all.
+    """
+    serialize_original = reporter.Summary.serialize
+
+    def serialize(self: Any, serializer: Any) -> None:
+        if not _is_loading(serializer):
+            serialize_original(self, serializer)
+            return
+        try:
+            for name in ('_x', '_x2', '_n'):
+                setattr(self, name, _load_number(serializer, name, getattr(self, name)))
+        except KeyError:
+            warnings.warn('The previous statistics are not saved.')
+
+    reporter.Summary.serialize = serialize
+
+
+@patch('chainer.training.triggers.early_stopping_trigger')
+def early_stopping_state(module: Any) -> None:
+    """All versions: EarlyStoppingTrigger saved nothing: its patience restarted after resuming."""
+
+    def serialize(self: Any, serializer: Any) -> None:
+        _serialize_trigger(self._interval_trigger, serializer['interval_trigger'])
+        _serialize_trigger(self._max_trigger, serializer['max_trigger'])
+        try:
+            self.best = _number(serializer, 'best', self.best)
+            self.count = _number(serializer, 'count', self.count)
+        except KeyError:
+            warnings.warn('The best value of EarlyStoppingTrigger is not saved.')
+            return
+        # Not the dictionary of summaries: HDF5 cannot store its names.
+        self._summary._summaries[self.monitor].serialize(serializer['summary'])
+
+    module.EarlyStoppingTrigger.serialize = serialize
+
+
+@patch('chainer.training.extensions.micro_average')
+def micro_average_state(module: Any) -> None:
+    """All versions: MicroAverage did not save its trigger, and could not load sums of floats."""
+
+    def serialize(self: Any, serializer: Any) -> None:
+        _serialize_trigger(self._trigger, serializer['_trigger'])
+        self._numerator = _number(serializer, '_numerator', self._numerator)
+        self._denominator = _number(serializer, '_denominator', self._denominator)
+
+    module.MicroAverage.serialize = serialize
+
+
+@patch('chainer.training.extensions.plot_report')
+def plot_report_state(module: Any) -> None:
+    """All versions: PlotReport did not save its trigger, nor the values since the last point."""
+    serialize_data = module.PlotReport.serialize
+
+    def serialize(self: Any, serializer: Any) -> None:
+        serialize_data(self, serializer)
+        _serialize_trigger(self._trigger, serializer['_trigger'])
+        self._summary.serialize(serializer['_summary'])
+
+    module.PlotReport.serialize = serialize
+
+
+@patch('chainer.training.extensions.parameter_statistics')
+def parameter_statistics_state(module: Any) -> None:
+    """All versions: ParameterStatistics saved nothing."""
+
+    def serialize(self: Any, serializer: Any) -> None:
+        _serialize_trigger(self._trigger, serializer['_trigger'])
+        self._summary.serialize(serializer['_summary'])
+
+    module.ParameterStatistics.serialize = serialize
+
+
+@patch('chainer.training.extensions.variable_statistics_plot')
+def variable_statistics_state(module: Any) -> None:
+    """All versions: VariableStatisticsPlot saved nothing."""
+
+    def serialize(self: Any, serializer: Any) -> None:
+        _serialize_trigger(self._trigger, serializer['_trigger'])
+        samples = self._samples
+        try:
+            samples.counter = serializer('counter', samples.counter)
+            used = min(samples.counter, samples.size)
+            for name in ('data', 'idxs'):
+                serializer(name, getattr(samples, name)[:used])
+        except KeyError:
+            warnings.warn('The samples of VariableStatisticsPlot are not saved.')
+
+    module.VariableStatisticsPlot.serialize = serialize
+
+
+@patch('chainer.training.extensions.multistep_shift', 'chainer.training.extensions.warmup_shift')
+def shift_state(module: Any) -> None:
+    """All versions: MultistepShift and WarmupShift set the initial value again after resuming.
+
+    WarmupShift even kept it, if the warm-up was over.
+    """
+    for name in {'MultistepShift', 'WarmupShift'} & set(vars(module)):
+        _save_value(getattr(module, name))
+
+
+def _save_value(shift: Any) -> None:
+    """Make an extension restore the value of its hyperparameter, which others may have set."""
+    initialize_original, serialize_original = shift.initialize, shift.serialize
+
+    def initialize(self: Any, trainer: Any) -> None:
+        initialize_original(self, trainer)
+        self._shifted = self._optimizer or trainer.updater.get_optimizer('main')
+        if self._last_value is not None:  # resuming
+            setattr(self._shifted, self._attr, self._last_value)
+
+    def serialize(self: Any, serializer: Any) -> None:
+        serialize_original(self, serializer)
+        if self._shifted is not None:
+            self._last_value = getattr(self._shifted, self._attr)
+        try:
+            self._last_value = _number(serializer, '_last_value', self._last_value)
+        except KeyError:
+            warnings.warn(f'The last value of {type(self).__name__} is not saved.')
+
+    shift._shifted = shift._last_value = None
+    shift.initialize, shift.serialize = initialize, serialize
+
+
+@edit('chainer.training.trainer')
+def finished_shift() -> dict[str, str]:
+    """All versions: a learning rate was lost if the trigger of its extension had fired for good.
+
+    For example, that of ExponentialShift with a ManualScheduleTrigger. Trainer.run then did not
+    initialize the extension after resuming.
+    """
+    return {'if initializer and not finished:':
+            "if initializer and not (finished and not hasattr(entry.extension, '_last_value')):"}
+
+
+@patch('chainer.training.trainer')
+def observation_state(module: Any) -> None:
+    """All versions: a trainer did not save its last observation.
+
+    Trainer.run calls the stop trigger before the first update, which then misses the values of the
+    iteration that was saved.
+    """
+    serialize_original = module.Trainer.serialize
+
+    def serialize(self: Any, serializer: Any) -> None:
+        serialize_original(self, serializer)
+        serializer = serializer['observation']
+        if _is_loading(serializer):
+            try:
+                names = serializer('names', _AS_SAVED)
+                if names is not None:
+                    self.observation = {
+                        name: _load_number(serializer, str(i), None)
+                        for i, name in enumerate(json.loads(names.tobytes()))}
+            except KeyError:
+                pass  # the warnings of the triggers tell
+            return
+        values = {name: getattr(value, 'array', value)  # of a Variable
+                  for name, value in self.observation.items()}
+        values = {name: value for name, value in values.items() if _is_number(value)}
+        # Not as text, which HDF5 cannot store.
+        serializer('names', numpy.frombuffer(json.dumps(list(values)).encode(), numpy.uint8))
+        for i, value in enumerate(values.values()):
+            serializer(str(i), value)
+
+    module.Trainer.serialize = serialize
+
+
+@patch('chainer.optimizer')
+def loss_scale_state(optimizer: Any) -> None:
+    """All versions: an optimizer did not save the loss scale that it adapts."""
+    serialize_original = optimizer.Optimizer.serialize
+
+    def serialize(self: Any, serializer: Any) -> None:
+        serialize_original(self, serializer)
+        if not self._loss_scaling_is_dynamic:
+            return
+        try:
+            self._loss_scale = serializer('loss_scale', self._loss_scale)
+            self._loss_scaling_isnan_ever = serializer(
+                'loss_scaling_isnan_ever', self._loss_scaling_isnan_ever)
+        except KeyError:
+            warnings.warn('The loss scale is not saved.')
+
+    optimizer.Optimizer.serialize = serialize
+
+
+def _is_loading(serializer: Any) -> bool:
+    from chainer import serializer as module
+
+    return isinstance(serializer, module.Deserializer)
+
+
+def _serialize_trigger(trigger: Any, serializer: Any) -> None:
+    if hasattr(trigger, 'serialize'):
+        trigger.serialize(serializer)
+
+
+def _number(serializer: Any, key: str, value: Any) -> Any:
+    """Save or load a number, whose type may be another one when it is loaded."""
+    if _is_loading(serializer):
+        return _load_number(serializer, key, value)
+    return serializer(key, value)
+
+
+def _load_number(serializer: Any, key: str, value: Any) -> Any:
+    """Load a number or array with the dtype that was saved."""
+    saved = serializer(key, _AS_SAVED)
+    if saved is None:  # it was None, or the serializer ignores missing values
+        return value
+    saved = numpy.asarray(saved)
+    # Python's numbers have these dtypes; others keep theirs, as it determines how sums are rounded.
+    return saved.item() if saved.dtype in (int, float) and not saved.ndim else saved[()]
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether an observed value is a number or an array of numbers."""
+    dtype = getattr(value, 'dtype', None)
+    return isinstance(value, (int, float)) if dtype is None else dtype.kind in 'biufc'
