@@ -71,3 +71,10 @@ class Delegate:
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {getattr(self, self._wraps)!r}>'
+
+
+def unwrap(value: Object) -> Object:
+    """Returns the object inside of all proxies."""
+    while isinstance(value, Delegate):
+        value = getattr(value, value._wraps)
+    return value

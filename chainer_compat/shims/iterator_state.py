@@ -121,13 +121,15 @@ def _save_orders(cls: Any, order_key: str | None) -> None:
 def _save_drawn(iterator: Any, serializer: Any) -> None:
     from chainer.iterators import ShuffleOrderSampler
 
-    orders, order = [], iterator._state.order
+    order = iterator._state.order
     # Others, such as MultiNodeOrderSampler, draw the same order again.
-    while order is not None and isinstance(iterator.order_sampler, ShuffleOrderSampler):
-        order = _drawn.get(order)
+    if order is None or not isinstance(iterator.order_sampler, ShuffleOrderSampler):
+        return
+    orders: list[numpy.ndarray] = []
+    while (order := _drawn.get(order)) is not None:
         orders.append(order)
-    if len(orders) > 1:  # the last one is None
-        serializer('next_orders', numpy.stack(orders[:-1]))
+    if orders:
+        serializer('next_orders', numpy.stack(orders))
 
 
 def _load_drawn(iterator: Any, serializer: Any) -> None:
@@ -146,11 +148,12 @@ def _serialize_random(iterator: Any, serializer: Any) -> None:
     random = getattr(iterator.order_sampler, '_random', None)
     if not isinstance(random, numpy.random.RandomState) or random is numpy.random.mtrand._rand:
         return
-    state = random.get_state(legacy=False)
+    state: Any = random.get_state(legacy=False)
     if state['bit_generator'] != 'MT19937':
         return
     try:
-        random.set_state(('MT19937', serializer('order_keys', state['state']['key']),
-                          serializer('order_position', state['state']['pos'])))
+        state['state'] = {'key': serializer('order_keys', state['state']['key']),
+                          'pos': serializer('order_position', state['state']['pos'])}
+        random.set_state(state)
     except KeyError:
         pass  # an older file

@@ -32,7 +32,7 @@ def summary_state(reporter: Any) -> None:
             for name in ('_x', '_x2', '_n'):
                 setattr(self, name, _load_number(serializer, name, getattr(self, name)))
         except KeyError:
-            warnings.warn('The previous statistics are not saved.')
+            warnings.warn('The previous statistics are not saved.', stacklevel=2)
 
     reporter.Summary.serialize = serialize
 
@@ -48,7 +48,7 @@ def early_stopping_state(module: Any) -> None:
             self.best = _number(serializer, 'best', self.best)
             self.count = _number(serializer, 'count', self.count)
         except KeyError:
-            warnings.warn('The best value of EarlyStoppingTrigger is not saved.')
+            warnings.warn('The best value of EarlyStoppingTrigger is not saved.', stacklevel=2)
             return
         # Not the dictionary of summaries: HDF5 cannot store its names.
         self._summary._summaries[self.monitor].serialize(serializer['summary'])
@@ -105,7 +105,7 @@ def variable_statistics_state(module: Any) -> None:
             for name in ('data', 'idxs'):
                 serializer(name, getattr(samples, name)[:used])
         except KeyError:
-            warnings.warn('The samples of VariableStatisticsPlot are not saved.')
+            warnings.warn('The samples of VariableStatisticsPlot are not saved.', stacklevel=2)
 
     module.VariableStatisticsPlot.serialize = serialize
 
@@ -137,7 +137,7 @@ def _save_value(shift: Any) -> None:
         try:
             self._last_value = _number(serializer, '_last_value', self._last_value)
         except KeyError:
-            warnings.warn(f'The last value of {type(self).__name__} is not saved.')
+            warnings.warn(f'The last value of {type(self).__name__} is not saved.', stacklevel=2)
 
     shift._shifted = shift._last_value = None
     shift.initialize, shift.serialize = initialize, serialize
@@ -201,7 +201,7 @@ def loss_scale_state(optimizer: Any) -> None:
             self._loss_scaling_isnan_ever = serializer(
                 'loss_scaling_isnan_ever', self._loss_scaling_isnan_ever)
         except KeyError:
-            warnings.warn('The loss scale is not saved.')
+            warnings.warn('The loss scale is not saved.', stacklevel=2)
 
     optimizer.Optimizer.serialize = serialize
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from mpi4py import MPI
 
-from chainermn import _signature, global_except_hook
+from chainermn import _clean_end, _signature, global_except_hook
 from chainermn._diagnostics import (
     current_operations,
     dump_request,
@@ -126,7 +126,8 @@ def _end() -> None:
                 global_except_hook.abort_job(
                     'it left an incomplete operation, and reached the end of the program',
                     f'The operation was {left}.\n')
-            _agree()
+            if _agree():
+                _clean_end.run()
             rank_progress.may_exit = True
             for callback in list(_callbacks):
                 callback()
@@ -148,9 +149,10 @@ def _incomplete_operation() -> str:
     return ''
 
 
-def _agree() -> None:
+def _agree() -> bool:
+    """Returns whether all ranks have ended; without consistency checks, only this one has."""
     if any(check.has_finished_ranks for check in _checks):
-        return  # another rank has finished, and waits for this one in MPI_Finalize
+        return False  # another rank has finished, and waits for this one in MPI_Finalize
     for check in _checks:
         if not check.is_active:
             continue
@@ -161,6 +163,7 @@ def _agree() -> None:
         except Exception:
             # Of any type, as the argument of another rank may be invalid.  The error is also raised
             # on the other ranks, which have not finished and report it.
-            return
+            return False
         finally:
             rank_progress.ending = None
+    return True

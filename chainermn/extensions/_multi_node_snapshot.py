@@ -18,6 +18,7 @@ from chainermn._errors import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import joined, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
+from chainermn.extensions._checkpointing.classes import capture_classes
 from chainermn.extensions._checkpointing.manifest import SaveName, SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver, not_saved
 from chainermn.extensions._checkpointing.selection import select
@@ -25,7 +26,8 @@ from chainermn.extensions._checkpointing.selection import select
 
 def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snapshot,
                         replica_sets: Iterable[int | Iterable[int]] = (), *,
-                        allow_pickle: bool = False) -> _MultiNodeSnapshot:
+                        allow_pickle: bool = False, allow_other_classes: bool = False
+                        ) -> _MultiNodeSnapshot:
     """Makes a snapshot extension write one file for each set of ranks with the same state.
 
     The lowest rank of each set writes ``<file name>.<rank>``.  When the files of all sets are on
@@ -66,6 +68,9 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
             ``{1, 2, 3}``.  By default, all ranks form one set.
         allow_pickle: Whether to save and load arrays of Python objects.  Loading them runs any code
             that the files hold.
+        allow_other_classes: Whether to load a snapshot of models, optimizers, update rules or
+            iterators of other classes.  Then the states with the same names are loaded, although
+            they may mean something else.
 
     Returns:
         The extension, with the trigger and priority of ``snapshot``.  Its attribute ``is_master``
@@ -79,14 +84,15 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
         ValueError: If the file name is a function, with ``autoload``.
     """
     _check_order(comm, snapshot, replica_sets)
-    return _MultiNodeSnapshot(comm, snapshot, replica_sets, allow_pickle)
+    return _MultiNodeSnapshot(comm, snapshot, replica_sets, allow_pickle, allow_other_classes)
 
 
 class _MultiNodeSnapshot(chainer.training.Extension):
     """See :func:`multi_node_snapshot`."""
 
     def __init__(self, comm: CommunicatorBase, snapshot: chainer_snapshot._Snapshot,
-                 replica_sets: Iterable[int | Iterable[int]], allow_pickle: bool) -> None:
+                 replica_sets: Iterable[int | Iterable[int]], allow_pickle: bool,
+                 allow_other_classes: bool) -> None:
         self.comm = comm
         self.snapshot = snapshot
         with raise_on_all_ranks(comm, 'multi_node_snapshot'):
@@ -105,6 +111,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
                 'autoload must read the iteration of a file from its name, but the file name is a '
                 'function. Pass a text such as "snapshot_iter_{.updater.iteration}".'))
         self._allow_pickle = allow_pickle
+        self._allow_other_classes = allow_other_classes
         self._filename = snapshot.filename
         snapshot.filename = _with_rank(snapshot.filename, comm.rank)
         self._out: str | None = None
@@ -139,7 +146,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             self._saver.complete(None)
         is_ours = self._writer is not None and not callable(self._filename)
         if is_ours and (self.is_master or not self._is_alone):
-            self._saver.lock.acquire(self._names)
+            self._saver.lock.acquire(self._names, must_write=True)
         if autoload:
             self._load(trainer)
         if self.is_master:
@@ -219,6 +226,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         if self._writer is None or self._writer.taken is None:
             return None
         (filename, arrays), self._writer.taken = self._writer.taken, None
+        arrays.update(capture_classes(self._target(trainer)))
         path = os.path.join(self._folder, filename)
         folder, name = os.path.split(path.removesuffix(str(self.master)))
         return Save(
@@ -244,7 +252,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         if selection is None:
             return
         group = self.comm.split(self.master, self.comm.rank)
-        resume.load(self.comm, selection, self._target(trainer), self._allow_pickle, group)
+        resume.load(self.comm, selection, self._target(trainer), self._allow_pickle,
+                    self._allow_other_classes, group)
         group.finalize()
 
 

@@ -13,13 +13,18 @@ from typing import Protocol
 import chainer
 import numpy as np
 
-from chainermn._atomic_file import remove
 from chainermn._errors import on_all_ranks, raise_on_all_ranks
 from chainermn._ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
-from chainermn.extensions._checkpointing.manifest import SaveName, SaveNames, remove_manifest
+from chainermn.extensions._checkpointing.classes import capture_classes
+from chainermn.extensions._checkpointing.completed import (
+    remove_at_end,
+    remove_completed,
+    remove_files,
+)
+from chainermn.extensions._checkpointing.manifest import SaveName, SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver
 from chainermn.extensions._checkpointing.selection import select
 
@@ -34,7 +39,8 @@ class _MultiNodeOptimizer(Protocol):
 
 def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5,
                                    gc_interval: int = 5, path: str | None = None, *,
-                                   allow_pickle: bool = False) -> _MultiNodeCheckpointer:
+                                   allow_pickle: bool = False, allow_other_classes: bool = False
+                                   ) -> _MultiNodeCheckpointer:
     """Makes an extension that saves each rank, so that an interrupted job can resume.
 
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  When all ranks
@@ -74,6 +80,9 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
             once: here, or when the extension first sees the trainer.
         allow_pickle: Whether to save and load arrays of Python objects.  Loading them runs any code
             that the files hold.
+        allow_other_classes: Whether to load a checkpoint of models, optimizers, update rules or
+            iterators of other classes.  Then the states with the same names are loaded, although
+            they may mean something else.
 
     Returns:
         The extension.
@@ -85,7 +94,8 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
         comm.refuse('create_multi_node_checkpointer', ValueError(
             'name must be without a slash, and both intervals 1 or more; got '
             f'{name!r}, cp_interval={cp_interval}, gc_interval={gc_interval}'))
-    return _MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle)
+    return _MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle,
+                                  allow_other_classes)
 
 
 #: By lock file, the checkpointer of this process that saved last.
@@ -109,16 +119,20 @@ class _CheckpointStats:
 class _MultiNodeCheckpointer(chainer.training.Extension):
     """See :func:`chainermn.create_multi_node_checkpointer`."""
 
+    priority: int = -100  # as of Chainer's snapshots: it saves what other extensions have done
+
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
-                 path: str | None, allow_pickle: bool) -> None:
+                 path: str | None, allow_pickle: bool, allow_other_classes: bool) -> None:
         self.name = name
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
         self.comm = comm
         self._rank = comm.rank
         self.path: str | None = None
+        self._has_trainer = False
         self._set_path(path, None)
         self.allow_pickle = allow_pickle
+        self.allow_other_classes = allow_other_classes
         self.stats = _CheckpointStats()
         self._saver = Saver(comm, f'checkpoint {name!r}', range(comm.size), self._find_obsolete)
         self._saved = 0
@@ -129,11 +143,12 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         """Locks the files, before time is spent on training.  Collective: every rank calls it.
 
         Raises:
+            OSError: On every rank, if any rank cannot write to its folder.
             RuntimeError: On every rank, if another job uses this name in this folder.
             ValueError: On every rank, if their names differ.
         """
         self._set_path(None, trainer)
-        self._lock()
+        self._lock(must_write=True)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Saves the trainer."""
@@ -159,6 +174,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             Exception: On every rank, any error that the target raises on a rank.
         """
         self._set_path(None, target)
+        if self._saver.lock.is_held:
+            remove_completed(self.comm, self._names)
         if not self._saver.lock.is_held:
             self._lock()
         names = self._names
@@ -166,11 +183,11 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         start = time.perf_counter()
         with raise_on_all_ranks(self.comm, 'saving a checkpoint'):
             self._check_target(target)
-            arrays = state.copy_state(state.as_serializable(target))
+            arrays = state.copy_with_random(target)
             if not self.allow_pickle:
                 state.check_objects(arrays)
             buffers = state.find_buffers(target, arrays)
-        arrays.update(state.capture_random())
+            arrays.update(capture_classes(target))
         self._saver.complete(iteration)
         self._saver.start(Save(
             iteration, names.path(iteration, None), names.path(iteration, self._rank), arrays,
@@ -205,7 +222,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             RuntimeError: On every rank, if another job uses this name in this folder.
             ValueError: On every rank, if their names differ.
             ValueError: On every rank, if the newest checkpoint is of another number of ranks whose
-                states differed; or if a file holds Python objects.
+                states differed; if it was saved with other classes of models, optimizers, update
+                rules or iterators; or if a file holds Python objects.
             Exception: On every rank, any error that the trainer raises on a rank.
 
         Warns:
@@ -219,7 +237,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         selection = select(self.comm, self._names, range(self.comm.size))
         if selection is None:
             return None
-        resume.load(self.comm, selection, state.as_serializable(trainer), self.allow_pickle)
+        resume.load(self.comm, selection, trainer, self.allow_pickle, self.allow_other_classes)
         parts = trainer.values() if isinstance(trainer, Mapping) else ()
         for each in (optimizer, *parts):
             if hasattr(each, 'is_changed'):
@@ -236,7 +254,11 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._failed = True
 
     def finalize(self) -> None:
-        """Completes the last save; removes the files if training succeeded on all ranks.
+        """Completes the last save.  If training succeeded on all ranks, removes the files.
+
+        Without a trainer it removes them at once.  Trainer.run calls it, too: then they are removed
+        when all ranks have ended without an error, as what follows may fail, such as saving the
+        model.  Collective: every rank calls it, unless training failed.
 
         Raises:
             OSError: On every rank, if any rank could not write the last checkpoint.
@@ -250,18 +272,17 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             return
         if self.path is None:
             return
+        if remove_completed(self.comm, self._names):
+            return
         if not self._saver.lock.is_held:
             self._lock()
-        self._saver.complete(None)
-        names = self._names
-        with raise_on_all_ranks(self.comm, 'removing checkpoints'):
-            for iteration in names.find(None) if self._rank == 0 else ():
-                remove_manifest(names.folder, names.of(iteration), range(self.comm.size))
-        self.comm.barrier()
-        with raise_on_all_ranks(self.comm, 'removing checkpoints'):
-            for path in names.find(self._rank).values():
-                remove(path)
-        self._saver.lock.release()
+        if self._has_trainer:
+            self._saver.flush()
+            remove_at_end(self.comm, self._names, self._saver.lock)
+        else:
+            self._saver.complete(None)
+            remove_files(self.comm, self._names)
+            self._saver.lock.release()
 
     def _find_obsolete(self, save: Save) -> list[SaveName]:
         self._saved += 1
@@ -293,8 +314,9 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             path = getattr(target, 'out', None)
         if path is not None:
             self.path = os.path.abspath(path)  # the program may change its directory
+        self._has_trainer = self._has_trainer or hasattr(target, 'updater')
 
-    def _lock(self) -> None:
+    def _lock(self, must_write: bool = False) -> None:
         """Locks the files.  Collective: every rank calls it."""
         with raise_on_all_ranks(self.comm, 'locking checkpoints'):
             names = self._names
@@ -304,7 +326,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
                 'the ranks have different names for the checkpointer\n  '
                 + '\n  '.join(f'{ranks_text(ranks)}: {name!r}' for name, ranks in groups.items())
                 + '\nPass the same name on all ranks; folders may differ.'))
-        self._saver.lock.acquire(names)
+        remove_completed(self.comm, names)  # this training is another one
+        self._saver.lock.acquire(names, must_write)
 
     @property
     def _names(self) -> SaveNames:

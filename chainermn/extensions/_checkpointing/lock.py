@@ -12,8 +12,10 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from chainermn._errors import on_all_ranks
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -144,42 +146,51 @@ class JobLock:
         self._is_alone = is_alone
         self._release: Callable[[], object] = lambda: None
 
-    def acquire(self, names: SaveNames) -> None:
+    def acquire(self, names: SaveNames, must_write: bool = False) -> None:
         """Locks the files with these names, and unlocks those that were locked before.
 
         Also removes temporary files that a killed process of this rank left.
         Collective: every rank calls it, unless rank 0 is alone.
 
+        Args:
+            names: Names of the files.
+            must_write: Whether a folder that cannot be written is an error.
+
         Raises:
+            OSError: On every rank, if that is an error, and any rank cannot write to its folder.
             RuntimeError: On every rank, if another job uses these names in this folder.
 
         Warns:
             RuntimeWarning: On rank 0, if a file system cannot lock files.
         """
         rank = self._comm.rank
-        lock, owner, problem = self._try(names) if rank == 0 else (None, None, None)
-        by_rank = [(owner, problem)]
+        mine = self._try(names) if rank == 0 else _Attempt()
+        by_rank = [mine.texts]
         if not self._is_alone:
             # Rank 0 is first: of two jobs that start at the same time one gets all locks.
-            if self._comm.bcast_obj(owner) is None and rank in self._writers[1:]:
-                lock, owner, problem = self._try(names)
-            by_rank = self._comm.allgather_obj((owner, problem))
+            if self._comm.bcast_obj(mine.texts.owner) is None and rank in self._writers[1:]:
+                mine = self._try(names)
+            by_rank = self._comm.allgather_obj(mine.texts)
         release_old, self._release = self._release, lambda: None
-        if lock is not None:
-            self._release = weakref.finalize(self, lock.release)
+        if mine.lock is not None:
+            self._release = weakref.finalize(self, mine.lock.release)
         release_old()
         self.is_held = True
-        owners = [f'rank {rank}: {owner}' for rank, (owner, _) in enumerate(by_rank) if owner]
-        if owners:
-            self.release()
+        error: Exception | None = None
+        if owners := _by_rank(texts.owner for texts in by_rank):
             error = RuntimeError(
                 f'{self._title} is in use by another job\n  {owners[0]}\n'
                 'Wait until that job has ended, or pass another name or folder.')
+        elif must_write and (failures := _by_rank(texts.failure for texts in by_rank)):
+            error = OSError(
+                f'{self._title} cannot be saved: a folder cannot be written\n  '
+                + '\n  '.join(failures) + '\nPass another folder, or change its permissions.')
+        if error is not None:
+            self.release()
             if self._is_alone:
                 self._comm.refuse('locking', error)
-            raise error
-        problems = [f'rank {rank}: {text}' for rank, (_, text) in enumerate(by_rank) if text]
-        if problems and rank == 0:
+            raise on_all_ranks(self._comm, error)
+        if (problems := _by_rank(texts.problem for texts in by_rank)) and rank == 0:
             warnings.warn(
                 f'{self._title} is not locked: the file system cannot lock files\n'
                 f'  {problems[0]}\n'
@@ -191,8 +202,7 @@ class JobLock:
         self.is_held = False
         self._release()
 
-    def _try(self, names: SaveNames) -> tuple[FileLock | None, str | None, str | None]:
-        """Returns the lock of this rank's files, its owner, or why the files cannot be locked."""
+    def _try(self, names: SaveNames) -> _Attempt:
         rank = self._comm.rank
         path = names.lock_path(rank)
         folder = os.path.dirname(path)
@@ -200,13 +210,34 @@ class JobLock:
             os.makedirs(folder, exist_ok=True)
             lock = acquire(path, TIMEOUT)
         except InUseError as error:
-            return None, f'{path} is locked by {error}', None
+            return _Attempt(texts=_Texts(owner=f'{path} is locked by {error}'))
         except OSError as error:
-            # A job that can write nothing disturbs no other job, and saving raises an error.
-            return None, None, f'{path}: {error}' if os.access(folder, os.W_OK) else None
+            if os.access(folder, os.W_OK):
+                return _Attempt(texts=_Texts(problem=f'{path}: {error}'))
+            # A job that can write nothing disturbs no other job, and may load.
+            return _Attempt(texts=_Texts(failure=f'{path}: {error}'))
         if lock.users == 1:
             for part in [*names.find_temporary(rank),
                          *(names.find_temporary(None) if rank == 0 else ())]:
                 with contextlib.suppress(OSError):
                     os.remove(part)
-        return lock, None, None
+        return _Attempt(lock)
+
+
+class _Texts(NamedTuple):
+    """Why a rank did not lock its files; all are ``None`` if it did."""
+
+    owner: str | None = None  # another job, which has locked them
+    problem: str | None = None  # the file system cannot lock files
+    failure: str | None = None  # the folder cannot be written
+
+
+class _Attempt(NamedTuple):
+    """What :meth:`JobLock._try` returns."""
+
+    lock: FileLock | None = None
+    texts: _Texts = _Texts()
+
+
+def _by_rank(texts: Iterable[str | None]) -> list[str]:
+    return [f'rank {rank}: {text}' for rank, text in enumerate(texts) if text is not None]

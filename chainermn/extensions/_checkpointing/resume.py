@@ -13,8 +13,9 @@ import chainer
 import numpy as np
 
 from chainermn._errors import raise_on_all_ranks
+from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions._checkpointing import state
+from chainermn.extensions._checkpointing import classes, state
 from chainermn.extensions._checkpointing.joined import (
     JoinedArrays,
     is_sharded,
@@ -28,21 +29,23 @@ _T = TypeVar('_T')
 
 
 def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
-         group: CommunicatorBase | None = None) -> None:
+         allow_other_classes: bool, group: CommunicatorBase | None = None) -> None:
     """Loads a save into an object, and logs its iteration.  Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
         selection: The save.
-        target: The object to load into.
+        target: The object to load into, or a dictionary of such objects.
         allow_pickle: Whether to load arrays of Python objects.
+        allow_other_classes: Whether the classes of its parts may be others than those saved.
         group: Communicator of the ranks whose first one reads for the others; if ``None``, each
             rank reads its own file.
 
     Raises:
+        ValueError: On every rank, if a class differs on any rank, unless that is allowed.
         Exception: On every rank, any error of reading or loading on a rank.
     """
-    _load(comm, selection, target, allow_pickle, group)
+    _load(comm, selection, target, allow_pickle, allow_other_classes, group)
     comm.barrier()  # raises an error of one rank on all
     if comm.rank == 0:
         logging.getLogger('chainermn').info(
@@ -50,7 +53,7 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
 
 
 def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
-          group: CommunicatorBase | None) -> None:
+          allow_other_classes: bool, group: CommunicatorBase | None) -> None:
     is_resized = selection.size not in (None, comm.size)
     if selection.is_for_all:
         group = comm
@@ -72,10 +75,15 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
     def opened() -> Arrays:
         return Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle)
 
+    if not allow_other_classes:
+        with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
+            differences = classes.find_differences(arrays, target)
+        classes.raise_differences(comm, differences, selection.iteration)
+    parts, target = state.find_parts(target), state.as_serializable(target)
     joined = _join_shards(comm, selection, target, opened, allow_pickle)
     with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
-        _note_epochs(arrays, target)  # iterators may use the sampler when they are loaded
+        _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
         if is_resized:
             ResizedDeserializer(states, target, selection.size or 0).load(target)
         else:
@@ -85,11 +93,10 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
 
 
-def _note_epochs(arrays: Mapping[str, np.ndarray], target: object) -> None:
-    """Tells the order samplers of a trainer the epochs that their iterators will load."""
-    iterators = getattr(getattr(target, 'updater', None), '_iterators', {})
-    for name, iterator in iterators.items():
-        key, sampler = f'updater/iterator:{name}/epoch', getattr(iterator, 'order_sampler', None)
+def _note_epochs(arrays: Mapping[str, np.ndarray], parts: Mapping[str, Object]) -> None:
+    """Tells the order samplers of iterators the epochs that the iterators will load."""
+    for prefix, part in parts.items():
+        key, sampler = f'{prefix}epoch', getattr(part, 'order_sampler', None)
         if key in arrays and sampler is not None and hasattr(sampler, 'note_epoch'):
             sampler.note_epoch(int(arrays[key]))
 

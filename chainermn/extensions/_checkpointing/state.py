@@ -9,7 +9,13 @@ from typing import Protocol, TypeVar
 import chainer
 import numpy as np
 
+from chainermn._delegate import unwrap
+from chainermn._types import Object
+
 _RANDOM = 'chainermn/random/'
+
+#: Times that iterators are copied until no thread draws random numbers at the same time.
+_MAX_ATTEMPTS = 10
 
 _T = TypeVar('_T')
 
@@ -64,6 +70,30 @@ def copy_state(target: object) -> dict[str, np.ndarray]:
     return serializer.target
 
 
+def copy_with_random(target: object) -> dict[str, np.ndarray]:
+    """Copies everything that an object serializes, and the random number generators.
+
+    Args:
+        target: An object that Chainer can serialize, or a dictionary of such objects.
+
+    Returns:
+        New arrays in host memory, by name.
+    """
+    arrays = copy_state(as_serializable(target))
+    prefetching = _Parts({
+        prefix.rstrip('/'): part for prefix, part in find_parts(target).items()
+        if isinstance(unwrap(part), chainer.iterators.MultiprocessIterator)})
+    for _ in range(_MAX_ATTEMPTS):
+        arrays.update(capture_random())
+        # The thread of an iterator may have drawn the order of the next epoch in the meantime.
+        again = copy_state(prefetching)
+        if all(key in arrays and np.array_equal(arrays[key], array)
+               for key, array in again.items()):
+            break
+        arrays.update(again)
+    return arrays
+
+
 def copy_array(array: np.ndarray) -> np.ndarray:
     """Copies an array, and the objects in it."""
     return copy.deepcopy(array) if array.dtype.hasobject else array.copy(order='K')
@@ -83,6 +113,28 @@ def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
                 'create the extension.')
 
 
+def find_parts(target: object) -> dict[str, Object]:
+    """Finds the optimizers, models and iterators of an object.
+
+    Args:
+        target: The object that is saved or loaded.
+
+    Returns:
+        The parts, by the beginning of the names of their arrays.
+    """
+    updater: Object = getattr(target, 'updater', None)
+    parts: dict[str, Object] = {'': target}
+    if isinstance(target, Mapping):
+        parts = {f'{name}/': part for name, part in target.items()}
+    elif updater is not None and hasattr(updater, 'get_all_optimizers'):
+        parts = {f'updater/iterator:{name}/': iterator
+                 for name, iterator in getattr(updater, '_iterators', {}).items()}
+        for name, optimizer in updater.get_all_optimizers().items():
+            parts[f'updater/optimizer:{name}/'] = optimizer
+            parts[f'updater/model:{name}/'] = optimizer.target
+    return parts
+
+
 def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
     """Returns the names of the models' arrays that are not parameters; replicas may differ there.
 
@@ -90,20 +142,12 @@ def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
         target: The object that was copied.
         keys: Names of the arrays.
     """
-    models: dict[str, chainer.Link] = {}
-    updater = getattr(target, 'updater', None)
-    if isinstance(target, chainer.Link):
-        models[''] = target
-    elif isinstance(target, Mapping):
-        models.update({f'{name}/': part for name, part in target.items()
-                       if isinstance(part, chainer.Link)})
-    elif updater is not None and hasattr(updater, 'get_all_optimizers'):
-        for name, optimizer in updater.get_all_optimizers().items():
-            models[f'updater/model:{name}/'] = optimizer.target
     buffers: set[str] = set()
-    for prefix, model in models.items():
-        parameters = {prefix + path.lstrip('/') for path, _ in model.namedparams()}
-        buffers.update(key for key in keys if key.startswith(prefix) and key not in parameters)
+    for prefix, model in find_parts(target).items():
+        if isinstance(model, chainer.Link):
+            parameters = {prefix + path.lstrip('/') for path, _ in model.namedparams()}
+            buffers.update(key for key in keys
+                           if key.startswith(prefix) and key not in parameters)
     return buffers
 
 

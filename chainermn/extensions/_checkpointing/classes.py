@@ -1,0 +1,102 @@
+"""The classes of saved objects: states must not be loaded into an object of another class.
+
+Optimizers have states of equal names and shapes that mean different things.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import chainer
+import numpy as np
+
+from chainermn._delegate import unwrap
+from chainermn._errors import on_all_ranks
+from chainermn._ranks import group_ranks, ranks_text
+from chainermn._types import Object
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._checkpointing.state import find_parts
+
+CLASSES = 'chainermn/classes'  # name of the array with the names, as JSON
+
+_MAX_NAMED = 3  # parameters in an error
+
+
+def capture_classes(target: object) -> dict[str, np.ndarray]:
+    """Returns the names of the classes of models, optimizers, update rules and iterators.
+
+    Returns:
+        One array, by name.
+    """
+    return {CLASSES: np.frombuffer(json.dumps(_find_names(target)).encode(), np.uint8)}
+
+
+def find_differences(arrays: Mapping[str, np.ndarray], target: object) -> str:
+    """Compares the classes in a file with those of an object.
+
+    Args:
+        arrays: The saved arrays by name.  Those of older versions name no classes.
+        target: The object to load into.
+
+    Returns:
+        What differs; '' if nothing does.
+    """
+    saved: dict[str, str] = {}
+    if CLASSES in arrays:
+        saved = json.loads(arrays[CLASSES].tobytes())
+    texts: list[str] = []
+    rules: dict[tuple[str, str], list[str]] = {}
+    for name, current in _find_names(target).items():
+        if saved.get(name, current) == current:
+            continue
+        if name.endswith('/') or not name:
+            texts.append(f'{name.rstrip("/") or "the object"} was {saved[name]}, and is {current}')
+        else:
+            rules.setdefault((saved[name], current), []).append(name)
+    if not texts:  # otherwise the rules follow the optimizer
+        for (before, now), names in rules.items():
+            more = f' and {len(names) - _MAX_NAMED} more' * (len(names) > _MAX_NAMED)
+            texts.append(f'the update rule of {", ".join(names[:_MAX_NAMED])}{more} was {before}, '
+                         f'and is {now}')
+    return '; '.join(texts)
+
+
+def raise_differences(comm: CommunicatorBase, differences: str, iteration: int) -> None:
+    """Raises an error if the classes of any rank differ.  Collective: every rank calls it.
+
+    Args:
+        comm: ChainerMN communicator.
+        differences: What :func:`find_differences` returned on this rank.
+        iteration: That of the save, for the error.
+
+    Raises:
+        ValueError: On every rank, if a class differs on any rank.
+    """
+    groups = group_ranks(enumerate(comm.allgather_obj(differences)))
+    if set(groups) != {''}:
+        raise on_all_ranks(comm, ValueError(
+            f'iteration {iteration} was not loaded: it was saved with other classes\n  '
+            + '\n  '.join(f'{ranks_text(ranks)}: {text or "no difference"}'
+                          for text, ranks in groups.items())
+            + '\nUse the same classes. To load the states that have the same names, pass '
+            'allow_other_classes=True when you create the extension.'))
+
+
+def _find_names(target: object) -> dict[str, str]:
+    """Returns the names by the prefix of the part; those of update rules by their parameter."""
+    names = {}
+    for prefix, part in find_parts(target).items():
+        actual = unwrap(part)
+        # Iterators of other ranks than the master hold no state.
+        if getattr(part, 'rank_master', None) in (None, _rank_of(part)):
+            names[prefix] = type(actual).__name__
+        model = getattr(actual, 'target', None)
+        if isinstance(actual, chainer.Optimizer) and model is not None:
+            names.update({prefix + path.lstrip('/'): type(param.update_rule).__name__
+                          for path, param in sorted(model.namedparams())
+                          if param.update_rule is not None})
+    return names
+
+
+def _rank_of(part: Object) -> int | None:
+    return getattr(getattr(part, 'communicator', None), 'rank', None)

@@ -1,0 +1,95 @@
+"""The files of a training that has succeeded.  What follows may fail, such as saving the model.
+
+So they stay until all ranks have ended without an error, or until the next training with the same
+name and folder in the same process.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from chainermn import _clean_end
+from chainermn._atomic_file import remove
+from chainermn._errors import raise_on_all_ranks
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._checkpointing.lock import JobLock
+from chainermn.extensions._checkpointing.manifest import SaveNames, remove_manifest
+
+_kept: dict[str, _CompletedTraining] = {}  # of this process, by lock file
+
+
+def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
+    """Removes all files of a training: first the manifests.  Collective: every rank calls it."""
+    with raise_on_all_ranks(comm, 'removing checkpoints'):
+        _remove_manifests(comm, names)
+    comm.barrier()
+    with raise_on_all_ranks(comm, 'removing checkpoints'):
+        _remove_own_files(comm, names)
+
+
+def remove_at_end(comm: CommunicatorBase, names: SaveNames, lock: JobLock) -> None:
+    """Removes all files when all ranks have ended without an error.
+
+    Collective: every rank calls it.
+
+    Args:
+        comm: ChainerMN communicator.
+        names: Names of the files.
+        lock: Lock of the files, which is released then.
+    """
+    _CompletedTraining(comm, names, lock)
+
+
+def remove_completed(comm: CommunicatorBase, names: SaveNames) -> bool:
+    """Removes the files of a completed training now, if there is one with these names.
+
+    Collective: every rank calls it.
+
+    Returns:
+        Whether there was one.
+    """
+    training = _kept.get(names.lock_path(comm.rank))
+    if training is not None:
+        training.remove()
+    return training is not None
+
+
+class _CompletedTraining:
+    """See :func:`remove_at_end`."""
+
+    def __init__(self, comm: CommunicatorBase, names: SaveNames, lock: JobLock) -> None:
+        self._comm = comm
+        self._names = names
+        self._release = lock.release
+        self._key = names.lock_path(comm.rank)
+        _kept[self._key] = self
+        _clean_end.add(self._end)
+
+    def remove(self) -> None:
+        _clean_end.remove(self._end)
+        del _kept[self._key]
+        remove_files(self._comm, self._names)
+        self._release()
+
+    def _end(self) -> None:
+        """The communicator is not usable any more, or may have been finalized."""
+        barrier: Callable[[], object] = self._comm.mpi_comm.Barrier
+        try:
+            barrier()  # without consistency checks, another rank may not have ended
+            _remove_manifests(self._comm, self._names)
+            barrier()
+            _remove_own_files(self._comm, self._names)
+            self._release()
+        except Exception as error:
+            warnings.warn(f'checkpoints in {self._names.folder} were not removed: {error}',
+                          RuntimeWarning, stacklevel=2)
+
+
+def _remove_manifests(comm: CommunicatorBase, names: SaveNames) -> None:
+    for iteration in names.find(None) if comm.rank == 0 else ():
+        remove_manifest(names.folder, names.of(iteration), range(comm.size))
+
+
+def _remove_own_files(comm: CommunicatorBase, names: SaveNames) -> None:
+    for path in names.find(comm.rank).values():
+        remove(path)
