@@ -45,8 +45,8 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  When all ranks
     have written theirs, rank 0 writes the manifest ``<path>/commit-<name>.<iteration>``, with the
-    size and checksum of each file.  The files are removed after training succeeded on all ranks;
-    they stay after an error.  docs/checkpoints.md lists all guarantees.
+    size and checksum of each file.  The files are removed when all ranks have ended without an
+    error after the training.  docs/checkpoints.md lists all guarantees.
 
     Training stops only while the state is copied in memory; a thread writes the copy.  At the next
     checkpoint, at the end of the training and before loading, all ranks wait until all files are on
@@ -68,7 +68,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     Collective: all ranks trigger the extension in the same iterations.
 
-    The files are locked from the first load or save to the end.  Another job with the same name and
+    The files are locked from the first load or save until they are removed.  Another job with the same name and
     folder gets an error that names the job.
 
     Args:

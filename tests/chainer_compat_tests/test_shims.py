@@ -40,6 +40,30 @@ cuda.elementwise = Elementwise
 cuda.cupy = numpy
 '''
 
+SAVED = '''
+import chainer, numpy, warnings
+from chainer import serializers
+
+def resume(saved, loaded):
+    written = serializers.DictionarySerializer()
+    saved.serialize(written)
+    loaded.serialize(serializers.NpzDeserializer(written.target))
+    return loaded
+'''
+TRAINER = SAVED + '''
+def trainer(extension, stop, trigger=(1, 'iteration')):
+    model = chainer.links.Linear(1, 1)
+    def loss(x):
+        chainer.report({'value': .5})
+        return chainer.functions.sum(model(x))
+    optimizer = chainer.optimizers.SGD(lr=.5).setup(model)
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(numpy.ones((4, 1), 'f'), 1), optimizer, loss_func=loss)
+    trainer = chainer.training.Trainer(updater, (stop, 'iteration'), out='.')
+    trainer.extend(extension, name='extension', trigger=trigger)
+    return trainer
+'''
+
 USES = {
     'sctypes': '''
 import chainer.functions as F, numpy
@@ -196,9 +220,90 @@ W = chainer.Variable(numpy.ones((1, 1, 2, 2), 'f'))
 F.sum(F.deconvolution_2d(x, W)).backward()
 assert W.grad.tolist() == [[[[4, 4], [4, 4]]]]
 ''',
+    'summary_state': SAVED + '''
+summary = chainer.reporter.Summary()
+summary.add(numpy.float32(.1), weight=1.5)
+loaded = resume(summary, chainer.reporter.Summary())
+assert loaded.compute_mean() == summary.compute_mean()
+''',
+    'early_stopping_state': SAVED + '''
+from chainer.training.triggers import EarlyStoppingTrigger
+trigger = EarlyStoppingTrigger()
+trigger.count, trigger.best = 2, .5
+loaded = resume(trigger, EarlyStoppingTrigger())
+assert (loaded.count, loaded.best) == (2, .5)
+''',
+    'micro_average_state': SAVED + '''
+from chainer.training.extensions import MicroAverage
+average = MicroAverage('a', 'b', 'c')
+average._numerator = .5
+assert resume(average, MicroAverage('a', 'b', 'c'))._numerator == .5
+''',
+    'plot_report_state': SAVED + '''
+from chainer.training.extensions import PlotReport
+plot = PlotReport(['a'])
+plot._summary.add({'a': .5})
+assert resume(plot, PlotReport(['a']))._summary.compute_mean() == {'a': .5}
+''',
+    'parameter_statistics_state': SAVED + '''
+from chainer.training.extensions import ParameterStatistics
+statistics = ParameterStatistics(chainer.links.Linear(1, 1))
+statistics._summary.add({'a': .5})
+loaded = resume(statistics, ParameterStatistics(chainer.links.Linear(1, 1)))
+assert loaded._summary.compute_mean() == {'a': .5}
+''',
+    'variable_statistics_state': SAVED + '''
+from chainer.training.extensions import VariableStatisticsPlot
+plots = [VariableStatisticsPlot(chainer.links.Linear(1, 1)) for _ in range(2)]
+plots[0]._samples.add(numpy.full(plots[0]._data_shape, .5), 3)
+indices, data = resume(*plots)._samples.get_data()
+assert indices.tolist() == [3] and (data == .5).all()
+''',
+    'shift_state': TRAINER + '''
+from chainer.training.extensions import WarmupShift
+first, second = trainer(WarmupShift('lr', 0., 2, 1.), 3), trainer(WarmupShift('lr', 0., 2, 1.), 3)
+first.run()
+resume(first, second).run()
+assert second.updater.get_optimizer('main').lr == 1.
+''',
+    'finished_shift': TRAINER + '''
+from chainer.training.extensions import ExponentialShift
+from chainer.training.triggers import ManualScheduleTrigger
+first, second = [trainer(ExponentialShift('lr', .5), 3, ManualScheduleTrigger(2, 'iteration'))
+                 for _ in range(2)]
+first.run()
+resume(first, second).run()
+assert second.updater.get_optimizer('main').lr == .25
+''',
+    'observation_state': TRAINER + '''
+first, second = trainer(lambda trainer: None, 2), trainer(lambda trainer: None, 2)
+first.run()
+assert resume(first, second).observation['value'] == .5
+''',
+    'loss_scale_state': TRAINER + '''
+optimizers = [trainer(lambda trainer: None, 1).updater.get_optimizer('main') for _ in range(2)]
+for optimizer in optimizers:
+    optimizer.loss_scaling()
+optimizers[0]._loss_scale = 8.
+assert resume(*optimizers)._loss_scale == 8.
+''',
+    'prefetched_orders': SAVED + '''
+iterator = chainer.iterators.MultithreadIterator(range(9), 4)
+plain = chainer.iterators.MultithreadIterator(range(9), 4)
+iterator.next(), iterator.next()
+resume(iterator, plain)
+assert iterator.next() == plain.next()
+iterator.finalize(), plain.finalize()
+''',
+    'iterator_without_order': SAVED + '''
+iterator = chainer.iterators.MultiprocessIterator(range(9), 4, shuffle=False)
+resume(iterator, iterator)
+''',
 }
 
 # What tests that the modules of a shim behave, besides USES. A new shim needs a line here.
+RESUMED = '../extensions_tests/test_resumed_logs.py'
+
 TESTS = {
     'atomic_add_of_float16': ['shims_tests/test_cupy_changes.py::test_binary_hierarchical_softmax',
                               'shims_tests/test_numpy_changes.py::test_resize_images',
@@ -230,6 +335,18 @@ TESTS = {
     'sparse_float16': ['shims_tests/test_scipy_changes.py::test_sparse_matmul'],
     'third_argument_of_maximum': ['shims_tests/test_numpy_changes.py::test_concat_examples'],
     'dead_worker': ['test_iterators.py::test_a_worker_that_is_killed'],
+    'summary_state': [RESUMED + '::test_every_extension_and_trigger'],
+    'micro_average_state': [RESUMED + '::test_every_extension_and_trigger'],
+    'plot_report_state': [RESUMED + '::test_every_extension_and_trigger'],
+    'parameter_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
+    'variable_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
+    'shift_state': [RESUMED + '::test_every_extension_and_trigger'],
+    'finished_shift': [RESUMED + '::test_every_extension_and_trigger'],
+    'early_stopping_state': [RESUMED + '::test_every_stop_trigger'],
+    'observation_state': [RESUMED + '::test_every_stop_trigger'],
+    'loss_scale_state': ['test_shims.py::test_with'],
+    'prefetched_orders': [RESUMED + '::test_every_iterator'],
+    'iterator_without_order': [RESUMED + '::test_every_iterator'],
 }
 
 FORGET = '''

@@ -1,5 +1,6 @@
 """Rank 0 writes means over all ranks, which TensorBoard can read."""
 import os
+import pathlib
 import struct
 import subprocess
 import sys
@@ -95,6 +96,31 @@ def test_a_folder_that_cannot_be_written(comm, folder, same_error):
     error = same_error(lambda: train(
         comm, folder, TensorBoardWriter(comm, os.path.join(folder, 'file')), 1), failed=0)
     assert isinstance(error, OSError) and os.path.join(folder, 'file') in str(error)
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+def test_a_killed_process_loses_no_points(tmp_path):
+    """A checkpoint may follow the extension at once: the resumed run does not write them again."""
+    script = tmp_path / 'script.py'
+    script.write_text(f'''
+import os, signal, sys
+sys.path[:0] = {[*map(str, pathlib.Path(__file__).parents[:2])]}
+import chainermn
+from test_tensorboard_writer import train
+
+class Killed(chainermn.extensions.TensorBoardWriter):
+    def __call__(self, trainer):
+        super().__call__(trainer)
+        if trainer.updater.iteration == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+comm = chainermn.create_communicator('naive')
+train(comm, 'out', Killed(comm, trigger=(1, 'iteration')), 3)
+''')
+    subprocess.run([sys.executable, script], cwd=tmp_path, timeout=seconds(40))
+    values, _ = read(tmp_path / 'out' / 'tensorboard')
+    assert all([iteration for iteration, _ in points] == [1, 2, 3] for points in values.values())
+    assert {'mine', 'other', 'main/loss', 'epoch', 'elapsed_time'} <= set(values)
 
 
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')

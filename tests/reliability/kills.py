@@ -43,6 +43,7 @@ def work(folder: str, steps: int) -> None:
     import numpy as np
 
     import chainermn
+    from chainermn import _clean_end
     from chainermn.extensions._checkpointing.command import verify_folder
 
     comm = chainermn.create_communicator('naive')
@@ -68,13 +69,7 @@ def work(folder: str, steps: int) -> None:
                 and row.name == f'commit-run.{start}'] if start else []
         is_complete = not start or (rows and not rows[0].problems)
         say(f'starts at {start} {"complete" if is_complete else "incomplete"}')
-    finalize = checkpointer.finalize
-
-    def ended() -> None:
-        say('has trained')  # its files are removed after this
-        finalize()
-
-    checkpointer.finalize = ended
+    _clean_end.add(lambda: say('has ended'))  # the files are removed after this
     trainer.run()
     digest = hashlib.sha256(b''.join(
         param.array.tobytes() for _, param in sorted(model.namedparams()))).hexdigest()
@@ -115,7 +110,7 @@ class Life:
                     return ends[0]
                 assert kills, f'ended by itself: {output}'
                 newest = max(newest, self.check(folder))
-                if 'has trained' in output:
+                if 'has ended' in output:
                     self.counts['after the end'] += 1
                     newest = 0
 

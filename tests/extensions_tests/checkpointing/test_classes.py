@@ -1,0 +1,151 @@
+"""A save is only loaded into objects of the same classes, or if that is allowed."""
+import chainer
+import numpy as np
+import pytest
+from chainer.training import extensions
+
+import chainermn
+from chainermn.extensions import multi_node_snapshot
+from chainermn.extensions._checkpointing import classes, state
+
+ADAM, MOMENTUM, RMSPROP = (chainer.optimizers.Adam, chainer.optimizers.MomentumSGD,
+                           chainer.optimizers.RMSprop)
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return chainermn.create_communicator('naive')
+
+
+class OtherModel(chainer.links.Classifier):
+    pass
+
+
+def make(comm, folder, optimizer=ADAM, model=chainer.links.Classifier, rule=None,
+         iterator=chainer.iterators.SerialIterator, **options):
+    target = model(chainer.links.Linear(2, 2))
+    optimizer = chainermn.create_multi_node_optimizer(optimizer(), comm, **options).setup(target)
+    if rule is not None:
+        target.predictor.W.update_rule = rule().create_update_rule()
+    data = [(np.ones(2, np.float32), np.int32(0))] * 4
+    updater = chainer.training.StandardUpdater(iterator(data, 2), optimizer)
+    return chainer.training.Trainer(updater, (2, 'iteration'), out=folder), optimizer
+
+
+def checkpointer_of(comm, folder, **options):
+    return chainermn.create_multi_node_checkpointer('run', comm, path=folder, **options)
+
+
+def save(comm, folder, **options):
+    trainer, _ = make(comm, folder, **options)
+    checkpointer = checkpointer_of(comm, folder)
+    checkpointer.finalize = lambda: None
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    trainer.run()
+    checkpointer._saver.flush()
+
+
+CHANGES = {
+    'optimizer': (dict(optimizer=MOMENTUM),
+                  'updater/optimizer:main was Adam, and is MomentumSGD'),
+    'model': (dict(model=OtherModel), 'updater/model:main was Classifier, and is OtherModel'),
+    'iterator': (dict(iterator=chainer.iterators.MultithreadIterator),
+                 'updater/iterator:main was SerialIterator, and is MultithreadIterator'),
+    'update rule': (dict(rule=RMSPROP), 'the update rule of updater/optimizer:main/predictor/W was '
+                                        'AdamRule, and is RMSpropRule'),
+}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_a_difference_is_an_error_on_all_ranks(comm, folder, same_error, change):
+    save(comm, folder)
+    options, text = CHANGES[change]
+    trainer, optimizer = make(comm, folder, **options)
+    before = trainer.updater.get_optimizer('main').target.predictor.W.array.copy()
+    error = same_error(lambda: checkpointer_of(comm, folder).maybe_load(trainer, optimizer))
+    assert isinstance(error, ValueError) and text in str(error)
+    assert 'pass allow_other_classes=True' in str(error)
+    assert trainer.updater.iteration == 0
+    np.testing.assert_array_equal(
+        trainer.updater.get_optimizer('main').target.predictor.W.array, before)
+
+
+def test_a_difference_on_one_rank(comm, folder, same_error):
+    save(comm, folder)
+    last = comm.rank == comm.size - 1
+    trainer, optimizer = make(comm, folder, model=OtherModel if last else chainer.links.Classifier)
+    error = same_error(lambda: checkpointer_of(comm, folder).maybe_load(trainer, optimizer))
+    assert f'rank {comm.size - 1}: updater/model:main was Classifier' in str(error)
+    assert comm.size == 1 or ': no difference' in str(error)
+
+
+def test_a_difference_may_be_allowed(comm, folder):
+    save(comm, folder)
+    trainer, optimizer = make(comm, folder, model=OtherModel)
+    assert checkpointer_of(comm, folder, allow_other_classes=True).maybe_load(
+        trainer, optimizer) == 2
+    assert trainer.updater.iteration == 2
+
+
+def test_equal_classes_are_loaded(comm, folder):
+    """Proxies do not count: any combination of options of the multi-node optimizer."""
+    save(comm, folder)
+    for options in {}, dict(n_accumulations=2), dict(overlap='always'):
+        trainer, optimizer = make(comm, folder, **options)
+        assert checkpointer_of(comm, folder).maybe_load(trainer, optimizer) == 2
+
+
+def test_iterators_that_are_not_the_master(comm):
+    """They hold no state, so they may be of any class."""
+    serial, multithread = chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator
+    saved = chainermn.iterators.create_multi_node_iterator(
+        multithread(range(4), 2) if comm.rank == 0 else serial(range(4), 2), comm)
+    arrays = classes.capture_classes({'iterator': saved})
+    target = chainermn.iterators.create_multi_node_iterator(multithread(range(4), 2), comm)
+    assert not classes.find_differences(arrays, {'iterator': target})
+
+
+def test_a_dictionary(comm, folder, same_error):
+    model = chainer.links.Linear(2, 2)
+    checkpointer_of(comm, folder).save({'model': model, 'opt': ADAM().setup(model)}, 3)
+    error = same_error(lambda: checkpointer_of(comm, folder).maybe_load(
+        {'model': model, 'opt': MOMENTUM().setup(model)}))
+    assert 'opt was Adam, and is MomentumSGD' in str(error)
+
+
+def test_a_file_of_an_older_version_is_loaded(comm, folder, monkeypatch):
+    """It names no classes."""
+    with monkeypatch.context() as patched:
+        patched.setattr('chainermn.extensions.checkpoint.capture_classes', lambda target: {})
+        save(comm, folder)
+    trainer, optimizer = make(comm, folder, model=OtherModel)
+    assert checkpointer_of(comm, folder).maybe_load(trainer, optimizer) == 2
+
+
+@pytest.mark.parametrize('is_allowed', [False, True])
+def test_snapshots(comm, folder, same_error, is_allowed):
+    trainer, _ = make(comm, folder)
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot()), trigger=(1, 'iteration'))
+    trainer.run()
+    comm.barrier()
+    trainer, _ = make(comm, folder, model=OtherModel)
+    trainer.extend(multi_node_snapshot(
+        comm, extensions.snapshot(autoload=True), allow_other_classes=is_allowed),
+        trigger=(1, 'iteration'))
+    if is_allowed:
+        trainer.run()
+        assert trainer.updater.iteration == 2
+    else:
+        error = same_error(trainer.run)
+        assert 'updater/model:main was Classifier, and is OtherModel' in str(error)
+
+
+def test_a_hundred_parameters_take_one_line(comm):
+    model = chainer.ChainList(*(chainer.links.Linear(1, 1) for _ in range(50)))
+    optimizer = ADAM().setup(model)
+    arrays = classes.capture_classes({'optimizer': optimizer})
+    for param in model.params():
+        param.update_rule = RMSPROP().create_update_rule()
+    text = classes.find_differences(arrays, {'optimizer': optimizer})
+    assert 'and 97 more was AdamRule, and is RMSpropRule' in text and len(text) < 200
+    assert set(state.find_parts({'optimizer': optimizer})) == {'optimizer/'}

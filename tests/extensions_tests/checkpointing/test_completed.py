@@ -1,0 +1,132 @@
+"""The files of a completed training stay until all ranks have ended without an error."""
+import os
+import re
+import subprocess
+import sys
+
+import chainer
+import numpy as np
+import pytest
+from mpi4py import MPI
+from time_limits import seconds
+
+import chainermn
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return chainermn.create_communicator('naive')
+
+
+def train(comm, folder, stop=3):
+    """Returns the iterations of this run, and the checkpointer."""
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
+    iterator = chainer.iterators.SerialIterator([(np.ones(3, np.float32), np.int32(0))] * 4, 2)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    trainer = chainer.training.Trainer(updater, (stop, 'iteration'), out=folder)
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    start = checkpointer.maybe_load(trainer, optimizer) or 0
+    trainer.run()
+    return list(range(start + 1, updater.iteration + 1)), checkpointer
+
+
+def saves(folder):
+    return sorted(name for name in os.listdir(folder)
+                  if name.startswith(('run.', 'commit-run.')))
+
+
+def test_the_next_training_starts_from_scratch(comm, folder):
+    """In one process, such as for many hyperparameters: only a restart resumes."""
+    for _ in range(2):
+        iterations, _ = train(comm, folder)
+        assert iterations == [1, 2, 3]
+        assert 'commit-run.3' in saves(folder)
+        comm.barrier()
+
+
+def test_finalize_removes_the_files_at_once(comm, folder):
+    _, checkpointer = train(comm, folder)
+    checkpointer.finalize()
+    comm.barrier()
+    assert os.listdir(folder) == []
+
+
+def test_a_save_after_the_training_stays(comm, folder):
+    _, checkpointer = train(comm, folder)
+    checkpointer.save(chainer.links.Linear(2, 2), 9)
+    comm.barrier()
+    assert saves(folder) == ['commit-run.9', *(f'run.{rank}.9' for rank in range(comm.size))]
+
+
+def test_a_folder_that_cannot_be_written(comm, folder, same_error):
+    """It fails before the training, not at the first save."""
+    out = folder
+    if comm.rank == comm.size - 1:
+        open(os.path.join(folder, 'file'), 'w').close()
+        out = os.path.join(folder, 'file', 'out')
+    comm.barrier()
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=out)
+    trainer = chainer.training.Trainer(chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator([0], 1),
+        chainer.optimizers.SGD().setup(chainer.links.Linear(1, 1))), (1, 'iteration'), out=folder)
+    assert checkpointer.maybe_load(trainer) is None  # a folder may be read only
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    error = same_error(trainer.run, table=False)
+    assert isinstance(error, OSError) and f'{folder}/file' in str(error)
+    assert f'rank {comm.size - 1}: ' in str(error) and 'Pass another folder' in str(error)
+    assert trainer.updater.iteration == 0
+
+
+SCRIPT = '''
+import os, signal, sys
+sys.path[:0] = {paths}
+import chainermn
+from test_completed import train
+
+comm = chainermn.create_communicator('naive')
+iterations, _ = train(comm, 'out')
+if comm.rank == 0:
+    print('trained', iterations, flush=True)
+what, rank = sys.argv[1], int(sys.argv[2])
+if comm.rank == rank and what == 'error':
+    raise RuntimeError('the disk is full')
+if comm.rank == rank and what == 'exit':
+    sys.exit(3)
+if comm.rank == rank and what == 'kill':
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == 'finalized':
+    comm.finalize()
+'''
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+@pytest.mark.parametrize('agree', ['1', '0'])
+def test_a_failure_after_the_training_keeps_the_files(tmp_path, agree):
+    """A restart does not train again; after a clean end, nothing is left."""
+    script = tmp_path / 'script.py'
+    here = os.path.dirname(os.path.abspath(__file__))
+    script.write_text(SCRIPT.format(paths=[here, os.path.dirname(os.path.dirname(here))]))
+
+    def run(what, rank=0):
+        done = subprocess.run(
+            ['mpiexec', '-n', '2', sys.executable, str(script), what, str(rank)], text=True,
+            cwd=tmp_path, timeout=seconds(60), capture_output=True,
+            env={**os.environ, 'CHAINERMN_AGREE': agree, 'PYTHONWARNINGS': 'default'})
+        trained = re.search(r'trained (.*)', done.stdout)
+        assert trained, done.stderr
+        return trained[1], done
+
+    failures = [('error', 1), ('exit', 0), ('kill', 1)] if agree == '1' else [('error', 1)]
+    for i, (what, rank) in enumerate(failures):
+        trained, done = run(what, rank)
+        assert trained == ('[]' if i else '[1, 2, 3]') and done.returncode != 0, done.stderr
+        assert 'commit-run.3' in saves(tmp_path / 'out'), what
+    trained, done = run('nothing')
+    assert trained == '[]' and done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path / 'out') == []
+    if agree == '1':
+        trained, done = run('finalized')
+        assert trained == '[1, 2, 3]' and done.returncode == 0, done.stderr
+        assert os.listdir(tmp_path / 'out') == []
