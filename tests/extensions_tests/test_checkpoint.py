@@ -209,14 +209,6 @@ def test_nothing_to_load(comm, folder):
     assert trainer.updater.iteration == 0
 
 
-def test_after_success_the_files_are_gone(comm, folder):
-    trainer, _ = make_trainer(comm, folder, (4, 'iteration'))
-    trainer.extend(checkpointer_of(comm), trigger=(1, 'iteration'))
-    trainer.run()
-    comm.barrier()
-    assert os.listdir(folder) == []
-
-
 @pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
 def test_after_an_error_the_files_stay(comm, folder, error):
     def fail(trainer):

@@ -15,8 +15,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from chainermn._errors import on_all_ranks
-
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.extensions._checkpointing.manifest import SaveNames
@@ -189,7 +187,7 @@ class JobLock:
             self.release()
             if self._is_alone:
                 self._comm.refuse('locking', error)
-            raise on_all_ranks(self._comm, error)
+            raise error
         if (problems := _by_rank(texts.problem for texts in by_rank)) and rank == 0:
             warnings.warn(
                 f'{self._title} is not locked: the file system cannot lock files\n'
