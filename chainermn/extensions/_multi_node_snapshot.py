@@ -252,8 +252,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         if selection is None:
             return
         group = self.comm.split(self.master, self.comm.rank)
-        resume.load(self.comm, selection, self._target(trainer), self._allow_pickle,
-                    self._allow_other_classes, group)
+        resume.load(self.comm, selection, self._target(trainer), self._allow_pickle, group,
+                    self._allow_other_classes)
         group.finalize()
 
 

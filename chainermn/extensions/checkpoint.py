@@ -237,7 +237,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         selection = select(self.comm, self._names, range(self.comm.size))
         if selection is None:
             return None
-        resume.load(self.comm, selection, trainer, self.allow_pickle, self.allow_other_classes)
+        resume.load(self.comm, selection, trainer, self.allow_pickle,
+                    allow_other_classes=self.allow_other_classes)
         parts = trainer.values() if isinstance(trainer, Mapping) else ()
         for each in (optimizer, *parts):
             if hasattr(each, 'is_changed'):

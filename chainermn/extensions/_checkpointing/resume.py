@@ -29,7 +29,7 @@ _T = TypeVar('_T')
 
 
 def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
-         allow_other_classes: bool, group: CommunicatorBase | None = None) -> None:
+         group: CommunicatorBase | None = None, allow_other_classes: bool = False) -> None:
     """Loads a save into an object, and logs its iteration.  Collective: every rank calls it.
 
     Args:
@@ -37,15 +37,15 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
         selection: The save.
         target: The object to load into, or a dictionary of such objects.
         allow_pickle: Whether to load arrays of Python objects.
-        allow_other_classes: Whether the classes of its parts may be others than those saved.
         group: Communicator of the ranks whose first one reads for the others; if ``None``, each
             rank reads its own file.
+        allow_other_classes: Whether the classes of its parts may be others than those saved.
 
     Raises:
         ValueError: On every rank, if a class differs on any rank, unless that is allowed.
         Exception: On every rank, any error of reading or loading on a rank.
     """
-    _load(comm, selection, target, allow_pickle, allow_other_classes, group)
+    _load(comm, selection, target, allow_pickle, group, allow_other_classes)
     comm.barrier()  # raises an error of one rank on all
     if comm.rank == 0:
         logging.getLogger('chainermn').info(
@@ -53,7 +53,7 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
 
 
 def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
-          allow_other_classes: bool, group: CommunicatorBase | None) -> None:
+          group: CommunicatorBase | None, allow_other_classes: bool) -> None:
     is_resized = selection.size not in (None, comm.size)
     if selection.is_for_all:
         group = comm
