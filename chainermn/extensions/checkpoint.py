@@ -68,8 +68,8 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     Collective: all ranks trigger the extension in the same iterations.
 
-    The files are locked from the first load or save until they are removed.  Another job with the same name and
-    folder gets an error that names the job.
+    The files are locked from the first load or save until they are removed.  Another job with the
+    same name and folder gets an error that names the job.
 
     Args:
         name: Name of the run, the same on all ranks.
