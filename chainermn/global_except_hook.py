@@ -193,7 +193,7 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
         text = ''.join(traceback.format_exception(exc_type, value, tb))
     _abort(f'uncaught {exc_type.__name__}', 1, text,
            None if is_default and text else functools.partial(
-               hook or sys.__excepthook__, exc_type, value, tb))
+               hook or sys.__excepthook__, exc_type, value, tb), error=value)
 
 
 def _is_debugging() -> bool:
@@ -211,7 +211,8 @@ def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: thre
         if _failure_handler is not None and _is_installed():
             _failure_handler(reason, text, error)
         is_default = threading.excepthook is threading.__excepthook__
-        _abort(reason, 1, text, None if is_default else functools.partial(invoke, thread))
+        _abort(reason, 1, text, None if is_default else functools.partial(invoke, thread),
+               error=error)
     invoke(thread)
 
 
@@ -229,7 +230,8 @@ def _unraisable(hook: _UnraisableHook | None, args: sys.UnraisableHookArgs) -> N
         show = None if hook is None or hook is sys.__unraisablehook__ else functools.partial(
             hook, args)
         _abort(f'{reason} in a function of atexit', in_8_bits(status),
-               f'{args.err_msg}{where}\n{text}', show)
+               f'{args.err_msg}{where}\n{text}', show,
+               error=None if isinstance(args.exc_value, SystemExit) else args.exc_value)
 
 
 def _exits(code: object) -> object:
@@ -259,10 +261,12 @@ def _at_exit() -> None:
         _abort(f'sys.exit with status {_exit_code}', in_8_bits(_exit_code))
 
 
-def _write_to_run_folder(text: str) -> None:
+def _write_to_run_folder(text: str, error: BaseException | None) -> None:
     """Writes the report to a file for ``python -m chainermn run``, if it started the job."""
     folder = _environment.text(_environment.RUN_FOLDER)
     if folder:
+        with contextlib.suppress(Exception):  # in __str__ of the program's error
+            text = f'{text}: {error}' if error is not None and str(error) else text
         with contextlib.suppress(OSError):  # the folder does not exist on other nodes
             path = f'{folder}/{time.time_ns()}-{os.getpid()}.txt'
             with open_atomic(path, sync=False) as file:
@@ -271,7 +275,8 @@ def _write_to_run_folder(text: str) -> None:
 
 def _abort(reason: str, status: int = 1, details: str = '',
            show: Callable[[], object] | None = None,
-           abort: Callable[[], object] | None = None) -> None:
+           abort: Callable[[], object] | None = None,
+           error: BaseException | None = None) -> None:
     """Reports a failure and aborts the job; returns if there are no other processes.
 
     Args:
@@ -280,6 +285,7 @@ def _abort(reason: str, status: int = 1, details: str = '',
         details: Further lines of the report.
         show: Prints the details instead, such as a hook of the program.
         abort: Aborts the job; found out by default.
+        error: The exception, if that is the reason.
     """
     global _reporting_thread
     abort = _abort_function(status) if abort is None else abort
@@ -294,7 +300,7 @@ def _abort(reason: str, status: int = 1, details: str = '',
         else:
             _reporting_thread = threading.get_ident()
             report = f'{_rank_text()} aborts the job: {reason}'
-            _write_to_run_folder(report)
+            _write_to_run_folder(report, error)
             _streams.write(f'chainermn: {report}\n{details if show is None else ""}')
             if show is not None:
                 _call(show, details)

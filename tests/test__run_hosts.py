@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 from time_limits import seconds
 
-from chainermn import _mpiexec
+from chainermn import __main__, _mpiexec
 from chainermn._run import _hosts
 
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
@@ -147,6 +147,29 @@ def test_a_spare_host_replaces_a_lost_one(folder):
     assert 'chainermn run: starting' not in done.stderr
 
 
+def test_this_machine_with_fewer_slots_than_ranks(folder):
+    """It needs no ssh."""
+    pathlib.Path('hosts').write_text('localhost:2\n')
+    pathlib.Path('script.py').write_text(textwrap.dedent("""
+        import os, pathlib, signal, chainermn
+        comm = chainermn.create_communicator('naive')
+        print(f'{comm.size} of {os.environ["CHAINERMN_RUN_RANKS"]}\\n', end='', flush=True)
+        failed = pathlib.Path('failed')
+        if comm.bcast_obj(not failed.exists()) and comm.rank == 1:
+            failed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+        """))
+    done = subprocess.run([sys.executable, '-m', 'chainermn', 'run', '-n', '4', '--min-ranks', '2',
+                           '--hosts-file', 'hosts', 'script.py'],
+                          text=True, capture_output=True, timeout=seconds(120))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ['2 of 4'] * 2
+    assert said(done.stderr)[::2] == [
+        'starting 2 of 4 ranks: there are 2 slots in the hosts file'] * 2
+    assert said(done.stderr)[3] == 'job succeeded after 1 restart'
+
+
 def test_hosts_do_not_answer(folder):
     write('')
     up('a')
@@ -202,29 +225,39 @@ def test_a_host_that_no_longer_answers_while_the_job_waits(folder):
     (['--hosts-file', 'hosts', '--min-ranks', '5'], '--min-ranks 5 is more than -n 4'),
     (['--hosts-file', 'few'], 'few has 3 slots, which are not enough for -n 4. Add slots as in '
                               '"host:4".'),
+    (['--hosts-file', 'few', '--min-ranks', '4'], 'few has 3 slots, which are not enough for '
+                                                  '--min-ranks 4.'),
     (['--hosts-file', 'none'], "No such file or directory: 'none'"),
     (['--hosts-file', 'wrong'], 'wrong, line 2: must be "host", "host:slots" or "host slots=N" '
                                 'with at least one slot, not "b 3"'),
 ])
-def test_wrong_options(folder, options, message):
+def test_wrong_options(folder, capfd, options, message):
     write('')
     pathlib.Path('few').write_text('a:3\n')
     pathlib.Path('wrong').write_text('a\nb 3\n')
-    done = subprocess.run([sys.executable, '-m', 'chainermn', 'run', '-n', '4', *options,
-                           'script.py'], text=True, capture_output=True, timeout=seconds(50))
-    assert (done.returncode, done.stdout) == (2, '')
-    assert message in done.stderr
+    with pytest.raises(SystemExit) as error:
+        __main__.main(['run', '-n', '4', *options, 'script.py'])
+    out, err = capfd.readouterr()
+    assert (error.value.code, out) == (2, '')
+    assert message in err
 
 
 def test_hosts_file(tmp_path):
     path = tmp_path / 'hosts'
     path.write_text('# all\n\na\n b:2 # new\nc.example.org slots=3\n10.0.0.1\tslots = 12\n')
-    assert _hosts.read(str(path)) == {'a': 1, 'b': 2, 'c.example.org': 3, '10.0.0.1': 12}
+    expected = {'a': 1, 'b': 2, 'c.example.org': 3, '10.0.0.1': 12}
+    assert _hosts.read(str(path)) == expected
+    path.write_bytes(b'\xef\xbb\xbf' + path.read_bytes().replace(b'\n', b'\r\n'))
+    assert _hosts.read(str(path)) == expected
+    path.write_text('a\n', encoding='utf-16')
+    with pytest.raises(ValueError, match='is not a text file in UTF-8: byte 0 is 0xff'):
+        _hosts.read(str(path))
 
 
 @pytest.mark.parametrize('line, message', [
     ('b:0', 'with at least one slot, not "b:0"'), ('b:', 'not "b:"'), ('b:2:3', 'not "b:2:3"'),
-    ('b slots', 'not "b slots"'), ('b,c', 'not "b,c"'),
+    ('b slots', 'not "b slots"'), ('b,c', 'not "b,c"'), ('-oX', 'not "-oX"'),
+    ('b\0', r'not "b\x00"'),
     ('a:2', 'there is another line for a; write one line with all its slots')])
 def test_wrong_line(tmp_path, line, message):
     path = tmp_path / 'hosts'

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from chainermn import _mpiexec
 from chainermn._run import _hosts
-from chainermn._run._attempt import collect_signals
 from chainermn._run._job import Job
 from chainermn._run._report import say, table
+from chainermn._run._signals import Signals
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
@@ -61,17 +61,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='number of processes')
     parser.add_argument('--max-restarts', type=_at_least(0), default=3, metavar='K',
                         help='maximum number of restarts (default: %(default)s)')
-    parser.add_argument('--startup', type=float, default=10, metavar='SECONDS',
+    parser.add_argument('--startup', type=_seconds, default=10, metavar='SECONDS',
                         help='give up if two consecutive attempts fail within this time '
                              '(default: %(default)s)')
+    parser.add_argument('--grace', type=_seconds, default=30, metavar='SECONDS',
+                        help='how long the ranks may take to end after SIGTERM or Ctrl-C, before '
+                             'they are killed (default: %(default)s)')
     parser.add_argument('--hosts-file', metavar='FILE',
                         help='the hosts to use, one per line: host, host:slots or host slots=N')
     parser.add_argument('--min-ranks', type=_at_least(1), metavar='M',
                         help='start with M to N processes, as many as there are slots on hosts '
                              'that answer (default: N)')
-    parser.add_argument('--host-timeout', type=float, default=600, metavar='SECONDS',
+    parser.add_argument('--host-timeout', type=_seconds, default=600, metavar='SECONDS',
                         help='how long to wait for hosts (default: %(default)s)')
-    parser.add_argument('--grow-after', type=float, default=300, metavar='SECONDS',
+    parser.add_argument('--grow-after', type=_seconds, default=300, metavar='SECONDS',
                         help='how long the job runs before it restarts with more processes '
                              '(default: %(default)s)')
     parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
@@ -93,6 +96,16 @@ def _at_least(minimum: int) -> Callable[[str], int]:
     return number
 
 
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not number >= 0:  # or it is not a number
+        raise argparse.ArgumentTypeError(f'must be a number of seconds of at least 0, not {text}')
+    return number
+
+
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Run the job until it succeeds, or give up.
 
@@ -107,15 +120,17 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
         parser.error(str(error))
     program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
-    with collect_signals() as signals:
+    # MPICH's mpiexec dies of SIGUSR2.
+    signals = Signals([signal.SIGUSR1, *[signal.SIGUSR2] * _mpiexec.is_open_mpi(mpiexec)])
+    with signals.collect():
         job = Job(mpiexec, arguments, program, options, signals)
         result = job.run_on(slots) if slots else job.run()
     attempts = job.attempts
-    if len(attempts) != 1 or attempts[0].status or signals:
+    if len(attempts) != 1 or attempts[0].status or signals.ending is not None:
         say('\n'.join([result, *table(attempts)]) if attempts else result)
-    if signals:  # die of the same signal, so that a calling shell script stops, too
-        signal.signal(signals[0], signal.SIG_DFL)
-        os.kill(os.getpid(), signals[0])
+    if signals.ending is not None:  # die of it, so that a calling shell script stops, too
+        signal.signal(signals.ending, signal.SIG_DFL)
+        os.kill(os.getpid(), signals.ending)
     return attempts[-1].status if attempts else 1
 
 
@@ -129,7 +144,9 @@ def _slots(options: argparse.Namespace) -> dict[str, int]:
     if (options.min_ranks or 1) > options.n:
         raise ValueError(f'--min-ranks {options.min_ranks} is more than -n {options.n}')
     slots = _hosts.read(options.hosts_file)
-    if sum(slots.values()) < options.n:
+    if sum(slots.values()) < (options.min_ranks or options.n):
+        required = f'-n {options.n}' if options.min_ranks is None else (
+            f'--min-ranks {options.min_ranks}')
         raise ValueError(f'{options.hosts_file} has {sum(slots.values())} slots, which are not '
-                         f'enough for -n {options.n}. Add slots as in "host:4".')
+                         f'enough for {required}. Add slots as in "host:4".')
     return slots

@@ -1,22 +1,21 @@
 """One attempt: run the job once, and record the result."""
 from __future__ import annotations
 
-import contextlib
 import glob
 import signal
 import tempfile
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from chainermn import _environment
 from chainermn._run import _supervisor
 from chainermn._run._pool import Ending
+from chainermn._run._signals import Signals
 
 _POLL_INTERVAL = 0.05  # seconds
-
-#: From Ctrl-C; from kill or a batch system; from a closed terminal.
-_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_MAX_LENGTH = 400  # characters of a message in the table
 
 
 class Attempt(NamedTuple):
@@ -46,53 +45,46 @@ class Attempt(NamedTuple):
         return self.status != 0 and self.ending is not None and self.ending.is_planned
 
 
-def run_once(command: list[str], environment: dict[str, str], signals: list[int],
+def run_once(command: list[str], environment: dict[str, str], signals: Signals, grace: float,
              ranks: Mapping[str, int] | None = None,
              watch: Callable[[], Ending | None] = lambda: None) -> Attempt:
-    """Run mpiexec, and forward the first signal that is collected meanwhile.
+    """Run mpiexec, and forward signals.
 
     The job ends when this process ends, even if it is killed.
 
     Args:
         command: The command of mpiexec.
         environment: Its environment.
-        signals: Where the signals are collected.
+        signals: The signals of this process.
+        grace: The seconds that the job may take to end after a signal, before it is killed.
         ranks: The number of ranks on each host, for the result.
         watch: Returns why to end the job with SIGTERM, or ``None``.
     """
     with tempfile.TemporaryDirectory(  # only this user can read it
             prefix='chainermn-run-', ignore_cleanup_errors=True) as folder:
+        signals.forget_notices()
         started, start = time.time(), time.monotonic()
-        process = _supervisor.start(command, {**environment, _environment.RUN_FOLDER: folder})
-        ending, has_sent = None, False
+        process = _supervisor.start(
+            command, {**environment, _environment.RUN_FOLDER: folder}, grace)
+        ending, is_ending, is_killed = None, False, False
         while process.poll() is None:
-            if not has_sent and (signals or (ending := watch())):
-                has_sent = True
-                process.send_signal(signals[0] if signals[:1] == [signal.SIGINT]
+            signals.pass_on_notices(process)
+            if not is_ending and (signals.ending or (ending := watch())):
+                is_ending = True
+                process.send_signal(signal.SIGINT if signals.ending == signal.SIGINT
                                     else signal.SIGTERM)
+            if signals.is_urgent and not is_killed:
+                is_killed = True
+                process.send_signal(signal.SIGINT)
             time.sleep(_POLL_INTERVAL)
-        return Attempt(started, time.monotonic() - start, process.returncode,
+        return Attempt(started, time.monotonic() - start, _supervisor.exit_status(process),
                        _messages(folder), ranks or {}, ending)
-
-
-@contextlib.contextmanager
-def collect_signals() -> Iterator[list[int]]:
-    """Collect signals in a list instead of letting them end this process."""
-    collected: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: collected.append(number))
-              for number in _SIGNALS
-              if signal.getsignal(number) is not signal.SIG_IGN}  # such as by nohup
-    try:
-        yield collected
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _messages(folder: str) -> list[str]:
     """Return the messages of failed ranks, one line each."""
     texts = []
     for path in sorted(glob.glob(f'{glob.escape(folder)}/*.txt')):
-        with open(path) as file:
-            texts.append(' '.join(file.read().split()))
+        with open(path, encoding='utf-8', errors='replace') as file:
+            texts.append(textwrap.shorten(file.read(), _MAX_LENGTH, placeholder=' ...'))
     return texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_LINE = re.compile(r'(?P<name>[^\s:=,]+)(?:(?::|\s+slots\s*=\s*)(?P<slots>[0-9]+))?')
+_LINE = re.compile(r'(?P<name>[^\s:=,-][^\s:=,]*)(?:(?::|\s+slots\s*=\s*)(?P<slots>[0-9]+))?')
 _MAX_SHOWN = 8  # hosts
 
 
@@ -16,23 +16,33 @@ def read(path: str) -> dict[str, int]:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If a line is something else, or a host has no slots or two lines.
+        ValueError: If it is not in UTF-8, a line is something else, or a host has no slots or two
+            lines.
     """
     slots: dict[str, int] = {}
-    with open(path, encoding='utf-8') as lines:
-        for number, line in enumerate(lines, 1):
-            text = line.partition('#')[0].strip()
-            if not text:
-                continue
-            found = _LINE.fullmatch(text)
-            if found is None or (found['slots'] and not int(found['slots'])):
-                raise ValueError(f'{path}, line {number}: must be "host", "host:slots" or '
-                                 f'"host slots=N" with at least one slot, not "{text}"')
-            if found['name'] in slots:
-                raise ValueError(f'{path}, line {number}: there is another line for '
-                                 f'{found["name"]}; write one line with all its slots')
-            slots[found['name']] = int(found['slots'] or 1)
+    for number, line in enumerate(_text(path).split('\n'), 1):
+        text = line.partition('#')[0].strip()
+        if not text:
+            continue
+        found = _LINE.fullmatch(text)
+        if found is None or not found['name'].isprintable() or (
+                found['slots'] and not int(found['slots'])):
+            raise ValueError(f'{path}, line {number}: must be "host", "host:slots" or '
+                             f'"host slots=N" with at least one slot, not "{repr(text)[1:-1]}"')
+        if found['name'] in slots:
+            raise ValueError(f'{path}, line {number}: there is another line for '
+                             f'{found["name"]}; write one line with all its slots')
+        slots[found['name']] = int(found['slots'] or 1)
     return slots
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding='utf-8-sig') as file:  # editors on Windows add a byte order mark
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{path} is not a text file in UTF-8: byte {error.start} is '
+                         f'0x{error.object[error.start]:02x}. Save it as UTF-8.') from None
 
 
 def assign(slots: Mapping[str, int], n: int) -> dict[str, int]:

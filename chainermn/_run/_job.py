@@ -11,6 +11,7 @@ from chainermn._run._attempt import Attempt, run_once
 from chainermn._run._pool import Pool, Watch
 from chainermn._run._probe import Probe
 from chainermn._run._report import failure, say, times
+from chainermn._run._signals import Signals
 
 
 class Job:
@@ -21,11 +22,11 @@ class Job:
         arguments: Additional options for mpiexec.
         program: The command of each rank.
         options: The options of this command.
-        signals: Where the signals are collected that end the job.
+        signals: The signals of this process.
     """
 
     def __init__(self, mpiexec: str, arguments: list[str], program: list[str],
-                 options: argparse.Namespace, signals: list[int]) -> None:
+                 options: argparse.Namespace, signals: Signals) -> None:
         self._mpiexec = mpiexec
         self._arguments = arguments
         self._program = program
@@ -39,7 +40,8 @@ class Job:
         command = [self._mpiexec, '-n', str(n), *self._arguments, *self._program]
         result = None
         while result is None:
-            self.attempts.append(run_once(command, self._environment(n), self._signals))
+            self.attempts.append(run_once(
+                command, self._environment(n), self._signals, self._options.grace))
             result = self._result()
         return result
 
@@ -64,11 +66,11 @@ class Job:
 
         min_ranks = options.min_ranks or options.n
         pool = Pool(slots, options.n, min_ranks, probe)
-        while ranks := pool.wait(options.host_timeout, lambda: bool(signals), say):
+        while ranks := pool.wait(options.host_timeout, lambda: signals.ending is not None, say):
             with Watch(pool, ranks, options.grow_after) as watch:
                 self.attempts.append(run_once(
                     command(ranks, self._program), self._environment(max(ranks.values())),
-                    signals, ranks, watch.poll))
+                    signals, options.grace, ranks, watch.poll))
             if (result := self._result()) is not None:
                 return result
         return self._interruption() or (
@@ -80,12 +82,13 @@ class Job:
                 _environment.RUN_RANKS: str(self._options.n)}
 
     def _interruption(self) -> str:
-        return f'job terminated by {signal.Signals(self._signals[0]).name}' if self._signals else ''
+        ending = self._signals.ending
+        return '' if ending is None else f'job terminated by {signal.Signals(ending).name}'
 
     def _result(self) -> str | None:
         """Return the result, or ``None`` if the job is restarted, after saying so."""
         last = self.attempts[-1]
-        if self._signals:
+        if self._signals.ending is not None:
             return self._interruption()
         if last.status == 0:
             return f'job succeeded after {times(len(self.attempts) - 1)}'

@@ -70,7 +70,8 @@ class Pool:
             total = sum(ranks.values())
             if total >= self._min_ranks:
                 if total < self._n:
-                    say(f'starting {total} of {self._n} ranks: {missing}')
+                    why = missing or f'there are {total} slots in the hosts file'
+                    say(f'starting {total} of {self._n} ranks: {why}')
                 return ranks
             if not has_warned:
                 has_warned = True

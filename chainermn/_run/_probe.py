@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from chainermn._run import _supervisor
 
 _TIMEOUT = 10  # seconds for a host to start a process
+_GRACE = 5  # seconds for mpiexec to end after SIGTERM
 
 
 class Probe:
@@ -24,7 +25,7 @@ class Probe:
         self._late: set[str] = set()
         self._outputs = {host: tempfile.TemporaryFile() for host in commands}  # noqa: SIM115
         self._processes = {
-            host: _supervisor.start(command, environment, self._outputs[host])
+            host: _supervisor.start(command, environment, _GRACE, self._outputs[host])
             for host, command in commands.items()}
 
     def errors(self) -> dict[str, str] | None:

@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from chainermn import _streams
 from chainermn._run import _hosts
-from chainermn._run._attempt import Attempt
+
+if TYPE_CHECKING:
+    from chainermn._run._attempt import Attempt
 
 _MAX_MESSAGES = 3  # per attempt; one bug can fail on a thousand ranks
 

@@ -1,8 +1,11 @@
 """The supervisor: the parent of mpiexec; it ensures that no process of the job is left behind.
 
-It runs as a script, ``python _supervisor.py MPIEXEC ARGS...``, ends with its own parent, and exits
-with the exit status of mpiexec, or 128 + signal number.  If its parent died, it also removes
+It runs as a script, ``python _supervisor.py GRACE MPIEXEC ARGS...``, ends with its own parent, and
+exits with the exit status of mpiexec, or 128 + signal number.  If its parent died, it also removes
 ``$CHAINERMN_RUN_FOLDER``, where failed ranks write their messages.
+
+SIGINT and SIGTERM end the job: mpiexec gets the first of them, and is killed if it is still running
+after GRACE seconds, or at the next SIGINT.  SIGUSR1 and SIGUSR2 are passed on to mpiexec.
 """
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 _POLL_INTERVAL = 0.05  # seconds
-_GRACE_PERIOD = 5  # seconds for mpiexec to exit after a signal, before it is killed
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 
@@ -35,28 +37,29 @@ def die_with_parent(number: int) -> Callable[[], None]:
     return request
 
 
-def start(command: list[str], environment: dict[str, str], output: BinaryIO | None = None
-          ) -> subprocess.Popen[bytes]:
+def start(command: list[str], environment: dict[str, str], grace: float,
+          output: BinaryIO | None = None) -> subprocess.Popen[bytes]:
     """Start a supervisor of mpiexec.  It ends with this thread.
 
     Args:
         command: The command of mpiexec.
         environment: Its environment.
+        grace: The seconds that mpiexec may take to exit after a signal, before it is killed.
         output: The file for its output, if that is not to go where ours goes.
     """
     return subprocess.Popen(
         # -I -S: skipping sitecustomize and .pth files makes it start at once.
-        [sys.executable, '-I', '-S', __file__, *command],
+        [sys.executable, '-I', '-S', __file__, str(grace), *command],
         env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         preexec_fn=die_with_parent(signal.SIGTERM),
         start_new_session=True)  # so that only this process gets Ctrl-C
 
 
-def main(command: list[str]) -> int:
+def main(grace: float, command: list[str]) -> int:
     """Run mpiexec; return its exit status."""
     parent = os.getppid()
     signals: list[int] = []  # from the parent, or because it died
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: signals.append(number))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for _kill_children
     process = subprocess.Popen(
@@ -64,16 +67,30 @@ def main(command: list[str]) -> int:
         command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent(signal.SIGKILL))
     kill_at = None
     while process.poll() is None:
-        if signals and kill_at is None:
-            process.send_signal(signals[0])
-            kill_at = time.monotonic() + _GRACE_PERIOD
+        while signals:
+            received = signals.pop(0)
+            if received in (signal.SIGUSR1, signal.SIGUSR2):
+                process.send_signal(received)
+            elif kill_at is None:
+                process.send_signal(received)
+                kill_at = time.monotonic() + grace
+            elif received == signal.SIGINT:
+                process.kill()
         if kill_at is not None and time.monotonic() > kill_at:
+            print(f'chainermn run: the job has not ended within {grace:g} seconds (--grace): '
+                  'killing it', file=sys.stderr, flush=True)
             process.kill()
+            process.wait()
         time.sleep(_POLL_INTERVAL)
     if process.returncode:
         _kill_children()
     if os.getppid() != parent and (folder := os.environ.get('CHAINERMN_RUN_FOLDER')):
         shutil.rmtree(folder, ignore_errors=True)
+    return exit_status(process)
+
+
+def exit_status(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit status of a process that has ended, as a shell does: 128 + signal number."""
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
@@ -98,4 +115,4 @@ def _children() -> list[int]:
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))
