@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import os
-import secrets
 import socket
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from mpi4py import MPI
 
-from chainermn import _environment, _streams, global_except_hook
+from chainermn import _connection, _environment, _streams, global_except_hook
+from chainermn._connection import Offer
 from chainermn._diagnostics import node_monitor, thread_state
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._ranks import ranks_text
@@ -41,25 +39,9 @@ _OpenLink: TypeAlias = 'Callable[[], socket.socket | None]'
 FINISHED, FAILED = b'g', node_monitor.FAILED
 
 # Seconds.
-_PROBE_INTERVAL = 4
-_SILENCE = 6 * _PROBE_INTERVAL  # after which the kernel closes a link
 _ANSWER_TIMEOUT = 4.  # for the ranks of a host to answer over MPI; they poll once per second
 _LONG_ANSWER_TIMEOUT = 60.  # if the connection failed for another reason than silence
-_CONNECT_TIMEOUT = 600.  # long, since a rank may hold the GIL after startup
-_HANDSHAKE_TIMEOUT = 10.
 _GRACE = 3.  # for mpiexec to end the job after a failure that was reported
-
-_MAX_ADDRESSES = 16
-_SECRET = 32  # bytes: the first half is sent by the client, the second half by the server
-_SIOCGIFADDR = 0x8915
-
-
-class Offer(NamedTuple):
-    """Where a leader accepts a connection."""
-
-    addresses: Sequence[str]
-    port: int
-    secret: bytes
 
 
 class Host:
@@ -100,11 +82,11 @@ class HostLinks:
         previous, following = names[place - 1], names[(place + 1) % len(names)]
         # Two hosts have one link.
         accepts, connects = (len(names) > 2 or place == 1), (len(names) > 2 or place == 0)
-        listener, secret, offer = None, secrets.token_bytes(_SECRET), None
+        listener, secret, offer = None, _connection.new_secret(), None
         if is_leader and accepts:
             with contextlib.suppress(OSError):
-                listener = listen()
-                offer = Offer(addresses(), listener.getsockname()[1], secret)
+                listener = _connection.listen()
+                offer = Offer(_connection.addresses(), listener.getsockname()[1], secret)
         offers: list[Offer | None] = mpi_comm.allgather(offer)
         if not is_leader:
             return
@@ -120,10 +102,10 @@ class HostLinks:
 
         if listener is not None:
             server = listener
-            start(previous, False, lambda: accept(server, secret))
+            start(previous, False, lambda: _connection.accept(server, secret))
         theirs = offers[hosts.index(following)]
         if connects and theirs is not None:
-            start(following, True, lambda: connect(theirs))
+            start(following, True, lambda: _connection.connect(theirs))
 
     def failure(self, ask: Callable[[Sequence[int]], None]) -> str:
         """Returns why a host is unreachable; '' if none is.
@@ -149,7 +131,8 @@ class HostLinks:
             is_silent = host.error in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
             if host.asked_at is not None and now > host.asked_at + (
                     _ANSWER_TIMEOUT if is_silent else _LONG_ANSWER_TIMEOUT):
-                why = f'no answer for {_SILENCE} s' if is_silent else os.strerror(host.error)
+                why = (f'no answer for {_connection.SILENCE} s' if is_silent
+                       else os.strerror(host.error))
                 return f'{host.text} is unreachable: {why}'
         return ''
 
@@ -198,94 +181,3 @@ class HostLinks:
 def _is_enabled() -> bool:
     return sys.platform == 'linux' and global_except_hook.aborts_job() and (
         _environment.flag(_environment.HOST_LINKS, default=True))
-
-
-def addresses() -> list[str]:
-    """Returns the addresses of the network interfaces, except those of loopback."""
-    import fcntl  # there is none on Windows
-
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as file:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no address
-                answer = fcntl.ioctl(file, _SIOCGIFADDR, struct.pack('256s', name.encode()))
-                found.append(socket.inet_ntop(socket.AF_INET, answer[20:24]))
-    with contextlib.suppress(OSError), open('/proc/net/if_inet6', encoding='utf-8') as lines:
-        for line in lines:
-            digits, _, _, scope, *_ = line.split()
-            if scope == '00':  # global
-                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
-    return [address for address in found if not address.startswith('127.')][:_MAX_ADDRESSES]
-
-
-def listen() -> socket.socket:
-    """Returns a socket that accepts connections from other hosts."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 can be disabled on all interfaces
-            return socket.create_server(('', 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(('', 0))
-
-
-def accept(listener: socket.socket, secret: bytes, timeout: float = _CONNECT_TIMEOUT
-           ) -> socket.socket | None:
-    """Returns the first connection of a client that knows the secret, and closes the listener.
-
-    Others are dropped.  Returns ``None`` after the timeout.
-    """
-    deadline = time.monotonic() + timeout
-    with listener:
-        while (left := deadline - time.monotonic()) > 0:
-            listener.settimeout(left)
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return None
-            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-                stack.enter_context(client)
-                _set_options(client)
-                if _receives(client, secret[:_SECRET // 2], _HANDSHAKE_TIMEOUT):
-                    client.sendall(secret[_SECRET // 2:])
-                    stack.pop_all()
-                    return client
-    return None
-
-
-def connect(offer: Offer, timeout: float = _CONNECT_TIMEOUT) -> socket.socket | None:
-    """Returns a connection to the rank that made an offer.
-
-    Returns ``None`` if none of its addresses is reachable, or it does not answer.
-    """
-    for address in offer.addresses:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            server = stack.enter_context(socket.create_connection(
-                (address, offer.port), _HANDSHAKE_TIMEOUT))
-            _set_options(server)
-            server.sendall(offer.secret[:_SECRET // 2])
-            if _receives(server, offer.secret[_SECRET // 2:], timeout):
-                stack.pop_all()
-                return server
-    return None
-
-
-def _receives(connection: socket.socket, expected: bytes, timeout: float) -> bool:
-    """Receives these bytes; returns whether they are the expected ones."""
-    received, deadline = b'', time.monotonic() + timeout
-    while len(received) < len(expected):
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-        more = connection.recv(len(expected) - len(received))
-        if not more:
-            return False
-        received += more
-    connection.settimeout(None)
-    return hmac.compare_digest(received, expected)
-
-
-def _set_options(link: socket.socket) -> None:
-    """Lets the kernel close the connection when the other host does not answer."""
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_INTERVAL)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_INTERVAL)
-    # Linux ignores the number of probes if there is this timeout, which also applies to data.  Half
-    # an interval less, as timers are not exact.
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT,
-                    1000 * _SILENCE - 500 * _PROBE_INTERVAL)

@@ -20,6 +20,7 @@ from chainermn._diagnostics import (
     dump_request,
     node_monitor,
     rank_progress,
+    run_link,
     unusable,
     watchdog,
 )
@@ -61,7 +62,9 @@ def add_group(mpi_comm: MPI.Intracomm) -> None:
         MPI.COMM_SELF.Set_attr(key, True)
         dump_request.listen()
     if mpi_comm.size > 1 and watchdog.get().add_group(mpi_comm):
-        watchdog.get().connect_hosts(mpi_comm, node_monitor.register(mpi_comm))
+        hosts = node_monitor.register(mpi_comm)
+        watchdog.get().connect_hosts(mpi_comm, hosts)
+        run_link.connect(mpi_comm, hosts)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 from collections.abc import Iterable, Mapping
 
 from chainermn import _environment, _mpiexec
 from chainermn._run._attempt import Attempt, run_once
+from chainermn._run._links import Links
 from chainermn._run._pool import Pool, Watch
 from chainermn._run._probe import Probe
 from chainermn._run._report import failure, say, times
@@ -54,8 +56,8 @@ class Job:
         options, signals = self._options, self._signals
         is_open_mpi = _mpiexec.is_open_mpi(self._mpiexec)
 
-        def command(ranks: Mapping[str, int], program: list[str]) -> list[str]:
-            exported = _environment.RUN_RANKS, 'OMP_NUM_THREADS'
+        def command(ranks: Mapping[str, int], program: list[str], *exported: str) -> list[str]:
+            exported = _environment.RUN_RANKS, 'OMP_NUM_THREADS', *exported
             return [self._mpiexec, *_mpiexec.host_options(is_open_mpi, ranks, exported),
                     '-n', str(sum(ranks.values())), *self._arguments, *program]
 
@@ -67,10 +69,16 @@ class Job:
         min_ranks = options.min_ranks or options.n
         pool = Pool(slots, options.n, min_ranks, probe)
         while ranks := pool.wait(options.host_timeout, lambda: signals.ending is not None, say):
-            with Watch(pool, ranks, options.grow_after) as watch:
+            with contextlib.ExitStack() as stack:
+                links, environment = None, self._environment(max(ranks.values()))
+                if _environment.flag(_environment.HOST_LINKS, default=True):
+                    links = stack.enter_context(contextlib.closing(Links(sum(ranks.values()))))
+                    environment[_environment.RUN_LINK] = str(links.offer)
+                watch = stack.enter_context(Watch(pool, ranks, options.grow_after, links, say))
+                exported = [_environment.RUN_LINK] * (links is not None)
                 self.attempts.append(run_once(
-                    command(ranks, self._program), self._environment(max(ranks.values())),
-                    signals, options.grace, ranks, watch.poll))
+                    command(ranks, self._program, *exported), environment, signals, options.grace,
+                    ranks, watch.poll))
             if (result := self._result()) is not None:
                 return result
         return self._interruption() or (

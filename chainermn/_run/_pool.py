@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from chainermn._run import _hosts
+from chainermn._run._links import Links
 from chainermn._run._probe import Probe
 
 _POLL_INTERVAL = 0.05  # seconds
-_LOST_AFTER = 120  # seconds without an answer, after which the job on a host is ended
+_LOST_AFTER = 120  # seconds without a sign of life, after which the job on a host is ended
 
 
 class Ending(NamedTuple):
@@ -96,20 +97,32 @@ class Pool:
 class Watch:
     """Probes the hosts during an attempt, and decides whether to end it.
 
+    A probe can also fail because the host accepts no logins.  So a host is only lost if its ranks
+    are not connected, such as while the job starts, and another host answers.
+
     Args:
         pool: The hosts.
         ranks: The number of ranks on each host of the attempt.
         grow_after: The seconds for which the job runs at least, before it restarts with more ranks.
+        links: The connections of the ranks; ``None`` if they cannot connect.
+        say: Prints a message.
     """
 
-    def __init__(self, pool: Pool, ranks: Mapping[str, int], grow_after: float) -> None:
+    def __init__(self, pool: Pool, ranks: Mapping[str, int], grow_after: float,
+                 links: Links | None, say: Callable[[str], None]) -> None:
         now = time.monotonic()
         self._pool = pool
         self._ranks = ranks
+        self._links = links
+        self._say = say
         self._may_grow_at = now + grow_after
+        self._lost_after = max(_LOST_AFTER, 4 * pool.interval)
         self._probe: Probe | None = None
         self._next_at = now + pool.interval
-        self._answered_at = dict.fromkeys(ranks, now)
+        self._alive_at = dict.fromkeys(ranks, now)  # when each host was last known to be alive
+        self._linked_at = now  # when no connection was known to be lost
+        self._answered_at = now  # when all hosts answered
+        self._has_warned = False
 
     def __enter__(self) -> Watch:
         return self
@@ -121,6 +134,8 @@ class Watch:
     def poll(self) -> Ending | None:
         """Return why to end the attempt, or ``None``.  To be called again and again."""
         now = time.monotonic()
+        if self._links is not None:
+            self._links.poll()
         if self._probe is None:
             if now >= self._next_at:
                 self._probe = self._pool.start_probe()
@@ -131,13 +146,41 @@ class Watch:
         self._probe.close()
         self._probe = None
         self._next_at = now + self._pool.interval
+        return self._lost(errors, now) or self._more(errors, now)
+
+    def _lost(self, errors: Mapping[str, str], now: float) -> Ending | None:
+        """Return that a host is lost, or ``None``; warn if one does not answer for long."""
+        failing = {host: errors[host] for host in self._ranks if errors[host]}
+        has_lost_link = self._links is not None and self._links.has_lost_host
+        if failing or not has_lost_link:
+            self._linked_at = now
+        elif now > self._linked_at + self._lost_after:
+            return Ending('all hosts answer, but the connection to a rank is lost',
+                          is_planned=False)
+        why = ''
+        if self._links is not None and self._links.are_complete:
+            why = 'its ranks are connected'
+        elif all(errors.values()):
+            why = 'this concerns all hosts'
         for host in self._ranks:
-            if not errors[host]:
-                self._answered_at[host] = now
-            elif now > self._answered_at[host] + max(_LOST_AFTER, 4 * self._pool.interval):
+            if why or host not in failing:
+                self._alive_at[host] = now
+            elif now > self._alive_at[host] + self._lost_after:
                 return Ending(f'{host} does not answer: {errors[host]}', is_planned=False)
-        more = self._pool.ranks(errors)
-        if now >= self._may_grow_at and sum(more.values()) > sum(self._ranks.values()):
-            new = {host: n for host, n in more.items() if host not in self._ranks}
-            return Ending(f'more hosts: {_hosts.text(new)}', is_planned=True)
+        if not failing:
+            self._answered_at, self._has_warned = now, False
+        elif why and not self._has_warned and now > self._answered_at + self._lost_after:
+            self._has_warned = True
+            hosts = _hosts.text({host: self._ranks[host] for host in failing})
+            self._say(f'warning: no new process could be started on {hosts} for '
+                      f'{self._lost_after} seconds ({next(iter(failing.values()))}). The job '
+                      f'continues, because {why}; a restart would wait for these hosts')
         return None
+
+    def _more(self, errors: Mapping[str, str], now: float) -> Ending | None:
+        """Return that there are slots for more ranks, or ``None``."""
+        more = self._pool.ranks(errors)
+        if now < self._may_grow_at or sum(more.values()) <= sum(self._ranks.values()):
+            return None
+        new = {host: n for host, n in more.items() if host not in self._ranks}
+        return Ending(f'more hosts: {_hosts.text(new)}', is_planned=True)

@@ -1,0 +1,146 @@
+"""TCP connections between hosts that begin with a shared secret, and show that a host is lost.
+
+Both ends prove that they know the secret: the client sends its first half, the server answers with
+the second half.  The kernel closes a connection to a host that has not answered for ``SILENCE``
+seconds, even if nothing is sent.
+"""
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# Seconds.
+_PROBE_INTERVAL = 4
+SILENCE = 6 * _PROBE_INTERVAL
+_CONNECT_TIMEOUT = 600.  # long, since a rank may hold the GIL after startup
+_HANDSHAKE_TIMEOUT = 10.
+
+_MAX_ADDRESSES = 16
+_SECRET = 32  # bytes
+_SIOCGIFADDR = 0x8915
+
+
+class Offer(NamedTuple):
+    """Where a process accepts connections."""
+
+    addresses: Sequence[str]
+    port: int
+    secret: bytes
+
+    @classmethod
+    def parse(cls, text: str) -> Offer:
+        """Return the offer of which this is the text."""
+        port, secret, *addresses = text.split()
+        return cls(addresses, int(port), bytes.fromhex(secret))
+
+    def __str__(self) -> str:
+        return ' '.join([str(self.port), self.secret.hex(), *self.addresses])
+
+
+def new_secret() -> bytes:
+    """Return a random secret."""
+    return secrets.token_bytes(_SECRET)
+
+
+def halves(secret: bytes) -> tuple[bytes, bytes]:
+    """Return what the client sends, and the answer of the server."""
+    return secret[:_SECRET // 2], secret[_SECRET // 2:]
+
+
+def addresses() -> list[str]:
+    """Return the addresses of the network interfaces, except those of loopback."""
+    import fcntl  # there is none on Windows
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as file:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(file, _SIOCGIFADDR, struct.pack('256s', name.encode()))
+                found.append(socket.inet_ntop(socket.AF_INET, answer[20:24]))
+    with contextlib.suppress(OSError), open('/proc/net/if_inet6', encoding='utf-8') as lines:
+        for line in lines:
+            digits, _, _, scope, *_ = line.split()
+            if scope == '00':  # global
+                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return [address for address in found if not address.startswith('127.')][:_MAX_ADDRESSES]
+
+
+def listen() -> socket.socket:
+    """Return a socket that accepts connections from other hosts."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 can be disabled on all interfaces
+            return socket.create_server(('', 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(('', 0))
+
+
+def accept(listener: socket.socket, secret: bytes, timeout: float = _CONNECT_TIMEOUT
+           ) -> socket.socket | None:
+    """Return the first connection of a client that knows the secret, and closes the listener.
+
+    Others are dropped.  Return ``None`` after the timeout.
+    """
+    deadline = time.monotonic() + timeout
+    with listener:
+        while (left := deadline - time.monotonic()) > 0:
+            listener.settimeout(left)
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return None
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                stack.enter_context(client)
+                set_options(client)
+                question, answer = halves(secret)
+                if _receives(client, question, _HANDSHAKE_TIMEOUT):
+                    client.sendall(answer)
+                    stack.pop_all()
+                    return client
+    return None
+
+
+def connect(offer: Offer, timeout: float = _CONNECT_TIMEOUT) -> socket.socket | None:
+    """Return a connection to the process that made an offer.
+
+    Return ``None`` if none of its addresses is reachable, or it does not answer.
+    """
+    for address in offer.addresses:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            server = stack.enter_context(socket.create_connection(
+                (address, offer.port), _HANDSHAKE_TIMEOUT))
+            set_options(server)
+            question, answer = halves(offer.secret)
+            server.sendall(question)
+            if _receives(server, answer, timeout):
+                stack.pop_all()
+                return server
+    return None
+
+
+def _receives(connection: socket.socket, expected: bytes, timeout: float) -> bool:
+    """Receive these bytes; return whether they are the expected ones."""
+    received, deadline = b'', time.monotonic() + timeout
+    while len(received) < len(expected):
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        more = connection.recv(len(expected) - len(received))
+        if not more:
+            return False
+        received += more
+    connection.settimeout(None)
+    return hmac.compare_digest(received, expected)
+
+
+def set_options(link: socket.socket) -> None:
+    """Let the kernel close the connection when the other host does not answer."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_INTERVAL)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_INTERVAL)
+    # Linux ignores the number of probes if there is this timeout, which also applies to data.  Half
+    # an interval less, as timers are not exact.
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT,
+                    1000 * SILENCE - 500 * _PROBE_INTERVAL)

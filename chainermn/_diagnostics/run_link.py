@@ -1,0 +1,51 @@
+"""The run link: a connection of each host to ``python -m chainermn run``, while its ranks run.
+
+Without it, the command only knows whether it can start new processes on the host.
+"""
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+from chainermn import _connection, _environment, _streams
+from chainermn._connection import Offer
+from chainermn._diagnostics import thread_state
+
+_PAUSE = 10  # seconds until it connects again after the connection was lost
+
+
+def connect(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
+    """Connects the lowest rank of each host, in a thread, if all ranks of the job take part.
+
+    Args:
+        mpi_comm: The communicator.
+        hosts: The name of the host of each rank.
+    """
+    text = _environment.text(_environment.RUN_LINK)
+    here = hosts[mpi_comm.rank]
+    if text and mpi_comm.size == MPI.COMM_WORLD.size and hosts.index(here) == mpi_comm.rank:
+        threading.Thread(target=_run, args=(Offer.parse(text), hosts.count(here)), daemon=True,
+                         name=f'{thread_state.HOST_LINK} to chainermn run').start()
+
+
+def _run(offer: Offer, n_ranks: int) -> None:
+    """Keeps a connection, over which it sends the number of ranks of this host."""
+    link = _connection.connect(offer)
+    if link is None and _environment.flag(_environment.DEBUG):
+        _streams.write(f'chainermn: no network connection from {os.uname().nodename} to python -m '
+                       'chainermn run, which thus relies on new logins to this host\n')
+    while link is not None:
+        with link:
+            try:
+                link.sendall(n_ranks.to_bytes(4, 'big'))
+                link.recv(1)  # blocks in the kernel
+                return  # the command has ended
+            except OSError:
+                link = None
+        while link is None:
+            time.sleep(_PAUSE)
+            link = _connection.connect(offer)
