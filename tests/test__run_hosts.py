@@ -4,19 +4,24 @@ The hosts are this machine.  mpiexec starts ranks on a host with a script in pla
 fails unless there is a file HOST.up.
 """
 
+import contextlib
 import pathlib
 import re
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 from mpi4py import MPI
 from time_limits import seconds
 
-from chainermn import __main__, _mpiexec
-from chainermn._run import _hosts
+from chainermn import __main__, _connection, _mpiexec
+from chainermn._run import _hosts, _links, _pool
 
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
 
@@ -201,21 +206,165 @@ def test_waiting_for_hosts(folder, event):
         assert err == 'chainermn run: job terminated by SIGTERM\n'
 
 
-@pytest.mark.full
-@pytest.mark.limit(400)
-def test_a_host_that_no_longer_answers_while_the_job_waits(folder):
-    write('''
-        if attempt == 1:
+#: The command with short intervals; it notes when the ranks are connected.
+IMPATIENT = """
+import pathlib, sys
+from chainermn import __main__
+from chainermn._run import _links, _pool
+_pool._LOST_AFTER, _pool._PROBE_INTERVAL, _pool._PER_HOST = 2, .5, 0
+poll = _links.Links.poll
+def note(links):
+    poll(links)
+    if links.are_complete:
+        pathlib.Path('connected').touch()
+_links.Links.poll = note
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+def test_a_host_is_lost_while_the_job_starts_but_not_while_its_ranks_are_connected(folder):
+    pathlib.Path('script.py').write_text(textwrap.dedent("""
+        import pathlib, time, chainermn
+        a, b = pathlib.Path('a.up'), pathlib.Path('b.up')
+        while not pathlib.Path('second').exists():  # without a communicator
             b.unlink(missing_ok=True)
-            time.sleep(1000)
-        ''')
+            time.sleep(.1)
+        comm = chainermn.create_communicator('naive')
+        while not pathlib.Path('connected').exists():
+            time.sleep(.1)
+        if comm.rank == 0:
+            a.unlink()
+            b.touch()  # a host that answers, so that a failure of all hosts is not the reason
+        while not comm.bcast_obj(pathlib.Path('finish').exists()):
+            time.sleep(.1)
+        """))
     up('a', 'b')
-    done = subprocess.run(command('--min-ranks', '1'), text=True, capture_output=True,
-                          timeout=seconds(300))
-    assert done.returncode == 0, done.stderr
-    assert said(done.stderr)[0] == (
-        'job failed after T (b does not answer: ssh: connect to host b port 22: No route to host); '
-        'restarting')
+    options = '--min-ranks', '2', '--grow-after', 'inf', '--grace', '1'
+    with subprocess.Popen([sys.executable, '-c', IMPATIENT, *command(*options)[3:]],
+                          stderr=subprocess.PIPE, text=True) as process:
+        err = ''
+        for line in process.stderr:
+            err += line
+            if '; restarting' in line:
+                pathlib.Path('second').touch()
+            if 'warning' in line:
+                pathlib.Path('finish').touch()
+    assert process.returncode == 0, err
+    refused = 'ssh: connect to host {} port 22: No route to host'.format
+    assert said(err) == [
+        f'job failed after T (b does not answer: {refused("b")}); restarting',
+        f'starting 2 of 4 ranks: b does not answer ({refused("b")})',
+        f'warning: no new process could be started on a:2 for 2 seconds ({refused("a")}). The job '
+        'continues, because its ranks are connected; a restart would wait for these hosts',
+        'job succeeded after 1 restart']
+
+
+class Probed:
+    """The answer of a probe."""
+
+    def __init__(self, failing):
+        self.failing = failing
+
+    def errors(self):
+        return {host: 'refused' * (host in self.failing) for host in 'abc'}
+
+    def close(self):
+        pass
+
+
+class Outage:
+    """The watch of a job on two hosts of three, in its own time."""
+
+    def __init__(self, monkeypatch, links):
+        self.now, self.links, self.failing, self.warnings = 0., links, '', []
+        monkeypatch.setattr(_pool.time, 'monotonic', lambda: self.now)
+        pool = _pool.Pool({'a': 2, 'b': 2, 'c': 2}, 4, 2, lambda _: Probed(self.failing))
+        self.watch = _pool.Watch(pool, {'a': 2, 'b': 2}, float('inf'), links, self.warnings.append)
+
+    def go_on(self, seconds, failing):
+        """Returns why the job is ended within these seconds."""
+        self.failing, end = failing, self.now + seconds
+        while self.now < end:
+            self.now += 1
+            if ending := self.watch.poll():
+                return ending.reason
+        return None
+
+
+def connected(*numbers):
+    """Links of a job with four ranks, and connections with these numbers of ranks."""
+    links = _links.Links(4)
+    connections = []
+    for number in numbers:
+        found = []
+        thread = threading.Thread(target=lambda found=found: found.append(
+            _connection.connect(_connection.Offer.parse(str(links.offer)))))
+        thread.start()
+        while thread.is_alive():
+            links.poll()
+        found[0].sendall(number.to_bytes(4, 'big'))
+        connections += found
+    links.poll()
+    return links, connections
+
+
+def test_only_a_host_that_is_not_connected_is_lost(monkeypatch):
+    links, connections = connected(1, 1, 2)
+    with contextlib.closing(links):
+        job = Outage(monkeypatch, links)
+        assert job.go_on(600, 'a') is None
+        assert len(job.warnings) == 1 and job.warnings[0].startswith(
+            'warning: no new process could be started on a:2 for 120 seconds (refused). The job')
+        assert job.go_on(300, '') is None  # a second outage is another warning
+        assert job.go_on(600, 'ab') is None and len(job.warnings) == 2
+        connections[0].close()
+        assert job.go_on(110, 'b') is None
+        assert job.go_on(30, 'b') == 'b does not answer: refused'
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize('numbers', [None, [], [2], [2, 1]])
+def test_a_failure_of_all_hosts_ends_no_job(monkeypatch, numbers):
+    """Whatever is connected."""
+    links, connections = (None, []) if numbers is None else connected(*numbers)
+    with contextlib.closing(links) if links else contextlib.nullcontext():
+        job = Outage(monkeypatch, links)
+        assert job.go_on(10_000, 'abc') is None
+        warning, = job.warnings
+        assert warning.startswith('warning: no new process could be started on a:2, b:2 for 120 s')
+        assert 'The job continues, because this concerns all hosts; a restart' in warning
+        assert job.go_on(110, 'ab') is None
+        assert job.go_on(30, 'ab') == 'a does not answer: refused'
+        for connection in connections:
+            connection.close()
+
+
+def test_connections_that_are_no_ranks():
+    links, connections = connected(2, 2)
+    with contextlib.closing(links):
+        assert links.are_complete
+        strangers = [socket.create_connection(('127.0.0.1', links.offer.port))
+                     for _ in range(_links._MAX_STRANGERS + 1)]
+        for stranger, sent in [(strangers[0], b''),  # one too many
+                               (strangers[5], b'GET / HTTP/1.1\r\nHost: a\r\n\r\n')]:
+            stranger.sendall(sent)
+            while not select.select([stranger], [], [], 0)[0]:
+                links.poll()
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(9) == b''
+        assert links.are_complete and not links.has_lost_host
+        connections[0].close()
+        while links.are_complete:
+            links.poll()
+        assert not links.has_lost_host
+        # RST instead of FIN, as from a host that has restarted
+        connections[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        connections[1].close()
+        while not links.has_lost_host:
+            links.poll()
+        for stranger in strangers:
+            stranger.close()
 
 
 @pytest.mark.parametrize('options, message', [

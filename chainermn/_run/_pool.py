@@ -9,8 +9,10 @@ from chainermn._run import _hosts
 from chainermn._run._links import Links
 from chainermn._run._probe import Probe
 
-_POLL_INTERVAL = 0.05  # seconds
-_LOST_AFTER = 120  # seconds without a sign of life, after which the job on a host is ended
+# Seconds.
+_POLL_INTERVAL = 0.05
+_PROBE_INTERVAL, _PER_HOST = 5, 1  # between probes; limits the load of many hosts
+_LOST_AFTER = 120  # without a sign of life, after which the job on a host is ended
 
 
 class Ending(NamedTuple):
@@ -36,7 +38,7 @@ class Pool:
         self._n = n
         self._min_ranks = min_ranks
         self._probe = probe
-        self.interval = 5 + len(slots)  # seconds between probes; limits the load of many hosts
+        self.interval = _PROBE_INTERVAL + _PER_HOST * len(slots)
 
     def start_probe(self) -> Probe:
         """Start a probe of all hosts."""
