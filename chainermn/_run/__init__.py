@@ -35,7 +35,8 @@ Put the options of this command before SCRIPT; everything after SCRIPT is passed
 
 The job is not restarted if
   - it succeeded;
-  - this command was interrupted (Ctrl-C) or received SIGTERM or SIGHUP, which end the job;
+  - this command was interrupted (Ctrl-C) or received SIGTERM or SIGHUP, which end the job
+    within --grace seconds, or at a second Ctrl-C;
   - it was already restarted --max-restarts times;
   - two consecutive attempts failed within --startup seconds, which indicates a bug in the
     script;
@@ -44,7 +45,7 @@ The job is not restarted if
 With --hosts-file, the job starts on the hosts that answer, with N ranks or as many as these
 hosts have slots. When a lost host answers again, the job ends with SIGTERM and restarts with
 more ranks. Such restarts do not count for --max-restarts and --startup. The ranks find N in
-the environment variable CHAINERMN_RUN_RANKS.
+the environment variable CHAINERMN_RUN_RANKS. SIGUSR1 is passed on to the ranks.
 
 After a failure, a table on stderr shows the start, duration and result of each attempt.
 The exit status is that of mpiexec in the last attempt. If OMP_NUM_THREADS is not set, it is
