@@ -340,6 +340,26 @@ def test_a_failure_of_all_hosts_ends_no_job(monkeypatch, numbers):
             connection.close()
 
 
+def test_the_ranks_are_lost_although_all_hosts_answer(monkeypatch):
+    """As after a power failure of all hosts, which mpiexec does not notice."""
+    links, connections = connected(2, 2)
+    with contextlib.closing(links):
+        job = Outage(monkeypatch, links)
+        reset(connections[0])
+        while not links.has_lost_host:
+            links.poll()
+        assert job.go_on(1000, 'abc') is None
+        assert job.go_on(110, '') is None
+        assert job.go_on(30, '') == 'all hosts answer, but the connection to a rank is lost'
+        connections[1].close()
+
+
+def reset(connection):
+    """Ends a connection with RST instead of FIN, as a host does that has restarted."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    connection.close()
+
+
 def test_connections_that_are_no_ranks():
     links, connections = connected(2, 2)
     with contextlib.closing(links):
@@ -358,9 +378,7 @@ def test_connections_that_are_no_ranks():
         while links.are_complete:
             links.poll()
         assert not links.has_lost_host
-        # RST instead of FIN, as from a host that has restarted
-        connections[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
-        connections[1].close()
+        reset(connections[1])
         while not links.has_lost_host:
             links.poll()
         for stranger in strangers:
