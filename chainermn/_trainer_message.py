@@ -1,8 +1,8 @@
 """Print an error in Chainer's Trainer once, although the Trainer and the job both print errors.
 
-The Trainer prints an error before it finalizes the extensions, which can take long.  So it does
-print it, but for an error that all ranks raise, and one that another rank of the node has printed.
-The report of the job then leaves out what the Trainer has printed.
+The Trainer prints an error before it finalizes the extensions, which can take long or hang, so the
+report of the job leaves out the traceback.  The Trainer does not print errors that all ranks raise,
+and errors that another rank of the node has printed.
 """
 from __future__ import annotations
 
