@@ -38,8 +38,10 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
     if communicator.rank == 0:
         seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)
     seed = communicator.bcast_obj(seed)
-    actual_iterator.order_sampler = chainer.iterators.ShuffleOrderSampler(
-        np.random.RandomState(seed))
+    sampler = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(seed))
+    actual_iterator.order_sampler = sampler
+    if hasattr(actual_iterator, '_prefetch_loop'):  # MultiprocessIterator draws later orders there
+        actual_iterator._prefetch_loop.order_sampler = sampler
     actual_iterator.reset()
     return _SynchronizedIterator(actual_iterator)
 
