@@ -209,7 +209,7 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
         first, rows = table(err)
         assert first == f'job terminated by {sent.name}'
         assert rows[0][0] == '1' and rows[0][1].startswith('exit status ')
-        killed = 'chainermn run: the job has not ended within 1 seconds (--grace): killing it\n'
+        killed = 'chainermn run: the job has not ended within 1 seconds (--grace): killed\n'
         assert err.count(killed) == bool(args)
     wait_for(lambda: processes(tmp_path) == [])
     wait_for(lambda: list(pathlib.Path(env['TMPDIR']).iterdir()) == [])

@@ -77,10 +77,11 @@ def main(grace: float, command: list[str]) -> int:
             elif received == signal.SIGINT:
                 process.kill()
         if kill_at is not None and time.monotonic() > kill_at:
-            print(f'chainermn run: the job has not ended within {grace:g} seconds (--grace): '
-                  'killing it', file=sys.stderr, flush=True)
             process.kill()
             process.wait()
+            with contextlib.suppress(OSError):  # stderr is closed
+                os.write(2, f'chainermn run: the job has not ended within {grace:g} seconds '
+                            '(--grace): killed\n'.encode())
         time.sleep(_POLL_INTERVAL)
     if process.returncode:
         _kill_children()

@@ -1,0 +1,42 @@
+"""The connection of a rank to the command that started its job."""
+
+import contextlib
+import socket
+import struct
+import threading
+
+import pytest
+from time_limits import seconds
+
+from chainermn._connection import Offer
+from chainermn._diagnostics import run_link
+from chainermn._run._links import Links
+
+pytestmark = pytest.mark.mpi_skip
+
+
+def test_a_lost_connection_is_made_again_until_the_command_ends(monkeypatch):
+    monkeypatch.setattr(run_link, '_PAUSE', .01)
+    with contextlib.closing(Links(2)) as links:
+        rank = threading.Thread(target=run_link._run, args=(links.offer, 2), daemon=True)
+        rank.start()
+        while not links.are_complete:
+            links.poll()
+        link, = links._received
+        # RST instead of FIN, as after a failure of the network
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        links._drop(link)
+        links.poll()
+        assert not links.are_complete
+        while not links.are_complete:
+            links.poll()
+    rank.join(seconds(20))
+    assert not rank.is_alive()
+
+
+def test_a_rank_that_cannot_connect_gives_up(monkeypatch, capsys):
+    monkeypatch.setenv('CHAINERMN_DEBUG', '1')
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+    run_link._run(Offer(['127.0.0.1'], port, bytes(32)), 2)
+    assert 'no network connection from ' in capsys.readouterr().err
