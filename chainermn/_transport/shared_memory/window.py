@@ -51,8 +51,7 @@ class Window:
         info.Free()
         self._window.Lock_all(MPI.MODE_NOCHECK)  # required for Sync
         self._mpi_comm = mpi_comm
-        memory = [memoryview(self._window.Shared_query(rank)[0])  # type: ignore[arg-type]
-                  for rank in range(mpi_comm.size)]
+        memory = [self._window.Shared_query(rank)[0].cast('B') for rank in range(mpi_comm.size)]
         complete = [np.frombuffer(segment, np.uint8) for segment in memory]
         # For each rank its counter, and 0 or 1 + the rank whose failure it has noticed.
         words = [segment[:16].data.cast('q') for segment in complete]
