@@ -7,10 +7,13 @@ Environment variables:
     CHAINERMN_OVERLAY: ``0`` does not change ``sys.path``, so ``import chainermn`` finds the old
         package that is part of Chainer.
     CHAINER_COMPAT: ``0`` disables the patches.
+    CHAINER_COMPAT_NUMPY_ALIASES: ``1`` restores names that NumPy removed, such as ``np.float``.
 """
 
 import os
 import sys
+
+OPTION = 'CHAINER_COMPAT_NUMPY_ALIASES'
 
 
 def enable() -> None:
@@ -19,6 +22,20 @@ def enable() -> None:
         _insert_before_site_packages(_overlay())
     if os.environ.get('CHAINER_COMPAT') != '0' and ChainerFinder not in sys.meta_path:
         sys.meta_path.insert(0, ChainerFinder)
+
+
+def restore_numpy_aliases() -> None:
+    """Restore names that NumPy removed, such as ``np.float``, here and in later child processes.
+
+    Call it once at the top of a script, before other imports. The environment variable
+    ``CHAINER_COMPAT_NUMPY_ALIASES=1`` does the same without changing the script.
+    """
+    import numpy
+
+    from chainer_compat import numpy_aliases
+
+    os.environ[OPTION] = '1'  # for children that do not inherit the memory of this process
+    numpy_aliases.restore(numpy)
 
 
 def _overlay() -> str:
@@ -47,9 +64,13 @@ class ChainerFinder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Called by Python for every import; handles only Chainer's modules."""
-        if name != 'chainer' and not name.startswith('chainer.'):
-            return None
-        from chainer_compat import _patch
+        """Called by Python for every import; handles only Chainer's modules, and NumPy."""
+        if name == 'chainer' or name.startswith('chainer.'):
+            from chainer_compat import _patch
 
-        return _patch.find_spec(cls, name, path, target)
+            return _patch.find_spec(cls, name, path, target)
+        if name == 'numpy' and os.environ.get(OPTION, '') not in ('', '0'):
+            from chainer_compat import numpy_aliases
+
+            return numpy_aliases.find_spec(cls, name, path, target)
+        return None

@@ -1,8 +1,8 @@
 """The registry of shims, and the loader that applies them while a module is imported.
 
 A shim applies to modules of Chainer and is one of two kinds: it edits the source of a module
-before Python compiles it, or it patches the module after execution. Neither kind modifies NumPy,
-CuPy, setuptools or any file.
+before Python compiles it, or it patches the module after execution. Neither kind modifies CuPy,
+setuptools or any file, nor NumPy, apart from the error message of ``removed_aliases``.
 
 Edited code is compiled at every import, since Chainer's .pyc files still contain the original.
 Compiling is slow, so only the functions and classes that differ are compiled.
@@ -84,19 +84,22 @@ def version(name: str) -> tuple[int, int]:
 
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Return the spec of the finders other than ``asking``, with our loader if there are shims."""
+    """Return the spec of a module of Chainer with our loader; ``None`` if there are no shims."""
     import chainer_compat.shims  # noqa: F401  (fills the registry)
 
     if name not in edits and name not in patches:
         return None
-    for finder in sys.meta_path:
-        spec = None if finder is asking else finder.find_spec(name, path, target)
-        if spec is not None:
-            # Other loaders have no source file (frozen applications, zip files).
-            if type(spec.loader) is SourceFileLoader:
-                spec.loader = PatchingLoader(spec.loader.name, spec.loader.path)
-            return spec
-    return None
+    spec = find_original_spec(asking, name, path, target)
+    # Other loaders have no source file (frozen applications, zip files).
+    if spec is not None and type(spec.loader) is SourceFileLoader:
+        spec.loader = PatchingLoader(spec.loader.name, spec.loader.path)
+    return spec
+
+
+def find_original_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
+    """Return the spec of the finders other than ``asking``."""
+    others = (finder for finder in sys.meta_path if finder is not asking)
+    return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 
 
 class PatchingLoader(SourceFileLoader):

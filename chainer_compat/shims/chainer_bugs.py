@@ -41,6 +41,28 @@ def large_columns() -> dict[str, str]:
     }
 
 
+@edit('chainer.training.extensions.progress_bar')
+def progress_bar_arguments() -> dict[str, str]:
+    """All versions: ProgressBar ignored ``training_length``, ``bar_length`` and ``out``."""
+    return {
+        'out=sys.stdout': 'out=None',  # the current sys.stdout, not that of the time of the import
+        'self._recent_timing = []': 'self._pbar = _TrainerProgressBar(bar_length, out)',
+        'self._pbar = _TrainerProgressBar()': 'self._pbar.training_length = training_length',
+    }
+
+
+@edit('chainer.training.extensions.evaluator')
+def evaluator_without_iterator() -> dict[str, str]:
+    """All versions: an Evaluator with the iterators ``{'main': None}`` failed in ``finalize``.
+
+    Evaluators that draw their own examples, as in Chainer's example seq2seq, have no iterator.
+    """
+    return {
+        'in six.itervalues(self._iterators):':
+        'in (i for i in self._iterators.values() if i is not None):',
+    }
+
+
 @patch('chainer.iterators.multiprocess_iterator')
 def dead_worker(multiprocess_iterator: Any) -> None:
     """All versions: MultiprocessIterator hung forever if a worker was killed by a signal.

@@ -1,6 +1,11 @@
 """Changes in NumPy since Chainer 7.8.1."""
 
-from chainer_compat._patch import edit, version
+import sys
+from types import ModuleType
+from typing import Any
+
+from chainer_compat import numpy_aliases
+from chainer_compat._patch import edit, patch, version
 
 
 @edit('chainer.functions.array.as_strided')
@@ -72,3 +77,46 @@ def third_argument_of_maximum() -> dict[str, str]:
 def fix() -> dict[str, str]:
     """NumPy >= 2.5 deprecates ``numpy.fix``, used by F.fix and the gradient of F.fmod."""
     return {} if version('numpy') < (2, 5) else {'xp.fix(x)': 'xp.trunc(x)'}
+
+
+@edit(
+    'chainer.functions.activation.clipped_relu',
+    'chainer.functions.normalization.batch_normalization',
+    'chainer.functions.normalization.batch_renormalization',
+    'chainer.functions.normalization.layer_normalization',
+    'chainer.functions.normalization.local_response_normalization',
+)
+def scalar_options() -> dict[str, str]:
+    """All versions: options such as ``eps`` can be NumPy scalars, such as ``np.float64(1e-5)``.
+
+    With NumPy >= 2, they changed the dtypes of results and gradients, or raised an error.
+    """
+    return {
+        **{f'self.{name} = {name}\n': f'self.{name} = float({name})\n'
+           for name in ['eps', 'rmax', 'dmax', 'k', 'alpha', 'beta']},
+        'isinstance(z, float)': 'isinstance(z, (float, numpy.floating))',
+        'self.cap = z\n': 'self.cap = float(z)\n',
+    }
+
+
+@patch('chainer.optimizer')
+def scalar_hyperparameters(optimizer: Any) -> None:
+    """All versions: hyperparameters can be NumPy scalars, such as ``lr=np.float64(.1)``.
+
+    With NumPy >= 2, updates were computed in the dtype of the scalar, which was slower, and SMORMS3
+    changed the dtype of its state.
+    """
+    numpy = sys.modules['numpy']
+
+    def store(self: Any, name: str, value: Any) -> None:
+        if isinstance(value, (numpy.generic, numpy.ndarray)) and value.ndim == 0:
+            value = value.item()
+        object.__setattr__(self, name, value)
+
+    optimizer.Hyperparameter.__setattr__ = store
+
+
+@patch('chainer')
+def removed_aliases(chainer: ModuleType) -> None:
+    """NumPy >= 1.24 removed names such as ``np.float``: the error names the option for them."""
+    numpy_aliases.extend_error(sys.modules['numpy'])

@@ -5,6 +5,7 @@ with NumPy where it has the same function; test_references.py has more tests of 
 """
 
 import inspect
+import itertools
 
 import chainer
 import chainer.functions as F
@@ -220,7 +221,8 @@ CASES = {
     'zoneout': two(2, 3),
     'batch_normalization': normalization(),
     'batch_renormalization': lambda f, v: f(
-        v(4, 3), v(3), v(3), 1., 0., running_mean=np.zeros(3, 'f'), running_var=np.ones(3, 'f')),
+        v(4, 3), v(3), v(3), 1., 0., running_mean=np.zeros(3, v.dtype),
+        running_var=np.ones(3, v.dtype)),
     'fixed_batch_normalization': normalization('mean', 'var'),
     'decorrelated_batch_normalization': lambda f, v: f(v(8, 4), groups=2),
     # Chainer's gradients of the mean and the projection are wrong; nobody trains those.
@@ -250,6 +252,15 @@ FLOAT32 = '''
     bilinear resize_images roi_average_align_2d roi_average_pooling_2d roi_max_align_2d
     roi_max_pooling_2d roi_pooling_2d
 '''
+NOT_FLOAT16 = ['cholesky', 'decorrelated_batch_normalization']  # NumPy's linalg refuses it
+
+# Options that are not floats in the cases or signatures above.
+OPTIONS = {
+    'batch_normalization': {'eps': 2e-5, 'decay': .9},
+    'contrastive': {'margin': 1.},
+    'decorrelated_batch_normalization': {'eps': 2e-5, 'decay': .9},
+    'local_response_normalization': {'k': 2.},
+}
 
 # These of NumPy's and SciPy's functions take the same arguments.
 IN_NUMPY = '''
@@ -321,6 +332,53 @@ def test_derivatives(name):
         slope = sum((g * d).sum() for g, d in zip(gradients, middle.directions, strict=True)
                     if g is not None)
         np.testing.assert_allclose(slope, (above - below) / (2 * eps), tolerance, tolerance / 100)
+
+
+def dtypes(name, dtype, scalar):
+    """Returns the dtypes of outputs and gradients, and how many options are of type ``scalar``."""
+    f = getattr(F, name)
+    n_options = 0
+
+    def converted(x):
+        nonlocal n_options
+        n_options += type(x) is float
+        return scalar(x) if type(x) is float else x
+
+    def call(*args, **options):
+        parameters = inspect.signature(f).parameters
+        for key, parameter in list(parameters.items())[len(args):]:
+            if type(parameter.default) is float:
+                options.setdefault(key, parameter.default)
+        return f(*map(converted, args),
+                 **{key: converted(x) for key, x in {**OPTIONS.get(name, {}), **options}.items()})
+
+    v = Draw(dtype)
+    ys = CASES[name](call, v)
+    if n_options == 0:
+        return [], 0
+    ys = [y for y in (ys if isinstance(ys, list | tuple) else [ys])
+          if isinstance(y, chainer.Variable)]
+    found = [y.dtype for y in ys]
+    for _ in range(1 + (name not in ONCE.split())):
+        ys = [y for y in ys if y is not None and y.creator is not None]
+        if ys and v.inputs:
+            ys = chainer.grad(ys, v.inputs, [chainer.Variable(np.ones_like(y.array)) for y in ys],
+                              enable_double_backprop=True)
+            found += [None if y is None else y.dtype for y in ys]
+    return found, n_options
+
+
+def test_options_can_be_numpy_scalars():
+    n_options = 0
+    # In NumPy, arrays of these types with scalars of those types make arrays of the scalar's type.
+    for name, (dtype, scalar) in itertools.product(CASES, [('e', np.float32), ('f', np.float64)]):
+        if dtype == 'e' and name in [*FLOAT32.split(), *NOT_FLOAT16]:
+            continue
+        expected, n = dtypes(name, dtype, float)
+        n_options += n
+        if n:
+            assert dtypes(name, dtype, scalar) == (expected, n), name
+    assert n_options > 80
 
 
 def arrays(x):

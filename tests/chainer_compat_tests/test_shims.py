@@ -299,6 +299,48 @@ iterator.finalize(), plain.finalize()
 iterator = chainer.iterators.MultiprocessIterator(range(9), 4, shuffle=False)
 resume(iterator, iterator)
 ''',
+    'evaluator_without_iterator': '''
+import chainer
+finalized = []
+class Iterator(chainer.iterators.SerialIterator):
+    finalize = finalized.append
+iterators = {'main': None, 'other': Iterator([], 1, repeat=False)}
+chainer.training.extensions.Evaluator(iterators, chainer.links.Linear(1, 1)).finalize()
+assert finalized == [iterators['other']]
+''',
+    'progress_bar_arguments': '''
+import chainer, io
+from chainer import training
+from chainer.training import extensions
+model = chainer.links.Linear(1, 1)
+iterator = chainer.iterators.SerialIterator([], 1)
+updater = training.StandardUpdater(iterator, chainer.optimizers.SGD().setup(model))
+updater.iteration = 5
+trainer = training.Trainer(updater, lambda trainer: True)  # a trigger of unknown length
+bar = io.StringIO()
+extensions.ProgressBar((20, 'iteration'), 1, bar_length=8, out=bar)(trainer)
+assert 'total [##......] 25.00%' in bar.getvalue()
+''',
+    'scalar_options': '''
+import chainer.functions as F, numpy
+x = numpy.ones((2, 3), 'e')
+assert F.layer_normalization(x, x[0], x[0], numpy.float32(1e-3)).dtype == 'e'
+assert F.clipped_relu(x, numpy.float32(.5)).array.tolist() == [[.5] * 3] * 2
+''',
+    'scalar_hyperparameters': '''
+import chainer, numpy
+optimizer = chainer.optimizers.SMORMS3(lr=numpy.float64(.1), eps=numpy.array(1e-8))
+assert (type(optimizer.lr), optimizer.lr, type(optimizer.eps)) == (float, .1, float)
+optimizer.lr = numpy.float32(.5)
+assert type(optimizer.hyperparam.lr) is float
+''',
+    'removed_aliases': '''
+import chainer, numpy
+try:
+    numpy.float
+except AttributeError as e:
+    assert str(e).splitlines()[-1].startswith('CHAINER_COMPAT_NUMPY_ALIASES=1 restores')
+''',
 }
 
 # What tests that the modules of a shim behave, besides USES. A new shim needs a line here.
@@ -347,6 +389,11 @@ TESTS = {
     'loss_scale_state': ['test_shims.py::test_with'],
     'prefetched_orders': [RESUMED + '::test_every_iterator'],
     'iterator_without_order': [RESUMED + '::test_every_iterator'],
+    'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
+    'progress_bar_arguments': ['test_training.py::test_log_print_and_progress_bar'],
+    'removed_aliases': ['test_numpy_aliases.py::test_error'],
+    'scalar_hyperparameters': ['test_scalar_options.py::test_optimizers'],
+    'scalar_options': ['test_every_function.py::test_options_can_be_numpy_scalars'],
 }
 
 FORGET = '''

@@ -63,6 +63,7 @@ def test_log_print_and_progress_bar(trained, tmp_path, capsys):
     of = trained(optimizer=chainer.optimizers.SGD(.1)).extend(extensions.LogReport()).extend(
         extensions.PrintReport(['epoch', 'main/loss'], out=table)).extend(
         extensions.ProgressBar(update_interval=1)).extend(
+        extensions.ProgressBar((20, 'iteration'), 2, 30, bar := io.StringIO()), name='bar').extend(
         extensions.observe_lr()).run()
     log = json.loads(tmp_path.joinpath('log').read_text())
     assert [(line['epoch'], line['iteration']) for line in log] == [(1, 4), (2, 8), (3, 12)]
@@ -73,9 +74,11 @@ def test_log_print_and_progress_bar(trained, tmp_path, capsys):
     assert printed[0] == ['epoch', 'main/loss']
     assert [(int(epoch), float(loss)) for epoch, loss in printed[1:]] == [
         (i + 1, pytest.approx(mean, rel=1e-4)) for i, mean in enumerate(means)]
-    bar = capsys.readouterr().out
-    assert f'     total [{"#" * 50}] 100.00%' in bar
-    assert bar.count('this epoch [') == 12
+    assert f'     total [{"#" * 18}{"." * 12}] 60.00%' in bar.getvalue()
+    assert bar.getvalue().count('this epoch [') == 6
+    bar_on_stdout = capsys.readouterr().out
+    assert f'     total [{"#" * 50}] 100.00%' in bar_on_stdout
+    assert bar_on_stdout.count('this epoch [') == 12
 
 
 def test_plots(trained, tmp_path):
@@ -164,6 +167,7 @@ def test_evaluator_and_statistics(trained, tmp_path):
     of.extend(extensions.Evaluator(
         chainer.iterators.SerialIterator(pairs(), 7, repeat=False, shuffle=False), of.model,
         progress_bar=False))
+    of.extend(extensions.Evaluator({'main': None}, of.model), name='unused', trigger=None)
     of.extend(extensions.ParameterStatistics(of.model.predictor[0], prefix='first'))
     of.extend(lambda trainer: chainer.report({'right': trainer.updater.iteration, 'all': 10}),
               trigger=(1, 'iteration'), priority=training.PRIORITY_WRITER, name='right')

@@ -1,0 +1,123 @@
+"""``CHAINER_COMPAT_NUMPY_ALIASES=1`` restores the names that NumPy removed; errors refer to it."""
+
+import pytest
+from time_limits import seconds
+
+import chainer_compat
+from chainer_compat import numpy_aliases
+
+pytestmark = pytest.mark.mpi_skip
+
+ON = {'CHAINER_COMPAT_NUMPY_ALIASES': '1'}
+
+NAMES = '''
+import builtins, numpy as np
+assert (np.float, np.int, np.complex, np.object, np.str) == (float, int, complex, object, str)
+assert np.unicode is str
+one = np.lib.NumpyVersion(np.__version__) < '2.0.0'
+assert (np.bool, np.long) == ((bool, int) if one else (np.bool_, type(np.array(0, 'l')[()])))
+assert np.zeros(2, np.bool).dtype == bool and np.array([0, 2]).astype(np.bool).tolist() == [0, 1]
+assert np.float_ is np.float64 and np.unicode_ is np.str_ and np.Inf == np.inf == -np.NINF
+a = np.array([[3, 1], [2, 4]])
+assert np.product(a) == 24 and np.cumproduct(a).tolist() == [3, 3, 6, 24]
+assert np.alltrue(a, axis=0).tolist() == [True] * 2 and not np.sometrue(a > 4)
+assert np.in1d(a, [1, 2]).tolist() == [False, True, True, False]
+assert np.in1d([1, 2], [2], invert=True).tolist() == [True, False]
+assert np.asfarray(a).dtype == np.asfarray(a, int).dtype == 'd'
+assert np.asfarray(a, np.float32).dtype == 'f'
+assert np.row_stack([a, a]).shape == (4, 2) and np.trapz([1, 2]) == 1.5
+assert np.asscalar(a[:1, :1]) == 3 and np.alen(a) == 2 and np.alen(1) == 1 and np.rank(a) == 2
+assert np.msort(a).tolist() == [[2, 1], [3, 4]] and np.round_(1.6) == 2
+import chainer_compat.numpy_aliases as aliases
+assert all(hasattr(np, name) for name in aliases.NAMES)
+'''
+
+
+def test_names(python):
+    python(f'import sys\nassert "numpy" not in sys.modules{NAMES}', **ON)
+
+
+def test_in_python(python):
+    python('import numpy, chainer_compat\nchainer_compat.restore_numpy_aliases()' + NAMES,
+           CHAINER_COMPAT='0')
+
+
+@pytest.mark.parametrize('variables', [{}, {'CHAINER_COMPAT_NUMPY_ALIASES': '0'},
+                                       {**ON, 'CHAINER_COMPAT': '0'}])
+def test_numpy_is_unchanged_without_the_option(python, variables):
+    python('''
+import numpy, warnings
+warnings.simplefilter('ignore')
+assert not hasattr(numpy, 'float') and not hasattr(numpy, 'asscalar')
+assert numpy.__getattr__.__module__ == 'numpy'
+''', **variables)
+
+
+CHILDREN = '''
+import multiprocessing as mp
+import subprocess
+import sys
+
+def child(queue):
+    import numpy
+    queue.put(numpy.float(1))
+
+def main():
+    {restore}
+    for method in ['fork', 'spawn', 'forkserver']:
+        context = mp.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        print(queue.get(timeout={timeout}))
+        process.join()
+    subprocess.run([sys.executable, '-c', 'import numpy; print(numpy.float(1))'], check=True)
+
+if __name__ == '__main__':
+    main()
+'''
+
+
+@pytest.mark.parametrize(('restore', 'variables'), [
+    ('pass', ON), ('import chainer_compat; chainer_compat.restore_numpy_aliases()', {})])
+def test_child_processes(python, tmp_path, restore, variables):
+    tmp_path.joinpath('main.py').write_text(
+        CHILDREN.format(restore=restore, timeout=seconds(50)))
+    run = 'import subprocess, sys; subprocess.run([sys.executable, "-u", "main.py"], check=True)'
+    assert python(run, **variables).split() == ['1.0'] * 4
+
+
+def test_ranks(python):
+    python('''
+import chainer_compat, chainermn
+chainer_compat.restore_numpy_aliases()
+
+def work(comm):
+    import numpy
+    return numpy.float(comm.rank)
+
+assert chainermn.launch(work, 2) == [0, 1]
+''')
+
+
+def test_error(python):
+    *_, before, last = python('''
+import chainer, numpy
+assert getattr(numpy, 'product_', None) is None and not hasattr(numpy, 'asscalar')
+assert numpy.fft.fft and numpy.linalg.norm
+try:
+    numpy.sin_
+except AttributeError as e:
+    assert (str(e), e.name) == ("module 'numpy' has no attribute 'sin_'", 'sin_')
+numpy.float
+''', check=False).splitlines()
+    assert 'numpy.org' in before
+    assert last.startswith('CHAINER_COMPAT_NUMPY_ALIASES=1 restores the names that NumPy removed')
+
+
+def test_every_target_exists():
+    import numpy
+
+    missing = {new for new in numpy_aliases.RENAMED.values() if not hasattr(numpy, new)}
+    assert missing <= {'trapezoid'}
+    assert chainer_compat.OPTION in ON
