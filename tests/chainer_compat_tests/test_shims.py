@@ -301,19 +301,21 @@ resume(iterator, iterator)
 ''',
     'evaluator_without_iterator': '''
 import chainer
-finalized = []
-class Iterator(chainer.iterators.SerialIterator):
-    finalize = finalized.append
-iterators = {'main': None, 'other': Iterator([], 1, repeat=False)}
-chainer.training.extensions.Evaluator(iterators, chainer.links.Linear(1, 1)).finalize()
-assert finalized == [iterators['other']]
+class Iterator(chainer.dataset.Iterator):
+    finalized = 0
+    def finalize(self):
+        self.finalized += 1
+other = Iterator()
+target = chainer.links.Linear(1, 1)
+chainer.training.extensions.Evaluator({'main': None, 'other': other}, target).finalize()
+assert other.finalized == 1
 ''',
     'progress_bar_arguments': '''
 import chainer, io
 from chainer import training
 from chainer.training import extensions
 model = chainer.links.Linear(1, 1)
-iterator = chainer.iterators.SerialIterator([], 1)
+iterator = chainer.iterators.SerialIterator([0], 1)
 updater = training.StandardUpdater(iterator, chainer.optimizers.SGD().setup(model))
 updater.iteration = 5
 trainer = training.Trainer(updater, lambda trainer: True)  # a trigger of unknown length

@@ -162,12 +162,19 @@ class _Restore(training.Extension):
         pass
 
 
+class Score(extensions.Evaluator):
+    """Has no iterator, like the evaluators of BLEU scores in examples."""
+
+    def evaluate(self):
+        return {'score': 7}
+
+
 def test_evaluator_and_statistics(trained, tmp_path):
     of = trained()
     of.extend(extensions.Evaluator(
         chainer.iterators.SerialIterator(pairs(), 7, repeat=False, shuffle=False), of.model,
         progress_bar=False))
-    of.extend(extensions.Evaluator({'main': None}, of.model), name='unused', trigger=None)
+    of.extend(Score({'main': None}, of.model), name='score')
     of.extend(extensions.ParameterStatistics(of.model.predictor[0], prefix='first'))
     of.extend(lambda trainer: chainer.report({'right': trainer.updater.iteration, 'all': 10}),
               trigger=(1, 'iteration'), priority=training.PRIORITY_WRITER, name='right')
@@ -180,6 +187,7 @@ def test_evaluator_and_statistics(trained, tmp_path):
     with chainer.using_config('train', False):
         losses = [float(of.model(x[batch], t[batch]).array) for batch in batches]
     assert last['validation/main/loss'] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert last['score'] == 7
     assert last['micro'] == pytest.approx((9 + 10 + 11 + 12) / 40)
     weights = of.model.predictor[0].W.array
     assert last['first/0/W/data/max'] == pytest.approx(weights.max(), rel=.1)
