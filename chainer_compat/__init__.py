@@ -13,7 +13,7 @@ Environment variables:
 import os
 import sys
 
-OPTION = 'CHAINER_COMPAT_NUMPY_ALIASES'
+ALIASES_VARIABLE = 'CHAINER_COMPAT_NUMPY_ALIASES'
 
 
 def enable() -> None:
@@ -34,7 +34,7 @@ def restore_numpy_aliases() -> None:
 
     from chainer_compat import numpy_aliases
 
-    os.environ[OPTION] = '1'  # for children that do not inherit the memory of this process
+    os.environ[ALIASES_VARIABLE] = '1'  # for children that are not forked
     numpy_aliases.restore(numpy)
 
 
@@ -69,7 +69,7 @@ class ChainerFinder:
             from chainer_compat import _patch
 
             return _patch.find_spec(cls, name, path, target)
-        if name == 'numpy' and os.environ.get(OPTION, '') not in ('', '0'):
+        if name == 'numpy' and os.environ.get(ALIASES_VARIABLE, '') not in ('', '0'):
             from chainer_compat import numpy_aliases
 
             return numpy_aliases.find_spec(cls, name, path, target)

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from chainer_compat import OPTION, _patch
+from chainer_compat import ALIASES_VARIABLE, _patch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,7 +102,7 @@ def extend_error(numpy: ModuleType) -> None:
     """Let the AttributeError of a removed name end with the option that restores it."""
     find = vars(numpy)['__getattr__']
 
-    def get(name: str) -> Any:
+    def find_or_explain(name: str) -> Any:
         try:
             return find(name)
         except AttributeError as error:
@@ -110,7 +110,7 @@ def extend_error(numpy: ModuleType) -> None:
                 raise
             # Without name=, as Python would append a similar name to the last line.
             raise AttributeError(
-                f'{error}\n{OPTION}=1 restores the names that NumPy removed; set this environment '
-                'variable to run old programs unchanged.', name=None) from None
+                f'{error}\n{ALIASES_VARIABLE}=1 restores the names that NumPy removed; set this '
+                'environment variable to run old programs unchanged.', name=None) from None
 
-    vars(numpy)['__getattr__'] = get
+    vars(numpy)['__getattr__'] = find_or_explain

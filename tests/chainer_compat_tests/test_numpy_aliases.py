@@ -120,4 +120,4 @@ def test_every_target_exists():
 
     missing = {new for new in numpy_aliases.RENAMED.values() if not hasattr(numpy, new)}
     assert missing <= {'trapezoid'}
-    assert chainer_compat.OPTION in ON
+    assert chainer_compat.ALIASES_VARIABLE in ON
