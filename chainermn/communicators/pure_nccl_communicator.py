@@ -96,8 +96,7 @@ class Exchange:
 
     def wait(self) -> None:
         """Makes the current stream wait for the means.  Does not block."""
-        if self._done is None:
-            return
-        wait(self._done)
-        self._done = self._gradients = None
-        self._check(self._model)
+        wait(self._done)  # in each call, since another stream may be the current one
+        if self._gradients is not None:
+            self._gradients = None
+            self._check(self._model)

@@ -40,15 +40,25 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self._in_flight = None
 
     def setup(self, link: Model) -> _MultiNodeOptimizer:
-        self.wait()
+        self._drop()
         self.communicated_target = None
         return super().setup(link)
 
     def wait(self) -> None:
-        """Wait until no gradients are in flight."""
-        request, self._in_flight = self._in_flight, None
+        """Wait until the gradients in flight are means; the next update steps with them."""
+        if self._in_flight is not None:
+            self._in_flight.wait()
+
+    def _drop(self) -> bool:
+        """Wait for the gradients in flight, and forget them.
+
+        Returns:
+            Whether there were any.
+        """
+        request, self._in_flight = self._in_flight, None  # also if waiting raises an error
         if request is not None:
             request.wait()
+        return request is not None
 
     def swap_grad(self, target1_params: Sequence[Parameter], target2_params: Sequence[Parameter]
                   ) -> None:
@@ -70,8 +80,7 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         Args:
             serializer: A Chainer serializer or deserializer.
         """
-        if self._in_flight is not None:
-            self._in_flight.wait()
+        self.wait()
         super().serialize(serializer)
 
     def enter_join(self, joined: Joined | None) -> NoReturn:
@@ -81,15 +90,14 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
             'double_buffering=False.'))
 
     def _broadcast(self) -> None:
-        self.wait()
+        self._drop()
         super()._broadcast()
         self.communicated_target = copy.deepcopy(self.target)
 
     def _step(self, *args: Object, **kwds: Object) -> None:
         if self.sharding is not None:
             self.sharding.prepare(self.target)
-        arrived = self._in_flight is not None
-        self.wait()
+        arrived = self._drop()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
         with self._at_update():

@@ -80,8 +80,9 @@ def goal_of(rank, update):
     return np.array([rank + 1.0, update * update - 3.0 * rank])
 
 
-def train(comm, n_updates, before_update=lambda optimizer, update: None, bare=False):
-    """The weights after each update."""
+def train(comm, n_updates, before_update=lambda optimizer, update: None, bare=False,
+          n_waits=0):
+    """The weights after each update, which is followed by ``n_waits`` calls of ``wait``."""
     model = Parabola([float(comm.rank), 5.0])
     optimizer = chainermn.create_multi_node_optimizer(
         optimizers.SGD(LR), comm, double_buffering=True).setup(model)
@@ -95,6 +96,8 @@ def train(comm, n_updates, before_update=lambda optimizer, update: None, bare=Fa
             optimizer.update()
         else:
             optimizer.update(model, goal)
+        for _ in range(n_waits):
+            optimizer.wait()
         weights.append(model.w.array.copy())
     optimizer.wait()
     assert optimizer.t == max(0, n_updates - 2)
@@ -116,6 +119,27 @@ def expected_weights(size, n_updates):
 def test_a_step_uses_the_gradients_of_the_update_before(comm, bare):
     np.testing.assert_allclose(train(comm, 7, bare=bare), expected_weights(comm.size, 7),
                                rtol=1e-12)
+
+
+@pytest.mark.parametrize('n_waits', [1, 2])
+def test_waiting_keeps_the_gradients_for_the_next_update(comm, n_waits):
+    np.testing.assert_allclose(train(comm, 6, n_waits=n_waits), expected_weights(comm.size, 6),
+                               rtol=1e-12)
+
+
+def test_setup_drops_gradients_in_flight(comm):
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comm, double_buffering=True).setup(Parabola([1.0, 2.0]))
+    for _ in range(3):
+        optimizer.update(optimizer.target, np.ones(2))
+    optimizer.wait()
+    optimizer.setup(Parabola([float(comm.rank), 5.0]))
+    weights = []
+    for update in range(1, 5):
+        optimizer.update(optimizer.target, goal_of(comm.rank, update))
+        optimizer.wait()
+        weights.append(optimizer.target.w.array.copy())
+    np.testing.assert_allclose(weights, expected_weights(comm.size, 4), rtol=1e-12)
 
 
 def test_ranks_keep_equal_weights(comm):
