@@ -11,6 +11,7 @@ from chainermn import _signature, _streams
 from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import collective, collective_as
 from chainermn._consistency import debug_checks
+from chainermn._consistency.mismatch import NOT_SENT
 from chainermn._gradients import compressors
 from chainermn._gradients.codec import Codec, average
 from chainermn._gradients.nccl_reducer import NcclMeanQueue
@@ -152,7 +153,12 @@ class ModelOperations(ObjectOperations):
         if compressor is not None or self._transport.needs_device:
             layout = self._layout(gradients, True, compressor)
         if (self._has_debug_variable or chainer.is_debug()) and self._transport.averages:
-            debug_checks.check_own(gradients.by_path())
+            try:
+                debug_checks.check_own(gradients.by_path())
+            except ValueError as error:
+                # Programs for ChainerMN 7 look for " diverged " in the first line.
+                self._consistency.refuse('multi_node_mean_grad', error, 'Parameters diverged '
+                                         f'before allreduce; {NOT_SENT}')
         if self._tracer is not None:
             self._tracer.note_model(gradients)
         self._consistency.same(

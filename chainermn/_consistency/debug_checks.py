@@ -11,7 +11,6 @@ import numpy as np
 from chainermn._consistency import mismatch
 from chainermn._types import Array, Model
 
-
 def check_own(gradients: Mapping[str, Array]) -> None:
     """Raises ValueError if a gradient of this rank is not finite, before it is sent.
 
@@ -23,9 +22,9 @@ def check_own(gradients: Mapping[str, Array]) -> None:
         invalid = ~xp.isfinite(gradient)
         if bool(invalid.any()):
             where = tuple(int(i) for i in np.argwhere(chainer.cuda.to_cpu(invalid))[0])
-            raise ValueError(f'gradients diverged: the gradient of {path} is not finite: '
-                             f'{gradient[where]} at {list(where)}, {int(invalid.sum())} of '
-                             f'{gradient.size} elements')
+            raise ValueError('Parameters diverged before allreduce: the gradient of '
+                             f'{path} is not finite: {gradient[where]} at {list(where)}, '
+                             f'{int(invalid.sum())} of {gradient.size} elements')
 
 
 def check_means(model: Model) -> None:

@@ -1,6 +1,7 @@
 """Debug mode names parameters and ranks: gradients, means and replicas."""
 
 import contextlib
+import re
 
 import chainer
 import chainer.functions as F
@@ -49,7 +50,7 @@ def test_debug_mode(monkeypatch, value, on):
         set_gradients(model)
         model.first.b.grad[0] = np.nan
         with chainer.using_config('debug', debug), pytest.raises(
-                ValueError, match='gradients diverged') if on or debug else (
+                ValueError, match='^Parameters diverged before') if on or debug else (
                 contextlib.nullcontext()):
             comm.multi_node_mean_grad(model)
     comm.finalize()
@@ -64,8 +65,8 @@ def test_non_finite_gradients(flat, same_error, options):
             model.last.W.grad[2, 1:3] = -np.inf
         error = same_error(lambda: flat.multi_node_mean_grad(model, **options), failed=odd)  # noqa: B023
         assert isinstance(error, ValueError)
-        assert ('gradients diverged: the gradient of /last/W is not finite: -inf at [2, 1], '
-                '2 of 15 elements') in str(error)
+        assert ('Parameters diverged before allreduce: the gradient of /last/W is not finite: '
+                '-inf at [2, 1], 2 of 15 elements') in str(error)
         np.testing.assert_array_equal(model.first.W.grad, 1)  # no mean has spread
         set_gradients(model)
         flat.multi_node_mean_grad(model, **options)
@@ -73,16 +74,20 @@ def test_non_finite_gradients(flat, same_error, options):
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, np.finfo('f').max])
 def test_message_of_chainermn_7(comm, name, same_error, monkeypatch, value):
-    """If a gradient or only the sum is not finite."""
+    """If a gradient of all ranks, of the last rank, or only the sum is not finite."""
     monkeypatch.delenv('CHAINERMN_DEBUG', raising=False)
     if name == 'dummy' or (comm.size == 1 and np.isfinite(value)):
         return
-    model = Model()
-    set_gradients(model)
-    model.first.W.grad[0, 0] = value
-    with chainer.using_config('debug', True):
-        error = same_error(lambda: comm.multi_node_mean_grad(model), table=False)
-    assert isinstance(error, ValueError) and 'diverged' in str(error)
+    everyone = range(comm.size)
+    for odd in [everyone] if np.isfinite(value) else [everyone, everyone[-1:]]:
+        model = Model()
+        set_gradients(model)
+        if comm.rank in odd:
+            model.first.W.grad[0, 0] = value
+        with chainer.using_config('debug', True):
+            error = same_error(lambda: comm.multi_node_mean_grad(model), table=False)  # noqa: B023
+        assert isinstance(error, ValueError)
+        assert re.match('.* diverged .*', str(error))
 
 
 def test_non_finite_sum(flat, same_error):
