@@ -61,3 +61,43 @@ def test_old_communicators_are_pure_nccl(name):
             assert not nccl._available or 'GPU' in str(error) or 'CUDA' in str(error)
         else:
             assert isinstance(comm, PureNcclCommunicator)
+
+
+def test_the_module_scatter_dataset():
+    with pytest.warns(DeprecationWarning, match='chainermn.datasets.scatter$'):
+        from chainermn.datasets.scatter_dataset import DataSizeError
+    assert DataSizeError is chainermn.DataSizeError
+    import chainermn.datasets.scatter_dataset as same  # importing it does not hide the function
+    assert same is chainermn.datasets.scatter_dataset is chainermn.scatter_dataset
+
+
+@pytest.mark.parametrize('averages', [False, True], ids=['first call', 'with averages'])
+def test_batch_normalization_function(averages):
+    """As the link of today: outputs, gradients and averages, also without training."""
+    from chainermn.functions.batch_normalization import MultiNodeBatchNormalizationFunction
+    comm = chainermn.create_communicator('naive')
+    x = np.random.RandomState(comm.rank).randn(4, 3, 2).astype(np.float32) + comm.rank
+    link = chainermn.links.MultiNodeBatchNormalization(3, comm, eps=1e-3, decay=0.8)
+    mean = var = None
+    if averages:
+        mean, var = np.arange(3, dtype='f'), np.arange(1, 4, dtype='f')
+        link.avg_mean[...], link.avg_var[...] = mean, var
+    with pytest.warns(DeprecationWarning, match='chainermn.links.MultiNodeBatchNormalization'):
+        function = MultiNodeBatchNormalizationFunction(comm, 1e-3, mean, var, 0.8)
+    results = []
+    for normalize in (function, lambda x, gamma, beta: link(x)):
+        link.cleargrads()
+        x_variable = chainer.Variable(x)
+        y = normalize(x_variable, link.gamma, link.beta)
+        F.sum(y ** 3).backward()
+        results.append([y.array, x_variable.grad, link.gamma.grad, link.beta.grad])
+    results[0] += [function.running_mean, function.running_var]
+    results[1] += [link.avg_mean, link.avg_var]
+    if averages:
+        np.testing.assert_array_equal(mean, np.arange(3))
+    with chainer.using_config('train', False):
+        results[0].append(function(x, link.gamma, link.beta, link.avg_mean, link.avg_var).array)
+        results[1].append(link(x).array)
+    for ours, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    comm.finalize()

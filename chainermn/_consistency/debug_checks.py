@@ -11,6 +11,7 @@ import numpy as np
 from chainermn._consistency import mismatch
 from chainermn._types import Array, Model
 
+
 def check_own(gradients: Mapping[str, Array]) -> None:
     """Raises ValueError if a gradient of this rank is not finite, before it is sent.
 

@@ -1,4 +1,5 @@
 """Data sets for several ranks: each gets its own shard."""
+import chainermn.datasets.scatter_dataset  # noqa: F401  (before the function of this name)
 from chainermn.datasets.empty_dataset import create_empty_dataset
 from chainermn.datasets.scatter import DataSizeError, scatter_dataset, scatter_index
 

@@ -1,6 +1,7 @@
 """Batch normalization with the statistics of the batches of all ranks."""
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 from typing import Literal, cast
 
@@ -115,6 +116,66 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         # The optimizer averages these gradients over all ranks; they are already averages.
         gbeta, ggamma = (sums / self._comm.size).astype(gamma.dtype, copy=False)
         return gx, None, ggamma, gbeta
+
+
+class MultiNodeBatchNormalizationFunction:
+    """Batch normalization as ChainerMN 1.3 called it: a function of an input, gamma and beta.
+
+    Deprecated: use :class:`chainermn.links.MultiNodeBatchNormalization`.
+
+    Args:
+        comm: ChainerMN communicator.
+        eps: Added to the variance for numerical stability.
+        mean: Moving average of the mean before this call; zeros by default.  It is not changed.
+        var: Moving average of the variance before this call; zeros by default.  It is not changed.
+        decay: Decay rate of the moving averages.
+        communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.
+
+    Attributes:
+        running_mean: The moving average of the mean, after a call.
+        running_var: The moving average of the variance, after a call.
+    """
+
+    def __init__(self, comm: CommunicatorBase, eps: float = 2e-5, mean: Array | None = None,
+                 var: Array | None = None, decay: float = 0.9,
+                 communication_backend: str = 'auto') -> None:
+        warnings.warn('MultiNodeBatchNormalizationFunction is deprecated; use '
+                      'chainermn.links.MultiNodeBatchNormalization',
+                      DeprecationWarning, stacklevel=2)
+        self.comm = comm
+        self.eps = eps
+        self.running_mean = mean
+        self.running_var = var
+        self.decay = decay
+        self._selector = MultiNodeBNImplSelector(
+            comm, get_communication_backend(comm, communication_backend))
+
+    def __call__(self, x: VariableOrArray, gamma: VariableOrArray, beta: VariableOrArray,
+                 *fixed: VariableOrArray) -> chainer.Variable:
+        """Normalize ``x``.  In training mode collective: every rank calls it.
+
+        Args:
+            x: Variable or array of shape (batch, size, ...).
+            gamma: Scale.
+            beta: Shift.
+            fixed: Mean and variance, which are only used outside of training mode, and required
+                there.
+
+        Returns:
+            A Variable of the shape of ``x``.
+        """
+        if not chainer.config.train:
+            return chainer.functions.fixed_batch_normalization(
+                x, gamma, beta, *fixed, eps=self.eps)
+        xp = chainer.backend.get_array_module(gamma)
+        scale = chainer.as_array(gamma)
+        averages = [xp.zeros_like(scale) if average is None else xp.array(average)
+                    for average in (self.running_mean, self.running_var)]
+        node = chainer_bn.BatchNormalization(
+            self.eps, *averages, self.decay, impl_selector=self._selector)
+        y, = node.apply((x, gamma, beta))
+        self.running_mean, self.running_var = node.running_mean, node.running_var
+        return y
 
 
 def _arithmetic(xp: ArrayModule) -> ModuleType:

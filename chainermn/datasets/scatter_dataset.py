@@ -1,0 +1,14 @@
+"""The name of :mod:`chainermn.datasets.scatter` in ChainerMN 1 to 6; today that of a function."""
+from __future__ import annotations
+
+import warnings
+
+from chainermn.datasets import scatter
+
+
+def __getattr__(name: str) -> object:
+    value = getattr(scatter, name)
+    if not name.startswith('_'):
+        warnings.warn('the module chainermn.datasets.scatter_dataset is deprecated; import '
+                      f'{name} from chainermn.datasets.scatter', DeprecationWarning, stacklevel=2)
+    return value
