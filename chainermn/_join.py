@@ -191,7 +191,8 @@ class _Join(AbstractContextManager[None]):
                 raise self._termination
             # With zero_fill, exhausted ranks need no layout: all gradients are exchanged.
             if what == 'broadcast' or not self._optimizer.zero_fill:
-                layout = self._comm.bcast_obj(self._optimizer.layout(what), root=active[0])
+                with self._comm.called_by('join'):
+                    layout = self._comm.bcast_obj(self._optimizer.layout(what), root=active[0])
         return what, layout
 
     def _finish(self) -> None:
@@ -209,8 +210,9 @@ class _Join(AbstractContextManager[None]):
         if is_root and self._optimizer.sharding is not None:  # each rank has its own states
             saved['optimizer'] = {key: value for key, value in saved['optimizer'].items()
                                   if key.split('/')[-1] in ('t', 'epoch')}
-        state = self._comm.bcast_obj(
-            (saved, dict(_hyperparameters(actual))) if is_root else None, root=root)
+        with self._comm.called_by('join'):
+            state = self._comm.bcast_obj(
+                (saved, dict(_hyperparameters(actual))) if is_root else None, root=root)
         if not is_root:
             for name, part in parts.items():
                 # Not strict: uninitialized parameters have no state in the optimizer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -41,11 +42,15 @@ EQUAL = {
     'activation': CALL, 'gradient': CALL,
 }
 OPERATIONS = tuple(EQUAL)
+#: Operations of an optimizer that a program may also call itself, on some of the ranks.
+OF_OPTIMIZERS = 'bcast_data', 'multi_node_mean_grad'
 _NUMBER = {operation: number for number, operation in enumerate(OPERATIONS)}
 
 MAX_INLINE_DIMS = 8
-# operation, op, update, root, dtype, failed, device, dimensions, number, shape
-_STRUCT = struct.Struct(f'=BBHiBBBBxxxxq{MAX_INLINE_DIMS}q')
+# operation, op, update, root, dtype, failed, device, dimensions, caller, number, shape
+_STRUCT = struct.Struct(f'=BBHiBBBBIq{MAX_INLINE_DIMS}q')
+_CALLER = struct.Struct('=I')
+_CALLER_OFFSET = struct.calcsize('=BBHiBBBB')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size
 MAX_UPDATE = 2**16 - 1
@@ -53,13 +58,37 @@ MAX_UPDATE = 2**16 - 1
 IDENTIFIER_SIZE = 6
 
 
+class Caller:
+    """Who makes a call: an extension, or another part of this package, instead of the program.
+
+    Args:
+        name: Its name, the same in all correct programs: for example not that of a subclass, which
+            may be used on one rank only.
+        options: Options by name, which must be equal on all ranks.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.set_options(options or {})
+
+    def set_options(self, options: Mapping[str, str]) -> None:
+        """Replaces the options."""
+        self.options = dict(options)
+        #: 32 bits; 0 is the program itself.
+        self.digest = digest((self.name, self.options)) % (2**32 - 1) + 1 if self.name else 0
+
+
+#: The program itself.
+PROGRAM = Caller('')
+
+
 class CallSignature(NamedTuple):
     """The unpacked signature of the call of one rank.
 
     ``update`` counts the updates that an optimizer has begun since its last exchange; it is 0 if no
-    optimizer calls.  ``number`` depends on the operation: a digest of shapes or parameters, or a
-    length in bytes.  ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty
-    and ``number`` its digest.
+    optimizer calls.  ``caller`` is the digest of the :class:`Caller`.  ``number`` depends on the
+    operation: a digest of shapes or parameters, or a length in bytes.  ``ndim`` may exceed
+    ``MAX_INLINE_DIMS``; then ``shape`` is empty and ``number`` its digest.
     """
 
     operation: str
@@ -70,6 +99,7 @@ class CallSignature(NamedTuple):
     failed: bool
     device: bool
     ndim: int
+    caller: int
     number: int
     shape: tuple[int, ...]
 
@@ -79,7 +109,8 @@ class CallSignature(NamedTuple):
 
     def key(self, equal: int) -> tuple[object, ...]:
         """The part of the call that must be equal on all ranks."""
-        key: tuple[object, ...] = (self.operation, self.root, self.op, self.update)
+        key: tuple[object, ...] = (
+            self.operation, self.root, self.op, self.update, self.caller)
         if equal >= DTYPE:
             key += (self.code,)
         if equal >= SHAPE:
@@ -109,8 +140,15 @@ def pack(operation: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = N
     if ndim > MAX_INLINE_DIMS:
         shape, number = (), digest(shape)
     return _STRUCT.pack(_NUMBER[operation], OPS.index(op), update, root,
-                        NO_DTYPE if dtype is None else CODES[dtype], failed, device, ndim, number,
-                        *shape, *_PADDING[len(shape)])
+                        NO_DTYPE if dtype is None else CODES[dtype], failed, device, ndim, 0,
+                        number, *shape, *_PADDING[len(shape)])
+
+
+def with_caller(signature: bytes, caller: int) -> bytes:
+    """Returns the signature with the digest of its caller."""
+    changed = bytearray(signature)
+    _CALLER.pack_into(changed, _CALLER_OFFSET, caller)
+    return bytes(changed)
 
 
 def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignature:
@@ -119,12 +157,14 @@ def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignatu
 
 
 @functools.lru_cache(maxsize=4096)
-def identifier(signature: bytes) -> bytes:
-    """A digest of the parts of a signature that identify a call.
+def identifier(signature: bytes, caller: int = 0) -> bytes:
+    """A digest of the caller, and of the parts of a signature that identify a call.
 
     It differs between calls that do not match.  For operations whose shapes must be equal, it also
     differs between calls that match, but have different devices or updates.
     """
+    if caller:
+        signature = with_caller(signature, caller)
     call = unpack(signature)
     equal = EQUAL[call.operation]
     parts = signature if equal == SHAPE else repr(call.key(equal)).encode()
@@ -133,9 +173,10 @@ def identifier(signature: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _unpack(data: bytes) -> CallSignature:
-    operation, op, update, root, code, failed, device, ndim, number, *shape = _STRUCT.unpack(data)
+    (operation, op, update, root, code, failed, device, ndim, caller, number, *shape
+     ) = _STRUCT.unpack(data)
     return CallSignature(OPERATIONS[operation], OPS[op], update, root, code, bool(failed),
-                         bool(device), ndim, number,
+                         bool(device), ndim, caller, number,
                          tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
 
 

@@ -12,6 +12,7 @@ from chainermn._consistency.check import ConsistencyCheck
 from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._signature import PROGRAM, Caller
 from chainermn._transport.base import Transport
 from chainermn._transport.mpi import MpiTransport
 
@@ -96,6 +97,27 @@ def traced(method: _Method) -> _Method:
     return cast(_Method, operation)
 
 
+class _CalledBy:
+    """Sets the caller of the operations in a context, unless there is one."""
+
+    __slots__ = '_caller', '_check', '_outer'
+
+    def __init__(self, check: ConsistencyCheck, caller: Caller) -> None:
+        self._check = check
+        self._caller = caller
+
+    def __enter__(self) -> None:
+        self._outer = self._check.caller
+        if self._outer is PROGRAM:
+            self._check.caller = self._caller
+
+    def __exit__(self, *error: object) -> None:
+        self._check.caller = self._outer
+
+
+_named = functools.lru_cache(maxsize=None)(Caller)
+
+
 class Operations:
     """The attributes of the communicator that every family of operations uses."""
 
@@ -118,6 +140,9 @@ class Operations:
     @current_operations.recorded('refuse')
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         self._consistency.refuse(operation, error)
+
+    def called_by(self, caller: Caller | str) -> _CalledBy:
+        return _CalledBy(self._consistency, _named(caller) if isinstance(caller, str) else caller)
 
     def _transport_for(self, on_device: bool, homogeneous: bool = True) -> Transport:
         """Selects the transport for arrays.

@@ -16,7 +16,7 @@ from chainermn._consistency.exchange import MISMATCH, Data, Exchange, TracedExch
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._ranks import ranks_text
-from chainermn._signature import CallSignature, identifier
+from chainermn._signature import PROGRAM, CallSignature, identifier
 from chainermn._tracing import recorder
 
 
@@ -45,6 +45,8 @@ class ConsistencyCheck:
         self.note = ''
         #: The updates that the calling optimizer has begun since its last exchange; 0: none calls.
         self.update = 0
+        #: Who makes the calls of this rank.
+        self.caller = PROGRAM
         self._size = mpi_comm.size
         self._exchange: Exchange = Exchange(mpi_comm, _signature.SIZE)
         #: The largest size in bytes of data of one rank that is exchanged with its call.
@@ -77,7 +79,7 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        if not self.is_active or self._exchange.matches(identifier(signature)):
+        if not self.is_active or self._exchange.matches(identifier(signature, self.caller.digest)):
             return True
         self._compare(signature, details)
         return False
@@ -95,7 +97,7 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        blocks = self._exchange.gather_equal(identifier(signature), block)
+        blocks = self._exchange.gather_equal(identifier(signature, self.caller.digest), block)
         if blocks is None:
             self._compare(signature)
         return blocks
@@ -115,7 +117,8 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        messages = self._exchange.gather(identifier(signature), signature + data)
+        messages = self._exchange.gather(
+            identifier(signature, self.caller.digest), signature + data)
         if messages is None:
             self._compare(signature)
             raise AssertionError('identifiers differ, but the calls match')
@@ -137,7 +140,8 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        message = self._exchange.bcast(identifier(signature), signature + data, root)
+        message = self._exchange.bcast(
+            identifier(signature, self.caller.digest), signature + data, root)
         if message is None:
             self._compare(signature)
             raise AssertionError('identifiers differ, but the calls match')
@@ -163,6 +167,7 @@ class ConsistencyCheck:
 
     def _signatures(self, signature: bytes) -> list[CallSignature]:
         """Exchanges the signatures of all ranks, after a mismatch."""
+        signature = _signature.with_caller(signature, self.caller.digest)
         received = bytearray(_signature.SIZE * self._size)
         self.mpi_comm.Allgather(signature, received)
         return [_signature.unpack(received, _signature.SIZE * rank) for rank in range(self._size)]
@@ -172,6 +177,10 @@ class ConsistencyCheck:
         signatures = self._signatures(signature)
         if not all(signature.update for signature in signatures):  # not all by an optimizer
             signatures = [signature._replace(update=0) for signature in signatures]
+        if not all(signature.caller for signature in signatures):
+            signatures = [
+                signature._replace(caller=0) if signature.operation in _signature.OF_OPTIMIZERS
+                else signature for signature in signatures]
         equal = _signature.EQUAL[signatures[0].operation]
         first = signatures[0].key(equal)
         for each in signatures:
@@ -184,7 +193,8 @@ class ConsistencyCheck:
         """Exchanges details and raises the same error on all ranks."""
         self.has_finished_ranks = any(
             signature.operation == _signature.END for signature in signatures)
-        responses = self.mpi_comm.allgather((failure, details, self.note + call_site.describe()))
+        site = self.note + call_site.describe()
+        responses = self.mpi_comm.allgather((failure, details, site, self.caller))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
         common.__dict__['consistency'] = self, signatures  # see `signatures_of`
         _common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from chainermn._ranks import group_ranks, ranks_text
-from chainermn._signature import CALL, DTYPE, END, EQUAL, SHAPE, CallSignature
+from chainermn._signature import (
+    CALL,
+    DTYPE,
+    END,
+    EQUAL,
+    PROGRAM,
+    SHAPE,
+    Caller,
+    CallSignature,
+)
 
 _MAX_PARAMETERS = 10
 #: Operations whose signature contains a digest, and what the digest is computed from.
@@ -29,6 +38,10 @@ _ADVICE = {
                'update. Let the error end the program, or contribute no gradients for the failed '
                'update: model.cleargrads(); optimizer.update(). To continue after this error, load '
                'a checkpoint on all ranks.',
+    'callers': 'All ranks must add the same extensions, with the same triggers, in the same order, '
+               'and use the same iterators. Look for one inside an "if" on the rank; only '
+               'extensions that do not communicate can be on one rank alone.',
+    'options': 'Create it with the same options, and change it in the same way, on all ranks.',
     'roots': 'Pass the same root on all ranks.',
     'ops': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
@@ -108,8 +121,8 @@ class _KeyError(KeyError):
 
 
 def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteError | None],
-                 details: Sequence[Mapping[str, str] | None], sites: Sequence[str] = ()
-                 ) -> Exception:
+                 details: Sequence[Mapping[str, str] | None], sites: Sequence[str] = (),
+                 callers: Sequence[Caller] = ()) -> Exception:
     """Builds the same error on all ranks, from data that all of them have.
 
     Args:
@@ -117,13 +130,22 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         failures: The error of each rank that failed.
         details: The contents of each rank's digest.
         sites: The call site of each rank; not shown if all are equal.
+        callers: Who made the call of each rank.
     """
     every_site = sites
     if len(set(sites)) <= 1:
         sites = [''] * len(signatures)
+    callers = callers or [PROGRAM] * len(signatures)
+    calls = [f'{signature} of {caller.name}' if caller.name else str(signature)
+             for signature, caller in zip(signatures, callers, strict=True)]
     if any(failures):
-        return remote_error([f'{signature}{site}' for signature, site in zip(
-            signatures, sites, strict=True)], failures)
+        return remote_error([f'{call}{site}' for call, site in zip(calls, sites, strict=True)],
+                            failures)
+    if _have_different_options(callers):
+        return CollectiveMismatchError.of('\n'.join([
+            f'Collective mismatch: options of {callers[0].name} differ between ranks ({NOT_SENT})',
+            *difference_table([caller.options for caller in callers]), _ADVICE['options']]),
+            calls, every_site)
     usual = _usual(signatures)
     differences = [_difference(signature, usual) for signature in signatures]
     what = next(difference for difference in differences if difference)
@@ -131,9 +153,9 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         title = 'Collective mismatch: ranks called different operations'
     else:
         title = f'Collective mismatch in {usual.operation}: {what} differ between ranks'
-    lines = [(f'{signature}{"" if signature.operation == END else site}',
+    lines = [(f'{call}{"" if call == END else site}',
               f'<- {difference} differ' if difference else '')
-             for signature, difference, site in zip(signatures, differences, sites, strict=True)]
+             for call, difference, site in zip(calls, differences, sites, strict=True)]
     if what == _DETAILED.get(usual.operation) and all(detail is not None for detail in details):
         table = difference_table([detail or {} for detail in details])
     else:
@@ -144,7 +166,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         what = 'join'
     advice = _ADVICE[usual.operation if what == _DETAILED.get(usual.operation) else what]
     return CollectiveMismatchError.of(
-        '\n'.join([f'{title} ({NOT_SENT})', *table, advice]), signatures, every_site)
+        '\n'.join([f'{title} ({NOT_SENT})', *table, advice]), calls, every_site)
 
 
 def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]) -> Exception:
@@ -169,6 +191,11 @@ def calls_differ_error(operation: str, calls: Sequence[object]) -> Exception:
         'Pass the same arguments on all ranks.']), calls)
 
 
+def _have_different_options(callers: Sequence[Caller]) -> bool:
+    return bool(callers[0].name) and len({caller.name for caller in callers}) == 1 and bool(
+        differing([caller.options for caller in callers]))
+
+
 def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
     """The most frequent call; in a tie, the one of the lowest rank."""
     operation = Counter(signature.operation for signature in signatures).most_common(1)[0][0]
@@ -183,7 +210,8 @@ def _difference(signature: CallSignature, usual: CallSignature) -> str:
     if signature.operation != usual.operation:
         return 'operations'
     if signature.key(CALL) != usual.key(CALL):
-        return ('updates' if signature.update != usual.update else
+        return ('callers' if signature.caller != usual.caller else
+                'updates' if signature.update != usual.update else
                 'roots' if signature.root != usual.root else 'ops')
     if equal >= DTYPE and signature.code != usual.code:
         return 'dtypes'

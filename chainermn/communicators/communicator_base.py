@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from chainermn._collectives.activations import Activation
     from chainermn._collectives.nonblocking import Request
     from chainermn._collectives.rpc import Service
+    from chainermn._signature import Caller
     from chainermn._transport.base import Compressor
     from chainermn._types import Array, Model, Object
 
@@ -825,6 +826,18 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             number: Number of the update, for the error message.
             since_last: Number of updates that this rank has started since the last exchange,
                 including this one.
+        """
+        return contextlib.nullcontext()
+
+    def called_by(self, caller: Caller | str) -> AbstractContextManager[object]:
+        """Return a context whose operations name their caller: ``comm.called_by('LogReport')``.
+
+        The ranks compare the callers.  If they differ, for example because an extension was added
+        on one rank only, all ranks raise ValueError, which names the callers.  In nested contexts,
+        the outermost caller counts.
+
+        Args:
+            caller: The name of the caller, the same on all ranks.
         """
         return contextlib.nullcontext()
 

@@ -87,7 +87,7 @@ def scatter_dataset(
         TypeError: If ``comm`` is not a communicator, or the data set has no length.
         ValueError: If the seed is out of range.
     """
-    with _as_communicator(comm) as ours:
+    with _as_communicator(comm, 'scatter_dataset') as ours:
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
             dataset, ours.size, shuffle, seed, force_equal_length)) or (None, None)
         plan: _Plan = ours.bcast_obj(own_plan, root=root)
@@ -122,7 +122,7 @@ def scatter_index(
         TypeError: If ``comm`` is not a communicator, or ``n_total_samples`` is not an integer.
         ValueError: If ``n_total_samples`` is negative.
     """
-    with _as_communicator(comm) as ours:
+    with _as_communicator(comm, 'scatter_index') as ours:
         shards = _on_root(ours, root, 'scatter_index', lambda: _shards(
             n_total_samples, ours.size, force_equal_length))
         return ours.scatter_obj(shards, root)
@@ -171,9 +171,10 @@ def get_epoch_trigger(
 
 
 @contextlib.contextmanager
-def _as_communicator(comm: CommunicatorLike) -> Iterator[CommunicatorBase]:
+def _as_communicator(comm: CommunicatorLike, caller: str) -> Iterator[CommunicatorBase]:
     if isinstance(comm, CommunicatorBase):
-        yield comm
+        with comm.called_by(caller):
+            yield comm
         return
     if not hasattr(comm, 'Get_rank'):
         raise TypeError(f'comm must be a ChainerMN or mpi4py communicator, not {comm!r}')
@@ -252,6 +253,6 @@ def _warn_deprecated(name: str) -> None:
 
 
 def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorLike) -> int:
-    with _as_communicator(comm) as ours:
+    with _as_communicator(comm, 'get_n_iterations_for_one_epoch') as ours:
         return ours.bcast_obj(_on_root(ours, 0, 'get_n_iterations_for_one_epoch', lambda: (
             -(-len(dataset) // local_batch_size))))

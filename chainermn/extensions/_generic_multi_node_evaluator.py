@@ -98,14 +98,16 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         with raise_on_all_ranks(self.comm, operation), \
                 chainer.using_config('train', False), chainer.no_backprop_mode():
             results = list(self._local_results())
-        gathered = self.comm.gather_obj(results, self.root)
+        with self.comm.called_by('GenericMultiNodeEvaluator'):
+            gathered = self.comm.gather_obj(results, self.root)
         result = None
         with raise_on_all_ranks(self.comm, operation):
             if gathered is not None:
                 rows = zip_longest(*gathered, fillvalue=_NOTHING)
                 result = self.aggregate([result for row in rows for result in row
                                          if result is not _NOTHING])
-        self.comm.barrier()  # raises an error of the root on the other ranks
+        with self.comm.called_by('GenericMultiNodeEvaluator'):
+            self.comm.barrier()  # raises an error of the root on the other ranks
         return result
 
     def _local_results(self) -> Iterator[Any]:

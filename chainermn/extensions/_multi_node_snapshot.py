@@ -16,6 +16,7 @@ from chainer.training.extensions import snapshot_writers
 
 from chainermn._errors import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import joined, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
@@ -124,6 +125,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         #: Whether all ranks take part in each snapshot.
         self._is_collective = self._writer is not None and not self._is_alone
 
+    @called_by('multi_node_snapshot')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Locks the files; resumes with ``autoload``.  Collective: every rank calls it.
 
@@ -154,6 +156,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             self.snapshot.initialize(trainer)
             self.snapshot.autoload = autoload
 
+    @called_by('multi_node_snapshot')
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Takes a snapshot, on the masters.  Collective if there are several sets.
 
@@ -182,6 +185,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             if save is not None:
                 self._saver.start(save)
 
+    @called_by('multi_node_snapshot')
     def finalize(self) -> None:
         """Waits for the last snapshot, and unlocks.  Collective if there are several sets."""
         if self.is_master:

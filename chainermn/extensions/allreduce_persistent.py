@@ -58,8 +58,9 @@ class AllreducePersistent(chainer.training.Extension):
     def _average(self, arrays: list[np.ndarray], dtype: np.dtype) -> None:
         """Averages arrays in one exchange, and in one dtype."""
         xp = chainer.backend.get_array_module(*arrays)
-        mean = self.comm.multi_node_mean(xp.concatenate(
-            [array.ravel().astype(dtype, copy=False) for array in arrays]))
+        with self.comm.called_by('AllreducePersistent'):
+            mean = self.comm.multi_node_mean(xp.concatenate(
+                [array.ravel().astype(dtype, copy=False) for array in arrays]))
         start = 0
         for array in arrays:
             array[...] = mean[start:start + array.size].reshape(array.shape)

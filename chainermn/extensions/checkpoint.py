@@ -16,6 +16,7 @@ import numpy as np
 from chainermn._errors import on_all_ranks, raise_on_all_ranks
 from chainermn._ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
@@ -139,6 +140,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._target: Callable[[], object] = lambda: None  # the last saved object, if it exists
         self._failed = False
 
+    @called_by('create_multi_node_checkpointer')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Locks the files, before time is spent on training.  Collective: every rank calls it.
 
@@ -155,6 +157,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._set_path(None, trainer)
         self.save(trainer, trainer.updater.iteration, wait=False)
 
+    @called_by('create_multi_node_checkpointer')
     def save(self, target: object, iteration: int, wait: bool = True) -> None:
         """Saves an object.  Collective: every rank calls it.
 
@@ -196,6 +199,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         if wait:
             self._saver.flush()
 
+    @called_by('create_multi_node_checkpointer')
     def maybe_load(self, trainer: object,
                    optimizer: _MultiNodeOptimizer | chainer.Optimizer | None = None,
                    path: str | None = None) -> int | None:
@@ -254,6 +258,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         """Remembers that training failed."""
         self._failed = True
 
+    @called_by('create_multi_node_checkpointer')
     def finalize(self) -> None:
         """Completes the last save.  If training succeeded on all ranks, removes the files.
 

@@ -67,7 +67,9 @@ class LinearScaling(chainer.training.Extension):
         if self._schedule is None:
             with raise_on_all_ranks(self.comm, 'LinearScaling'):
                 mine = self._inspect(trainer)
-            self._schedule = _schedule(self.comm, self.comm.allgather_obj(mine))
+            with self.comm.called_by('LinearScaling'):
+                ranks = self.comm.allgather_obj(mine)
+            self._schedule = _schedule(self.comm, ranks)
         self(trainer)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:

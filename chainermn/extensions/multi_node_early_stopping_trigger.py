@@ -37,7 +37,8 @@ class MultiNodeEarlyStoppingTrigger:
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
         """Returns whether to stop, the same on all ranks."""
-        self.aggregator(trainer)
+        with self.aggregator.comm.called_by('MultiNodeEarlyStoppingTrigger'):
+            self.aggregator(trainer)
         return self.actual_trigger(trainer)
 
     def get_training_length(self) -> tuple[float, str]:

@@ -73,7 +73,9 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
         with raise_on_all_ranks(communicator, 'evaluate'), \
                 _counted_iterators(actual_evaluator, counts):
             observation = {key: to_host(value) for key, value in original_evaluate().items()}
-        return _weighted_means(communicator.allgather_obj((sum(counts), observation)))
+        with communicator.called_by('create_multi_node_evaluator'):
+            by_rank = communicator.allgather_obj((sum(counts), observation))
+        return _weighted_means(by_rank)
 
     evaluator: Any = actual_evaluator
     evaluator._mn_original_evaluate = original_evaluate

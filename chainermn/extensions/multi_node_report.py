@@ -54,7 +54,8 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
             f'chainer.training.extensions, not {actual_report!r}'))
     report, is_root = actual_report, communicator.rank == 0
     if isinstance(report, _MEANS):
-        report._init_summary = functools.partial(_begin_summary, report, communicator)
+        report._init_summary = functools.partial(
+            _begin_summary, report, communicator, _public_name(report))
         report._init_summary()
     if isinstance(report, extensions.LogReport) and not is_root:
         report._log_name = None  # that of the file
@@ -70,23 +71,33 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
     return report
 
 
-def _begin_summary(report: chainer.training.Extension, communicator: CommunicatorBase) -> None:
-    report._summary = _Summary(communicator)
+def _public_name(report: chainer.training.Extension) -> str:
+    """Returns the name of its class in Chainer or ChainerMN; a subclass may be used on one rank."""
+    return next(kind.__name__ for kind in type(report).__mro__
+                if kind.__module__.startswith(('chainer.', 'chainermn.')))
+
+
+def _begin_summary(report: chainer.training.Extension, communicator: CommunicatorBase, name: str
+                   ) -> None:
+    report._summary = _Summary(communicator, name)
 
 
 class _Summary(chainer.reporter.DictSummary):
     """Computes means over the values of all ranks."""
 
-    def __init__(self, communicator: CommunicatorBase) -> None:
+    def __init__(self, communicator: CommunicatorBase, caller: str) -> None:
         super().__init__()
         self._communicator = communicator
+        self._caller = caller
 
     def compute_mean(self) -> dict[str, float]:
         """Returns the means.  Collective: every rank calls it."""
         mine = {name: (float(summary._x), float(summary._n))
                 for name, summary in self._summaries.items()}
         totals: dict[str, tuple[float, float]] = {}
-        for theirs in self._communicator.allgather_obj(mine):
+        with self._communicator.called_by(self._caller):
+            by_rank = self._communicator.allgather_obj(mine)
+        for theirs in by_rank:
             for name, (x, n) in theirs.items():
                 total, count = totals.get(name, (0., 0.))
                 totals[name] = total + x, count + n
@@ -127,7 +138,8 @@ class _Bar(progress_bar._TrainerProgressBar):
             examples = len(trainer.updater.get_iterator('main').dataset)
         except Exception:  # an updater or iterator of another kind
             examples = 0
-        by_rank = self._communicator.allgather_obj(examples)
+        with self._communicator.called_by('ProgressBar'):
+            by_rank = self._communicator.allgather_obj(examples)
         self._examples = sum(by_rank) if all(by_rank) else 0
 
     def update_speed(self, iteration: int, epoch_detail: float) -> tuple[float, float]:

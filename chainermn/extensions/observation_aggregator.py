@@ -11,6 +11,7 @@ import numpy as np
 from chainermn._errors import raise_on_all_ranks
 from chainermn._types import Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._calls import called_by
 from chainermn.extensions._observation import Value, to_host
 
 #: A trigger of Chainer: an interval such as ``(1, 'epoch')``, or a function of the trainer.
@@ -57,6 +58,7 @@ class ObservationAggregator(chainer.training.Extension):
             if result is not None:
                 trainer.observation[self.aggregated_key] = result
 
+    @called_by('ObservationAggregator')
     def compute_summary(self, trainer: chainer.training.Trainer | None = None) -> Value | None:
         """Aggregates the stored values and discards them.  Collective: every rank calls it.
 

@@ -90,7 +90,8 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         expander = tuple(None if i in axis else slice(None) for i in range(x.ndim))
         arithmetic = _arithmetic(xp)
         mine = arithmetic.statistics(x, axis, expander, dtype)
-        parts = self._comm.allgather(self._to_send(mine))
+        with self._comm.called_by('MultiNodeBatchNormalization'):
+            parts = self._comm.allgather(self._to_send(mine))
         if len({part.size for part in parts}) > 1:
             raise ValueError(
                 'multi-node batch normalization: the number of channels differs between ranks\n'
@@ -111,7 +112,8 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         dtype = np.promote_types(np.promote_types(x.dtype, gamma.dtype), np.float32)
         arithmetic = _arithmetic(xp)
         mine = arithmetic.gradient_sums(gy, x, axis, expander, mean, inv_std, dtype)
-        sums = xp.asarray(self._comm.allreduce(self._to_send(mine)))
+        with self._comm.called_by('MultiNodeBatchNormalization'):
+            sums = xp.asarray(self._comm.allreduce(self._to_send(mine)))
         gx = arithmetic.input_gradient(gy, x, expander, mean, inv_std, gamma, sums, self._total)
         # The optimizer averages these gradients over all ranks; they are already averages.
         gbeta, ggamma = (sums / self._comm.size).astype(gamma.dtype, copy=False)

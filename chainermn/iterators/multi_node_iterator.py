@@ -89,7 +89,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
                 message = [self._own_progress()]
             except Exception as error:
                 self.communicator.refuse('next of the multi-node iterator', error)
-        *packed, progress = self.communicator.bcast_obj(message, root=self.rank_master)
+        *packed, progress = self._bcast(message)
         self.__dict__.update(progress)
         if not packed:
             raise StopIteration
@@ -147,7 +147,12 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
 
     def _share_progress(self) -> None:
         progress = self._own_progress(with_order=True) if self._is_root else None
-        self.__dict__.update(self.communicator.bcast_obj(progress, root=self.rank_master))
+        self.__dict__.update(self._bcast(progress))
+
+    def _bcast(self, obj: Object) -> Object:
+        """Broadcast an object of the root."""
+        with self.communicator.called_by('create_multi_node_iterator'):
+            return self.communicator.bcast_obj(obj, root=self.rank_master)
 
     def _save_progress(self, serializer: Serializer) -> None:
         for name in ('current_position', 'epoch', 'is_new_epoch'):

@@ -56,7 +56,8 @@ class MultiNodeOrderSampler:
         self._shuffle, self._even = bool(shuffle), bool(even)
         self._rank, self._size = comm.rank, comm.size
         arguments = (self._n, self._seed, self._shuffle, self._even)
-        by_rank = comm.allgather_obj(arguments)
+        with comm.called_by('MultiNodeOrderSampler'):
+            by_rank = comm.allgather_obj(arguments)
         if any(each != arguments for each in by_rank):
             raise ValueError(
                 'MultiNodeOrderSampler needs the same dataset_size, seed, shuffle and even on all '

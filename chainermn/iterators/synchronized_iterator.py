@@ -37,7 +37,8 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
     seed = None
     if communicator.rank == 0:
         seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)
-    seed = communicator.bcast_obj(seed)
+    with communicator.called_by('create_synchronized_iterator'):
+        seed = communicator.bcast_obj(seed)
     sampler = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(seed))
     actual_iterator.order_sampler = sampler
     if hasattr(actual_iterator, '_prefetch_loop'):  # MultiprocessIterator draws later orders there

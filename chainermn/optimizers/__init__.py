@@ -98,9 +98,9 @@ def create_multi_node_optimizer(
             no update rules.
         ValueError: If ``double_buffering`` is not supported by the communicator, or is combined
             with ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive
-            integer, ``bucket_mb`` not a positive number, or ``compression`` invalid; or if
-            ``n_accumulations``, ``bucket_mb``, ``overlap`` or ``shard_states`` differ between
-            ranks.
+            integer, ``bucket_mb`` not a positive number, or ``compression`` invalid. In the first
+            update, if ``n_accumulations``, ``double_buffering``, ``overlap``, ``bucket_mb`` or
+            ``shard_states`` differ between ranks.
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '
@@ -133,14 +133,6 @@ def create_multi_node_optimizer(
             raise TypeError('shard_states=True needs an optimizer with update rules (a '
                             f'chainer.optimizer.GradientMethod), not {actual_optimizer!r}')
         bucket_bytes = _checked_size(bucket_mb)
-    if n_accumulations > 1:
-        _check_equal(communicator, 'n_accumulations', n_accumulations)
-    # If only some ranks overlap, the consistency check raises an error on all ranks.
-    if overlap:
-        _check_equal(communicator, 'overlap', overlap)
-        _check_equal(communicator, 'bucket_mb', bucket_mb)
-    if shard_states:
-        _check_equal(communicator, 'shard_states', shard_states)
     if double_buffering and not communicator.can_overlap:
         raise ValueError('This communicator does not support double buffering. '
                          'Use pure_nccl, or double_buffering=False.')
@@ -154,8 +146,12 @@ def create_multi_node_optimizer(
     else:
         optimizer = _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
                                         compressor)
+    optimizer.caller.set_options({
+        'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
+        'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',
+        'shard_states': str(shard_states)})
     if shard_states and communicator.size > 1:
-        optimizer.sharding = ShardedUpdate(communicator)
+        optimizer.sharding = ShardedUpdate(communicator, optimizer.caller)
     return optimizer
 
 
@@ -175,10 +171,3 @@ def _checked_size(bucket_mb: object) -> int:
     if not 0 < bucket_mb < float('inf'):
         raise ValueError(f'bucket_mb must be a positive number, not {bucket_mb}')
     return max(1, int(bucket_mb * 2**20))
-
-
-def _check_equal(communicator: CommunicatorBase, name: str, value: object) -> None:
-    values = communicator.allgather_obj(value)
-    if len(set(values)) > 1:
-        raise ValueError(f'{name} must be equal on all ranks, but is '
-                         + ', '.join(f'{n} on rank {rank}' for rank, n in enumerate(values)))

@@ -96,11 +96,12 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
 
     def _step(self, *args: Object, **kwds: Object) -> None:
         if self.sharding is not None:
-            self.sharding.prepare(self.target)
+            with self.communicator.called_by(self.caller):
+                self.sharding.prepare(self.target)
         arrived = self._drop()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
-        with self._at_update():
+        with self.communicator.called_by(self.caller), self._at_update():
             self._in_flight = self.communicator.multi_node_mean_grad_async(
                 self.communicated_target, self.zero_fill, **self._compressed())
         self._is_started = False

@@ -12,6 +12,7 @@ import numpy as np
 
 from chainermn import _environment
 from chainermn._delegate import Delegate
+from chainermn._signature import Caller
 from chainermn._types import (
     Array,
     Model,
@@ -66,6 +67,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     joined: Joined | None
     accumulation: Accumulation
     sharding: ShardedUpdate | None
+    caller: Caller  # this optimizer, with options that the ranks compare
     # The ranks compare this count when they exchange gradients.  An update that raised an error on
     # one rank counts there, so in the next exchange that rank is ahead of the others.
     _n_started: int  # updates since the last exchange
@@ -102,6 +104,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.joined = None
         self.accumulation = Accumulation(n_accumulations)
         self.sharding = None
+        self.caller = Caller('the multi-node optimizer')
         self._n_started, self._is_started, self._n_debugged = 0, False, 0
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
@@ -160,7 +163,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         if is_changed:
             accumulation.clear()
             self._announce('broadcast')
-            self._broadcast()
+            self._broadcast_as_caller()
             self.target_params = seen  # not if it failed: other ranks may not have reached this
         elif accumulation.n == 1 or accumulation.add(self.target):
             self._announce('exchange')
@@ -242,6 +245,10 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         if self.joined is not None:
             self.joined.announce(what)
 
+    def _broadcast_as_caller(self) -> None:
+        with self.communicator.called_by(self.caller):
+            self._broadcast()
+
     def _broadcast(self) -> None:
         with self.communicator.span('broadcast'):
             self.communicator.bcast_data(self.target)
@@ -255,10 +262,11 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 rule._init_states(as_updated(rule, param))
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        if self.sharding is not None:
-            self.sharding.prepare(self.target)
-        with self.communicator.span('exchange'), self._at_update():
-            self._exchange()
+        with self.communicator.called_by(self.caller):
+            if self.sharding is not None:
+                self.sharding.prepare(self.target)
+            with self.communicator.span('exchange'), self._at_update():
+                self._exchange()
         self._is_started = False
         if self.joined is not None and (factor := self.joined.factor()) != 1:
             params = {id(param): param for param in self.target.params(include_uninit=False)}
@@ -367,7 +375,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             for path, shape in (layout or {}).items():
                 if path in params and not params[path].is_initialized:
                     params[path].initialize(shape)
-            self._broadcast()
+            self._broadcast_as_caller()
             self.is_changed(self.target)
             return
         for path in layout or {}:

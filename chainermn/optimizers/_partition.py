@@ -23,6 +23,13 @@ class Item(NamedTuple):
     is_divisible: bool
     is_enabled: bool  # others have no state, so they are balanced among themselves
 
+    @property
+    def description(self) -> str:
+        """What must be equal on all ranks, as text."""
+        return (f'{"enabled" if self.is_enabled else "disabled"}, '
+                f'{"divisible" if self.is_divisible else "not divisible, or with hooks"}, '
+                f'{self.size} elements')
+
 
 def partition(items: Sequence[Item], n: int) -> list[Shard]:
     """Assign every element of every parameter to one of ``n`` ranks.

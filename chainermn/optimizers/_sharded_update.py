@@ -19,7 +19,8 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from chainermn import _shards, _signature
+from chainermn import _shards
+from chainermn._signature import Caller
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._partition import Item, Range, Shard, partition
@@ -52,10 +53,13 @@ class ShardedUpdate:
 
     Args:
         communicator: The ranks that share the states.
+        caller: The optimizer.  Its options get a description of each update rule.
     """
 
-    def __init__(self, communicator: CommunicatorBase) -> None:
+    def __init__(self, communicator: CommunicatorBase, caller: Caller) -> None:
         self._communicator = communicator
+        self._caller = caller
+        self._options = caller.options
         self._items: list[Item] = []
         self._rules: list[UpdateRule] = []
         self._shards: list[Shard] = []
@@ -77,8 +81,8 @@ class ShardedUpdate:
             target: The model.
 
         Raises:
-            ValueError: On all ranks, if they have different parameters or hooks, or have loaded
-                different snapshots.
+            ValueError: On all ranks, if parameters or update rules changed on some ranks only, or
+                the ranks have loaded different snapshots.
         """
         params = _with_rules(target)
         items = [Item(path, param.size, _is_divisible(param.update_rule),
@@ -89,13 +93,12 @@ class ShardedUpdate:
             return
         self.clear()  # after an error, the next call starts again
         comm = self._communicator
-        found = comm.allgather_obj((_signature.digest(items), [_find(rule) for rule in rules]))
-        if len({digest for digest, _ in found}) > 1:
-            raise ValueError('shard_states=True needs the same parameters, and update rules with '
-                             'the same hooks, on all ranks.')
+        self._caller.set_options(self._options | {
+            f'update rule of {item.path}': item.description for item in items})
+        found = comm.allgather_obj([_find(rule) for rule in rules])
         self._shards = partition(items, comm.size)
         self.shard = {item.path: self._shards[comm.rank].get(item.path, (0, 0)) for item in items}
-        by_param = zip(*(states for _, states in found), strict=True)
+        by_param = zip(*found, strict=True)
         for (path, param), states in zip(params.items(), by_param, strict=True):
             begin, end = self.shard[path]
             is_complete = end - begin == param.size
@@ -196,7 +199,8 @@ class ShardedUpdate:
                    for path, (begin, end) in shard.items() if params[path].update_rule.enabled]
                   for shard in self._shards]
         if any(shards):
-            self._communicator.allgather_shards(shards)
+            with self._communicator.called_by(self._caller):
+                self._communicator.allgather_shards(shards)
 
     def _distribute(self, path: str, param: Parameter, states: Sequence[_Found]) -> None:
         """Give this rank the state of its elements of a parameter.

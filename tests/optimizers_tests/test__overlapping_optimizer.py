@@ -670,13 +670,6 @@ def test_buckets_of_large_parameters():
     assert _overlapping_optimizer._assigned(sizes, 1) == [['/a'], ['/b'], ['/c'], ['/d']]
 
 
-def test_buckets_that_differ(comm):
-    if comm.size == 1:
-        pytest.skip('needs two ranks')
-    with pytest.raises(ValueError, match=r'bucket_mb must be equal .* but is 1 on .* 2 on'):
-        chainermn.create_multi_node_optimizer(
-            chainer.optimizers.SGD(), comm, overlap=ALWAYS, bucket_mb=min(2, comm.rank + 1))
-
 
 def test_where_nothing_can_be_hidden(comm):
     """With overlap=True it depends on the cores whether it is begun early; with the same bits."""
@@ -690,13 +683,6 @@ def test_where_nothing_can_be_hidden(comm):
         assert (len(optimizer.buckets) > 0) == is_profitable
         assert (optimizer.n_early > 0) == is_profitable
 
-
-def test_overlap_on_some_ranks_only(comm):
-    if comm.size == 1:
-        pytest.skip('needs two ranks')
-    with pytest.raises(ValueError, match='allgather_obj'):
-        optimizer = prepared(comm, mlp, overlap=ALWAYS if comm.rank else False)
-        optimizer.update(optimizer.target, *batch_of(comm.rank, 0))
 
 
 @hypothesis.settings(max_examples=12)

@@ -423,23 +423,3 @@ def test_an_optimizer_without_update_rules(comm):
     with pytest.raises(TypeError, match='needs an optimizer with update rules') as caught:
         chainermn.create_multi_node_optimizer(chainer.Optimizer(), comm, shard_states=True)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
-
-
-def test_other_hooks_on_one_rank(comm):
-    if comm.size == 1:
-        pytest.skip('there is no other rank')
-
-    def configure(optimizer):
-        if comm.rank == 0:
-            optimizer.target[2].W.update_rule.add_hook(lambda rule, param: None, 'hook')
-
-    with pytest.raises(ValueError, match='update rules with the same hooks') as caught:
-        train(comm, True, configure=configure)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
-
-
-def test_shard_states_on_one_rank_only(comm):
-    if comm.size == 1:
-        pytest.skip('there is no other rank')
-    with pytest.raises(ValueError, match=r'different operations|shard_states must be equal'):
-        train(comm, comm.rank == 0)

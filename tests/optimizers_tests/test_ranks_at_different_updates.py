@@ -93,9 +93,10 @@ def test_the_numbers_of_updates(comm):
     with pytest.raises(ValueError, match='updates differ') as info:
         update(optimizer)
     text = str(info.value)
-    ahead = 'rank 1: multi_node_mean_grad, update 6, 2 since the last exchange, in update() of'
-    assert ahead in text and '<- updates differ' in text
-    assert ': multi_node_mean_grad, update 5, in update() of' in text
+    call = 'multi_node_mean_grad of the multi-node optimizer, update'
+    assert f'rank 1: {call} 6, 2 since the last exchange, in update() of' in text
+    assert '<- updates differ' in text
+    assert f': {call} 5, in update() of' in text
 
 
 @pytest.mark.mpi(min_size=2)
