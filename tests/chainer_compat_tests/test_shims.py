@@ -63,8 +63,46 @@ def trainer(extension, stop, trigger=(1, 'iteration')):
     trainer.extend(extension, name='extension', trigger=trigger)
     return trainer
 '''
+# Trains six updates, the last four of them with a resumed optimizer; the weights are the same.
+RESUME = '''
+import io, numpy
+import chainer, chainer.functions as F, chainer.links as L
+def weights(resumes, make, dtype='f'):
+    def start():
+        with chainer.using_config('dtype', numpy.dtype(dtype)):
+            model = L.Linear(3, 2, initialW=1)
+        return model, make().setup(model)
+    model, optimizer = start()
+    for i in range(6):
+        if i == 2 and resumes:
+            old, files = (model, optimizer), (io.BytesIO(), io.BytesIO())
+            model, optimizer = start()
+            for before, after, file in zip(old, (model, optimizer), files):
+                chainer.serializers.save_npz(file, before)
+                file.seek(0)
+                chainer.serializers.load_npz(file, after)
+        x = numpy.arange(i, i + 12, dtype=dtype).reshape(4, 3) / 7
+        optimizer.update(lambda x: F.sum(model(x) ** 2), x)
+    return model.W.array.tobytes()
+'''
 
 USES = {
+    'state_of_msvag': RESUME + '''
+assert weights(True, chainer.optimizers.MSVAG) == weights(False, chainer.optimizers.MSVAG)
+''',
+    'mixed_precision_states': RESUME + '''
+def make():
+    optimizer = chainer.optimizers.Adam(alpha=3e-4)
+    setup = optimizer.setup
+    def setup_mixed(model):
+        setup(model)
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling()
+        return optimizer
+    optimizer.setup = setup_mixed
+    return optimizer
+assert weights(True, make, 'e') == weights(False, make, 'e')
+''',
     'sctypes': '''
 import chainer.functions as F, numpy
 x = chainer.Variable(numpy.arange(6, dtype='f'))
@@ -369,6 +407,9 @@ TESTS = {
                       'test_kernels.py::test_patched_kernels_compile',
                       '../gpu/test_chainer_on_gpu.py::test_large_columns'],
     'meshgrid_tuple': ['shims_tests/test_numpy_changes.py::test_categorical'],
+    'mixed_precision_states': [
+        'shims_tests/test_optimizer_states.py::test_float32_copies_of_the_loaded_parameters',
+        'shims_tests/test_optimizer_states.py::test_dynamic_loss_scale'],
     'nccl_available': ['test_left_out.py::test_parallel_updaters'],
     'negative_padding': ['shims_tests/test_numpy_changes.py::test_pad_sequence',
                          'shims_tests/test_numpy_changes.py::test_concat_examples'],
@@ -377,6 +418,8 @@ TESTS = {
     'sctypes': ['shims_tests/test_numpy_changes.py::test_as_strided'],
     'set_daemon': ['test_iterators.py::test_start_methods'],
     'sparse_float16': ['shims_tests/test_scipy_changes.py::test_sparse_matmul'],
+    'state_of_msvag': [
+        'shims_tests/test_optimizer_states.py::test_snapshots_of_msvag_without_the_power'],
     'third_argument_of_maximum': ['shims_tests/test_numpy_changes.py::test_concat_examples'],
     'dead_worker': ['test_iterators.py::test_a_worker_that_is_killed'],
     'summary_state': [RESUMED + '::test_every_extension_and_trigger'],

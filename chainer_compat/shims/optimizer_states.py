@@ -1,0 +1,91 @@
+"""States of optimizers that Chainer 7.8.1 does not save, so that a resumed run differs."""
+
+from typing import Any
+
+from chainer_compat._patch import patch
+
+_POWER = 'beta_power'
+_COPY = 'fp32_param'
+
+
+@patch('chainer.optimizers.msvag')
+def state_of_msvag(msvag: Any) -> None:
+    """All versions: MSVAG did not save `beta_power`, the power of beta in the next update.
+
+    It is part of the state of the update rule. For older snapshots it follows from the number of
+    updates.
+    """
+    rule = msvag.MSVAGRule
+    serialize = rule.serialize
+
+    def get_power(self: Any) -> float:
+        power: float = (self.state or {}).get(_POWER, self._first_power)
+        return power
+
+    def set_power(self: Any, power: float) -> None:
+        if self.state is None:  # in the constructor
+            self._first_power = power
+        else:
+            self.state[_POWER] = power
+
+    def serialize_with_power(self: Any, serializer: Any) -> None:
+        power = None if self.state is None else self.state.pop(_POWER, None)
+        serialize(self, serializer)
+        if _is_loading(serializer):
+            power = _load(serializer, _POWER)
+            if power is None:
+                power = self.hyperparam.beta ** (self.t + 1)
+        elif power is not None:
+            serializer(_POWER, power)
+        if power is not None and self.state is not None:
+            self.state[_POWER] = float(power)
+
+    rule.beta_power = property(get_power, set_power)
+    rule.serialize = serialize_with_power
+
+
+@patch('chainer.optimizer')
+def mixed_precision_states(optimizer: Any) -> None:
+    """All versions: snapshots had neither the float32 copies of parameters nor the loss scale.
+
+    The copies are those of `use_fp32_update`; loading a snapshot kept old ones. The loss scale is
+    the dynamic one.
+    """
+    serialize = optimizer.Optimizer.serialize
+
+    def serialize_all(self: Any, serializer: Any) -> None:
+        serialize(self, serializer)
+        is_loading = _is_loading(serializer)
+        if self._loss_scaling_is_dynamic:
+            for name in ('_loss_scale', '_loss_scaling_isnan_ever'):
+                if not is_loading:
+                    serializer(name.lstrip('_'), getattr(self, name))
+                elif (value := _load(serializer, name.lstrip('_'))) is not None:
+                    setattr(self, name, type(getattr(self, name))(value))
+        for name, param in self.target.namedparams():
+            rule = param.update_rule
+            if rule is None or not rule._use_fp32_update:
+                continue
+            copy = rule._fp32_param
+            if is_loading:
+                array = _load(serializer[name], _COPY)
+                rule._fp32_param = None if array is None else type(param)(
+                    param.device.send(array), name=param.name)
+            elif copy is not None and copy.array is not None:
+                serializer[name](_COPY, copy.array)
+
+    optimizer.Optimizer.serialize = serialize_all
+
+
+def _is_loading(serializer: Any) -> bool:
+    from chainer import serializer as module
+
+    return isinstance(serializer, module.Deserializer)
+
+
+def _load(serializer: Any, key: str) -> Any:
+    """Return an entry of a snapshot, or None if there is none."""
+    try:
+        return serializer(key, None)
+    except KeyError:
+        return None

@@ -1,0 +1,79 @@
+"""Snapshots of optimizers: those of older versions can be loaded, and nothing old stays."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.mpi_skip
+
+
+def trained(create, n, dtype='f', configure=lambda optimizer: None):
+    with chainer.using_config('dtype', np.dtype(dtype)):
+        model = L.Linear(2, 1, initialW=1, nobias=True)
+    optimizer = create().setup(model)
+    configure(optimizer)
+    update(optimizer, n)
+    return optimizer
+
+
+def update(optimizer, n):
+    for _ in range(n):
+        x = np.ones((1, 2), optimizer.target.W.dtype)
+        optimizer.update(lambda x: chainer.functions.sum(optimizer.target(x)), x)
+
+
+def saved(target):
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(target)
+    return {key: np.array(value) for key, value in serializer.target.items()}
+
+
+def load(target, arrays):
+    chainer.serializers.NpzDeserializer(arrays).load(target)
+
+
+@pytest.mark.parametrize('n_before', [0, 5])
+def test_snapshots_of_msvag_without_the_power(n_before):
+    optimizer = trained(chainer.optimizers.MSVAG, 3)
+    arrays = saved(optimizer)
+    power = arrays.pop('W/beta_power')
+    loaded = trained(chainer.optimizers.MSVAG, n_before)
+    load(loaded, arrays)
+    rule = loaded.target.W.update_rule
+    assert rule.beta_power == pytest.approx(power, rel=1e-12)
+    assert saved(loaded).keys() == {*arrays, 'W/beta_power'}
+
+
+def test_float32_copies_of_the_loaded_parameters():
+    """Also if the snapshot has none; those of before do not stay."""
+    def configure(optimizer):
+        optimizer.use_fp32_update()
+
+    optimizer = trained(lambda: chainer.optimizers.SGD(1e-4), 3, 'e', configure)
+    arrays, model = saved(optimizer), saved(optimizer.target)
+    update(optimizer, 2)
+    expected = optimizer.target.W.update_rule._fp32_param.array.copy()
+    load(optimizer.target, model)
+    load(optimizer, arrays)
+    update(optimizer, 2)
+    np.testing.assert_array_equal(optimizer.target.W.update_rule._fp32_param.array, expected)
+    del arrays['W/fp32_param']
+    load(optimizer, arrays)
+    assert optimizer.target.W.update_rule._fp32_param is None
+    update(optimizer, 1)
+
+
+def test_dynamic_loss_scale():
+    def configure(optimizer):
+        optimizer.loss_scaling()
+
+    optimizer = trained(chainer.optimizers.SGD, 3, configure=configure)
+    arrays = saved(optimizer)
+    assert optimizer._loss_scale == 8
+    loaded = trained(chainer.optimizers.SGD, 1, configure=configure)
+    load(loaded, arrays)
+    assert (loaded._loss_scale, loaded._loss_scaling_isnan_ever) == (8, False)
+    del arrays['loss_scale'], arrays['loss_scaling_isnan_ever']
+    load(loaded, arrays)
+    assert loaded._loss_scale == 8
