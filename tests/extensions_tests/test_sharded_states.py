@@ -45,7 +45,7 @@ class Data:
         return random.randint(-4, 5, 6).astype('f')
 
 
-def make_trainer(comm, folder, shard, stop):
+def make_trainer(comm, folder, shard, stop, create=chainer.optimizers.Adam):
     model = chainer.Sequential(chainer.links.Linear(6, 40, initialW=1), chainer.links.Linear(
         40, 3, initialW=1))
     weights = [chainer.Parameter(np.ones(p.shape, 'f')) for p in model.params()]
@@ -57,7 +57,7 @@ def make_trainer(comm, folder, shard, stop):
                    for p, weight in zip(model.params(), weights, strict=True))
 
     optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.Adam(), comm, shard_states=shard).setup(model)
+        create(), comm, shard_states=shard).setup(model)
     iterator = chainer.iterators.SerialIterator(
         Data(comm), GLOBAL_BATCH // comm.size,
         order_sampler=lambda order, position: np.arange(len(order)))
@@ -76,9 +76,9 @@ def parameters(trainer):
     return [param.array.copy() for _, param in sorted(model.namedparams())]
 
 
-def save(comm, folder, shard):
+def save(comm, folder, shard, **options):
     """Trains for some steps and saves; returns the parameters after twice as many steps."""
-    trainer, _ = make_trainer(comm, folder, shard, STEPS)
+    trainer, _ = make_trainer(comm, folder, shard, STEPS, **options)
     trainer.run()
     checkpoint(comm, trainer, folder)
     trainer.stop_trigger = chainer.training.get_trigger((2 * STEPS, 'iteration'))
@@ -93,8 +93,8 @@ def checkpoint(comm, trainer, folder):
     checkpointer._saver.lock.release()
 
 
-def resume(comm, folder, shard):
-    trainer, optimizer = make_trainer(comm, folder, shard, 2 * STEPS)
+def resume(comm, folder, shard, **options):
+    trainer, optimizer = make_trainer(comm, folder, shard, 2 * STEPS, **options)
     checkpointer_of(comm).maybe_load(trainer, optimizer, path=folder)
     assert trainer.updater.iteration == STEPS
     trainer.run()
@@ -107,16 +107,17 @@ def assert_equal(comm, found, expected):
     assert comm.allgather_obj(equal) == [[True] * len(expected)] * comm.size
 
 
-@pytest.mark.parametrize('sharded', [(True, True), (True, False), (False, True)], ids=[
-    'sharded', 'sharded to complete', 'complete to sharded'])
+@pytest.mark.parametrize('before, after, create', [
+    (True, True, chainer.optimizers.MSVAG), (True, False, chainer.optimizers.MSVAG),
+    (False, True, chainer.optimizers.Adam)], ids=[
+        'sharded', 'sharded to complete', 'complete to sharded'])
 @pytest.mark.filterwarnings('ignore:iteration 4 was saved by')
-def test_any_number_of_ranks_continues_with_the_same_bits(comm, folder, sharded):
-    before, after = sharded
-    expected = save(comm, folder, before)
+def test_any_number_of_ranks_continues_with_the_same_bits(comm, folder, before, after, create):
+    expected = save(comm, folder, before, create=create)
     for n in range(1, comm.size + 1):
         part = some_of(comm, n)
         if part is not None:
-            found = resume(part, folder, after)
+            found = resume(part, folder, after, create=create)
         assert_equal(comm, expected if part is None else found, expected)
 
 
