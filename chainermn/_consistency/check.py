@@ -16,7 +16,7 @@ from chainermn._consistency.exchange import MISMATCH, Data, Exchange, TracedExch
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._ranks import ranks_text
-from chainermn._signature import PROGRAM, CallSignature, identifier
+from chainermn._signature import PROGRAM, Caller, CallSignature, identifier
 from chainermn._tracing import recorder
 
 
@@ -45,7 +45,6 @@ class ConsistencyCheck:
         self.note = ''
         #: The updates that the calling optimizer has begun since its last exchange; 0: none calls.
         self.update = 0
-        #: Who makes the calls of this rank.
         self.caller = PROGRAM
         self._size = mpi_comm.size
         self._exchange: Exchange = Exchange(mpi_comm, _signature.SIZE)
@@ -60,6 +59,17 @@ class ConsistencyCheck:
         if 0 < len(timed) < self._size:
             raise ValueError(f'{recorder.VARIABLE} is set only on {ranks_text(timed)}; set it on '
                              'all ranks or on none')
+
+    @property
+    def caller(self) -> Caller:
+        """Who makes the calls of this rank."""
+        return self._caller
+
+    @caller.setter
+    def caller(self, caller: Caller) -> None:
+        self._caller = caller
+        self._identifier: Callable[[bytes], bytes] = (
+            identifier if caller is PROGRAM else caller.identifier)  # the program's calls are fast
 
     def trace(self) -> None:
         """Records the time spent waiting for other ranks on the timeline."""
@@ -79,7 +89,7 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        if not self.is_active or self._exchange.matches(identifier(signature, self.caller.digest)):
+        if not self.is_active or self._exchange.matches(self._identifier(signature)):
             return True
         self._compare(signature, details)
         return False
@@ -97,7 +107,7 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        blocks = self._exchange.gather_equal(identifier(signature, self.caller.digest), block)
+        blocks = self._exchange.gather_equal(self._identifier(signature), block)
         if blocks is None:
             self._compare(signature)
         return blocks
@@ -117,8 +127,7 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        messages = self._exchange.gather(
-            identifier(signature, self.caller.digest), signature + data)
+        messages = self._exchange.gather(self._identifier(signature), signature + data)
         if messages is None:
             self._compare(signature)
             raise AssertionError('identifiers differ, but the calls match')
@@ -140,8 +149,7 @@ class ConsistencyCheck:
         calls = self.calls
         calls.count += 1
         calls.record(signature)
-        message = self._exchange.bcast(
-            identifier(signature, self.caller.digest), signature + data, root)
+        message = self._exchange.bcast(self._identifier(signature), signature + data, root)
         if message is None:
             self._compare(signature)
             raise AssertionError('identifiers differ, but the calls match')

@@ -1,5 +1,6 @@
 """Each sample is used once in each epoch, by one rank, also if the number of ranks changes."""
 
+import contextlib
 import itertools
 
 import chainer
@@ -92,6 +93,9 @@ def of_ranks(n, size, **options):
 
         def allgather_obj(self, x):
             return [x] * size
+
+        def called_by(self, name):
+            return contextlib.nullcontext()
 
     return [MultiNodeOrderSampler(n, Rank(rank), **options) for rank in range(size)]
 
