@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from chainermn import _signature
-from chainermn._signature import CALL, DTYPE, EQUAL, SHAPE, CallSignature, identifier, pack, unpack
+from chainermn._signature import (
+    CALL,
+    DTYPE,
+    EQUAL,
+    PROGRAM,
+    SHAPE,
+    Caller,
+    CallSignature,
+    identifier,
+    pack,
+    unpack,
+    with_caller,
+)
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -111,6 +123,19 @@ def test_equal_calls_have_equal_identifiers():
         assert identifier(a) != identifier(b)
     assert {len(identifier(each)) for pair in same for each in pair} == {
         _signature.IDENTIFIER_SIZE}
+
+
+def test_callers():
+    callers = [PROGRAM, Caller('a'), Caller('b'), Caller('a', {'n': '1'}), Caller('a', {'n': '2'})]
+    for signature in pack('barrier'), pack('allreduce', (3,), np.dtype('f4'), op='sum'):
+        assert len({identifier(signature, caller.digest) for caller in callers}) == len(callers)
+        assert PROGRAM.identifier(signature) == identifier(signature)
+        for caller in callers:
+            call = unpack(with_caller(signature, caller.digest))
+            assert call == unpack(signature)._replace(caller=caller.digest)
+    changed = Caller('a')
+    changed.set_options({'n': '1'})
+    assert changed.digest == callers[3].digest
 
 
 def test_digest_is_the_same_in_every_process():

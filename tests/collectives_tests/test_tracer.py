@@ -23,7 +23,8 @@ size = MPI.COMM_WORLD.size
 
 #: Public methods without exchanges, or with exchanges only to raise an error.
 NOT_TRACED = {
-    'allreduce_grad', 'at_update', 'broadcast_data', 'check_grad_dtype', 'check_requirements',
+    'allreduce_grad', 'at_update', 'broadcast_data', 'called_by', 'check_grad_dtype',
+    'check_requirements',
     'config_scope', 'get_config', 'refuse', 'join_responses', 'set_config', 'span',
     'multi_node_mean_grad_async',  # of pure_nccl alone
     'finalize'}  # which calls an operation, unless it was called before

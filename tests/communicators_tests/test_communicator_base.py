@@ -17,6 +17,7 @@ METHODS = {
     'allreduce_obj': "obj op='sum'",
     'alltoall': 'xs',
     'at_update': 'number since_last',
+    'called_by': 'caller',
     'barrier': '',
     'bcast': 'x root=0 max_buf_len=None',
     'bcast_data': 'model',

@@ -40,15 +40,16 @@ def test_the_rank_of_an_error_reports_the_same_call_site_as_the_others(comm):
         chainermn.scatter_dataset(None, comm)
     # Equal call sites are not printed.
     assert str(caught.value).splitlines()[2:] in (
-        ['  rank 1: bcast_obj root=0'], [f'  ranks 1-{comm.size - 1}: bcast_obj root=0'])
+        [f'  {ranks}: bcast_obj root=0 of scatter_dataset']
+        for ranks in ('rank 1', f'ranks 1-{comm.size - 1}'))
 
 
 @pytest.mark.mpi(min_size=2)
 def test_each_rank_says_where_it_called(comm):
     text = message(comm)
     assert f'rank 0: barrier, called at {FILE}:{line_of("first")}' in text
-    assert (f'rank 1: bcast_obj root=0, in scatter_dataset() of scatter.py, called at '
-            f'{FILE}:{line_of("second")}') in text
+    assert ('rank 1: bcast_obj root=0 of scatter_dataset, in scatter_dataset() of scatter.py, '
+            f'called at {FILE}:{line_of("second")}') in text
     if comm.size > 2:
-        assert (f'allgather_obj, in evaluate() of multi_node_evaluator.py, called at '
-                f'{FILE}:{line_of("through Chainer")}') in text
+        assert ('allgather_obj of create_multi_node_evaluator, in evaluate() of '
+                f'multi_node_evaluator.py, called at {FILE}:{line_of("through Chainer")}') in text
