@@ -1,4 +1,4 @@
-"""State of extensions, triggers and optimizers that Chainer 7.8.1 does not save.
+"""State of extensions and triggers that Chainer 7.8.1 does not save.
 
 Without it, a resumed run differs from an uninterrupted one. Files of the original Chainer can still
 be loaded: what they lack keeps its initial value, with a warning.
@@ -185,25 +185,6 @@ def observation_state(module: Any) -> None:
             serializer(str(i), value)
 
     module.Trainer.serialize = serialize
-
-
-@patch('chainer.optimizer')
-def loss_scale_state(optimizer: Any) -> None:
-    """All versions: an optimizer did not save the loss scale that it adapts."""
-    serialize_original = optimizer.Optimizer.serialize
-
-    def serialize(self: Any, serializer: Any) -> None:
-        serialize_original(self, serializer)
-        if not self._loss_scaling_is_dynamic:
-            return
-        try:
-            self._loss_scale = serializer('loss_scale', self._loss_scale)
-            self._loss_scaling_isnan_ever = serializer(
-                'loss_scaling_isnan_ever', self._loss_scaling_isnan_ever)
-        except KeyError:
-            warnings.warn('The loss scale is not saved.', stacklevel=2)
-
-    optimizer.Optimizer.serialize = serialize
 
 
 def _is_loading(serializer: Any) -> bool:

@@ -318,13 +318,6 @@ first, second = trainer(lambda trainer: None, 2), trainer(lambda trainer: None, 
 first.run()
 assert resume(first, second).observation['value'] == .5
 ''',
-    'loss_scale_state': TRAINER + '''
-optimizers = [trainer(lambda trainer: None, 1).updater.get_optimizer('main') for _ in range(2)]
-for optimizer in optimizers:
-    optimizer.loss_scaling()
-optimizers[0]._loss_scale = 8.
-assert resume(*optimizers)._loss_scale == 8.
-''',
     'prefetched_orders': SAVED + '''
 iterator = chainer.iterators.MultithreadIterator(range(9), 4)
 plain = chainer.iterators.MultithreadIterator(range(9), 4)
@@ -431,7 +424,6 @@ TESTS = {
     'finished_shift': [RESUMED + '::test_every_extension_and_trigger'],
     'early_stopping_state': [RESUMED + '::test_every_stop_trigger'],
     'observation_state': [RESUMED + '::test_every_stop_trigger'],
-    'loss_scale_state': ['test_shims.py::test_with'],
     'prefetched_orders': [RESUMED + '::test_every_iterator'],
     'iterator_without_order': [RESUMED + '::test_every_iterator'],
     'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
