@@ -10,6 +10,7 @@ import faulthandler
 import functools
 import os
 import pathlib
+import re
 import shutil
 import signal
 import tempfile
@@ -17,6 +18,7 @@ import time
 from collections.abc import Generator
 from typing import Any, TextIO
 
+import durations
 import hypothesis
 import pytest
 from run_ranks import STACKS, outside_pytest
@@ -32,6 +34,8 @@ GRACE = 3  # seconds for the other ranks to write their stacks too
 hypothesis.settings.register_profile('ranks', derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile('ranks')
 
+#: The module-level marker of a file whose tests all run in one process.
+ALL_IN_ONE_PROCESS = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.mpi_skip', re.MULTILINE)
 
 MARKERS = f"""
 every_size: runs at 2 and 4 ranks as well, since it depends on the number of ranks
@@ -76,6 +80,9 @@ def pytest_configure(config: pytest.Config) -> None:
         worker = getattr(config, 'workerinput', {'workerid': '0'})['workerid']
         name = worker if mpi_comm is None else str(mpi_comm.rank)
         config.pluginmanager.register(TimeLimit(name, mpi_comm))
+        if folder := os.environ.get(STACKS):
+            is_first = mpi_comm is None or mpi_comm.rank == 0
+            config.pluginmanager.register(durations.Recorder(folder, name, is_first))
     if config.getoption('stop_after') is not None:
         config.pluginmanager.register(StopAfter(config.getoption('stop_after'), mpi_comm))
 
@@ -85,10 +92,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Skips files without tests for 2 and 4 ranks."""
-    if config.getoption('markexpr') == 'every_size' and collection_path.suffix == '.py':
-        return 'every_size' not in collection_path.read_text(encoding='utf-8') or None
-    return None
+    """Skips files without tests for this number of ranks, before their imports take time."""
+    if not config.getoption('with_mpi') or collection_path.suffix != '.py':
+        return None
+    text = collection_path.read_text(encoding='utf-8')
+    if config.getoption('markexpr') == 'every_size' and 'every_size' not in text:
+        return True
+    return bool(ALL_IN_ONE_PROCESS.search(text)) or None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

@@ -4,25 +4,11 @@ A compiler for the host compiles the expressions, for the dtypes with which a ke
 """
 
 import ctypes
-import functools
-import pathlib
-import subprocess
-import tempfile
 
 import numpy as np
+from host_compiler import library
 
 C_TYPES = {'e': '_Float16', 'f': 'float', 'd': 'double', 'i': 'int', 'l': 'long long'}
-
-
-@functools.cache
-def compiled(source):
-    """Compiles a function ``run``."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, 'kernel.cpp')
-        path.write_text(source)
-        subprocess.run(['g++', '-O1', '-shared', '-fPIC', '-o', f'{folder}/kernel.so', path],
-                       check=True)
-        return ctypes.CDLL(f'{folder}/kernel.so').run
 
 
 class Parameter:
@@ -60,7 +46,7 @@ class ElementwiseKernel:
         memory = [np.array(x if param.is_raw else np.broadcast_to(x, shape), order='C')
                   for x, param in zip(args, params, strict=True)]
         n = int(np.prod(shape))
-        run = compiled(self.source(params, types))
+        run = library(self.source(params, types)).run
         run(ctypes.c_longlong(n), *(ctypes.c_void_p(x.ctypes.data) for x in memory))
         for x, y in list(zip(args, memory, strict=True))[len(self.inputs):]:
             x[...] = y

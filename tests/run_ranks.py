@@ -4,17 +4,22 @@ All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size`
 ``--ranks`` is given.  With one rank, pytest-xdist runs two workers per core, up to 8.  Other
 options are passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all,
 and lists failed runs at the end.
+
+Prints what each run cost.  Fails if a folder has outgrown its budget (durations.py).
 """
 
 import argparse
 import os
 import pathlib
 import re
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 
+import durations
+import host_compiler
 from time_limits import seconds
 
 # Seconds after which a run is killed. The time limit of a test (conftest.py) comes first, unless
@@ -35,15 +40,15 @@ SHARED = dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THRE
 INSIDE_PYTEST = re.compile(r'/(_pytest|pluggy|xdist|execnet)/|<frozen runpy>|<string>')
 
 
-def run(ranks: int, options: list[str]) -> int:
-    """Runs pytest on ``ranks`` ranks; returns its exit status."""
+def run(ranks: int, options: list[str]) -> tuple[int, dict[str, durations.Cost]]:
+    """Runs pytest on ``ranks`` ranks; returns its exit status and the cost of each test."""
     command = [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider']
     if ranks > 1:
         command = [_mpiexec(), '-n', str(ranks), *command, '--with-mpi', *options]
     else:
         command += [*PARALLEL, *options]
     print(f'\n{f" {ranks} rank" + "s" * (ranks > 1) + " ":#^80}', flush=True)
-    start = time.monotonic()
+    start, cpu = time.monotonic(), cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         env = SHARED | os.environ | {STACKS: folder}
         # The mpiexec next to this Python, even if its environment is not active.
@@ -57,7 +62,9 @@ def run(ranks: int, options: list[str]) -> int:
             except subprocess.TimeoutExpired:
                 process.terminate()  # mpiexec ends its ranks
                 status = process.wait()
-        files = sorted(pathlib.Path(folder).iterdir())
+        measured = durations.recorded(folder)
+        files = sorted(path for path in pathlib.Path(folder).iterdir()
+                       if not path.name.startswith(durations.PREFIX))
         reports = {file.name: file.read_text().splitlines() or ['nothing'] for file in files}
     for rank, (name, *stacks) in reports.items():
         if stacks:
@@ -68,7 +75,14 @@ def run(ranks: int, options: list[str]) -> int:
         where = ''.join(f'\n  rank {rank}: {name}' for rank, (name, *_) in reports.items())
         print(f'\nThe run ended with status {status}. The ranks were in{where}')
         print(f'{f" 1 error in {time.monotonic() - start:.2f}s ":=^80}', flush=True)
-    return status
+    print(f'{cpu_seconds() - cpu:.0f} CPU seconds', flush=True)
+    return status, measured
+
+
+def cpu_seconds() -> float:
+    """Returns the CPU time of all programs that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def outside_pytest(stacks: list[str]) -> str:
@@ -86,17 +100,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument('--ranks', help='numbers of ranks at which to run all tests, such as 2,3')
     parser.add_argument('--keep-going', action='store_true', help='continue after a failed run')
+    parser.add_argument('--measure', type=pathlib.Path, metavar='FILE',
+                        help='write the cost of each test, for durations.py')
     args, options = parser.parse_known_args()
     runs = {int(n): [] for n in args.ranks.split(',')} if args.ranks else RUNS
-    failed = {}
-    for ranks, chosen in runs.items():
-        status = run(ranks, [*chosen, *options])
-        if status != 0:
-            failed[ranks] = status if 0 < status < 128 else 1
-            if not args.keep_going:
-                break
+    failed, measured = {}, {}
+    with tempfile.TemporaryDirectory() as os.environ[host_compiler.VARIABLE]:
+        for ranks, chosen in runs.items():
+            status, measured[ranks] = run(ranks, [*chosen, *options])
+            if status != 0:
+                failed[ranks] = status if 0 < status < 128 else 1
+                if not args.keep_going:
+                    break
     if args.keep_going and failed:
         print(f'\nFailed at these numbers of ranks: {", ".join(map(str, failed))}')
+    if args.measure:
+        durations.write_tests(measured, args.measure)
+    elif runs is RUNS and '--full' not in options:
+        grown = durations.grown(durations.by_file(measured), durations.read())
+        for line in grown:
+            print(line)
+        if grown and not failed:
+            print('Shorten these tests, or measure again: see tests/durations.py')
+            return 1
     return next(iter(failed.values()), 0)
 
 

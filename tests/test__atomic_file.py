@@ -7,12 +7,11 @@ import sys
 import time
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 from chainermn import _atomic_file
 
-ALONE = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='changes this process or the machine')
+ALONE = pytest.mark.mpi_skip
 
 
 def write(path, content=b'new'):

@@ -19,7 +19,7 @@ from chainermn._check._print import print_report
 from chainermn._check._report import Finding, Report
 from chainermn._check._time_limit import TimeLimit
 
-alone = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+alone = pytest.mark.mpi_skip
 comm_world = MPI.COMM_WORLD
 
 

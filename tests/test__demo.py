@@ -6,12 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 from chainermn.__main__ import main
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+pytestmark = pytest.mark.mpi_skip
 
 
 def test_demo_trains(tmp_path):

@@ -8,10 +8,9 @@ import sys
 import time
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+pytestmark = pytest.mark.mpi_skip
 SCRIPT = '''
 import os, pathlib, signal, time
 import chainermn

@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+pytestmark = pytest.mark.mpi_skip
 
 # "script.py chainermn" in a job; "script.py" in one process that knows nothing of MPI.
 SCRIPT = '''

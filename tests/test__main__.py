@@ -4,13 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
 from chainermn.__main__ import main
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='prints on one process')
+pytestmark = pytest.mark.mpi_skip
 
 COMMANDS = ['check', 'checkpoints', 'demo', 'dump', 'run', 'timeline']
 

@@ -16,7 +16,7 @@ from time_limits import seconds
 
 from chainermn import __main__
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+pytestmark = pytest.mark.mpi_skip
 
 COMMAND = [sys.executable, '-m', 'chainermn', 'run']
 HOST = os.uname().nodename

@@ -6,12 +6,11 @@ import struct
 import sys
 
 import pytest
-from mpi4py import MPI
 
 from chainermn.__main__ import main
 from chainermn._timeline import _summary, _trace_files
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='reads files in one process')
+pytestmark = pytest.mark.mpi_skip
 
 GROUP = '1 ranks 0-1'
 

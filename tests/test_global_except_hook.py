@@ -8,12 +8,11 @@ import sys
 import textwrap
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+pytestmark = pytest.mark.mpi_skip
 
 VARIABLES = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_EXCEPTION')
 

@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
@@ -45,7 +44,7 @@ def test_version_is_ours():
     assert chainermn.__version__.startswith('8.')
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+@pytest.mark.mpi_skip
 @pytest.mark.parametrize('missing', ['mpi4py', 'cupy'])
 def test_import_needs_neither_mpi4py_nor_cupy(missing):
     code = f'''

@@ -12,14 +12,13 @@ import time
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
 from chainermn._launch import _serialization
 
-# Some of the tests launch while MPI is initialized in this process, as mpi4py is imported above.
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+# Some of the tests launch while MPI is initialized in this process, by shared_fixtures.py.
+pytestmark = pytest.mark.mpi_skip
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / 'examples'
 

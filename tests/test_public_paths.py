@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 #: Names of classes and functions, by module.
@@ -145,7 +144,7 @@ def test_every_name_can_be_imported(module):
         assert getattr(importlib.import_module(module), name) is not None
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts a process of its own')
+@pytest.mark.mpi_skip
 def test_modules_of_communicators_need_no_import(tmp_path):
     """For isinstance(comm, chainermn.communicators.pure_nccl_communicator.PureNcclCommunicator)."""
     modules = [path.rpartition('.')[2] for path in PATHS if path.endswith('_communicator')]
@@ -171,7 +170,7 @@ def test_a_device_for_tests():
     assert get_device().xp.__name__ == 'numpy'
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts a process of its own')
+@pytest.mark.mpi_skip
 def test_parameters_are_those_of_the_old_chainermn(tmp_path):
     done = subprocess.run(
         [sys.executable, '-c', OLD, json.dumps([PATHS, CLASSES])], cwd=tmp_path,

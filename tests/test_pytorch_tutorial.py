@@ -11,7 +11,6 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from mpi4py import MPI
 from sklearn.datasets import load_digits
 
 import chainermn
@@ -192,7 +191,7 @@ def blocking(comm):
     return float(data[0])
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+@pytest.mark.mpi_skip
 def test_its_template_that_starts_the_processes():
     """Without mpiexec, as its run.py does."""
     assert chainermn.launch(blocking, 2) == [1.0, 1.0]

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import virtual_hosts
-from mpi4py import MPI
 from time_limits import seconds
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
@@ -19,7 +18,7 @@ SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob('*.py') if path.stem[0] !
 MARKS = {'iterator': (), 'collectives': (), 'gpu': pytest.mark.gpu}
 RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d')
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+pytestmark = pytest.mark.mpi_skip
 
 
 @pytest.mark.limit(400)

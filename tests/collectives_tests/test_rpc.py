@@ -8,12 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
 
-alone = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+alone = pytest.mark.mpi_skip
 
 
 @pytest.fixture(scope='module')

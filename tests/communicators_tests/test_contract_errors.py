@@ -4,6 +4,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from each_case import each_case
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -163,7 +164,7 @@ BAD |= {
 }
 
 
-@pytest.mark.parametrize('operation, what', BAD, ids=map(': '.join, BAD))
+@each_case('operation, what', BAD)
 def test_invalid_argument_on_one_rank(comms, operation, what, same_error, check_usable):
     bad, kind = BAD[operation, what]
     for n, comm in enumerate(comms):

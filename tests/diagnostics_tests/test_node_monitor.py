@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 from chainermn._diagnostics.node_monitor import monitor_process, rank_client
@@ -36,7 +35,7 @@ DYING = {
     'raise SystemExit': ('raise SystemExit(4)', '', ''),  # the others report it
 }
 
-starts = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+starts = pytest.mark.mpi_skip
 
 
 def run(tmp_path, body, ranks=3, **env):

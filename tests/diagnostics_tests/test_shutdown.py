@@ -5,10 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+pytestmark = pytest.mark.mpi_skip
 
 START = '''
 import sys

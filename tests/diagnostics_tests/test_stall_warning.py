@@ -5,10 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
-starts = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+starts = pytest.mark.mpi_skip
 STALL = '''
 import time
 import chainermn

@@ -7,11 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 
 from chainermn.communicators import CommunicatorBase
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+pytestmark = pytest.mark.mpi_skip
 
 START = '''
 import atexit, json, os, sys

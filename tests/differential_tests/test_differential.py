@@ -12,10 +12,9 @@ import sys
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+pytestmark = pytest.mark.mpi_skip
 
 PROGRAM = pathlib.Path(__file__).with_name('program.py')
 

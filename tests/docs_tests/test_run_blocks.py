@@ -5,10 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+pytestmark = pytest.mark.mpi_skip
 
 SCRIPT = pathlib.Path(__file__).parents[2] / 'docs' / 'run_blocks.py'
 

@@ -8,11 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 pytestmark = [
-    pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own'),
+    pytest.mark.mpi_skip,
     pytest.mark.limit(180),
 ]
 

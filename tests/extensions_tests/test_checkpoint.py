@@ -499,7 +499,7 @@ def undisturbed_run(tmp_path_factory):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.skipif(WORLD.size > 1, reason='starts mpiexec itself')
+@pytest.mark.mpi_skip
 @pytest.mark.parametrize('victim, when, moment', [
     (0, 1, 'before'), (1, 4, 'before'), (0, 7, 'after'), (1, 12, 'after'), (0, 5, 'writing'),
     (1, 12, 'writing')])
@@ -757,7 +757,7 @@ def test_a_manifest_is_removed_before_its_files(comm, folder, monkeypatch):
         assert all(removed.index(f'commit-run.{i}') < removed.index(f'run.0.{i}') for i in (1, 2))
 
 
-@pytest.mark.skipif(WORLD.size > 1, reason='mounts a disk')
+@pytest.mark.mpi_skip
 def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
     """A real one; the next checkpoint with enough space is complete."""
     done = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=5m', 'tmpfs', str(tmp_path)],
@@ -819,7 +819,7 @@ def start_job(tmp_path, role):
 
 
 @pytest.mark.limit(300)
-@pytest.mark.skipif(WORLD.size > 1, reason='starts mpiexec itself')
+@pytest.mark.mpi_skip
 def test_a_second_job_with_the_same_name_and_folder_is_refused(tmp_path):
     """The first one is not disturbed; after it has ended in any way, the next one resumes."""
     first = start_job(tmp_path, 'waits')

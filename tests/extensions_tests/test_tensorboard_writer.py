@@ -8,7 +8,6 @@ import sys
 import chainer
 import numpy as np
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
@@ -98,7 +97,7 @@ def test_a_folder_that_cannot_be_written(comm, folder, same_error):
     assert isinstance(error, OSError) and os.path.join(folder, 'file') in str(error)
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+@pytest.mark.mpi_skip
 def test_a_killed_process_loses_no_points(tmp_path):
     """A checkpoint may follow the extension at once: the resumed run does not write them again."""
     script = tmp_path / 'script.py'
@@ -123,7 +122,7 @@ train(comm, 'out', Killed(comm, trigger=(1, 'iteration')), 3)
     assert {'mine', 'other', 'main/loss', 'epoch', 'elapsed_time'} <= set(values)
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+@pytest.mark.mpi_skip
 def test_without_tensorboardx(tmp_path):
     script = tmp_path / 'script.py'
     script.write_text('''

@@ -6,9 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+pytestmark = pytest.mark.mpi_skip
 
 #: Rank 1 asks rank 0 in each step, and trains with the answer.
 TRAIN = '''

@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from chainermn.kvstore import RowSparse
 
@@ -129,7 +128,7 @@ def test_an_updater_that_raises(create, comm, same_error):
 
 # --- dist_async ---
 
-one_process = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+one_process = pytest.mark.mpi_skip
 
 
 def adding(kv):

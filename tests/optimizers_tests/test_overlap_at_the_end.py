@@ -5,11 +5,10 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import chainermn
 
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+pytestmark = pytest.mark.mpi_skip
 
 
 def trained(comm, loss_of):

@@ -4,9 +4,8 @@ import importlib.util
 import pathlib
 
 import pytest
-from mpi4py import MPI
 
-pytestmark = [pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself'),
+pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.limit(240)]
 
 _spec = importlib.util.spec_from_file_location(

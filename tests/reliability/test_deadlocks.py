@@ -5,9 +5,8 @@ import pathlib
 import sys
 
 import pytest
-from mpi4py import MPI
 
-pytestmark = [pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself'),
+pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.limit(120)]
 
 HERE = pathlib.Path(__file__).parent

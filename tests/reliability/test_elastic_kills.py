@@ -4,14 +4,13 @@ import pathlib
 
 import pytest
 import virtual_hosts
-from mpi4py import MPI
 
 PATH = pathlib.Path(__file__).with_name('elastic_kills.py')
 
 
 @pytest.mark.full
 @pytest.mark.limit(500)
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+@pytest.mark.mpi_skip
 def test_no_sample_is_lost():
     if reason := virtual_hosts.why_not():
         pytest.skip(reason)

@@ -3,13 +3,12 @@ import importlib.util
 import pathlib
 
 import pytest
-from mpi4py import MPI
 
 PATH = pathlib.Path(__file__).with_name('kills.py')
 
 
 @pytest.mark.limit(180)
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
+@pytest.mark.mpi_skip
 def test_complete_saves_survive_kills():
     spec = importlib.util.spec_from_file_location('kills', PATH)
     kills = importlib.util.module_from_spec(spec)

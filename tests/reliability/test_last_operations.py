@@ -10,9 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
 
-pytestmark = [pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself'),
+pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.limit(180)]
 
 _spec = importlib.util.spec_from_file_location(

@@ -17,7 +17,7 @@ from chainermn.__main__ import main
 from chainermn._tracing import recorder
 from chainermn._tracing.recorder import Timeline, path_of
 
-alone = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
+alone = pytest.mark.mpi_skip
 
 
 def events(path):

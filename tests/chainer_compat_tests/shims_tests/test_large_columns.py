@@ -5,14 +5,13 @@ Their arrays are mostly zeros, which take no memory, and only the last elements 
 
 import ctypes
 import itertools
-import shutil
-import subprocess
 import types
 
 import numpy as np
 import pytest
 from chainer.backends import cuda
 from chainer.utils import conv, conv_nd
+from host_compiler import library
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -62,11 +61,8 @@ def large(shape):
 
 
 @pytest.fixture
-def last_of(monkeypatch, tmp_path):
+def last_of(monkeypatch):
     """Returns what the kernel of a function computes last, and the indices of that."""
-    compiler = shutil.which('g++')
-    if compiler is None:
-        pytest.skip('needs g++')
     kernels = []
 
     def elementwise(in_params, out_params, operation, name):
@@ -85,11 +81,8 @@ def last_of(monkeypatch, tmp_path):
         source = SOURCE % {
             'raw': raw_name, 'out': out_params.split()[-1], 'operation': operation,
             'sizes': ''.join(f'const int {name} = sizes[{i}];' for i, name in enumerate(names))}
-        (tmp_path / 'kernel.cpp').write_text(source)
         # A device wraps what does not fit an int.
-        subprocess.run([compiler, '-O1', '-fwrapv', '-shared', '-fPIC', '-o',
-                        tmp_path / 'kernel.so', tmp_path / 'kernel.cpp'], check=True)
-        run = ctypes.CDLL(str(tmp_path / 'kernel.so')).run
+        run = library(source, '-fwrapv').run
         run.restype = ctypes.c_bool
         end = int(np.prod(out.shape, dtype=np.int64))
         results = np.full(N, 77, np.int8)

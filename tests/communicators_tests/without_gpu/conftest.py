@@ -10,8 +10,6 @@ the device is still at work, and in which a thread uses a device that is not its
 import ctypes
 import functools
 import platform
-import shutil
-import subprocess
 import sys
 import threading
 import types
@@ -21,6 +19,7 @@ import chainer
 import kernels_on_host
 import numpy as np
 import pytest
+from host_compiler import library
 from mpi4py import MPI
 
 from chainermn import nccl
@@ -50,23 +49,18 @@ extern "C" void run(int name, int blocks, int threads, const Piece* pieces, Elem
 '''
 
 
+INCLUDE = '#include <cuda_fp16.h>'
+
+
 @pytest.fixture(scope='session')
-def compile_kernels(tmp_path_factory):
+def compile_kernels():
     """Compiles kernels for the host: ``run(name, blocks, threads, pieces, buffer, scale)``."""
-    compiler = shutil.which('g++')
-    if compiler is None or platform.machine() != 'x86_64':
-        pytest.skip('needs g++ on x86-64')
-    compiled = {}
+    if platform.machine() != 'x86_64':
+        pytest.skip('needs x86-64')
 
     def compile_kernels(source):
-        if source not in compiled:
-            folder = tmp_path_factory.mktemp('kernels')
-            (folder / 'cuda_fp16.h').write_text(CUDA)
-            (folder / 'kernels.cpp').write_text(source + RUN)
-            subprocess.run([compiler, '-O1', '-mf16c', '-shared', '-fPIC', '-I', folder, '-o',
-                            folder / 'kernels.so', folder / 'kernels.cpp'], check=True)
-            compiled[source] = ctypes.CDLL(str(folder / 'kernels.so')).run
-        run = compiled[source]
+        assert INCLUDE in source
+        run = library(source.replace(INCLUDE, CUDA) + RUN, '-mf16c').run
         return lambda name, blocks, threads, pieces, buffer, scale=1.: run(
             name == 'unpack', blocks, threads, ctypes.c_void_p(pieces.ctypes.data),
             ctypes.c_void_p(buffer.ctypes.data), ctypes.c_double(scale))

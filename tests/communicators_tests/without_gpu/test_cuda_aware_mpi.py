@@ -1,8 +1,10 @@
 """CUDA-aware MPI: device memory is passed only after the device has finished with it."""
 
+import itertools
 
 import numpy as np
 import pytest
+from each_case import each_case
 from mpi4py import MPI
 
 import chainermn
@@ -93,11 +95,11 @@ def arrays(result):
     return [] if result is None else list(result) if isinstance(result, tuple) else [result]
 
 
-@pytest.mark.parametrize('different', [False, True], ids=['equal', 'different'])
-@pytest.mark.parametrize('operation', OPERATIONS)
+@each_case('operation, different', [
+    *((operation, False) for operation in OPERATIONS),
+    *((operation, True) for operation in ('gather', 'allgather', 'alltoall', 'scatter'))])
 def test_operations(comm, gpu, operation, different):
-    if different and operation not in ('gather', 'allgather', 'alltoall', 'scatter'):
-        return
+    gpu.n_given = 0
     x = np.arange(9000 + 6 * RANK * different, dtype='f4').reshape(-1, 3) + RANK  # no header's
     found = OPERATIONS[operation](comm, gpu.cupy.asarray(x) * 1)  # just computed
     for y, expected in zip(arrays(found), arrays(OPERATIONS[operation](comm, x)), strict=True):
@@ -109,9 +111,9 @@ def test_operations(comm, gpu, operation, different):
         assert gpu.n_given > 0
 
 
-@pytest.mark.parametrize('compression', [None, 'fp16', '2bit'])
-@pytest.mark.parametrize('batched', [True, False])
+@each_case('batched, compression', itertools.product([True, False], [None, 'fp16', '2bit']))
 def test_mean_grad(comm, gpu, make_model, batched, compression):
+    gpu.n_given = 0
     comm.set_config('batched_copy', batched)
     models = [make_model(rank) for rank in range(SIZE)]
     expected = {name: np.mean([getattr(model, name).grad.get().astype('f8') for model in models],

@@ -1,10 +1,13 @@
 """Means in the background by NCCL, on a stream that runs at once and on one that runs late."""
 
+import itertools
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from each_case import each_case
 from mpi4py import MPI
 
 import chainermn
@@ -39,10 +42,9 @@ def check(means, expected, tolerance=1e-6):
         np.testing.assert_allclose(mean.get(), value, tolerance)
 
 
-@pytest.mark.parametrize('batched', [True, False])
-@pytest.mark.parametrize('grad_dtype', ['float16', 'float32', 'float64'])
-@pytest.mark.parametrize('dtypes', [['f2'] * 3, ['f4'] * 3, ['f8'] * 3, ['f2', 'f4', 'f8']],
-                         ids='-'.join)
+@each_case('dtypes, grad_dtype, batched', itertools.product(
+    [['f2'] * 3, ['f4'] * 3, ['f8'] * 3, ['f2', 'f4', 'f8']], ['float16', 'float32', 'float64'],
+    [True, False]))
 def test_means(comm, gpu, dtypes, grad_dtype, batched):
     comm.set_config('allreduce_grad_dtype', grad_dtype)
     comm.set_config('batched_copy', batched)
@@ -161,9 +163,9 @@ def test_order_on_the_streams(comm, gpu):
     assert gpu.log == [*submitted, *submitted, 'caller waits for own']
 
 
-@pytest.mark.parametrize('kind', [None, 'fp16', 'bf16', '2bit'])
-@pytest.mark.parametrize('n_submitted', [lambda rank: rank, lambda rank: 3 - min(rank, 3),
-                                 lambda rank: 2, lambda rank: 0, lambda rank: 4 * (rank == 0)])
+@each_case('n_submitted, kind', itertools.product(
+    [lambda rank: rank, lambda rank: 3 - min(rank, 3), lambda rank: 2, lambda rank: 0,
+     lambda rank: 4 * (rank == 0)], [None, 'fp16', 'bf16', '2bit']))
 def test_cancel(comm, gpu, n_submitted, kind):
     gpu.late = True  # "at once" the stand-in would wait for the other ranks
     queue = comm.mean_queue()
@@ -242,11 +244,10 @@ def trained(gpu, comm, make, steps=5, **options):
     return optimizer, {path: param.array.get() for path, param in model.namedparams()}
 
 
-@pytest.mark.parametrize('bucket_mb', [1e-6, 200 / 2**20], ids=['one by one', 'several'])
-@pytest.mark.parametrize('options', [
-    {}, {'compression': 'fp16'}, {'compression': 'bf16'}, {'n_accumulations': 2}], ids=str)
-@pytest.mark.parametrize('make', [
-    sum_of_weights, bias_of_full_shape, several_times, perceptron], ids=lambda make: make.__name__)
+@each_case('make, options, bucket_mb', itertools.product(
+    [sum_of_weights, bias_of_full_shape, several_times, perceptron],
+    [{}, {'compression': 'fp16'}, {'compression': 'bf16'}, {'n_accumulations': 2}],
+    [1e-6, 200 / 2**20]))
 def test_the_same_bits_as_without_overlap(comm, gpu, make, options, bucket_mb):
     _, expected = trained(gpu, comm, make, **options)
     optimizer, found = trained(gpu, comm, make, overlap=True, bucket_mb=bucket_mb, **options)

@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 from chainermn.extensions._checkpointing import background
@@ -109,7 +108,7 @@ def run_script(*command, python=('-W', 'ignore')):
                           capture_output=True, text=True, timeout=seconds(50))
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes itself')
+@pytest.mark.mpi_skip
 class TestTheEndOfTheProgram:
     @pytest.mark.parametrize('how', ['end', 'raise', 'fork'])
     def test_the_file_is_completed(self, tmp_path, how):

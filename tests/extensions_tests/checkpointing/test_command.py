@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from time_limits import seconds
 
 from chainermn.extensions._checkpointing import rank_file
@@ -80,7 +79,7 @@ def test_snapshots_are_found_too(tmp_path):
         'commit-snapshot_iter_3', 3, 1, [])
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes itself')
+@pytest.mark.mpi_skip
 def test_the_command(tmp_path):
     def run(folder):
         return subprocess.run([sys.executable, '-m', 'chainermn', 'checkpoints', str(folder)],

@@ -10,11 +10,10 @@ import threading
 import time
 
 import pytest
-from mpi4py import MPI
 
 from chainermn.extensions._checkpointing import lock as locking
 
-ALONE = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes itself')
+ALONE = pytest.mark.mpi_skip
 
 HEAD = '''
 import os, runpy, sys, time
