@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from each_case import each_case
 from time_limits import seconds
 
 import chainermn
@@ -25,7 +26,6 @@ def load():
     time.sleep(60)
 
 '''
-starts = pytest.mark.mpi_skip
 
 
 def start(folder, body, ranks=3, name='naive', timeout='3', **env):
@@ -38,15 +38,6 @@ def start(folder, body, ranks=3, name='naive', timeout='3', **env):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, 'CHAINERMN_TIMEOUT': timeout, **env})
     return done.returncode, done.stdout
-
-
-@pytest.fixture(scope='module')
-def runs(tmp_path_factory):
-    """All jobs of this file, which take turns: most of the time they wait."""
-    folder = tmp_path_factory.mktemp('runs')
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        yield {name: pool.submit(start, folder / str(n), *args, **kwargs)
-               for n, (name, (args, kwargs)) in enumerate(JOBS.items())}
 
 
 #: Hangs, with lines of the report.
@@ -159,10 +150,7 @@ JOBS = {
 }
 
 
-@starts
-@pytest.mark.parametrize('name', HANGS)
-def test_a_hang_is_reported(runs, name):
-    status, output = runs[name].result()
+def check_hang(name, status, output):
     assert status != 0
     for text in [*HANGS[name][1], 'the timeout is 3 s', 'Last operations:\n', 'Stacks of rank',
                  "communicator of ranks 0-2: allreduce #1-3 float32 (1000,) op='sum', called at "
@@ -174,10 +162,8 @@ def test_a_hang_is_reported(runs, name):
                     'progress for [3-9] s', output), output
 
 
-@starts
-@pytest.mark.parametrize('name', DEADLOCKS)
-def test_a_deadlock_is_reported_without_a_timeout(runs, name):
-    status, output = runs[name].result()
+def check_deadlock(name, status, output):
+    """Reported without a timeout."""
     assert status != 0
     for text in [*DEADLOCKS[name][1], 'Last operations:\n', 'Stacks of rank',
                  "communicator of ranks 0-2: allreduce #1-3 float32 (1000,) op='sum', called at "
@@ -188,63 +174,87 @@ def test_a_deadlock_is_reported_without_a_timeout(runs, name):
                      r'ranks? [12-]+; rank [12] waits in ', output), output
 
 
-@starts
-@pytest.mark.parametrize('name', ENDED)
-def test_waiting_for_a_finished_rank_is_reported_without_a_timeout(runs, name):
-    status, output = runs[name].result()
+def check_ended(name, status, output):
+    """Waiting for a finished rank is reported without a timeout."""
     assert status != 0
     assert re.search(r'aborts the job: deadlock: rank 0 waits in \w+.* \(script.py:\d+\) for rank '
                      '1; rank 1 (has reached|waits at) the end of the program', output), output
     assert 'rank 1 is at the end of the program' in output
 
 
-@starts
-def test_waiting_for_a_finished_rank_is_reported_without_consistency_checks(runs):
-    status, output = runs['without check'].result()
+def check_ended_without_consistency_checks(name, status, output):
     assert status != 0
     assert 'rank 0 waits in barrier #4 (script.py:13) for ranks 1-2; ' in output
     assert 'rank 1 has reached the end of the program' in output
 
 
-@starts
-def test_before_the_first_communicator_each_rank_reports_only_itself(runs):
-    status, output = runs['no communicator'].result()
+def check_only_itself(name, status, output):
+    """Before the first communicator each rank reports only itself."""
     assert status != 0
     assert 'rank 0 is in create_communicator, called at script.py:16 (for ' in output
     assert 'does each of them call create_communicator?' in output
     assert len(re.findall('chainermn: ', output)) == 1  # rank 1 would have said the same
 
 
-@starts
-def test_the_watchdog_stops_only_after_several_errors(runs):
-    status, output = runs['an error of the thread'].result()
+def check_goes_on(name, status, output):
+    """The watchdog stops only after several errors."""
     assert status != 0 and 'RuntimeError' not in output
     assert 'rank 1 is not in an operation: it is at script.py:11 in load()' in output
-    status, output = runs['errors of the thread'].result()
+
+
+def check_stops(name, status, output):
     assert (status, output.count('TypeError')) == (0, 3)
     assert output.count('has stopped because of this error') == 3
 
 
-@starts
-def test_an_invalid_timeout_in_the_environment_is_an_error(runs):
-    status, output = runs['no number'].result()
+def check_no_number(name, status, output):
     assert status != 0
     text = "CHAINERMN_TIMEOUT must be a number of seconds, 0 for none, not '1 h'"
     assert output.count(text) == output.count('aborts the job') == 1, output
 
 
-@starts
-@pytest.mark.parametrize('part', ['a part', 'a queue'])
-def test_parts_of_a_communicator_have_the_same_timeout(runs, part):
-    status, output = runs[f'limit of {part}'].result()
+def check_part(name, status, output):
+    """Parts of a communicator have the same timeout."""
     assert status != 0 and 'the timeout is 1 s' in output
 
 
-@starts
-@pytest.mark.parametrize('name', ['no limit', 'slow', 'slow queue'])
-def test_slow_ranks_are_not_reported(runs, name):
-    status, output = runs[name].result()
+def check_silent(name, status, output):
+    """Slow ranks are not reported."""
     assert (status, output.count('went on'), 'chainermn' in output) == (0, 2, False)
+
+
+#: What a job prints, and its exit status.
+CHECKS = {
+    **dict.fromkeys(HANGS, check_hang),
+    **dict.fromkeys(DEADLOCKS, check_deadlock),
+    **dict.fromkeys(ENDED, check_ended),
+    'without check': check_ended_without_consistency_checks,
+    'limit of a part': check_part,
+    'limit of a queue': check_part,
+    'no limit': check_silent,
+    'slow': check_silent,
+    'slow queue': check_silent,
+    'no communicator': check_only_itself,
+    'an error of the thread': check_goes_on,
+    'errors of the thread': check_stops,
+    'no number': check_no_number,
+}
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.limit(180)
+def test_hangs_are_reported_and_slow_ranks_are_not(tmp_path):
+    """The jobs take turns: most of the time they wait."""
+    assert CHECKS.keys() == JOBS.keys()
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        jobs = {name: pool.submit(start, tmp_path / str(n), *args, **kwargs)
+                for n, (name, (args, kwargs)) in enumerate(JOBS.items())}
+
+        @each_case('name', JOBS)
+        def check(name):
+            CHECKS[name](name, *jobs[name].result())
+
+        check()
 
 
 @pytest.mark.parametrize('value', [-1, float('nan'), float('inf'), 'soon'])
