@@ -5,7 +5,8 @@
         ...
 
 is like ``pytest.mark.parametrize``, but pytest sees one test, with one set of fixtures.  All cases
-run; the test fails if any of them fails on any rank, and lists those.
+run; the test fails if any of them fails on any rank, and lists those.  The values may be a function
+of pytest's configuration.
 """
 
 from __future__ import annotations
@@ -21,24 +22,28 @@ from mpi4py import MPI
 _mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the tests
 
 
-def each_case(names: str, values: Iterable[object]) -> Callable[[Callable[..., None]],
-                                                                Callable[..., None]]:
+def each_case(
+    names: str, values: Iterable[object] | Callable[[pytest.Config], Iterable[object]]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns a decorator of a test: a loop over the values of these arguments."""
     arguments = names.split(', ')
-    cases = [dict(zip(arguments, value if len(arguments) > 1 else (value,), strict=True))
-             for value in values]
+    fixed = None if callable(values) else list(values)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def run(**fixtures: object) -> None:
+        def run(request: pytest.FixtureRequest, **fixtures: object) -> None:
+            found = values(request.config) if callable(values) else fixed
+            cases = [dict(zip(arguments, value if len(arguments) > 1 else (value,), strict=True))
+                     for value in found]
             failed = [text for case in cases if (text := _failure(test, fixtures, case))]
             if failed:
                 pytest.fail(f'{len(failed)} of {len(cases)} cases failed\n\n' + '\n'.join(failed),
                             pytrace=False)
 
-        signature = inspect.signature(test)
-        run.__signature__ = signature.replace(parameters=[  # type: ignore[attr-defined]
-            value for name, value in signature.parameters.items() if name not in arguments])
+        parameters = [inspect.signature(run, follow_wrapped=False).parameters['request']]
+        parameters += [value for name, value in inspect.signature(test).parameters.items()
+                       if name not in arguments]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -117,21 +117,16 @@ def comms():
         comm.finalize()
 
 
-@pytest.fixture
-def make(dtype, kind):
-    """Makes arrays of one kind and dtype: ``make(seed, rows=0)``."""
+def make_array(dtype, kind, seed, rows=0):
     shape, layout = KINDS[kind]
-    return lambda seed, rows=0: layout(numbers(shape(rows), dtype, seed))
+    return layout(numbers(shape(rows), dtype, seed))
 
 
-def pytest_generate_tests(metafunc):
-    chosen = ' '.join(str(mark.args[0]) for mark in metafunc.definition.iter_markers('parametrize'))
-    if 'make' in metafunc.fixturenames and 'kind' in metafunc.fixturenames and (
-            'dtype' not in chosen):
-        metafunc.parametrize('dtype, kind', [
-            (dtype, kind) for dtype in DTYPES for kind in KINDS
+def dtypes_and_kinds(config):
+    """The kinds of arrays to test with."""
+    return [(dtype, kind) for dtype in DTYPES for kind in KINDS
             if kind == '1-d' or dtype in ('float32', OTHER_DTYPES[kind])
-            or metafunc.config.getoption('full')])
+            or config.getoption('full')]
 
 
 @pytest.fixture

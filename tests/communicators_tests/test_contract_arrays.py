@@ -4,26 +4,32 @@ import functools
 
 import numpy as np
 import pytest
+from each_case import each_case
+from shared_fixtures import dtypes_and_kinds, make_array
 
 pytestmark = pytest.mark.every_size
 
 OPS = {'sum': np.add, 'prod': np.multiply, 'max': np.maximum, 'min': np.minimum}
 
 
-@pytest.fixture
-def given(make):
-    """Makes the array of each rank, and checks at the end that the operations did not change it."""
-    made = []
+def each_array(test):
+    """Runs a test for each dtype and kind; ``given`` makes arrays, which must not change."""
+    @each_case('dtype, kind', dtypes_and_kinds)
+    def run(comms, check, dtype, kind):
+        made = []
 
-    def given(seed, rows=0):
-        x = make(seed, rows)
-        made.append((x, np.array(x)))
-        return x
-    yield given
-    for x, copy in made:
-        np.testing.assert_array_equal(x, copy)
+        def given(seed, rows=0):
+            x = make_array(dtype, kind, seed, rows)
+            made.append((x, np.array(x)))
+            return x
+
+        test(comms, given, check)
+        for x, copy in made:
+            np.testing.assert_array_equal(x, copy)
+    return run
 
 
+@each_array
 def test_send_recv(comms, given, check):
     for comm in comms:
         if comm.size == 1:
@@ -41,6 +47,7 @@ def test_send_recv(comms, given, check):
             assert len(received) == 2
 
 
+@each_array
 def test_bcast(comms, given, check):
     for comm in comms:
         root = comm.size - 1
@@ -52,6 +59,7 @@ def test_bcast(comms, given, check):
             check(result, given(root, rows=root), x)
 
 
+@each_array
 def test_gather(comms, given, check):
     for comm in comms:
         root = comm.size - 1
@@ -66,6 +74,7 @@ def test_gather(comms, given, check):
             assert results is None
 
 
+@each_array
 def test_allgather(comms, given, check):
     for comm in comms:
         x = given(comm.rank, rows=comm.rank)
@@ -76,6 +85,7 @@ def test_allgather(comms, given, check):
         assert len(results) == comm.size
 
 
+@each_array
 def test_allreduce(comms, given, check):
     for comm in comms:
         x = given(comm.rank)
@@ -98,6 +108,7 @@ def ops_of(dtype):
     return ['sum', 'prod'] if dtype.kind == 'c' else list(OPS)
 
 
+@each_array
 def test_allreduce_into_another_array(comms, given, check):
     for comm in comms:
         x = given(comm.rank)
@@ -109,9 +120,10 @@ def test_allreduce_into_another_array(comms, given, check):
                 check(out, expected_of(op, xs), x)
 
 
-def test_allreduce_in_place(comms, make, check):
+@each_case('dtype, kind', dtypes_and_kinds)
+def test_allreduce_in_place(comms, check, dtype, kind):
     for comm in comms:
-        xs = [make(rank) for rank in range(comm.size)]
+        xs = [make_array(dtype, kind, rank) for rank in range(comm.size)]
         for op in ops_of(xs[0].dtype):
             for copy in (np.array, lambda x: np.array(x, order='F'),
                          lambda x: np.stack([x, x], -1)[..., 0]):
@@ -128,6 +140,7 @@ def test_allreduce_into_an_array_that_overlaps(comms, check):
         assert both[0] == comm.rank
 
 
+@each_array
 def test_allreduce_many(comms, given, check):
     """Arrays of every dtype in one call: this one's and fixed ones, twice each."""
     for comm in comms:
@@ -146,6 +159,7 @@ def test_allreduce_many(comms, given, check):
         assert comm.allreduce_many([]) == ()
 
 
+@each_array
 def test_reduce(comms, given, check):
     for comm in comms:
         root = comm.size - 1
@@ -159,6 +173,7 @@ def test_reduce(comms, given, check):
                 assert result is None
 
 
+@each_array
 def test_reduce_scatter(comms, given, check):
     for comm in comms:
         def of(rank):
@@ -171,6 +186,7 @@ def test_reduce_scatter(comms, given, check):
                   *mine)
 
 
+@each_array
 def test_reduce_scatter_rows(comms, given, check):
     for comm in comms:
         rows = np.moveaxis(np.stack([given(comm.rank)] * comm.size, axis=-1), -1, 0)
@@ -178,6 +194,7 @@ def test_reduce_scatter_rows(comms, given, check):
               expected_of('sum', [given(rank) for rank in range(comm.size)]), rows)
 
 
+@each_array
 def test_isend_irecv(comms, given, check):
     """To all ranks at once, including itself; tags are not confused."""
     for comm in comms:
@@ -195,6 +212,7 @@ def test_isend_irecv(comms, given, check):
         assert comm.waitall(sent) == [None] * len(sent)
 
 
+@each_array
 def test_alltoall(comms, given, check):
     for comm in comms:
         xs = tuple(given(3 * comm.rank + dest, rows=dest) for dest in range(comm.size))
@@ -205,6 +223,7 @@ def test_alltoall(comms, given, check):
         assert len(results) == comm.size
 
 
+@each_array
 def test_scatter(comms, given, check):
     for comm in comms:
         root = comm.size - 1
@@ -213,6 +232,7 @@ def test_scatter(comms, given, check):
         check(result, xs[comm.rank], *xs)
 
 
+@each_array
 def test_scatter_rows(comms, given, check):
     for comm in comms:
         root = comm.size - 1
@@ -222,6 +242,7 @@ def test_scatter_rows(comms, given, check):
         check(result, given(comm.rank), rows)
 
 
+@each_array
 def test_multi_node_mean(comms, given, check):
     for comm in comms:
         x = given(0)

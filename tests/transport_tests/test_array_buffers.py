@@ -3,14 +3,17 @@
 import chainer
 import numpy as np
 import pytest
+from each_case import each_case
+from shared_fixtures import dtypes_and_kinds, make_array
 
 from chainermn._transport import array_buffers
 
 pytestmark = pytest.mark.mpi_skip
 
 
-def test_checked(make):
-    x = make(3)
+@each_case('dtype, kind', dtypes_and_kinds)
+def test_checked(dtype, kind):
+    x = make_array(dtype, kind, 3)
     y = array_buffers.checked(x)
     assert isinstance(y, np.ndarray)
     assert y.dtype == x.dtype.newbyteorder('=')
@@ -35,9 +38,10 @@ def test_unsupported_arrays(bad, text):
         array_buffers.checked(bad)
 
 
-def test_buffers(make):
+@each_case('dtype, kind', dtypes_and_kinds)
+def test_buffers(dtype, kind):
     """Round trip through a flat buffer in C order."""
-    x = array_buffers.checked(make(3))
+    x = array_buffers.checked(make_array(dtype, kind, 3))
     buffer = array_buffers.to_buffer(x)
     assert buffer.ndim == 1
     assert buffer.flags.c_contiguous

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from each_case import each_case
+from shared_fixtures import dtypes_and_kinds, make_array
 
 from chainermn._transport.packed_arrays import PackedArrays
 
@@ -9,8 +11,9 @@ pytestmark = pytest.mark.mpi_skip
 
 
 @pytest.mark.parametrize('rows', [(0, 1, 2), (2, 2, 2), (0, 0)])
-def test_parts(make, rows):
-    arrays = [np.asarray(make(seed, rows=n)) for seed, n in enumerate(rows)]
+@each_case('dtype, kind', dtypes_and_kinds)
+def test_parts(dtype, kind, rows):
+    arrays = [np.asarray(make_array(dtype, kind, seed, n)) for seed, n in enumerate(rows)]
     arrays = [x.astype(x.dtype.newbyteorder('=')) for x in arrays]
     sent = PackedArrays.of(arrays)
     raw, counts, starts, _ = sent.spec
