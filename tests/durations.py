@@ -56,10 +56,10 @@ class Recorder:
     """Writes the cost of each test that this process runs to a file in a folder."""
 
     def __init__(self, folder: str, name: str, is_first: bool) -> None:
-        self.path = pathlib.Path(folder, f'{PREFIX}{name}')
+        path = pathlib.Path(folder, f'{PREFIX}{name}')
+        self.file = path.open('w', buffering=1)
         self.is_first = is_first  # all ranks run the same tests at the same time
         self.programs = 0
-        self.tests: dict[str, Cost] = {}
         sys.addaudithook(self.count)
 
     def count(self, event: str, args: object) -> None:
@@ -70,15 +70,14 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         programs, start, cpu = self.programs, time.monotonic(), cpu_seconds()
         result = yield
-        seconds = time.monotonic() - start
-        self.tests[item.nodeid] = Cost(
-            int(self.is_first), self.programs - programs, seconds if self.is_first else 0.,
-            cpu_seconds() - cpu)
+        seconds = time.monotonic() - start if self.is_first else 0.
+        cost = Cost(int(self.is_first), self.programs - programs, round(seconds, 4),
+                    round(cpu_seconds() - cpu, 4))
+        self.file.write(f'{json.dumps([item.nodeid, *cost])}\n')
         return result
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
-        self.path.write_text(json.dumps(self.tests))
+    def pytest_unconfigure(self) -> None:
+        self.file.close()
 
 
 def cpu_seconds() -> float:
@@ -91,7 +90,7 @@ def recorded(folder: str) -> dict[str, Cost]:
     """Returns the cost of each test, over all processes that wrote to a folder."""
     tests: dict[str, Cost] = {}
     for path in pathlib.Path(folder).glob(f'{PREFIX}*'):
-        for test, cost in json.loads(path.read_text()).items():
+        for test, *cost in map(json.loads, path.read_text().splitlines()):
             tests[test] = tests.get(test, Cost()).plus(Cost(*cost))
     return tests
 
