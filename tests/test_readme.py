@@ -3,6 +3,8 @@
 import pathlib
 import re
 
+import pytest
+
 README = pathlib.Path(__file__).parents[1].joinpath('README.md').read_text(encoding='utf-8')
 
 
@@ -16,6 +18,7 @@ def test_the_two_commands_are_one_line_each():
     assert train == f'{test.rstrip()} -e mnist\n'
 
 
+@pytest.mark.mpi_skip  # docs_tests run it on 4 ranks
 def test_the_script_runs(capsys):
     (script,) = blocks('python')
     exec(script, {})

@@ -1,7 +1,10 @@
 """Small arrays and objects give the same results as large ones, which are sent separately."""
 
+import itertools
+
 import numpy as np
 import pytest
+from each_case import each_case
 
 import chainermn
 from chainermn._signature import DTYPES
@@ -41,8 +44,8 @@ def same(a, b):
         assert a == b
 
 
-@pytest.mark.parametrize('shape', [(), (1,), (3,), (2, 3), (0,), (300,), (3000,), (1,) * 9])
-@pytest.mark.parametrize('code', CODES)
+@each_case('code, shape', itertools.product(
+    CODES, [(), (1,), (3,), (2, 3), (0,), (300,), (3000,), (1,) * 9]))
 def test_arrays(inline, separate, code, shape):
     size, rank = inline.size, inline.rank
     x = np.asarray(np.random.RandomState(rank).randint(0, 3, shape)).astype(code)

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from each_case import each_case
 from mpi4py import MPI
 
 pytestmark = pytest.mark.every_size
@@ -24,9 +25,7 @@ OBJECTS = {
 }
 
 
-@pytest.fixture(params=OBJECTS)
-def make_obj(request):
-    return OBJECTS[request.param]
+each_object = each_case('make_obj', OBJECTS.values())
 
 
 def arrays_in(obj):
@@ -45,6 +44,7 @@ def check_obj(result, expected):
         x[...] = 0  # can be written, and is not the sender's
 
 
+@each_object
 def test_bcast_obj(comm, make_obj):
     root = comm.size - 1
     obj = make_obj(comm.rank)
@@ -56,6 +56,7 @@ def test_bcast_obj(comm, make_obj):
         check_obj(obj, make_obj(comm.rank))
 
 
+@each_object
 def test_gather_obj(comm, make_obj):
     root = comm.size - 1
     results = comm.gather_obj(make_obj(comm.rank), root)
@@ -65,12 +66,14 @@ def test_gather_obj(comm, make_obj):
         assert results is None
 
 
+@each_object
 def test_allgather_obj(comm, make_obj):
     obj = make_obj(comm.rank)
     check_obj(comm.allgather_obj(obj), [make_obj(rank) for rank in range(comm.size)])
     check_obj(obj, make_obj(comm.rank))
 
 
+@each_object
 def test_scatter_obj(comm, make_obj):
     root = comm.size - 1
     objs = [make_obj(rank) for rank in range(comm.size)]
@@ -88,6 +91,7 @@ def test_every_root(comm):
         assert comm.scatter_obj(gathered, root=np.int64(root)) == mine
 
 
+@each_object
 def test_send_recv_obj(comm, make_obj):
     if comm.rank == 0:
         comm.send_obj(make_obj(1), comm.size - 1)
@@ -131,6 +135,7 @@ def test_allreduce_obj_of_unsupported_types(comm, same_error, check_usable):
     check_usable(comm)
 
 
+@each_object
 def test_status_says_source_and_tag(comm, make_obj):
     """Objects of each source arrive in the order of the sends."""
     if comm.rank > 0:
@@ -158,6 +163,7 @@ def test_tags_are_distinguished(comm):
         assert comm.recv_obj(0, tag=1) == 'first'
 
 
+@each_object
 def test_objects_to_own_rank(comm, make_obj):
     for _ in range(2):
         comm.send_obj(make_obj(1), comm.rank, 1)

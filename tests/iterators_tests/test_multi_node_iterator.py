@@ -133,6 +133,7 @@ def test_resume_in_the_middle(comm, root):
     assert resumed.next() == iterator.next()
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize('n_batches', [0, 2, 4, 7], ids='after {} batches'.format)
 @pytest.mark.parametrize('kind, options', [
     *itertools.product([serial, multithread, multiprocess], [{}, {'repeat': False}]),

@@ -16,6 +16,8 @@ from chainer import _backprop_utils
 
 import chainermn
 
+pytestmark = pytest.mark.mpi(min_size=2)
+
 
 @pytest.fixture(scope='module', params=['naive', 'flat'])
 def comm(request):
@@ -147,6 +149,7 @@ def test_update_with_gradients_of_ones_own(comm, where):
     as_without(comm, train)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize('width', [8, 11])
 def test_another_optimizer(comm, where, width):
     def train(run):
@@ -165,6 +168,7 @@ def test_another_optimizer(comm, where, width):
     as_without(comm, train)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize('width', [8, 11])
 def test_a_new_optimizer(comm, where, width):
     def train(run):

@@ -63,6 +63,7 @@ def assert_in_step(comm, *optimizers):
         assert len(set(comm.allgather_obj(optimizer.t))) == 1
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize('before', [1, 2, 4])
 @pytest.mark.parametrize('failing', [0, -1])
 @pytest.mark.mpi(min_size=2)

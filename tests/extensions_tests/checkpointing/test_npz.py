@@ -14,6 +14,8 @@ from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.npz import Arrays, find_problem, write_array
 from chainermn.extensions._checkpointing.rank_file import Tag, read_tag
 
+pytestmark = pytest.mark.mpi_skip
+
 TAG = Tag('a-1', 1, 1, [0], 0, 'same', 'own')
 ARRAYS = {'x': np.arange(1000.0), 'y/z': np.asarray(None), 'text': np.asarray('text')}
 
