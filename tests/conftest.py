@@ -31,8 +31,10 @@ LIMIT_ON_GPU = 150  # CuPy compiles kernels on first use
 GRACE = 3  # seconds for the other ranks to write their stacks too
 
 # Every rank must draw the same examples.
-hypothesis.settings.register_profile('ranks', derandomize=True, database=None, deadline=None)
-hypothesis.settings.load_profile('ranks')
+hypothesis.settings.register_profile(
+    'full', derandomize=True, database=None, deadline=None, max_examples=100)
+hypothesis.settings.register_profile('fast', hypothesis.settings.get_profile('full'),
+                                     max_examples=30)
 
 #: The module-level marker of a file whose tests all run in one process.
 ALL_IN_ONE_PROCESS = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.mpi_skip', re.MULTILINE)
@@ -56,6 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS.strip().splitlines():
         config.addinivalue_line('markers', marker)
+
+    hypothesis.settings.load_profile('full' if config.getoption('full') else 'fast')
 
     import chainermn
 

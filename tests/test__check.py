@@ -112,7 +112,8 @@ def check(*args, ranks=0, code=None, timeout=50, **env):
 
 
 @alone
-@pytest.mark.parametrize('ranks', [0, 1, 2, 3, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize('ranks', [0, 1, 2, 3, 4])
 def test_json_output(ranks):
     status, out, err = check('--json', ranks=ranks)
     assert (status, err) == (0, '')

@@ -103,6 +103,7 @@ def test_the_states_are_of_one_moment_and_have_the_right_durations(tmp_path):
         assert max(barriers) - min(barriers) <= 2, report  # two operations per step
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('target', ['rank 0', 'rank 1', 'mpiexec', 'signal'])
 def test_the_state_of_all_ranks_is_printed(tmp_path, target):
     job = Job(tmp_path)

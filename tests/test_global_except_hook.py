@@ -67,7 +67,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('code, why, text', FAILURES.values(), ids=FAILURES.keys())
 def test_a_failing_rank_aborts_the_job(tmp_path, code, why, text, started):
@@ -117,6 +117,7 @@ COMMON = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize('debug', ['0', '1'])
 @pytest.mark.parametrize('code, text, first', COMMON.values(), ids=COMMON.keys())
 def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
@@ -196,7 +197,7 @@ def test_the_job_exits_with_the_status_of_sys_exit(tmp_path):
 ZEROS = ['sys.exit(256)', 'raise SystemExit(-512)', 'os._exit(256)', 'exit(2 ** 40)']
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('code', ZEROS)
 @pytest.mark.parametrize('ranks, condition', [
     (0, 'True'), (1, 'True'), (2, 'RANK == 1'), (2, 'True')],
@@ -261,7 +262,7 @@ HOOKS = {
 }
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('install, shown', HOOKS.values(), ids=HOOKS.keys())
 def test_an_excepthook_installed_later_is_called_too(tmp_path, install, shown, started):
@@ -286,6 +287,7 @@ threading.Event().wait()
 THREAD_HOOK = "threading.excepthook = lambda args: print('mine:', args.exc_value, flush=True)"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('when', ['before it is made', 'while it runs', 'calls the one before'])
 def test_a_threading_excepthook_installed_later_is_called_too(tmp_path, when):
     hook = THREAD_HOOK if when != 'calls the one before' else '''
@@ -359,7 +361,7 @@ NO_STDERR = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('remove', ['sys.stderr = None', 'sys.stderr.close()'])
 @pytest.mark.parametrize('code, why, text', NO_STDERR.values(), ids=NO_STDERR.keys())
 def test_failures_are_reported_without_sys_stderr(tmp_path, remove, code, why, text):
@@ -427,7 +429,8 @@ def test_other_exits_do_not_abort_the_job(tmp_path, started):
     assert status == 0
 
 
-@pytest.mark.parametrize('ranks', [0, 1], ids=['without mpiexec', 'one rank'])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize('ranks', [1, 0], ids=['one rank', 'without mpiexec'])
 def test_a_single_process_fails_like_any_program(tmp_path, ranks):
     status, output = run(tmp_path, '''
         chainermn.create_communicator('naive')
@@ -445,6 +448,7 @@ def test_a_single_process_keeps_its_exit_status(tmp_path):
     assert run(tmp_path, 'sys.exit((1, 2))', 0) == (1, '(1, 2)\n')
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('how', ['call', *VARIABLES])
 def test_a_single_process_aborts_if_forced(tmp_path, how):
     code = '''

@@ -156,7 +156,8 @@ def test_killed_rank_is_named(end, what):
     assert str(caught.value).endswith(f'{what} without a result')
 
 
-@pytest.mark.parametrize('ranks', [1, 2])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize('ranks', [2, 1])
 def test_killed_ranks_leave_no_shared_memory(tmp_path, ranks):
     """A later mpiexec with the same process ID would use the leftover segments."""
     def vanish(comm, path):
@@ -228,7 +229,8 @@ def test_launch_from_a_rank():
     assert chainermn.launch(outer, 2) == [[(1, 0)], [(1, 1)]]
 
 
-@pytest.mark.parametrize('is_open', [False, True])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize('is_open', [True, False])
 def test_ranks_listen_on_loopback_only(is_open):
     def addresses(comm):
         """Addresses other than loopback where this process and its parent listen."""
@@ -372,6 +374,7 @@ def test_serialization_round_trip(tmp_path, x):
             assert theirs.flags.writeable and theirs.flags.aligned
 
 
+@pytest.mark.full  # tox -e docs runs it as well
 def test_the_notebook(tmp_path):
     pytest.importorskip('nbclient', reason='needs nbclient')
     pytest.importorskip('ipykernel', reason='needs ipykernel')

@@ -192,6 +192,7 @@ def blocking(comm):
 
 
 @pytest.mark.mpi_skip
+@pytest.mark.full
 def test_its_template_that_starts_the_processes():
     """Without mpiexec, as its run.py does."""
     assert chainermn.launch(blocking, 2) == [1.0, 1.0]

@@ -96,6 +96,7 @@ def run(run_ranks):
     return run
 
 
+@pytest.mark.full
 def test_passing(run):
     status, closing, _ = run(ranks='1,3')
     assert (status, closing) == (0, ['3 passed', '3 passed'])
@@ -112,6 +113,7 @@ def test_one_rank_differs(run, special, says):
     assert re.search(says, output, re.DOTALL)
 
 
+@pytest.mark.full
 def test_stop_after(run):
     status, closing, _ = run(ranks='1,2', options=['--stop-after', '0'])
     assert (status, closing) == (0, ['3 skipped', '3 skipped'])

@@ -93,6 +93,7 @@ def test_mypy_finds_mistakes_and_nothing_else(tmp_path):
     check(messages, SCRIPT, done.stdout + done.stderr)
 
 
+@pytest.mark.full
 def test_pyright_finds_mistakes_and_nothing_else(tmp_path):
     pyright = shutil.which('pyright')
     if pyright is None:

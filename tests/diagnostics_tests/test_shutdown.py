@@ -33,6 +33,7 @@ def run(tmp_path, body, ranks=2, **env):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('name, env', [
     *((name, {}) for name in ENDS_EARLY),
     ('loops of different lengths', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})])
@@ -67,7 +68,7 @@ def test_an_exit_from_create_communicator_aborts_the_job(tmp_path):
     assert 'The operation was create_communicator.' in done.stdout
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('body, agree', [
     ('comm.split(comm.rank % 2, 0).barrier()', '1'),
     ('try: chainermn.create_communicator("unknown")\nexcept ValueError: pass', '1'),

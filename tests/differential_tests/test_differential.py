@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import pytest
+from each_case import each_case
 from time_limits import seconds
 
 pytestmark = pytest.mark.mpi_skip
@@ -63,7 +64,8 @@ def assert_close(old, new, where):
 
 
 @pytest.mark.limit(240)
-@pytest.mark.parametrize('ranks', [2, 3])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize('ranks', [3, 2])
 def test_results_agree(ranks, tmp_path):
     names = scenarios('same')
     assert len(names) >= 12
@@ -97,21 +99,20 @@ def test_every_fixed_item_is_asserted():
     assert set(FIXED) == set(scenarios('fixed'))
 
 
-@pytest.fixture(scope='module')
-def observed(tmp_path_factory):
+@pytest.fixture
+def observed(tmp_path):
     """What the old one and ours do: all scenarios in one job, but for those that hang."""
-    folder = tmp_path_factory.mktemp('fixed')
     hanging = [name for name, (old, _) in FIXED.items() if old == 'hangs']
-    old = run(2, folder / 'old', [name for name in FIXED if name not in hanging], overlay='0')
-    new = run(2, folder / 'new', list(FIXED), overlay='1')
+    old = run(2, tmp_path / 'old', [name for name in FIXED if name not in hanging], overlay='0')
+    new = run(2, tmp_path / 'new', list(FIXED), overlay='1')
     assert isinstance(old, list), old
     assert isinstance(new, list), new
     return ({name: [seen[name] for seen in old] for name in old[0]}
-            | {name: run(2, folder / name, [name], overlay='0', limit=8) for name in hanging},
+            | {name: run(2, tmp_path / name, [name], overlay='0', limit=8) for name in hanging},
             {name: [seen[name] for seen in new] for name in new[0]})
 
 
-@pytest.mark.parametrize('name', FIXED)
+@each_case('name', FIXED)
 def test_fixed_on_purpose(name, observed):
     for expected, seen in zip(FIXED[name], observed, strict=True):
         assert_close(expected, seen[name], name)

@@ -26,6 +26,7 @@ def test_digits_two_steps(run, tmp_path, options, ranks):
     assert (tmp_path / 'result' / 'model.npz').exists()
 
 
+@pytest.mark.full
 def test_digits_are_learned_without_waiting(run):
     output = run('kvstore/train_digits.py', '--kvstore', 'dist_async', '--epoch', '12')
     accuracy = re.search(r'Validation accuracy: ([\d.]+)%', output)

@@ -32,6 +32,7 @@ def log_of(folder):
     return json.loads((folder / 'log').read_text())
 
 
+@pytest.mark.full  # test__demo.py trains this model for fewer epochs
 def test_learns_the_digits_on_two_processes(tmp_path):
     output = train(2, tmp_path)
     *_, last = output.splitlines()

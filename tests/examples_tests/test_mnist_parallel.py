@@ -1,5 +1,7 @@
 """The MNIST examples that split the model, and the one without Trainer, for two steps."""
 
+import pytest
+
 
 def test_model_parallel(run):
     output = run('mnist/train_mnist_model_parallel.py', '--iteration', '2')
@@ -19,6 +21,7 @@ def test_dual_parallel(run, tmp_path):
         'snapshot_iter_3.0', 'snapshot_iter_3.1']
 
 
+@pytest.mark.full
 def test_custom_loop(run, tmp_path):
     script = 'mnist/train_mnist_custom_loop.py'
     output = run(script, '--iteration', '2')

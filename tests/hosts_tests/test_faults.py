@@ -11,7 +11,7 @@ import pytest
 from time_limits import seconds
 from virtual_hosts import Hosts
 
-pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.full, pytest.mark.mpi_skip, pytest.mark.limit(120)]
 
 HERE = pathlib.Path(__file__).parent
 WITHIN = 30  # seconds in which a job has to end, with a timeout of TIMEOUT

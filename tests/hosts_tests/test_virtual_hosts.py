@@ -11,7 +11,7 @@ import pytest
 from time_limits import seconds
 from virtual_hosts import Hosts
 
-pytestmark = pytest.mark.mpi_skip
+pytestmark = [pytest.mark.full, pytest.mark.mpi_skip]
 
 RANKS = """
 import os, socket, sys
