@@ -10,7 +10,9 @@
 Comments above a block modify this:
 
 - ``<!-- ranks: 4 -->``: run on 4 ranks. All such blocks of the page are one program, which runs
-  after the others.
+  after the others. The programs of all pages with the same number of ranks run one after the other
+  in one job, since starting a job takes longer than most of them; each in its own folder and
+  ``__main__``.
 - ``<!-- file: train.py -->``: save the block under this name, for a later block.
 - ``<!-- printed -->``: the expected output of the previous block. The order of lines does not
   matter (with several ranks it varies). ``...`` matches any text, or any lines if it is alone.
@@ -93,7 +95,7 @@ def find_blocks(page: str) -> list[Block]:
 
 
 def run_blocks(page: str, ranks: int) -> None:
-    """Run the blocks of a page with this number of ranks, in this process."""
+    """Run the blocks of a page for this number of ranks, in this process."""
     module = sys.modules['__main__'] = types.ModuleType('__main__')
     output = ''
     for block in find_blocks(page):
@@ -157,60 +159,74 @@ def check_printed(block: Block, output: str) -> None:
                                     'unexpected output:', *wrong]))
 
 
-def run_page(page: str) -> str:
-    """Run the programs of a page; return the output of the first one that failed, or ''."""
-    with tempfile.TemporaryDirectory(prefix='chainermn-docs-') as folder:
-        for name in ('benchmarks', 'examples', 'tests'):
-            pathlib.Path(folder, name).symlink_to(ROOT / name)
-        for ranks in sorted({block.ranks for block in find_blocks(page) if not block.not_run}):
-            command = [sys.executable, '-W', 'error', __file__, page, '--ranks', str(ranks)]
-            if ranks > 1:
-                command = ['mpiexec', '-n', str(ranks), *command]
-            with subprocess.Popen(command, cwd=folder, text=True, start_new_session=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-                try:
-                    output, _ = process.communicate(timeout=LIMIT)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    output, _ = process.communicate()
-                    return f'{output}\ntimed out after {LIMIT} s'
-            if process.returncode:
-                return output
-    return ''
+def run_job(pages: list[str], ranks: int, folder: str) -> str:
+    """Run the blocks of these pages for this number of ranks; return what failed, or ''."""
+    command = [sys.executable, '-W', 'error', __file__, *pages, '--ranks', str(ranks),
+               '--folder', folder]
+    if ranks > 1:
+        command = ['mpiexec', '-n', str(ranks), *command]
+    with subprocess.Popen(command, text=True, start_new_session=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            output, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return f'{output}\ntimed out after {LIMIT} s'
+    return output if process.returncode else ''
+
+
+def folder_of(page: str, folder: str) -> pathlib.Path:
+    """Return the folder in which the blocks of a page run."""
+    return pathlib.Path(folder, page.replace('/', '-'))
 
 
 def main() -> None:
     """Run pages and print results, then the blocks that were not run, with reasons."""
     parser = argparse.ArgumentParser(description='Run the code blocks of documentation pages.')
     parser.add_argument('pages', nargs='*', metavar='PAGE', help='such as docs/overlap.md')
-    parser.add_argument('--ranks', type=int, help=argparse.SUPPRESS)
+    parser.add_argument('--ranks', type=int, help='run only blocks for this number of ranks')
+    parser.add_argument('--folder', help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.ranks:
-        run_blocks(args.pages[0], args.ranks)
+    if args.folder:
+        for page in args.pages:
+            os.chdir(folder_of(page, args.folder))
+            run_blocks(page, args.ranks)
         return
     os.environ['PATH'] = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     pages = args.pages or all_pages()
-    failed = 0
-    n_run: dict[str, int] = {}  # by page
+    numbers: dict[int, dict[str, int]] = {}  # of blocks, by ranks and page
     not_run: dict[str, dict[str, list[int]]] = {}  # lines by reason and page
     for page in pages:
         for block in find_blocks(page):
             if block.not_run:
                 not_run.setdefault(block.not_run, {}).setdefault(page, []).append(block.line)
-            else:
-                n_run[page] = n_run.get(page, 0) + 1
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for page, output in zip(n_run, pool.map(run_page, n_run), strict=True):
-            print(f'{page}: {"FAILED" if output else "ok"} ({n_run[page]} blocks)', flush=True)
-            if output:
-                failed += 1
-                print(f'{output}\n', flush=True)
+            elif args.ranks in (None, block.ranks):
+                of_pages = numbers.setdefault(block.ranks, {})
+                of_pages[page] = of_pages.get(page, 0) + 1
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix='chainermn-docs-') as folder, (
+            concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))) as pool:
+        for page in {page for of_pages in numbers.values() for page in of_pages}:
+            folder_of(page, folder).mkdir()
+            for name in ('benchmarks', 'examples', 'tests'):
+                (folder_of(page, folder) / name).symlink_to(ROOT / name)
+        for ranks, of_pages in sorted(numbers.items()):
+            jobs = [[page] for page in of_pages] if ranks == 1 else [[*of_pages]]
+            outputs = pool.map(lambda job, ranks=ranks: run_job(job, ranks, folder), jobs)
+            for job, output in zip(jobs, outputs, strict=True):
+                n_blocks = sum(of_pages[page] for page in job)
+                print(f'{", ".join(job)}: {"FAILED" if output else "ok"} ({n_blocks} blocks, '
+                      f'{ranks} rank{"s" * (ranks > 1)})', flush=True)
+                if output:
+                    failed += 1
+                    print(f'{output}\n', flush=True)
     print('\nNot run:' if not_run else '')
     for reason, where in not_run.items():
         places = (f'{page}:{",".join(map(str, lines))}' for page, lines in where.items())
         print(f'- {reason}: {"; ".join(places)}')
-    sys.exit(f'{failed} of {len(pages)} pages failed' if failed else 0)
+    sys.exit(f'{failed} failed' if failed else 0)
 
 
 if __name__ == '__main__':

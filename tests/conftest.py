@@ -84,9 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
         worker = getattr(config, 'workerinput', {'workerid': '0'})['workerid']
         name = worker if mpi_comm is None else str(mpi_comm.rank)
         config.pluginmanager.register(TimeLimit(name, mpi_comm))
-        if folder := os.environ.get(STACKS):
+        if STACKS in os.environ:
             is_first = mpi_comm is None or mpi_comm.rank == 0
-            config.pluginmanager.register(durations.Recorder(folder, name, is_first))
+            config.pluginmanager.register(
+                durations.Recorder(os.environ[STACKS], name, is_first))
     if config.getoption('stop_after') is not None:
         config.pluginmanager.register(StopAfter(config.getoption('stop_after'), mpi_comm))
 

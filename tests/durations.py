@@ -44,11 +44,11 @@ class Cost(NamedTuple):
     cpu: float = 0.
 
     def plus(self, other: Cost) -> Cost:
-        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+        return Cost(self.cases + other.cases, self.programs + other.programs,
+                    self.seconds + other.seconds, self.cpu + other.cpu)
 
 
 Costs = dict[str, dict[int, Cost]]  # file or folder, number of ranks
-Runs = dict[int, dict[str, Cost]]  # number of ranks, test
 Runs = dict[int, dict[str, Cost]]  # number of ranks, test
 
 

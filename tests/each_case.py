@@ -15,6 +15,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from mpi4py import MPI
@@ -23,16 +24,17 @@ _mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the tes
 
 
 def each_case(
-    names: str, values: Iterable[object] | Callable[[pytest.Config], Iterable[object]]
+    names: str, values: Iterable[Any] | Callable[[pytest.Config], Iterable[Any]]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns a decorator of a test: a loop over the values of these arguments."""
     arguments = names.split(', ')
-    fixed = None if callable(values) else list(values)
+    if not callable(values):
+        values = list(values)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(request: pytest.FixtureRequest, **fixtures: object) -> None:
-            found = values(request.config) if callable(values) else fixed
+            found = values(request.config) if callable(values) else values
             cases = [dict(zip(arguments, value if len(arguments) > 1 else (value,), strict=True))
                      for value in found]
             failed = [text for case in cases if (text := _failure(test, fixtures, case))]

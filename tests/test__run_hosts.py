@@ -385,6 +385,7 @@ def test_connections_that_are_no_ranks():
             stranger.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('options, message', [
     (['--min-ranks', '2'], '--min-ranks needs --hosts-file, a file with one line per host: host, '
                            'host:slots or host slots=N'),

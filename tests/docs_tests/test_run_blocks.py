@@ -75,23 +75,43 @@ this is no code
 '''
 
 
-def run(tmp_path, text):
-    page = tmp_path / 'page.md'
-    page.write_text(text)
-    done = subprocess.run([sys.executable, SCRIPT, page], text=True, timeout=seconds(50),
+#: Another page, whose program has a namespace and a folder of its own.
+OTHER = '''
+<!-- ranks: 2 -->
+```python
+import os
+assert 'MPI' not in globals() and 'one.py' not in os.listdir()
+print('other')
+```
+
+<!-- printed -->
+```text
+other
+other
+```
+'''
+
+
+def run(tmp_path, *texts):
+    pages = [tmp_path / f'page{n}.md' for n in range(len(texts))]
+    for page, text in zip(pages, texts, strict=True):
+        page.write_text(text)
+    done = subprocess.run([sys.executable, SCRIPT, *pages], text=True, timeout=seconds(50),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout
 
 
 def test_a_page_that_is_right(tmp_path):
-    status, said = run(tmp_path, RIGHT)
+    status, said = run(tmp_path, RIGHT, OTHER)
     assert status == 0, said
-    assert 'page.md: ok (8 blocks)' in said
-    assert f'Not run:\n- needs a GPU: {tmp_path}/page.md:' in said
+    assert f'{tmp_path}/page0.md: ok (6 blocks, 1 rank)\n' in said
+    assert f'{tmp_path}/page0.md, {tmp_path}/page1.md: ok (4 blocks, 2 ranks)\n' in said
+    assert f'Not run:\n- needs a GPU: {tmp_path}/page0.md:' in said
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('right, wrong, says', [
-    ('y == 2', 'y == 3', 'page.md", line 20, in <module>\n    assert y == 3\n'),
+    ('y == 2', 'y == 3', 'page0.md", line 20, in <module>\n    assert y == 3\n'),
     ('\n1\n', '\n2\n', 'missing output:\n2\nunexpected output:\n1\n'),
     ('one.py a', 'one.py b', "should have failed with \"['a']\"; its output was\n['b'] 4711\n"),
     ('exit(3)', 'exit(0)', "should have failed with \"['a']\""),

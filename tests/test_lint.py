@@ -1,0 +1,20 @@
+"""Style and types: what ``tox -e lint`` checks, beside the other tests and in their environment."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from time_limits import seconds
+
+pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize('module, options', [('ruff', ['check', '.']), ('mypy', [])])
+def test_nothing_is_found(module, options):
+    pytest.importorskip(module, reason=f'needs {module}')
+    done = subprocess.run([sys.executable, '-m', module, *options], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds(170))
+    assert done.returncode == 0, done.stdout
