@@ -36,16 +36,17 @@ PAYLOADS = {
     'array': LARGE, 'many dimensions': LARGE.reshape((1,) * 20 + (-1,)),
     'tuple': (np.ones(3), LARGE, np.ones(5000), LARGE), 'object': {'x': LARGE, 'y': [1] * 100_000}}
 WAYS = {
+    'send_obj': (lambda comm, x: comm.send_obj(x, 1), lambda comm: comm.recv_obj(0)),
     'send': (lambda comm, x: comm.send(x, 1, 0), lambda comm: comm.recv(0, 0)),
     'isend': (lambda comm, x: comm.isend(x, 1).wait(), lambda comm: comm.irecv(0).wait()),
     'functions.send': (
         lambda comm, x: chainermn.functions.send(x, comm, 1),
         lambda comm: chainermn.functions.recv(comm, 0)),
-    'send_obj': (lambda comm, x: comm.send_obj(x, 1), lambda comm: comm.recv_obj(0)),
 }
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('way, payload', [
     (way, payload) for way in WAYS for payload in PAYLOADS
     if (way == 'send_obj') == (payload == 'object')

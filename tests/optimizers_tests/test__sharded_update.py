@@ -110,6 +110,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize('create', OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_all_optimizers_of_chainer(comm, create):
     check(comm, create=create)
@@ -129,6 +130,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize('create', HOOKS.values(), ids=HOOKS)
 def test_hooks_of_the_optimizer(comm, create):
     check(comm, configure=lambda optimizer: optimizer.add_hook(create()))
@@ -230,6 +232,7 @@ def test_rules_that_are_disabled_and_enabled_again(comm):
     check(comm, change=change)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize('options', [
     {'n_accumulations': 2}, {'overlap': 'always', 'bucket_mb': 1e-3}, {'compression': 'fp16'},
     {'compression': '2bit'}, {'compression': 'powersgd'}, {'zero_fill': False},

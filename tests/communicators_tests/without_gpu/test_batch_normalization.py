@@ -68,6 +68,7 @@ def test_backend(comm, naive, gpu, backend):
     assert ('allReduce on caller' in gpu.log) == (backend != 'mpi')
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize('dtype, of_parameters', [
     ('e', 'e'), ('e', 'f'), ('f', 'f'), ('f', 'd'), ('d', 'f'), ('d', 'd')])
 @pytest.mark.parametrize('shape', [(4, 3), (2, 3, 4, 5), (7, 1, 2), (5, 40, 1)], ids=str)
