@@ -1,0 +1,59 @@
+"""each_case runs all cases; one that fails on any rank fails the test on all, and is listed."""
+
+import inspect
+
+import pytest
+from each_case import each_case
+from mpi4py import MPI
+
+SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+
+
+def failure(decorator, test, request=None, **fixtures):
+    with pytest.raises(pytest.fail.Exception) as caught:
+        decorator(test)(request=request, **fixtures)
+    assert len(set(MPI.COMM_WORLD.allgather(str(caught.value)))) == 1
+    return str(caught.value)
+
+
+def test_all_cases_run():
+    ran = []
+
+    def test(x, y, fixture):
+        ran.append((x, y, fixture))
+
+    decorated = each_case('x, y', ((n, 2 * n) for n in range(3)))(test)
+    assert list(inspect.signature(decorated).parameters) == ['request', 'fixture']
+    for _ in range(2):
+        decorated(request=None, fixture='z')
+    assert ran == 2 * [(0, 0, 'z'), (1, 2, 'z'), (2, 4, 'z')]
+
+
+def test_a_case_that_fails_on_one_rank():
+    ran = []
+
+    def test(n):
+        ran.append(n)
+        if n % 2 and RANK == SIZE - 1:
+            raise KeyError(f'case {n}')
+
+    text = failure(each_case('n', range(5)), test)
+    assert text.startswith('2 of 5 cases failed\n')
+    for n in (1, 3):
+        assert f'n={n} on rank {SIZE - 1} of {SIZE}:\nTraceback' in text
+        assert f"KeyError: 'case {n}'" in text
+    assert ran == [*range(5)]
+
+
+@pytest.mark.parametrize('outcome, says', [
+    (pytest.fail, 'Failed: because'), (pytest.skip, 'a case cannot be skipped')])
+def test_other_outcomes(outcome, says):
+    assert says in failure(each_case('n', [0]), lambda n: outcome('because'))
+
+
+def test_values_may_depend_on_options(request):
+    def values(config):
+        return [config.getoption('full')]
+
+    text = failure(each_case('full', values), lambda full: pytest.fail('x'), request)
+    assert f'full={request.config.getoption("full")} on rank 0' in text
