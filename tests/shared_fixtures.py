@@ -1,6 +1,6 @@
 """Fixtures: every available communicator, kinds of arrays, and errors compared between ranks."""
 
-import importlib
+import importlib.util
 import re
 
 import numpy as np
@@ -178,6 +178,14 @@ def named_ranks(text):
                 first, _, last = part.partition('-')
                 ranks.update(range(int(first), int(last or first) + 1))
     return sorted(ranks)
+
+
+@pytest.fixture(scope='session')
+def digits():
+    """Images and labels of scikit-learn's digits, without its import, which takes a second."""
+    package, = importlib.util.find_spec('sklearn').submodule_search_locations
+    rows = np.loadtxt(f'{package}/datasets/data/digits.csv.gz', delimiter=',')
+    return rows[:, :-1], rows[:, -1].astype(int)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 import chainermn
 
@@ -114,9 +113,9 @@ def average_gradients(comm, model):
         param.grad /= comm.size
 
 
-def train(comm, epochs):
+def train(comm, digits, epochs):
     """Distributed synchronous SGD, in batches of 128 over all processes."""
-    x, y = load_digits(return_X_y=True)
+    x, y = digits
     data = list(zip((x / 16).astype('f'), y.astype('i'), strict=True))
     mine = partition(data, [1 / comm.size] * comm.size, comm.rank)
     batch = 128 // comm.size
@@ -139,17 +138,17 @@ def train(comm, epochs):
     return model, losses
 
 
-def test_distributed_sgd(comm):
+def test_distributed_sgd(comm, digits):
     """The replicas stay equal, and the loss falls."""
-    model, losses = train(comm, 8)
+    model, losses = train(comm, digits, 8)
     bits = b''.join(param.array.tobytes() for _, param in sorted(model.namedparams()))
     assert len(set(comm.allgather_obj(bits))) == 1
     losses = comm.multi_node_mean(np.array(losses))
     assert losses[-1] < losses[0] / 2
 
 
-def test_averaged_gradients_are_those_of_the_whole_batch(comm):
-    x, y = load_digits(return_X_y=True)
+def test_averaged_gradients_are_those_of_the_whole_batch(comm, digits):
+    x, y = digits
     x, y = (x[:24] / 16).astype('f'), y[:24].astype('i')
     model = L.Classifier(L.Linear(64, 10, initialW=np.ones((10, 64), 'f') / 64))
     model.cleargrads()

@@ -1,6 +1,7 @@
 """docs/troubleshooting.md names messages that the code has."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -24,8 +25,13 @@ def messages():
             yield from re.findall('`(.*?)`', cells[1])
 
 
-def texts():
+@functools.cache
+def code():
     """The strings in the code; values of f-strings are replaced by a character."""
+    return '\n'.join(texts())
+
+
+def texts():
     for package in ('chainermn', 'chainer_compat'):
         for path in ROOT.joinpath(package).rglob('*.py'):
             for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
@@ -36,7 +42,6 @@ def texts():
                     yield node.value
 
 
-CODE = '\n'.join(texts())
 MESSAGES = [*messages()]
 
 
@@ -49,5 +54,5 @@ def test_there_are_messages():
 def test_the_code_has_the_message(message):
     parts = [part.strip() for part in message.split('...') if part.strip()]
     assert max(map(len, parts)) > 6
-    missing = [part for part in parts if part not in CODE]
+    missing = [part for part in parts if part not in code()]
     assert not missing

@@ -5,7 +5,6 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 import chainermn
 from chainermn._transport.array_list import ArrayList
@@ -153,9 +152,9 @@ def test_dtypes(comm, dtype):
     np.testing.assert_allclose(model.w0.grad, expected, atol=1e-2)
 
 
-def test_digits(comm):
+def test_digits(comm, digits):
     """With rank 2, the accuracy is that of training without compression."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = digits
     images, labels = images.astype(np.float32) / 16, labels.astype(np.int32)
     accuracies = {}
     for kind in (None, {'type': 'powersgd', 'rank': 2}):

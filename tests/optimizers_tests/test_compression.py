@@ -6,7 +6,6 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 from chainer import optimizers
-from sklearn.datasets import load_digits
 
 import chainermn
 from chainermn.communicators import compression
@@ -67,8 +66,8 @@ def test_rounding_changes_little(comm, kind):
     np.testing.assert_allclose(*results, atol=1e-2)
 
 
-def test_digits_are_learned_with_two_bits(comm):
-    x, t = load_digits(return_X_y=True)
+def test_digits_are_learned_with_two_bits(comm, digits):
+    x, t = digits
     x, t = (x / 16).astype('f'), t.astype('i')
     order = np.random.RandomState(0).permutation(len(x))
     train, test = order[:1500], order[1500:]
