@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not chainermn.__version__.startswith('8.'):
         raise pytest.UsageError(f'These tests need ChainerMN 8, not {chainermn.__file__}.')
 
-    mpi_comm = None
+    mpi_comm = ranks = None
     if config.getoption('--with-mpi'):
         from mpi4py import MPI
 
@@ -75,7 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix=f'chainermn-tests-{mpi_comm.rank}-')
         os.environ['PYTEST_DEBUG_TEMPROOT'] = folder
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-        config.pluginmanager.register(Ranks(mpi_comm))
+        ranks = Ranks(mpi_comm)
+        config.pluginmanager.register(ranks)
         if mpi_comm.rank > 0:
             config.pluginmanager.unregister(name='terminalreporter')
     if config.getoption('dist', 'no') != 'no':
@@ -83,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     elif not config.getoption('usepdb'):
         worker = getattr(config, 'workerinput', {'workerid': '0'})['workerid']
         name = worker if mpi_comm is None else str(mpi_comm.rank)
-        config.pluginmanager.register(TimeLimit(name, mpi_comm))
+        config.pluginmanager.register(TimeLimit(name, ranks))
         if STACKS in os.environ:
             is_first = mpi_comm is None or mpi_comm.rank == 0
             config.pluginmanager.register(
@@ -145,6 +146,8 @@ class Ranks:
     def __init__(self, mpi_comm: Any) -> None:
         self.mpi_comm = mpi_comm
         self.broken: list[str] = []  # files that could not be collected on this rank
+        #: The factor of time limits, equal on all ranks.
+        self.slowness: float = mpi_comm.bcast(seconds(1))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -163,7 +166,9 @@ class Ranks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         texts = [] if report.passed else [report.longreprtext, *map('\n'.join, report.sections)]
-        ranks = self.mpi_comm.allgather((report.outcome, '\n'.join(texts)))
+        reports = self.mpi_comm.allgather((report.outcome, '\n'.join(texts), seconds(1)))
+        self.slowness = reports[0][2]
+        ranks = [each[:2] for each in reports]
         if len(set(ranks)) > 1:
             report.outcome = 'failed'
             report.longrepr = '\n'.join(
@@ -181,8 +186,8 @@ class TimeLimit:
     holds the GIL.  Then mpiexec kills the other ranks, and pytest-xdist starts a new worker.
     """
 
-    def __init__(self, name: str, mpi_comm: Any) -> None:
-        self.mpi_comm = mpi_comm
+    def __init__(self, name: str, ranks: Ranks | None) -> None:
+        self.ranks = ranks
         folder = os.environ.get(STACKS)  # run_ranks.py prints its files
         self.named = folder is not None
         # pytest captures file descriptor 2 during the tests.
@@ -191,9 +196,8 @@ class TimeLimit:
 
     def start(self, name: str, quiet: float) -> None:
         self.write(name)
-        limit = seconds(quiet)
-        if self.mpi_comm is not None:
-            limit = self.mpi_comm.bcast(limit)  # so that all ranks write their stacks
+        # The same on all ranks, so that all write their stacks.
+        limit = seconds(quiet) if self.ranks is None else quiet * self.ranks.slowness
         faulthandler.dump_traceback_later(limit, file=self.file)
         signal.setitimer(signal.ITIMER_REAL, limit + GRACE)
 
@@ -207,7 +211,7 @@ class TimeLimit:
 
     def pause(self) -> None:
         """Stops the timer of a worker, which may wait for other workers."""
-        if self.mpi_comm is None:
+        if self.ranks is None:
             faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, 0)
 

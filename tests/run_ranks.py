@@ -5,7 +5,7 @@ All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size`
 options are passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all,
 and lists failed runs at the end.
 
-Prints what each run cost.  Fails if a folder has outgrown its budget (durations.py).
+Prints what each of several runs cost.  Fails if a folder has outgrown its budget (durations.py).
 """
 
 import argparse
@@ -48,7 +48,7 @@ def run(ranks: int, options: list[str]) -> tuple[int, dict[str, durations.Cost]]
     else:
         command += [*PARALLEL, *options]
     print(f'\n{f" {ranks} rank" + "s" * (ranks > 1) + " ":#^80}', flush=True)
-    start, cpu = time.monotonic(), cpu_seconds()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         env = SHARED | os.environ | {STACKS: folder}
         # The mpiexec next to this Python, even if its environment is not active.
@@ -75,7 +75,6 @@ def run(ranks: int, options: list[str]) -> tuple[int, dict[str, durations.Cost]]
         where = ''.join(f'\n  rank {rank}: {name}' for rank, (name, *_) in reports.items())
         print(f'\nThe run ended with status {status}. The ranks were in{where}')
         print(f'{f" 1 error in {time.monotonic() - start:.2f}s ":=^80}', flush=True)
-    print(f'{cpu_seconds() - cpu:.0f} CPU seconds', flush=True)
     return status, measured
 
 
@@ -104,14 +103,19 @@ def main() -> int:
                         help='write the cost of each test, for durations.py')
     args, options = parser.parse_known_args()
     runs = {int(n): [] for n in args.ranks.split(',')} if args.ranks else RUNS
-    failed, measured = {}, {}
+    failed, measured, costs = {}, {}, []
     with tempfile.TemporaryDirectory() as os.environ[host_compiler.VARIABLE]:
         for ranks, chosen in runs.items():
+            start, cpu = time.monotonic(), cpu_seconds()
             status, measured[ranks] = run(ranks, [*chosen, *options])
+            costs.append(f'{ranks} rank{"s" * (ranks > 1)}: {time.monotonic() - start:.0f} s, '
+                         f'{cpu_seconds() - cpu:.0f} CPU seconds')
             if status != 0:
                 failed[ranks] = status if 0 < status < 128 else 1
                 if not args.keep_going:
                     break
+    if len(costs) > 1:
+        print('', *costs, sep='\n')
     if args.keep_going and failed:
         print(f'\nFailed at these numbers of ranks: {", ".join(map(str, failed))}')
     if args.measure:

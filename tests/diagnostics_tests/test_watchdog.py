@@ -241,20 +241,23 @@ CHECKS = {
 }
 
 
+@pytest.fixture
+def jobs(tmp_path):
+    """All jobs, which take turns: most of the time they wait."""
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        yield {name: pool.submit(start, tmp_path / str(n), *args, **kwargs)
+               for n, (name, (args, kwargs)) in enumerate(JOBS.items())}
+
+
 @pytest.mark.mpi_skip
 @pytest.mark.limit(180)
-def test_hangs_are_reported_and_slow_ranks_are_not(tmp_path):
-    """The jobs take turns: most of the time they wait."""
+@each_case('name', CHECKS)
+def test_hangs_are_reported_and_slow_ranks_are_not(jobs, name):
+    CHECKS[name](name, *jobs[name].result())
+
+
+def test_all_jobs_are_checked():
     assert CHECKS.keys() == JOBS.keys()
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        jobs = {name: pool.submit(start, tmp_path / str(n), *args, **kwargs)
-                for n, (name, (args, kwargs)) in enumerate(JOBS.items())}
-
-        @each_case('name', JOBS)
-        def check(name):
-            CHECKS[name](name, *jobs[name].result())
-
-        check()
 
 
 @pytest.mark.parametrize('value', [-1, float('nan'), float('inf'), 'soon'])
