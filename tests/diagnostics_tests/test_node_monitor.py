@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from mpi4py import MPI
 from time_limits import seconds
 
 from chainermn._diagnostics.node_monitor import monitor_process, rank_client
