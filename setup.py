@@ -11,6 +11,7 @@ The wheel installs into site-packages:
 """
 
 import atexit
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import zipfile
 
+import setuptools
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
@@ -63,18 +65,35 @@ def unpack_chainer(folder: str) -> None:
         pip = subprocess.run(
             [sys.executable, '-m', 'pip', '--disable-pip-version-check', 'wheel', '--quiet',
              '--no-deps', '--no-build-isolation', '--wheel-dir', wheels, f'chainer=={CHAINER}'],
-            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            check=False, env=environment_of_pip(), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True)
         if pip.returncode:
-            raise SystemExit(
-                f'{pip.stdout}\nChainer {CHAINER} could not be downloaded or built. If pip needs '
-                'options to reach your package index, set them as environment variables, such as '
-                'PIP_INDEX_URL; uv needs them, too.')
+            raise SystemExit(f'{pip.stdout}\nChainer {CHAINER} was not built. {advice()}')
         (wheel,) = pathlib.Path(wheels).glob('*.whl')
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
     # pip uninstall only removes folders that contain a file.
     pathlib.Path(folder, 'README.txt').write_text(
         f'Chainer {CHAINER}, unchanged, which is part of the installation of ChainerMN 8.\n')
+
+
+def environment_of_pip() -> dict[str, str]:
+    """Return the environment variables without those that are for the build of ChainerMN only.
+
+    The variables of pyproject_hooks name our build backend. pip rejects build constraints without
+    build isolation.
+    """
+    ours = '_PYPROJECT_HOOKS_', 'PIP_BUILD_CONSTRAINT', 'PIP_PYTHON'
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def advice() -> str:
+    """Return what to do if Chainer's wheel could not be built."""
+    if importlib.util.find_spec('pip') is None or int(setuptools.__version__.split('.')[0]) >= 70:
+        return ("Install without the option --no-build-isolation, or run "
+                "`python -m pip install pip 'setuptools<70' wheel` first.")
+    return ('If your package index was not found, set environment variables for pip, such as '
+            'PIP_INDEX_URL; uv needs them, too.')
 
 
 def scratch() -> dict[str, dict[str, str]]:
