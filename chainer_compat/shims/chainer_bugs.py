@@ -105,3 +105,40 @@ def _detect_dead_workers(pool: Any) -> Any:
         return future
 
     return checked_map_async
+
+
+@edit('chainer.training.extensions._snapshot')
+def picklable_cleanup() -> dict[str, str]:
+    """All versions: ``snapshot(writer=ProcessWriter(), n_retains=n)`` could not be pickled.
+
+    The start methods forkserver and spawn pickle the writer and its functions.
+    """
+    return {
+        'self.writer._add_cleanup_hook(_cleanup)':
+            'from chainer_compat.stale_snapshots import Removal; '
+            'self.writer._add_cleanup_hook(Removal(self.filename, outdir, self.n_retains))'
+    }
+
+
+@patch('chainer.training.extensions.snapshot_writers')
+def picklable_writers(snapshot_writers: Any) -> None:
+    """All versions: ProcessWriter could not be pickled for its second snapshot.
+
+    It kept the process that had written the first one.
+    """
+
+    def getstate(self: Any) -> dict[str, Any]:
+        return {**vars(self), '_worker': None}
+
+    snapshot_writers.ProcessWriter.__getstate__ = getstate
+
+
+@patch('chainer.training.extensions.snapshot_writers')
+def cleanup_of_queues(snapshot_writers: Any) -> None:
+    """All versions: ``snapshot(n_retains=n)`` was ignored with the writers that use a queue."""
+
+    def add_cleanup_hook(self: Any, hook: Any) -> None:
+        if isinstance(self._task, snapshot_writers.Writer):  # the task writes, in another process
+            self._task._add_cleanup_hook(hook)
+
+    snapshot_writers.QueueWriter._add_cleanup_hook = add_cleanup_hook

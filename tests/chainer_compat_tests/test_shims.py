@@ -39,6 +39,12 @@ kernels = []
 cuda.elementwise = Elementwise
 cuda.cupy = numpy
 '''
+SNAPSHOT = '''
+import pickle, types
+from chainer.training import extensions
+writer = extensions.snapshot_writers.{writer}()
+extensions.snapshot(writer=writer, n_retains=1).initialize(types.SimpleNamespace(out='.'))
+'''
 
 SAVED = '''
 import chainer, numpy, warnings
@@ -222,6 +228,24 @@ while not said and time.monotonic() < give_up:
     time.sleep(.01)
 assert 'died with exit code -9; its batch is lost' in said[0]
 os._exit(0)  # the iterator waits for its thread
+''',
+    'fork_by_default': '''
+from chainer.training.extensions import snapshot_writers
+import multiprocessing
+assert snapshot_writers.multiprocessing.get_start_method() == 'fork'
+multiprocessing.set_start_method('spawn', force=True)
+assert snapshot_writers.multiprocessing.get_start_method() == 'spawn'
+''',
+    'picklable_cleanup': SNAPSHOT.format(writer='ProcessWriter') + '''
+assert len(pickle.loads(pickle.dumps(writer))._post_save_hooks) == 1
+''',
+    'picklable_writers': SNAPSHOT.format(writer='ProcessWriter') + '''
+writer._worker = open('snapshot', 'w')
+pickle.dumps(writer)
+''',
+    'cleanup_of_queues': SNAPSHOT.format(writer='ThreadQueueWriter') + '''
+writer.finalize()
+assert len(writer._task._post_save_hooks) == 1
 ''',
     'large_columns': KERNEL + '''
 from chainer.utils import conv, conv_nd
@@ -414,6 +438,10 @@ TESTS = {
     'state_of_msvag': [
         'shims_tests/test_optimizer_states.py::test_snapshots_of_msvag_without_the_power'],
     'third_argument_of_maximum': ['shims_tests/test_numpy_changes.py::test_concat_examples'],
+    'cleanup_of_queues': ['test_start_method.py::test_snapshots_with_forkserver'],
+    'fork_by_default': ['test_start_method.py::test_a_script_without_main_guard'],
+    'picklable_cleanup': ['test_start_method.py::test_snapshots_with_forkserver'],
+    'picklable_writers': ['test_start_method.py::test_snapshots_with_forkserver'],
     'dead_worker': ['test_iterators.py::test_a_worker_that_is_killed'],
     'summary_state': [RESUMED + '::test_every_extension_and_trigger'],
     'micro_average_state': [RESUMED + '::test_every_extension_and_trigger'],

@@ -129,6 +129,15 @@ def owner(array):
     return array
 
 
+def reference_counts(table):
+    """What Python says of each value; the number for the same references depends on its version."""
+    return [sys.getrefcount(value) for value in table.values()]
+
+
+# Of memory that only the table refers to.
+UNREFERENCED, = reference_counts({0: np.empty(1)})
+
+
 class Gpu:
     """The stand-in, with a log of operations by stream."""
 
@@ -338,8 +347,8 @@ class Stream:
             self.n_done += 1
             self.work.popleft()()
         if not self.work:
-            for memory in self.read.values():
-                if sys.getrefcount(memory) <= 3:  # here, in the table and in the argument
+            for memory, count in zip(self.read.values(), reference_counts(self.read), strict=True):
+                if count == UNREFERENCED:
                     self.gpu.wrong.append(f'{self.name} reads memory that was free: {memory}')
             self.read.clear()
             self.own.clear()
