@@ -152,6 +152,7 @@ def test_dtypes(comm, dtype):
     np.testing.assert_allclose(model.w0.grad, expected, atol=1e-2)
 
 
+@pytest.mark.sample(1)
 def test_digits(comm, digits):
     """With rank 2, the accuracy is that of training without compression."""
     images, labels = digits

@@ -66,6 +66,7 @@ def test_rounding_changes_little(comm, kind):
     np.testing.assert_allclose(*results, atol=1e-2)
 
 
+@pytest.mark.sample(1)
 def test_digits_are_learned_with_two_bits(comm, digits):
     x, t = digits
     x, t = (x / 16).astype('f'), t.astype('i')

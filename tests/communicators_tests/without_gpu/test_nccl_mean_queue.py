@@ -244,10 +244,14 @@ def trained(gpu, comm, make, steps=5, **options):
     return optimizer, {path: param.array.get() for path, param in model.namedparams()}
 
 
-@each_case('make, options, bucket_mb', itertools.product(
+OVERLAPS = [*itertools.product(
     [sum_of_weights, bias_of_full_shape, several_times, perceptron],
     [{}, {'compression': 'fp16'}, {'compression': 'bf16'}, {'n_accumulations': 2}],
-    [1e-6, 200 / 2**20]))
+    [1e-6, 200 / 2**20])]
+
+
+@each_case('make, options, bucket_mb',
+           lambda config: OVERLAPS if config.getoption('full') else OVERLAPS[::3])
 def test_the_same_bits_as_without_overlap(comm, gpu, make, options, bucket_mb):
     _, expected = trained(gpu, comm, make, **options)
     optimizer, found = trained(gpu, comm, make, overlap=True, bucket_mb=bucket_mb, **options)
