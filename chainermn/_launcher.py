@@ -6,19 +6,23 @@ is in ``PMI_FD``.  MPI_Init uses it later; until then, it is the only way to abo
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
 import socket
 import stat
 import struct
-import sys
+import time
 
-_TIMEOUT = 1  # seconds for an answer
+# Seconds.
+_TIMEOUT = 1  # for an answer
+_POLL_INTERVAL = .01
 
 #: Variables with the rank, and with the rank among those of its node: MPICH, Open MPI.
 _RANKS = (('PMI_RANK', 'MPI_LOCALRANKID'), ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK'))
 
-#: Sockets by the names that this process has claimed; open until it exits.
-_claims: dict[str, int] = {}
+#: The last claim of this process for each purpose: its address, and its socket.
+_claims: dict[str, tuple[str, int]] = {}
 
 
 def is_connected() -> bool:
@@ -30,8 +34,7 @@ def is_connected() -> bool:
 def process() -> int:
     """Return the process ID of the launcher; 0 if it is unknown, as in some containers."""
     with _connection() or contextlib.nullcontext() as connection:
-        creator = 0 if connection is None else _creator(connection)
-    return creator if creator in _ancestors() else 0
+        return 0 if connection is None else _peer(connection)[0]
 
 
 def abort(status: int) -> None:
@@ -48,26 +51,58 @@ def abort(status: int) -> None:
             connection.sendall(b'cmd=abort exitcode=%d\n' % status)
 
 
-def claim(name: str) -> bool:
-    """Return whether this is the first rank of the job on this node that claims a name.
+def claim(purpose: str, text: str = '') -> bool:
+    """Return whether this is the first rank of the job on this node that claims a text.
 
-    It remains the first one until it exits.  If the launcher is unknown, every rank is the first.
+    It remains the first one until it claims another text for this purpose, or exits.  If the
+    launcher is unknown, or this cannot be found out, every rank is the first.
 
     Args:
-        name: The name.
+        purpose: What it is for.
+        text: The text.
     """
     job = os.environ.get('PMIX_NAMESPACE') or process()
-    if not job or name in _claims:
+    if not job:
         return True
-    with socket.socket(socket.AF_UNIX) as claimed:
-        try:
-            # An abstract address: there is no file that might be left.  Containers can share it.
-            namespace = os.readlink('/proc/self/ns/pid')
-            claimed.bind(f'\0chainermn-{os.getuid()}-{namespace}-{job}-{name}')
-        except OSError:
-            return sys.platform != 'linux'
-        _claims[name] = claimed.detach()
+    # An abstract address: there is no file that might be left.  Containers can share it.
+    parts = os.getuid(), _process_namespace(), job, purpose, text
+    address = f'\0chainermn-{hashlib.sha256(repr(parts).encode()).hexdigest()}'
+    before, file = _claims.get(purpose, ('', -1))
+    if before == address:
+        return True
+    try:
+        with socket.socket(socket.AF_UNIX) as claimed:
+            claimed.bind(address)
+            claimed.listen(4096)  # for _is_claimed
+            _claims[purpose] = address, claimed.detach()
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE or not _is_claimed(address)
+    if before:
+        os.close(file)
     return True
+
+
+def _is_claimed(address: str) -> bool:
+    """Return whether a process of this user has claimed an address.  Others can also bind it."""
+    deadline = time.monotonic() + _TIMEOUT
+    with contextlib.suppress(OSError):
+        while True:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.setblocking(False)
+                try:
+                    connection.connect(address)
+                    return _peer(connection)[1] == os.getuid()
+                except ConnectionRefusedError:  # it does not yet listen
+                    if time.monotonic() > deadline:
+                        return False
+            time.sleep(_POLL_INTERVAL)
+    return False
+
+
+def _process_namespace() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink('/proc/self/ns/pid')
+    return ''
 
 
 def is_on_first_node() -> bool:
@@ -82,42 +117,51 @@ def _connection() -> socket.socket | None:
     Children of a rank inherit the variable.  In most of them the number belongs to no file, or to
     another one, such as a socket of multiprocessing.
     """
-    children = sys.modules.get('multiprocessing.process')
-    if children is not None and children.parent_process() is not None:
-        return None
     try:
         file = int(os.environ['PMI_FD'])
         if not stat.S_ISSOCK(os.fstat(file).st_mode):
             return None
+        is_blocking = os.get_blocking(file)
         connection = socket.socket(fileno=os.dup(file))
+        os.set_blocking(file, is_blocking)  # which socket.setdefaulttimeout changes
     except (KeyError, ValueError, OSError):
         return None
-    if connection.family == socket.AF_UNIX and not _is_python(_creator(connection)):
+    if connection.family == socket.AF_UNIX and _is_launcher(_peer(connection)[0]):
         return connection
     connection.close()
     return None
 
 
-def _creator(connection: socket.socket) -> int:
-    """Return the ID of the process that created a socket; 0 if it is unknown."""
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the process that created the other end, 0 if it is unknown, and its user."""
     with contextlib.suppress(AttributeError, OSError):  # other systems than Linux
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return int(struct.unpack('3i', credentials)[0])
-    return 0
+        process, user, _ = struct.unpack('3i', credentials)
+        return process, user
+    return 0, -1
 
 
-def _ancestors() -> list[int]:
-    """Return the IDs of the parent of this process, of its parent, and so on."""
-    found = [os.getppid()]
+def _is_launcher(creator: int) -> bool:
+    """Return whether this process is a rank, given the creator of its socket.
+
+    The launcher has started the rank, maybe through a shell.  A rank has started its children: they
+    have a parent, or its parent, that runs Python.
+
+    Args:
+        creator: Its process ID; 0 if it is unknown, as in some containers.
+    """
+    process = os.getppid()
     with contextlib.suppress(OSError):  # not visible in a container
-        while found[-1] > 1:
-            with open(f'/proc/{found[-1]}/stat', 'rb') as file:
-                found.append(int(file.read().rpartition(b')')[2].split()[1]))
-    return found
+        while process not in (0, creator):
+            if _is_python(process):
+                return False
+            with open(f'/proc/{process}/stat', 'rb') as file:
+                process = int(file.read().rpartition(b')')[2].split()[1])
+    return creator in (0, process)
 
 
 def _is_python(process: int) -> bool:
-    """Return whether a process runs the same Python as this one, so that it is no launcher."""
-    with contextlib.suppress(OSError):
+    """Return whether a process runs the same Python as this one."""
+    with contextlib.suppress(OSError):  # a process of another user
         return os.readlink(f'/proc/{process}/exe') == os.readlink('/proc/self/exe')
     return False

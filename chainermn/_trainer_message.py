@@ -7,7 +7,6 @@ and errors that another rank of the node has printed.
 from __future__ import annotations
 
 import functools
-import hashlib
 import sys
 import traceback
 
@@ -24,7 +23,7 @@ class _ShowsError:
         if not isinstance(error, Exception) or _common_error.is_common(error):
             return False
         text = ''.join(traceback.format_exception(error))
-        is_first = _launcher.claim(hashlib.sha256(text.encode()).hexdigest()[:32])
+        is_first = _launcher.claim('error', text)
         if is_first:
             _common_error.mark_shown(error)
         else:

@@ -37,6 +37,7 @@ def test_child_processes_end_as_without_chainermn(tmp_path):
         'before forkserver process raise': ['1', ['ValueError: of a child']],
         'before spawn process exit': ['3', []],
         'before  program exit': ['3', []],
+        'before  shell exit': ['3', []],
         'after forkserver pool exit': ['3', []],
         'after forkserver executor killed': [
             'BrokenProcessPool: A process in the process pool was terminated abruptly while the '
@@ -51,7 +52,7 @@ def test_child_processes_end_as_without_chainermn(tmp_path):
 @pytest.mark.limit(900)
 def test_all_child_processes_end_as_without_chainermn(tmp_path):
     expected, = children(tmp_path / 'without', [], 'all', WITHOUT_CHAINERMN='1')
-    assert len(expected) == 86
+    assert len(expected) == 94
     assert children(tmp_path / 'ranks', ['mpiexec', '-n', '2'], 'all') == [expected] * 2
 
 
@@ -115,14 +116,45 @@ def test_a_failure_before_mpi_init_is_reported_once(tmp_path):
 
 def test_a_name_is_claimed_by_one_rank_of_a_job(tmp_path):
     (tmp_path / 'script.py').write_text('''
+import os, socket
+socket.setdefaulttimeout(10)  # MPI still uses a connection without a timeout
 from chainermn import _launcher
 from mpi4py import MPI
-claims = [_launcher.claim(name) for name in ('report', 'report', 'other')]
+claims = [_launcher.claim(*name) for name in (['report'], ['report'], ['error', 'text'])]
 assert MPI.COMM_WORLD.allreduce(sum(claims)) == 3
 rank = MPI.COMM_WORLD.rank
 assert _launcher.claim(f'own {rank}')
 MPI.COMM_WORLD.Barrier()
 assert not _launcher.claim(f'own {1 - rank}')
+assert os.environ.get('PMI_FD') is None or os.get_blocking(int(os.environ['PMI_FD']))
 ''')
     subprocess.run(['mpiexec', '-n', '2', sys.executable, '-W', 'error', 'script.py'],
                    cwd=tmp_path, check=True, timeout=seconds(50))
+
+
+CLAIM = '''
+import os
+from chainermn import _launcher
+found = [_launcher.claim(*name) for name in (
+    ['report'], ['error', 'old'], ['error', 'new \\udcff'], ['other'])]
+if os.getuid() == 0:
+    os.setuid(65534)
+    os.getuid = lambda: 0
+    found.append(_launcher.claim('of another user'))
+print(*found, flush=True)
+input()
+'''
+
+
+def test_a_name_is_claimed_until_the_next_one_by_processes_of_the_same_user(monkeypatch):
+    monkeypatch.setenv('PMIX_NAMESPACE', f'prterun-{"long" * 16}-{os.getpid()}@1')
+    files = os.listdir('/proc/self/fd')
+    assert all(_launcher.claim('error', text) for text in ('old', 'older', 'new \udcff'))
+    assert _launcher.claim('report')
+    assert len(os.listdir('/proc/self/fd')) == len(files) + 2
+    with subprocess.Popen([sys.executable, '-W', 'error', '-c', CLAIM], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline().split()[:4] == ['False', 'True', 'False', 'True']
+        assert not _launcher.claim('other')
+        assert _launcher.claim('of another user')
+        child.communicate('\n', timeout=seconds(20))

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -72,25 +73,34 @@ def iterator(context, ending):
     return batch
 
 
-def program(context, ending):
+def command(ending):
     folder = os.path.dirname(os.path.abspath(__file__))
     code = f'import sys; sys.path[:0] = [{folder!r}]; import child_processes as this; '
-    return subprocess.run([sys.executable, '-c', f'{code}this.end({ending!r})'],
-                          check=False).returncode
+    return [sys.executable, '-c', f'{code}this.end({ending!r})']
 
 
-KINDS = {kind.__name__: kind for kind in (process, pool, executor, iterator, program)}
+def program(context, ending):
+    return subprocess.run(command(ending), check=False).returncode
+
+
+def shell(context, ending):
+    """Unlike a program, it inherits the connection to mpiexec."""
+    return os.waitstatus_to_exitcode(os.system(shlex.join(command(ending))))
+
+
+KINDS = {kind.__name__: kind for kind in (process, pool, executor, iterator, program, shell)}
 
 #: All combinations.  If a worker of an iterator fails, the rank fails.
 ALL = [*itertools.product(('fork', 'forkserver', 'spawn'), ('process', 'pool', 'executor'),
                           ENDINGS),
        *itertools.product(('fork', 'forkserver', 'spawn'), ['iterator'], ['return']),
-       *itertools.product([''], ['program'], ENDINGS)]
+       *itertools.product([''], ['program', 'shell'], ENDINGS)]
 #: Each start method, kind and ending.  Every second one runs after a communicator was created.
 SAMPLE = [('forkserver', 'process', 'return'), ('forkserver', 'pool', 'exit'),
           ('forkserver', 'process', 'raise'), ('forkserver', 'executor', 'killed'),
           ('spawn', 'process', 'exit'), ('fork', 'process', 'killed'),
-          ('', 'program', 'exit'), ('forkserver', 'iterator', 'return')]
+          ('', 'program', 'exit'), ('forkserver', 'iterator', 'return'),
+          ('', 'shell', 'exit')]
 
 
 def outcome(method, kind, ending):
