@@ -6,7 +6,6 @@ name and folder in the same process.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 from chainermn import _clean_end
 from chainermn._atomic_file import remove
@@ -73,16 +72,21 @@ class _CompletedTraining:
 
     def _end(self) -> None:
         """The communicator is not usable any more, or may have been finalized."""
-        barrier: Callable[[], object] = self._comm.mpi_comm.Barrier
+        mpi_comm, problem = self._comm.mpi_comm, ''
         try:
-            barrier()  # without consistency checks, another rank may not have ended
-            _remove_manifests(self._comm, self._names)
-            barrier()
+            mpi_comm.Barrier()  # without consistency checks, another rank may not have ended
+            try:
+                _remove_manifests(self._comm, self._names)
+            except OSError as error:
+                problem = str(error)
+            if problem := mpi_comm.bcast(problem):  # of rank 0, which other ranks wait for
+                raise OSError(problem)
             _remove_own_files(self._comm, self._names)
             self._release()
         except Exception as error:
-            warnings.warn(f'checkpoints in {self._names.folder} were not removed: {error}',
-                          RuntimeWarning, stacklevel=2)
+            if self._comm.rank == 0 or not problem:
+                warnings.warn(f'checkpoints in {self._names.folder} were not removed: {error}',
+                              RuntimeWarning, stacklevel=2)
 
 
 def _remove_manifests(comm: CommunicatorBase, names: SaveNames) -> None:

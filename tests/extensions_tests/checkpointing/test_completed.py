@@ -98,6 +98,9 @@ if comm.rank == rank and what == 'kill':
     os.kill(os.getpid(), signal.SIGKILL)
 if what == 'finalized':
     comm.finalize()
+if what == 'blocked' and comm.rank == 0:
+    os.remove('out/commit-run.3')
+    os.mkdir('out/commit-run.3')
 '''
 
 
@@ -130,3 +133,6 @@ def test_a_failure_after_the_training_keeps_the_files(tmp_path, agree):
         trained, done = run('finalized')
         assert trained == '[1, 2, 3]' and done.returncode == 0, done.stderr
         assert os.listdir(tmp_path / 'out') == []
+        _, done = run('blocked')  # rank 0 cannot remove it, and the other rank does not wait
+        assert done.returncode == 0 and done.stderr.count('were not removed: ') == 1, done.stderr
+        assert {'run.0.3', 'run.1.3'} < set(saves(tmp_path / 'out'))
