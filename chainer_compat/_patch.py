@@ -84,7 +84,7 @@ def version(name: str) -> tuple[int, int]:
 
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Return the spec of a module of Chainer with our loader; ``None`` if there are no shims."""
+    """Return the spec of a module of Chainer, with our loader; ``None`` if it has no shims."""
     import chainer_compat.shims  # noqa: F401  (fills the registry)
 
     if name not in edits and name not in patches:
@@ -97,7 +97,7 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
 
 
 def find_original_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
-    """Return the spec of the finders other than ``asking``."""
+    """Return the spec that the finders other than ``asking`` find."""
     others = (finder for finder in sys.meta_path if finder is not asking)
     return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 

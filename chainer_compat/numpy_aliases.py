@@ -1,6 +1,6 @@
 """Names that NumPy removed since Chainer 7.8.1, such as ``np.float`` and ``np.product``.
 
-Programs of the Chainer years use them; :func:`chainer_compat.restore_numpy_aliases` restores them.
+Older programs use them; :func:`chainer_compat.restore_numpy_aliases` restores them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-# These were Python's own types.  NumPy 2 has scalar types named bool and long, which remain.
+# Aliases of Python's own types.  NumPy 2 has scalar types named bool and long, which remain.
 BUILTINS = {'bool': 'bool', 'complex': 'complex', 'float': 'float', 'int': 'int', 'long': 'int',
             'object': 'object', 'str': 'str', 'unicode': 'str'}
 
-# These were other names of functions, types and constants that NumPy still has.
+# Aliases of functions, types and constants that NumPy still has.
 RENAMED = {
     'alltrue': 'all', 'cumproduct': 'cumprod', 'mat': 'asmatrix', 'product': 'prod',
     'rank': 'ndim', 'round_': 'round', 'row_stack': 'vstack', 'sometrue': 'any',
@@ -73,7 +73,7 @@ NAMES = {*BUILTINS, *RENAMED, *CONSTANTS, *(function.__name__ for function in FU
 
 
 def restore(numpy: ModuleType) -> None:
-    """Define the names; they also replace deprecated ones, whose use warns."""
+    """Define the names, also in place of deprecated ones, which warn when they are used."""
     found = vars(numpy)
     for old, new in BUILTINS.items():
         found.setdefault(old, getattr(builtins, new))
@@ -99,7 +99,7 @@ def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | No
 
 
 def extend_error(numpy: ModuleType) -> None:
-    """Let the AttributeError of a removed name end with the option that restores it."""
+    """Mention the option in the AttributeError for a name that it restores."""
     find = vars(numpy)['__getattr__']
 
     def find_or_explain(name: str) -> Any:
@@ -108,7 +108,7 @@ def extend_error(numpy: ModuleType) -> None:
         except AttributeError as error:
             if name not in NAMES:
                 raise
-            # Without name=, as Python would append a similar name to the last line.
+            # name=None: otherwise, Python appends a similar name to the last line.
             raise AttributeError(
                 f'{error}\n{ALIASES_VARIABLE}=1 restores the names that NumPy removed; set this '
                 'environment variable to run old programs unchanged.', name=None) from None

@@ -45,7 +45,7 @@ def large_columns() -> dict[str, str]:
 def progress_bar_arguments() -> dict[str, str]:
     """All versions: ProgressBar ignored ``training_length``, ``bar_length`` and ``out``."""
     return {
-        'out=sys.stdout': 'out=None',  # the current sys.stdout, not that of the time of the import
+        'out=sys.stdout': 'out=None',  # the current sys.stdout, not the one at import time
         'self._recent_timing = []': 'self._pbar = _TrainerProgressBar(bar_length, out)',
         'self._pbar = _TrainerProgressBar()': 'self._pbar.training_length = training_length',
     }
@@ -55,7 +55,7 @@ def progress_bar_arguments() -> dict[str, str]:
 def evaluator_without_iterator() -> dict[str, str]:
     """All versions: an Evaluator with the iterators ``{'main': None}`` failed in ``finalize``.
 
-    Evaluators that draw their own examples, as in Chainer's example seq2seq, have no iterator.
+    Evaluators that draw their own examples, as in Chainer's seq2seq example, have no iterator.
     """
     return {
         'in six.itervalues(self._iterators):':

@@ -1,4 +1,4 @@
-"""Orders of the data that iterators draw at random, and Chainer 7.8.1 does not save."""
+"""State of iterators that Chainer 7.8.1 does not save: orders drawn in advance, random states."""
 
 import os
 import threading
@@ -34,16 +34,16 @@ class _NextOrders:
 
 
 _drawn = _NextOrders()
-_loaded = _NextOrders()  # that were drawn in advance when they were saved
+_loaded = _NextOrders()  # that a saved iterator had drawn in advance
 
 
 @patch('chainer.iterators._statemachine', 'chainer.iterators.serial_iterator',
        'chainer.iterators.multithread_iterator', 'chainer.iterators.multiprocess_iterator')
 def prefetched_orders(module: Any) -> None:
-    """All versions: iterators that prefetch lost orders that they had drawn when they were saved.
+    """All versions: prefetching iterators did not save the orders that they had drawn in advance.
 
-    They discarded prefetched batches, and drew other orders. No iterator saved the random_state
-    that was passed to its order sampler.
+    They discarded prefetched batches, and drew different orders. No iterator saved the random_state
+    of its order sampler.
     """
     names = vars(module)
     if 'iterator_statemachine' in names:
@@ -89,8 +89,8 @@ def _save_orders(cls: Any, order_key: str | None) -> None:
 
     Args:
         cls: Class of the iterator.
-        order_key: Name of the saved order, if the iterator prefetches. Its ``serialize`` would
-            discard the prefetched batches, also when saving.
+        order_key: Name of the saved order, if the iterator prefetches. The original
+            ``serialize`` discards the prefetched batches, even when saving.
     """
     from chainer import serializer as serializer_module
 
@@ -122,7 +122,7 @@ def _save_drawn(iterator: Any, serializer: Any) -> None:
     from chainer.iterators import ShuffleOrderSampler
 
     order = iterator._state.order
-    # Others, such as MultiNodeOrderSampler, draw the same order again.
+    # Other samplers, such as MultiNodeOrderSampler, draw the same order again.
     if order is None or not isinstance(iterator.order_sampler, ShuffleOrderSampler):
         return
     orders: list[numpy.ndarray] = []

@@ -118,5 +118,5 @@ def scalar_hyperparameters(optimizer: Any) -> None:
 
 @patch('chainer')
 def removed_aliases(chainer: ModuleType) -> None:
-    """NumPy >= 1.24 removed names such as ``np.float``: the error names the option for them."""
+    """NumPy >= 1.24 removed names such as ``np.float``; the error mentions the option for them."""
     numpy_aliases.extend_error(sys.modules['numpy'])

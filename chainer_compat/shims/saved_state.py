@@ -1,7 +1,7 @@
 """State of extensions and triggers that Chainer 7.8.1 does not save.
 
 Without it, a resumed run differs from an uninterrupted one. Files of the original Chainer can still
-be loaded: what they lack keeps its initial value, with a warning.
+be loaded: missing values keep their initial values, with a warning.
 """
 
 import json
@@ -18,9 +18,9 @@ _AS_SAVED = None
 
 @patch('chainer.reporter')
 def summary_state(reporter: Any) -> None:
-    """All versions: loading a summary changed the dtype of its sums, and so later means.
+    """All versions: loading a summary changed the dtype of its sums, and thus later means.
 
-    Weights that are not integers could not be loaded at all.
+    Non-integer weights could not be loaded.
     """
     serialize_original = reporter.Summary.serialize
 
@@ -32,14 +32,14 @@ def summary_state(reporter: Any) -> None:
             for name in ('_x', '_x2', '_n'):
                 setattr(self, name, _load_number(serializer, name, getattr(self, name)))
         except KeyError:
-            warnings.warn('The previous statistics are not saved.', stacklevel=2)
+            warnings.warn('The file lacks the previous statistics.', stacklevel=2)
 
     reporter.Summary.serialize = serialize
 
 
 @patch('chainer.training.triggers.early_stopping_trigger')
 def early_stopping_state(module: Any) -> None:
-    """All versions: EarlyStoppingTrigger saved nothing: its patience restarted after resuming."""
+    """All versions: EarlyStoppingTrigger saved no state; its patience restarted after resuming."""
 
     def serialize(self: Any, serializer: Any) -> None:
         _serialize_trigger(self._interval_trigger, serializer['interval_trigger'])
@@ -48,9 +48,9 @@ def early_stopping_state(module: Any) -> None:
             self.best = _number(serializer, 'best', self.best)
             self.count = _number(serializer, 'count', self.count)
         except KeyError:
-            warnings.warn('The best value of EarlyStoppingTrigger is not saved.', stacklevel=2)
+            warnings.warn('The file lacks the best value of EarlyStoppingTrigger.', stacklevel=2)
             return
-        # Not the dictionary of summaries: HDF5 cannot store its names.
+        # Not the dictionary of summaries, since HDF5 cannot store its names.
         self._summary._summaries[self.monitor].serialize(serializer['summary'])
 
     module.EarlyStoppingTrigger.serialize = serialize
@@ -70,7 +70,7 @@ def micro_average_state(module: Any) -> None:
 
 @patch('chainer.training.extensions.plot_report')
 def plot_report_state(module: Any) -> None:
-    """All versions: PlotReport did not save its trigger, nor the values since the last point."""
+    """All versions: PlotReport did not save its trigger or the values since the last point."""
     serialize_data = module.PlotReport.serialize
 
     def serialize(self: Any, serializer: Any) -> None:
@@ -83,7 +83,7 @@ def plot_report_state(module: Any) -> None:
 
 @patch('chainer.training.extensions.parameter_statistics')
 def parameter_statistics_state(module: Any) -> None:
-    """All versions: ParameterStatistics saved nothing."""
+    """All versions: ParameterStatistics saved no state."""
 
     def serialize(self: Any, serializer: Any) -> None:
         _serialize_trigger(self._trigger, serializer['_trigger'])
@@ -94,7 +94,7 @@ def parameter_statistics_state(module: Any) -> None:
 
 @patch('chainer.training.extensions.variable_statistics_plot')
 def variable_statistics_state(module: Any) -> None:
-    """All versions: VariableStatisticsPlot saved nothing."""
+    """All versions: VariableStatisticsPlot saved no state."""
 
     def serialize(self: Any, serializer: Any) -> None:
         _serialize_trigger(self._trigger, serializer['_trigger'])
@@ -105,7 +105,7 @@ def variable_statistics_state(module: Any) -> None:
             for name in ('data', 'idxs'):
                 serializer(name, getattr(samples, name)[:used])
         except KeyError:
-            warnings.warn('The samples of VariableStatisticsPlot are not saved.', stacklevel=2)
+            warnings.warn('The file lacks the samples of VariableStatisticsPlot.', stacklevel=2)
 
     module.VariableStatisticsPlot.serialize = serialize
 
@@ -114,14 +114,14 @@ def variable_statistics_state(module: Any) -> None:
 def shift_state(module: Any) -> None:
     """All versions: MultistepShift and WarmupShift set the initial value again after resuming.
 
-    WarmupShift even kept it, if the warm-up was over.
+    If the warm-up was over, WarmupShift never changed it again.
     """
     for name in {'MultistepShift', 'WarmupShift'} & set(vars(module)):
         _save_value(getattr(module, name))
 
 
 def _save_value(shift: Any) -> None:
-    """Make an extension restore the value of its hyperparameter, which others may have set."""
+    """Make an extension save and restore its hyperparameter, even if others have set it."""
     initialize_original, serialize_original = shift.initialize, shift.serialize
 
     def initialize(self: Any, trainer: Any) -> None:
@@ -137,7 +137,7 @@ def _save_value(shift: Any) -> None:
         try:
             self._last_value = _number(serializer, '_last_value', self._last_value)
         except KeyError:
-            warnings.warn(f'The last value of {type(self).__name__} is not saved.', stacklevel=2)
+            warnings.warn(f'The file lacks the last value of {type(self).__name__}.', stacklevel=2)
 
     shift._shifted = shift._last_value = None
     shift.initialize, shift.serialize = initialize, serialize
@@ -145,10 +145,10 @@ def _save_value(shift: Any) -> None:
 
 @edit('chainer.training.trainer')
 def finished_shift() -> dict[str, str]:
-    """All versions: a learning rate was lost if the trigger of its extension had fired for good.
+    """All versions: a learning rate was lost if its extension had run for the last time.
 
-    For example, that of ExponentialShift with a ManualScheduleTrigger. Trainer.run then did not
-    initialize the extension after resuming.
+    After resuming, Trainer.run did not initialize such an extension, for example ExponentialShift
+    with a ManualScheduleTrigger.
     """
     return {'if initializer and not finished:':
             "if initializer and not (finished and not hasattr(entry.extension, '_last_value')):"}
@@ -158,8 +158,8 @@ def finished_shift() -> dict[str, str]:
 def observation_state(module: Any) -> None:
     """All versions: a trainer did not save its last observation.
 
-    Trainer.run calls the stop trigger before the first update, which then misses the values of the
-    iteration that was saved.
+    Trainer.run calls the stop trigger before the first update. After resuming, the trigger missed
+    the values of the saved iteration.
     """
     serialize_original = module.Trainer.serialize
 
@@ -174,7 +174,7 @@ def observation_state(module: Any) -> None:
                         name: _load_number(serializer, str(i), None)
                         for i, name in enumerate(json.loads(names.tobytes()))}
             except KeyError:
-                pass  # the warnings of the triggers tell
+                pass  # the triggers warn
             return
         values = {name: getattr(value, 'array', value)  # of a Variable
                   for name, value in self.observation.items()}
@@ -199,7 +199,7 @@ def _serialize_trigger(trigger: Any, serializer: Any) -> None:
 
 
 def _number(serializer: Any, key: str, value: Any) -> Any:
-    """Save or load a number, whose type may be another one when it is loaded."""
+    """Save or load a number; the loaded number may have a different type."""
     if _is_loading(serializer):
         return _load_number(serializer, key, value)
     return serializer(key, value)
@@ -208,10 +208,10 @@ def _number(serializer: Any, key: str, value: Any) -> Any:
 def _load_number(serializer: Any, key: str, value: Any) -> Any:
     """Load a number or array with the dtype that was saved."""
     saved = serializer(key, _AS_SAVED)
-    if saved is None:  # it was None, or the serializer ignores missing values
+    if saved is None:  # None was saved, or the serializer ignores missing values
         return value
     saved = numpy.asarray(saved)
-    # Python's numbers have these dtypes; others keep theirs, as it determines how sums are rounded.
+    # Python's numbers have these dtypes. Keep others, since they determine how sums are rounded.
     return saved.item() if saved.dtype in (int, float) and not saved.ndim else saved[()]
 
 
