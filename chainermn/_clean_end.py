@@ -7,20 +7,20 @@ _callbacks: list[Callable[[], None]] = []
 
 
 def add(callback: Callable[[], None]) -> None:
-    """Adds a function.  It runs before MPI is finalized, and must not raise an error.
+    """Add a function.  It runs before MPI is finalized, and must not raise an error.
 
-    Without consistency checks, it may run on a rank although another one fails later.
+    Without consistency checks, it may run on this rank although another rank fails later.
     """
     _callbacks.append(callback)
 
 
 def remove(callback: Callable[[], None]) -> None:
-    """Undoes :func:`add`."""
+    """Undo :func:`add`."""
     if callback in _callbacks:
         _callbacks.remove(callback)
 
 
 def run() -> None:
-    """Calls the functions, in the order in which they were added."""
+    """Call the functions in the order in which they were added."""
     while _callbacks:
         _callbacks.pop(0)()

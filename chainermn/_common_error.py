@@ -1,7 +1,7 @@
 """Marks on errors that must not be printed twice.
 
-Errors that all ranks raise: only one rank prints them, without the frames of this package.  Errors
-that Chainer's Trainer has printed: the report of the job names them in one line.
+If all ranks raise an error, only one rank prints it, without the frames of this package.  If
+Chainer's Trainer has printed an error, the report of the job names it in one line.
 """
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Offer(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Offer:
-        """Return the offer of which this is the text."""
+        """Parse the text of an offer."""
         port, secret, *addresses = text.split()
         return cls(addresses, int(port), bytes.fromhex(secret))
 
@@ -49,7 +49,7 @@ def new_secret() -> bytes:
 
 
 def halves(secret: bytes) -> tuple[bytes, bytes]:
-    """Return what the client sends, and the answer of the server."""
+    """Return the half that the client sends, and the half that the server answers."""
     return secret[:_SECRET // 2], secret[_SECRET // 2:]
 
 
@@ -81,7 +81,7 @@ def listen() -> socket.socket:
 
 def accept(listener: socket.socket, secret: bytes, timeout: float = _CONNECT_TIMEOUT
            ) -> socket.socket | None:
-    """Return the first connection of a client that knows the secret, and closes the listener.
+    """Return the first connection of a client that knows the secret, and close the listener.
 
     Others are dropped.  Return ``None`` after the timeout.
     """

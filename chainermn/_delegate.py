@@ -74,7 +74,7 @@ class Delegate:
 
 
 def unwrap(value: Object) -> Object:
-    """Returns the object inside of all proxies."""
+    """Return the object inside all proxies."""
     while isinstance(value, Delegate):
         value = getattr(value, value._wraps)
     return value

@@ -15,7 +15,7 @@ DEADLOCKS = 'CHAINERMN_DEADLOCKS'
 HOST_LINKS = 'CHAINERMN_HOST_LINKS'
 #: Set by ``python -m chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
-#: Set by ``python -m chainermn run``: where it accepts a connection of each host.
+#: Set by ``python -m chainermn run``: where it accepts a connection from each host.
 RUN_LINK = 'CHAINERMN_RUN_LINK'
 #: Set by ``python -m chainermn run``: the number of ranks of its option -n.
 RUN_RANKS = 'CHAINERMN_RUN_RANKS'

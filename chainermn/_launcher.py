@@ -1,7 +1,7 @@
 """The launcher that started this process as a rank: the process of mpiexec on this node.
 
-MPICH's mpiexec, its relatives, and Slurm (``--mpi=pmi2``) pass a rank an open socket, whose number
-is in ``PMI_FD``.  MPI_Init uses it later; until then, it is the only way to abort the job.
+MPICH's mpiexec, its derivatives, and Slurm (``--mpi=pmi2``) pass each rank an open socket, whose
+number is in ``PMI_FD``.  Before MPI_Init uses it, it is the only way to abort the job.
 """
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def is_on_first_node() -> bool:
 
 
 def _connection() -> socket.socket | None:
-    """Return the socket of ``PMI_FD``, duplicated; ``None`` in processes that are no ranks.
+    """Return the socket of ``PMI_FD``, duplicated; ``None`` in processes that are not ranks.
 
-    Children of a rank inherit the variable.  In most of them the number belongs to no file, or to
-    another one, such as a socket of multiprocessing.
+    Children of a rank inherit the variable.  In most of them, the number belongs to no file, or to
+    a different one, such as a socket of multiprocessing.
     """
     try:
         file = int(os.environ['PMI_FD'])

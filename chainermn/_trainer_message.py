@@ -2,7 +2,7 @@
 
 The Trainer prints an error before it finalizes the extensions, which can take long or hang, so the
 report of the job leaves out the traceback.  The Trainer does not print errors that all ranks raise,
-and errors that another rank of the node has printed.
+or that another rank of the node has printed.
 """
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _FORWARD_TIMEOUT = 0.5
 _ABORT_TIMEOUT = 10
 # Seconds after which a rank prints an error of all ranks if the rank that should has not.
 _COMMON_ERROR_TIMEOUT = 5
-# Seconds by which ranks of rank 0's node report before others, until there is a communicator.
+# Seconds by which the ranks of other nodes than rank 0's delay a report, before there is a monitor.
 _FIRST_NODE_TIME = 1
 # Seconds for the launcher to abort the job before MPI_Init.
 _LAUNCHER_TIMEOUT = 5
@@ -74,7 +74,7 @@ _failure_handler: FailureHandler | None = None
 
 
 def _is_first_of_node() -> bool:
-    """Returns whether this rank reports its failure, before there is a node monitor."""
+    """Return whether this rank reports its failure.  Used before there is a node monitor."""
     if not _launcher.is_on_first_node():
         time.sleep(_FIRST_NODE_TIME)
     return _launcher.claim('report')
@@ -352,7 +352,7 @@ def _abort_function(status: int) -> Callable[[], object] | None:
 def _abort_before_mpi(status: int) -> None:
     _launcher.abort(status)
     time.sleep(_LAUNCHER_TIMEOUT)
-    # It has not aborted the job, but does not ignore a process that a signal kills.
+    # The launcher did not abort the job.  It does not ignore a process that a signal kills.
     os.kill(os.getpid(), signal.SIGKILL)  # other signals can be caught
 
 

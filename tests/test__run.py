@@ -209,7 +209,7 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
         first, rows = table(err)
         assert first == f'job terminated by {sent.name}'
         assert rows[0][0] == '1' and rows[0][1].startswith('exit status ')
-        killed = 'chainermn run: the job has not ended within 1 seconds (--grace): killed\n'
+        killed = 'chainermn run: the job did not end within 1 seconds (--grace), and was killed\n'
         assert err.count(killed) == bool(args)
     wait_for(lambda: processes(tmp_path) == [])
     wait_for(lambda: list(pathlib.Path(env['TMPDIR']).iterdir()) == [])
@@ -242,8 +242,8 @@ def test_notices_are_passed_on_and_a_second_interrupt_kills(tmp_path, env):
         process.send_signal(signal.SIGUSR2)
         message = process.stderr.readline()
         if 'Open MPI' not in MPI.Get_library_version():
-            assert message == ('chainermn run: SIGUSR2 has no effect, because this mpiexec does '
-                               'not pass it on to the ranks; send SIGUSR1\n')
+            assert message == ('chainermn run: SIGUSR2 was ignored, because this mpiexec does '
+                               'not forward it to the ranks; send SIGUSR1\n')
         process.send_signal(signal.SIGINT)
         both_say('goes on')
         while process.poll() is None:  # the first ones may belong to the same Ctrl-C

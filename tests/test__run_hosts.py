@@ -255,7 +255,8 @@ def test_a_host_is_lost_while_the_job_starts_but_not_while_its_ranks_are_connect
         f'job failed after T (b does not answer: {refused("b")}); restarting',
         f'starting 2 of 4 ranks: b does not answer ({refused("b")})',
         f'warning: no new process could be started on a:2 for 2 seconds ({refused("a")}). The job '
-        'continues, because its ranks are connected; a restart would wait for these hosts',
+        'continues, because its ranks are connected; a restart would wait for these hosts, or '
+        'start without them',
         'job succeeded after 1 restart']
 
 
@@ -333,7 +334,7 @@ def test_a_failure_of_all_hosts_ends_no_job(monkeypatch, numbers):
         assert job.go_on(10_000, 'abc') is None
         warning, = job.warnings
         assert warning.startswith('warning: no new process could be started on a:2, b:2 for 120 s')
-        assert 'The job continues, because this concerns all hosts; a restart' in warning
+        assert 'The job continues, because no host answers; a restart' in warning
         assert job.go_on(110, 'ab') is None
         assert job.go_on(30, 'ab') == 'a does not answer: refused'
         for connection in connections:

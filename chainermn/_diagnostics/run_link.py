@@ -15,11 +15,11 @@ from chainermn import _connection, _environment, _streams
 from chainermn._connection import Offer
 from chainermn._diagnostics import thread_state
 
-_PAUSE = 10  # seconds until it connects again after the connection was lost
+_PAUSE = 10  # seconds between a lost connection and the next attempt
 
 
 def connect(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
-    """Connects the lowest rank of each host, in a thread, if all ranks of the job take part.
+    """Connect the lowest rank of each host, in a thread, if the communicator has all ranks.
 
     Args:
         mpi_comm: The communicator.
@@ -33,11 +33,11 @@ def connect(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
 
 
 def _run(offer: Offer, n_ranks: int) -> None:
-    """Keeps a connection, over which it sends the number of ranks of this host."""
+    """Keep a connection open, and send the number of ranks of this host over it."""
     link = _connection.connect(offer)
     if link is None and _environment.flag(_environment.DEBUG):
         _streams.write(f'chainermn: no network connection from {os.uname().nodename} to python -m '
-                       'chainermn run, which thus relies on new logins to this host\n')
+                       'chainermn run, which therefore relies on new logins to this host\n')
     while link is not None:
         with link:
             try:

@@ -153,7 +153,7 @@ def _incomplete_operation() -> str:
 
 
 def _agree() -> bool:
-    """Returns whether all ranks have ended; without consistency checks, only this one has."""
+    """Return whether all ranks have ended; without consistency checks, at least this one."""
     if any(check.has_finished_ranks for check in _checks):
         return False  # another rank has finished, and waits for this one in MPI_Finalize
     for check in _checks:

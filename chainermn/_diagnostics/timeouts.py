@@ -31,7 +31,7 @@ def parse(value: object, name: str = 'a timeout') -> float:
 
 
 def from_environment(name: str, default: float) -> float:
-    """Return the seconds that a variable sets; the default if it is unset or invalid.
+    """Return the seconds in an environment variable; the default if it is unset or invalid.
 
     :func:`check_environment` reports an invalid value.
 
@@ -45,10 +45,10 @@ def from_environment(name: str, default: float) -> float:
 
 
 def check_environment() -> None:
-    """Check the variables that set seconds.
+    """Check the environment variables that contain seconds.
 
     Raises:
-        ValueError: If the value of one is invalid.
+        ValueError: If one of them is invalid.
     """
     for name in (VARIABLE, _environment.STALL_WARNING):
         if value := _environment.text(name):

@@ -78,7 +78,7 @@ class Watchdog:
         self._progress: dict[int, tuple[tuple[object, ...], float]] = {}
         self._snapshots: _Snapshots = {}  # during a poll
         self._is_waiting = False
-        self._entered = 0  # operations, at the last poll
+        self._entered = 0  # number of operations until the last poll
         self._asked_at = -math.inf  # when another rank asked for the state of this one
         self._state: RankState | None = None
         self._closed = threading.Event()
@@ -194,7 +194,7 @@ class Watchdog:
         has_entered, self._entered = entered != self._entered, entered
         for ident, snapshot in self._snapshots.items():
             progress, since = before.get(ident, ((), now))
-            # Outside of operations, it may have been in some since the last poll.
+            # Outside of operations: it may have run some since the last poll.
             is_same = snapshot.progress == progress and (progress or not has_entered)
             self._progress[ident] = snapshot.progress, since if is_same else now
         self._is_waiting = any(progress and since < now

@@ -78,7 +78,7 @@ class Question:
 
         Args:
             now: The current time.
-            seconds: The time they have.
+            seconds: The time for the answers.
         """
         return self.ranks <= set(self.answers) or now > self.asked_at + seconds
 

@@ -75,8 +75,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
         FileNotFoundError: If mpiexec is not found.
 
     If the caller is interrupted or killed, all processes are terminated, too.  Processes that
-    ``fn`` has started and left running continue: ``launch`` does not wait for them, nor for their
-    output.
+    ``fn`` leaves running continue; ``launch`` waits neither for them nor for their output.
     """
     n = _check_arguments(fn, n, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -170,7 +169,7 @@ def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float 
           deadline: float | None) -> str:
     """Forward output until mpiexec or all ranks have exited, or a rank has failed.
 
-    While a rank has left a process running that can still print, mpiexec does not exit.
+    mpiexec does not exit while a process that a rank left running can still print.
 
     Returns:
         The last part of the output.

@@ -36,7 +36,7 @@ Put the options of this command before SCRIPT; everything after SCRIPT is passed
 The job is not restarted if
   - it succeeded;
   - this command was interrupted (Ctrl-C) or received SIGTERM or SIGHUP, which end the job
-    within --grace seconds, or at a second Ctrl-C;
+    within --grace seconds; a second Ctrl-C kills it;
   - it was already restarted --max-restarts times;
   - two consecutive attempts failed within --startup seconds, which indicates a bug in the
     script;
@@ -45,7 +45,7 @@ The job is not restarted if
 With --hosts-file, the job starts on the hosts that answer, with N ranks or as many as these
 hosts have slots. When a lost host answers again, the job ends with SIGTERM and restarts with
 more ranks. Such restarts do not count for --max-restarts and --startup. The ranks find N in
-the environment variable CHAINERMN_RUN_RANKS. SIGUSR1 is passed on to the ranks.
+the environment variable CHAINERMN_RUN_RANKS. SIGUSR1 is forwarded to the ranks.
 
 After a failure, a table on stderr shows the start, duration and result of each attempt.
 The exit status is that of mpiexec in the last attempt. If OMP_NUM_THREADS is not set, it is
@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='give up if two consecutive attempts fail within this time '
                              '(default: %(default)s)')
     parser.add_argument('--grace', type=_seconds, default=30, metavar='SECONDS',
-                        help='how long the ranks may take to end after SIGTERM or Ctrl-C, before '
-                             'they are killed (default: %(default)s)')
+                        help='time for the ranks to end after SIGTERM or Ctrl-C, before they are '
+                             'killed (default: %(default)s)')
     parser.add_argument('--hosts-file', metavar='FILE',
                         help='the hosts to use, one per line: host, host:slots or host slots=N')
     parser.add_argument('--min-ranks', type=_at_least(1), metavar='M',
@@ -102,7 +102,7 @@ def _seconds(text: str) -> float:
         number = float(text)
     except ValueError:
         number = -1
-    if not number >= 0:  # or it is not a number
+    if not number >= 0:  # also for nan
         raise argparse.ArgumentTypeError(f'must be a number of seconds of at least 0, not {text}')
     return number
 

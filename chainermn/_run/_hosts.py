@@ -16,8 +16,8 @@ def read(path: str) -> dict[str, int]:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is not in UTF-8, a line is something else, or a host has no slots or two
-            lines.
+        ValueError: If the file is not in UTF-8, a line has another format, or a host has no slots
+            or two lines.
     """
     slots: dict[str, int] = {}
     for number, line in enumerate(_text(path).split('\n'), 1):

@@ -14,7 +14,7 @@ _MAX_STRANGERS = 100  # connections that have not yet sent the secret
 
 
 class Links:
-    """Accepts a connection of the lowest rank of each host.
+    """Accepts a connection from the lowest rank of each host.
 
     The kernel closes the connection to a host that does not answer.
 
@@ -24,7 +24,7 @@ class Links:
 
     def __init__(self, n_ranks: int) -> None:
         self.are_complete = False  # whether the hosts of all ranks are connected
-        self.has_lost_host = False  # by silence, since they were; a host can end its connection
+        self.has_lost_host = False  # a connection failed since then; a clean close does not count
         self._n_ranks = n_ranks
         self._listener = _connection.listen()
         self._listener.setblocking(False)
@@ -48,7 +48,7 @@ class Links:
             link = key.fileobj
             assert isinstance(link, socket.socket)
             if link is self._listener:
-                with contextlib.suppress(OSError):  # it has gone, or too many files are open
+                with contextlib.suppress(OSError):  # the client left, or too many files are open
                     self._accept()
             elif not self._receive(link):
                 self._drop(link)

@@ -99,8 +99,8 @@ class Pool:
 class Watch:
     """Probes the hosts during an attempt, and decides whether to end it.
 
-    A probe can also fail because the host accepts no logins.  So a host is only lost if its ranks
-    are not connected, such as while the job starts, and another host answers.
+    A probe can also fail because the host accepts no logins.  Therefore, a host is only lost if its
+    ranks are not connected, for example while the job starts, and another host answers.
 
     Args:
         pool: The hosts.
@@ -122,7 +122,7 @@ class Watch:
         self._probe: Probe | None = None
         self._next_at = now + pool.interval
         self._alive_at = dict.fromkeys(ranks, now)  # when each host was last known to be alive
-        self._linked_at = now  # when no connection was known to be lost
+        self._linked_at = now  # when no connection was lost, or a host did not answer
         self._answered_at = now  # when all hosts answered
         self._has_warned = False
 
@@ -134,7 +134,7 @@ class Watch:
             self._probe.close()
 
     def poll(self) -> Ending | None:
-        """Return why to end the attempt, or ``None``.  To be called again and again."""
+        """Return why to end the attempt, or ``None``.  Call it frequently."""
         now = time.monotonic()
         if self._links is not None:
             self._links.poll()
@@ -151,7 +151,7 @@ class Watch:
         return self._lost(errors, now) or self._more(errors, now)
 
     def _lost(self, errors: Mapping[str, str], now: float) -> Ending | None:
-        """Return that a host is lost, or ``None``; warn if one does not answer for long."""
+        """Return the lost host as the reason to end, or ``None``; warn of failing probes."""
         failing = {host: errors[host] for host in self._ranks if errors[host]}
         has_lost_link = self._links is not None and self._links.has_lost_host
         if failing or not has_lost_link:
@@ -163,7 +163,7 @@ class Watch:
         if self._links is not None and self._links.are_complete:
             why = 'its ranks are connected'
         elif all(errors.values()):
-            why = 'this concerns all hosts'
+            why = 'no host answers'
         for host in self._ranks:
             if why or host not in failing:
                 self._alive_at[host] = now
@@ -176,11 +176,12 @@ class Watch:
             hosts = _hosts.text({host: self._ranks[host] for host in failing})
             self._say(f'warning: no new process could be started on {hosts} for '
                       f'{self._lost_after} seconds ({next(iter(failing.values()))}). The job '
-                      f'continues, because {why}; a restart would wait for these hosts')
+                      f'continues, because {why}; a restart would wait for these hosts, '
+                      'or start without them')
         return None
 
     def _more(self, errors: Mapping[str, str], now: float) -> Ending | None:
-        """Return that there are slots for more ranks, or ``None``."""
+        """Return the new slots as the reason to end, or ``None``."""
         more = self._pool.ranks(errors)
         if now < self._may_grow_at or sum(more.values()) <= sum(self._ranks.values()):
             return None

@@ -1,4 +1,4 @@
-"""The signals that this command gets: some end the job, others are passed on to its ranks."""
+"""The signals of this command: some end the job, others are forwarded to its ranks."""
 from __future__ import annotations
 
 import contextlib
@@ -12,16 +12,16 @@ from chainermn._run._report import say
 
 #: From Ctrl-C; from kill or a batch system; from a closed terminal.
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-#: Batch systems send them some time before they end a job; programs handle them.
+#: Notices from batch systems some time before they end a job; programs handle them.
 _NOTICES = signal.SIGUSR1, signal.SIGUSR2
-_REPEATED_AFTER = 1  # second; an earlier SIGINT is the same Ctrl-C, also sent by a wrapper
+_REPEATED_AFTER = 1  # second; before, SIGINT may be the same Ctrl-C, sent again by a wrapper
 
 
 class Signals:
     """The signals that this process has received.
 
     Args:
-        passed_on: The notices that mpiexec passes on to the ranks.
+        passed_on: The notices that mpiexec forwards to the ranks.
     """
 
     def __init__(self, passed_on: Collection[int]) -> None:
@@ -43,18 +43,18 @@ class Signals:
                 signal.signal(number, handler)
 
     def forget_notices(self) -> None:
-        """Drop the notices that have arrived while there was no job."""
+        """Discard the notices that arrived while there was no job."""
         self._notices.clear()
 
     def pass_on_notices(self, process: subprocess.Popen[bytes]) -> None:
-        """Send the notices that have arrived to a supervisor."""
+        """Forward new notices to a supervisor."""
         while self._notices:
             number = self._notices.pop(0)
             if number in self._passed_on:
                 process.send_signal(number)
             else:
-                say(f'{signal.Signals(number).name} has no effect, because this mpiexec does not '
-                    'pass it on to the ranks; send SIGUSR1')
+                say(f'{signal.Signals(number).name} was ignored, because this mpiexec does not '
+                    'forward it to the ranks; send SIGUSR1')
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()

@@ -5,7 +5,7 @@ exits with the exit status of mpiexec, or 128 + signal number.  If its parent di
 ``$CHAINERMN_RUN_FOLDER``, where failed ranks write their messages.
 
 SIGINT and SIGTERM end the job: mpiexec gets the first of them, and is killed if it is still running
-after GRACE seconds, or at the next SIGINT.  SIGUSR1 and SIGUSR2 are passed on to mpiexec.
+after GRACE seconds, or at the next SIGINT.  SIGUSR1 and SIGUSR2 are forwarded to mpiexec.
 """
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def main(grace: float, command: list[str]) -> int:
             process.kill()
             process.wait()
             with contextlib.suppress(OSError):  # stderr is closed
-                os.write(2, f'chainermn run: the job has not ended within {grace:g} seconds '
-                            '(--grace): killed\n'.encode())
+                os.write(2, f'chainermn run: the job did not end within {grace:g} seconds '
+                            '(--grace), and was killed\n'.encode())
         time.sleep(_POLL_INTERVAL)
     if process.returncode:
         _kill_children()

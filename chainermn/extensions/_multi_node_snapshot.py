@@ -69,9 +69,9 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
             ``{1, 2, 3}``.  By default, all ranks form one set.
         allow_pickle: Whether to save and load arrays of Python objects.  Loading them runs any code
             that the files hold.
-        allow_other_classes: Whether to load a snapshot of models, optimizers, update rules or
-            iterators of other classes.  Then the states with the same names are loaded, although
-            they may mean something else.
+        allow_other_classes: Whether to load a snapshot whose models, optimizers, update rules or
+            iterators have other classes.  States with the same names are loaded, even if their
+            meanings differ.
 
     Returns:
         The extension, with the trigger and priority of ``snapshot``.  Its attribute ``is_master``

@@ -46,8 +46,8 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  When all ranks
     have written theirs, rank 0 writes the manifest ``<path>/commit-<name>.<iteration>``, with the
-    size and checksum of each file.  The files are removed when all ranks have ended without an
-    error after the training.  docs/checkpoints.md lists all guarantees.
+    size and checksum of each file.  After the training, the files are removed when all ranks
+    have ended without an error.  docs/checkpoints.md lists all guarantees.
 
     Training stops only while the state is copied in memory; a thread writes the copy.  At the next
     checkpoint, at the end of the training and before loading, all ranks wait until all files are on
@@ -81,9 +81,9 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
             once: here, or when the extension first sees the trainer.
         allow_pickle: Whether to save and load arrays of Python objects.  Loading them runs any code
             that the files hold.
-        allow_other_classes: Whether to load a checkpoint of models, optimizers, update rules or
-            iterators of other classes.  Then the states with the same names are loaded, although
-            they may mean something else.
+        allow_other_classes: Whether to load a checkpoint whose models, optimizers, update rules or
+            iterators have other classes.  States with the same names are loaded, even if their
+            meanings differ.
 
     Returns:
         The extension.
@@ -120,7 +120,7 @@ class _CheckpointStats:
 class _MultiNodeCheckpointer(chainer.training.Extension):
     """See :func:`chainermn.create_multi_node_checkpointer`."""
 
-    priority: int = -100  # as of Chainer's snapshots: it saves what other extensions have done
+    priority: int = -100  # like Chainer's snapshots: saves the changes of other extensions
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
                  path: str | None, allow_pickle: bool, allow_other_classes: bool) -> None:
@@ -262,9 +262,11 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
     def finalize(self) -> None:
         """Completes the last save.  If training succeeded on all ranks, removes the files.
 
-        Without a trainer it removes them at once.  Trainer.run calls it, too: then they are removed
-        when all ranks have ended without an error, as what follows may fail, such as saving the
-        model.  Collective: every rank calls it, unless training failed.
+        Without a trainer, the files are removed immediately.  After ``Trainer.run``, which calls
+        this method, they are removed when all ranks have ended without an error, since a later step
+        may fail, such as saving the model.  Another call removes them immediately.
+
+        Collective: every rank calls it, unless training failed.
 
         Raises:
             OSError: On every rank, if any rank could not write the last checkpoint.
@@ -332,7 +334,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
                 'the ranks have different names for the checkpointer\n  '
                 + '\n  '.join(f'{ranks_text(ranks)}: {name!r}' for name, ranks in groups.items())
                 + '\nPass the same name on all ranks; folders may differ.'))
-        remove_completed(self.comm, names)  # this training is another one
+        remove_completed(self.comm, names)  # of an earlier training
         self._saver.lock.acquire(names, must_write)
 
     @property

@@ -46,7 +46,7 @@ class MultiNodeEarlyStoppingTrigger:
         return self.actual_trigger.get_training_length()
 
     def serialize(self, serializer: Serializer) -> None:
-        """Saves or loads the best value, the number of checks since then, and values to average.
+        """Save or load the best value, the number of checks since then, and values to average.
 
         Args:
             serializer: A Chainer serializer or deserializer.

@@ -82,14 +82,14 @@ class ObservationAggregator(chainer.training.Extension):
         return self.comm.bcast_obj(result)
 
     def serialize(self, serializer: Serializer) -> None:
-        """Saves or loads the trigger and the values since the last time.
+        """Save or load the trigger, and the values that are not yet aggregated.
 
         Args:
             serializer: A Chainer serializer or deserializer.
 
         Warns:
-            RuntimeWarning: When saving, if values are neither numbers nor arrays of numbers, and
-                so are not saved; when loading a file without them.
+            RuntimeWarning: When saving, if values are neither numbers nor arrays of numbers: they
+                are not saved.  When loading, if the file lacks them.
         """
         if hasattr(self.comm_trigger, 'serialize'):
             self.comm_trigger.serialize(serializer['comm_trigger'])
@@ -97,8 +97,8 @@ class ObservationAggregator(chainer.training.Extension):
             try:
                 self.observation_history = _load_values(serializer['history'])
             except KeyError:
-                warnings.warn('the values of ObservationAggregator since the last time are not in '
-                              'this file', RuntimeWarning, stacklevel=2)
+                warnings.warn('the file lacks the values that ObservationAggregator has not yet '
+                              'aggregated', RuntimeWarning, stacklevel=2)
         elif all(np.asarray(value).dtype.kind in 'biufc' for value in self.observation_history):
             _save_values(serializer['history'], self.observation_history)
         else:

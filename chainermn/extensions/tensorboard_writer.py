@@ -72,7 +72,7 @@ class TensorBoardWriter(extensions.LogReport):
             self._file = None
 
     def _write(self, means: dict[str, float]) -> None:
-        """Writes one point of each curve, and flushes it to disk: a checkpoint may follow."""
+        """Write one point of each curve to the file at once, since a checkpoint may follow."""
         if self._file is None:
             return
         from tensorboardX.proto.event_pb2 import Event
@@ -86,16 +86,16 @@ class TensorBoardWriter(extensions.LogReport):
 
 
 def _open(folder: str, iteration: int) -> EventsWriter:
-    """Opens a file that hides values of earlier runs after this iteration.
+    """Open a file that hides values of earlier runs after this iteration.
 
-    Not a SummaryWriter: its thread writes points later, and its ``flush`` does not wait for it.
+    SummaryWriter writes points later, in a thread, and its ``flush`` does not wait for the thread.
     """
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.record_writer import directory_check
 
     directory_check(folder)
-    # The name of the file only has the time in seconds.
+    # The file name contains the time only in seconds.
     file = EventsWriter(os.path.join(folder, 'events'), f'.{iteration}')
     start = SessionLog(status=SessionLog.START)
     file.write_event(Event(step=iteration + 1, session_log=start, wall_time=time.time()))

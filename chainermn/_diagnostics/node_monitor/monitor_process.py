@@ -274,13 +274,13 @@ class Monitor:
         self.requests.clear()
 
     def _report_launcher(self) -> None:
-        """Ends the ranks if their launcher has ended without them: mpiexec has failed."""
+        """Kill the ranks if their launcher ended before them, because mpiexec has failed."""
         if self.launcher_ended_at and time.monotonic() > self.launcher_ended_at + _EXIT_TIMEOUT:
             self.launcher_ended_at = 0.
             if not self.reported_at:
                 self.reported_at = time.monotonic()
                 _report(f'the process of mpiexec on host {os.uname().nodename} ended before its '
-                        'ranks, possibly killed because memory ran out; they are killed, too')
+                        'ranks, possibly killed because memory ran out; the ranks are killed, too')
             for rank in self.running.values():
                 rank.kill()
 

@@ -1,6 +1,6 @@
 """The classes of saved objects: states must not be loaded into an object of another class.
 
-Optimizers have states of equal names and shapes that mean different things.
+The states of two optimizers may have the same names and shapes, but different meanings.
 """
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _MAX_NAMED = 3  # parameters in an error
 
 
 def capture_classes(target: object) -> dict[str, np.ndarray]:
-    """Returns the names of the classes of models, optimizers, update rules and iterators.
+    """Return the class names of models, optimizers, update rules and iterators.
 
     Returns:
-        One array, by name.
+        One array, by its name.
     """
     return {CLASSES: np.frombuffer(json.dumps(_find_names(target)).encode(), np.uint8)}
 
 
 def find_differences(arrays: Mapping[str, np.ndarray], target: object) -> str:
-    """Compares the classes in a file with those of an object.
+    """Compare the classes in a file with those of an object.
 
     Args:
-        arrays: The saved arrays by name.  Those of older versions name no classes.
+        arrays: The saved arrays by name.  Files of older versions contain no class names.
         target: The object to load into.
 
     Returns:
-        What differs; '' if nothing does.
+        The differences; '' if there are none.
     """
     saved: dict[str, str] = {}
     if CLASSES in arrays:
@@ -50,24 +50,24 @@ def find_differences(arrays: Mapping[str, np.ndarray], target: object) -> str:
         if saved.get(name, current) == current:
             continue
         if name.endswith('/') or not name:
-            texts.append(f'{name.rstrip("/") or "the object"} was {saved[name]}, and is {current}')
+            texts.append(f'{name.rstrip("/") or "the object"} was {saved[name]}, is now {current}')
         else:
             rules.setdefault((saved[name], current), []).append(name)
     if not texts:  # otherwise the rules follow the optimizer
         for (before, now), names in rules.items():
             more = f' and {len(names) - _MAX_NAMED} more' * (len(names) > _MAX_NAMED)
             texts.append(f'the update rule of {", ".join(names[:_MAX_NAMED])}{more} was {before}, '
-                         f'and is {now}')
+                         f'is now {now}')
     return '; '.join(texts)
 
 
 def raise_differences(comm: CommunicatorBase, differences: str, iteration: int) -> None:
-    """Raises an error if the classes of any rank differ.  Collective: every rank calls it.
+    """Raise an error if the classes of any rank differ.  Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
-        differences: What :func:`find_differences` returned on this rank.
-        iteration: That of the save, for the error.
+        differences: The result of :func:`find_differences` on this rank.
+        iteration: The iteration of the save, for the error.
 
     Raises:
         ValueError: On every rank, if a class differs on any rank.
@@ -83,11 +83,11 @@ def raise_differences(comm: CommunicatorBase, differences: str, iteration: int) 
 
 
 def _find_names(target: object) -> dict[str, str]:
-    """Returns the names by the prefix of the part; those of update rules by their parameter."""
+    """Return the class names of the parts by prefix, and of the update rules by parameter."""
     names = {}
     for prefix, part in find_parts(target).items():
         actual = unwrap(part)
-        # Iterators of other ranks than the master hold no state.
+        # Multi-node iterators hold no state on ranks other than the master.
         if getattr(part, 'rank_master', None) in (None, _rank_of(part)):
             names[prefix] = type(actual).__name__
         model = getattr(actual, 'target', None)

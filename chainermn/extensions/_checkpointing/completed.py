@@ -1,7 +1,7 @@
-"""The files of a training that has succeeded.  What follows may fail, such as saving the model.
+"""The files of a completed training.  A later step may still fail, such as saving the model.
 
-So they stay until all ranks have ended without an error, or until the next training with the same
-name and folder in the same process.
+Therefore, they stay until all ranks have ended without an error, or until the same process starts
+another training with the same name and folder.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _kept: dict[str, _CompletedTraining] = {}  # of this process, by lock file
 
 
 def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
-    """Removes all files of a training: first the manifests.  Collective: every rank calls it."""
+    """Remove all files of a training, manifests first.  Collective: every rank calls it."""
     with raise_on_all_ranks(comm, 'removing checkpoints'):
         _remove_manifests(comm, names)
     comm.barrier()
@@ -27,20 +27,20 @@ def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
 
 
 def remove_at_end(comm: CommunicatorBase, names: SaveNames, lock: JobLock) -> None:
-    """Removes all files when all ranks have ended without an error.
+    """Remove all files when all ranks have ended without an error.
 
     Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
         names: Names of the files.
-        lock: Lock of the files, which is released then.
+        lock: Lock of the files; it is released at the same time.
     """
     _CompletedTraining(comm, names, lock)
 
 
 def remove_completed(comm: CommunicatorBase, names: SaveNames) -> bool:
-    """Removes the files of a completed training now, if there is one with these names.
+    """Remove the files of a completed training now, if there is one with these names.
 
     Collective: every rank calls it.
 
@@ -71,7 +71,7 @@ class _CompletedTraining:
         self._release()
 
     def _end(self) -> None:
-        """The communicator is not usable any more, or may have been finalized."""
+        """Remove the files with plain MPI, since the communicator is no longer usable."""
         mpi_comm, problem = self._comm.mpi_comm, ''
         try:
             mpi_comm.Barrier()  # without consistency checks, another rank may not have ended

@@ -152,10 +152,10 @@ class JobLock:
 
         Args:
             names: Names of the files.
-            must_write: Whether a folder that cannot be written is an error.
+            must_write: Whether a folder that is not writable is an error.
 
         Raises:
-            OSError: On every rank, if that is an error, and any rank cannot write to its folder.
+            OSError: On every rank, with ``must_write``, if any rank cannot write to its folder.
             RuntimeError: On every rank, if another job uses these names in this folder.
 
         Warns:
@@ -181,7 +181,7 @@ class JobLock:
                 'Wait until that job has ended, or pass another name or folder.')
         elif must_write and (failures := _by_rank(texts.failure for texts in by_rank)):
             error = OSError(
-                f'{self._title} cannot be saved: a folder cannot be written\n  '
+                f'{self._title} cannot be saved: a folder is not writable\n  '
                 + '\n  '.join(failures) + '\nPass another folder, or change its permissions.')
         if error is not None:
             self.release()
@@ -212,7 +212,7 @@ class JobLock:
         except OSError as error:
             if os.access(folder, os.W_OK):
                 return _Attempt(texts=_Texts(problem=f'{path}: {error}'))
-            # A job that can write nothing disturbs no other job, and may load.
+            # A job that cannot write does not disturb other jobs, and may load.
             return _Attempt(texts=_Texts(failure=f'{path}: {error}'))
         if lock.users == 1:
             for part in [*names.find_temporary(rank),
@@ -227,11 +227,11 @@ class _Texts(NamedTuple):
 
     owner: str | None = None  # another job, which has locked them
     problem: str | None = None  # the file system cannot lock files
-    failure: str | None = None  # the folder cannot be written
+    failure: str | None = None  # the folder is not writable
 
 
 class _Attempt(NamedTuple):
-    """What :meth:`JobLock._try` returns."""
+    """The result of :meth:`JobLock._try`."""
 
     lock: FileLock | None = None
     texts: _Texts = _Texts()

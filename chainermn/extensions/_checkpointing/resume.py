@@ -39,7 +39,7 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
         allow_pickle: Whether to load arrays of Python objects.
         group: Communicator of the ranks whose first one reads for the others; if ``None``, each
             rank reads its own file.
-        allow_other_classes: Whether the classes of its parts may be others than those saved.
+        allow_other_classes: Whether the classes of its parts may differ from the saved ones.
 
     Raises:
         ValueError: On every rank, if a class differs on any rank, unless that is allowed.

@@ -14,7 +14,7 @@ from chainermn._types import Object
 
 _RANDOM = 'chainermn/random/'
 
-#: Times that iterators are copied until no thread draws random numbers at the same time.
+#: How often to copy iterators if their threads draw random numbers at the same time.
 _MAX_ATTEMPTS = 10
 
 _T = TypeVar('_T')
@@ -71,7 +71,7 @@ def copy_state(target: object) -> dict[str, np.ndarray]:
 
 
 def copy_with_random(target: object) -> dict[str, np.ndarray]:
-    """Copies everything that an object serializes, and the random number generators.
+    """Copy everything that an object serializes, and the random number generators.
 
     Args:
         target: An object that Chainer can serialize, or a dictionary of such objects.
@@ -114,13 +114,13 @@ def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def find_parts(target: object) -> dict[str, Object]:
-    """Finds the optimizers, models and iterators of an object.
+    """Find the optimizers, models and iterators of an object.
 
     Args:
-        target: The object that is saved or loaded.
+        target: The object to save or load.
 
     Returns:
-        The parts, by the beginning of the names of their arrays.
+        The parts, by the prefix of the names of their arrays.
     """
     updater: Object = getattr(target, 'updater', None)
     parts: dict[str, Object] = {'': target}

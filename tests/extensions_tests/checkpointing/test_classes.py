@@ -47,12 +47,12 @@ def save(comm, folder, **options):
 
 CHANGES = {
     'optimizer': (dict(optimizer=MOMENTUM),
-                  'updater/optimizer:main was Adam, and is MomentumSGD'),
-    'model': (dict(model=OtherModel), 'updater/model:main was Classifier, and is OtherModel'),
+                  'updater/optimizer:main was Adam, is now MomentumSGD'),
+    'model': (dict(model=OtherModel), 'updater/model:main was Classifier, is now OtherModel'),
     'iterator': (dict(iterator=chainer.iterators.MultithreadIterator),
-                 'updater/iterator:main was SerialIterator, and is MultithreadIterator'),
+                 'updater/iterator:main was SerialIterator, is now MultithreadIterator'),
     'update rule': (dict(rule=RMSPROP), 'the update rule of updater/optimizer:main/predictor/W was '
-                                        'AdamRule, and is RMSpropRule'),
+                                        'AdamRule, is now RMSpropRule'),
 }
 
 
@@ -110,7 +110,7 @@ def test_a_dictionary(comm, folder, same_error):
     checkpointer_of(comm, folder).save({'model': model, 'opt': ADAM().setup(model)}, 3)
     error = same_error(lambda: checkpointer_of(comm, folder).maybe_load(
         {'model': model, 'opt': MOMENTUM().setup(model)}))
-    assert 'opt was Adam, and is MomentumSGD' in str(error)
+    assert 'opt was Adam, is now MomentumSGD' in str(error)
 
 
 def test_a_file_of_an_older_version_is_loaded(comm, folder, monkeypatch):
@@ -137,7 +137,7 @@ def test_snapshots(comm, folder, same_error, is_allowed):
         assert trainer.updater.iteration == 2
     else:
         error = same_error(trainer.run)
-        assert 'updater/model:main was Classifier, and is OtherModel' in str(error)
+        assert 'updater/model:main was Classifier, is now OtherModel' in str(error)
 
 
 def test_a_hundred_parameters_take_one_line(comm):
@@ -147,5 +147,5 @@ def test_a_hundred_parameters_take_one_line(comm):
     for param in model.params():
         param.update_rule = RMSPROP().create_update_rule()
     text = classes.find_differences(arrays, {'optimizer': optimizer})
-    assert 'and 97 more was AdamRule, and is RMSpropRule' in text and len(text) < 200
+    assert 'and 97 more was AdamRule, is now RMSpropRule' in text and len(text) < 200
     assert set(state.find_parts({'optimizer': optimizer})) == {'optimizer/'}
