@@ -196,8 +196,8 @@ def main() -> None:
             print(f'{cost.cpu:7.2f} CPU {cost.seconds:7.2f} s {cost.programs:3} programs '
                   f'{ranks} ranks {test}')
         return
-    files = by_file(runs)
-    write(files)
+    write(by_file(runs))
+    files = read()  # rounded
     text = CONTRIBUTING.read_text(encoding='utf-8')
     start, end = text.index(TABLE[0]), text.index(TABLE[1])
     CONTRIBUTING.write_text(f'{text[:start]}{TABLE[0]}\n{table(files)}\n{text[end:]}',
