@@ -104,7 +104,7 @@ def test_a_slow_client_is_dropped(monkeypatch, sent):
         pass
 
 
-def test_the_timeout_of_a_handshake_is_for_all_of_it(monkeypatch):
+def test_the_timeout_applies_to_the_entire_handshake(monkeypatch):
     monkeypatch.setattr(_connection, '_HANDSHAKE_TIMEOUT', .5)
     server, start = Server(), time.monotonic()
     with client(server) as slow, pytest.raises(OSError):
@@ -114,7 +114,7 @@ def test_the_timeout_of_a_handshake_is_for_all_of_it(monkeypatch):
     assert time.monotonic() < start + seconds(5)
 
 
-def test_no_client_comes():
+def test_no_client_connects():
     assert Server(timeout=.1).result() is None
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_does_not_answer():
         assert _connection.connect(offer, timeout=.1) is None
 
 
-def test_some_addresses_of_an_offer_in_text_are_not_reachable():
+def test_unreachable_addresses_of_a_parsed_offer_are_skipped():
     server = Server()
     offer = server.offer('127.1.2.3.4', '0.0.0.256', '127.0.0.1')
     with _connection.connect(Offer.parse(str(offer))), server.result():
@@ -149,7 +149,7 @@ def test_no_address():
     assert _connection.connect(Offer([], 1, SECRET)) is None
 
 
-def test_addresses_are_those_of_other_hosts():
+def test_addresses_are_reachable_from_other_hosts():
     for address in _connection.addresses():
         family = socket.AF_INET6 if ':' in address else socket.AF_INET
         assert socket.inet_pton(family, address)

@@ -19,7 +19,7 @@ CHILDREN = os.path.join(os.path.dirname(__file__), 'reliability', 'child_process
 
 
 def children(folder, command, *arguments, **env):
-    """Returns how child processes end, on each rank."""
+    """Return how child processes end, on each rank."""
     folder.mkdir()
     done = subprocess.run([*command, sys.executable, '-W', 'ignore', CHILDREN, folder, *arguments],
                           env={**os.environ, **env}, stdout=subprocess.PIPE,
@@ -56,7 +56,7 @@ def test_all_child_processes_end_as_without_chainermn(tmp_path):
     assert children(tmp_path / 'ranks', ['mpiexec', '-n', '2'], 'all') == [expected] * 2
 
 
-def test_other_files_are_not_taken_for_the_connection_to_mpiexec(monkeypatch):
+def test_other_files_are_not_mistaken_for_the_connection_to_mpiexec(monkeypatch):
     with contextlib.ExitStack() as stack:
         sockets = [*socket.socketpair(), socket.socket()]
         for each in sockets:

@@ -216,7 +216,7 @@ def test_the_job_ends_with_the_command(tmp_path, env, sent, args):
 
 
 @pytest.mark.usefixtures('default_signals')
-def test_notices_are_passed_on_and_a_second_interrupt_kills(tmp_path, env):
+def test_sigusr1_is_forwarded_and_a_second_interrupt_kills(tmp_path, env):
     write(tmp_path, """
         import signal, sys, time, chainermn
         signal.signal(signal.SIGUSR1, lambda *_: sys.stdout.write('saves\\n'))

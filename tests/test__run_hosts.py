@@ -274,7 +274,7 @@ class Probed:
 
 
 class Outage:
-    """The watch of a job on two hosts of three, in its own time."""
+    """The watch of a job on two of three hosts, with a simulated clock."""
 
     def __init__(self, monkeypatch, links):
         self.now, self.links, self.failing, self.warnings = 0., links, '', []
@@ -283,7 +283,7 @@ class Outage:
         self.watch = _pool.Watch(pool, {'a': 2, 'b': 2}, float('inf'), links, self.warnings.append)
 
     def go_on(self, seconds, failing):
-        """Returns why the job is ended within these seconds."""
+        """Return why the job ends within these seconds; ``None`` if it does not."""
         self.failing, end = failing, self.now + seconds
         while self.now < end:
             self.now += 1
@@ -327,7 +327,7 @@ def test_only_a_host_that_is_not_connected_is_lost(monkeypatch):
 
 @pytest.mark.parametrize('numbers', [None, [], [2], [2, 1]])
 def test_a_failure_of_all_hosts_ends_no_job(monkeypatch, numbers):
-    """Whatever is connected."""
+    """It does not matter how many ranks are connected."""
     links, connections = (None, []) if numbers is None else connected(*numbers)
     with contextlib.closing(links) if links else contextlib.nullcontext():
         job = Outage(monkeypatch, links)
@@ -342,7 +342,7 @@ def test_a_failure_of_all_hosts_ends_no_job(monkeypatch, numbers):
 
 
 def test_the_ranks_are_lost_although_all_hosts_answer(monkeypatch):
-    """As after a power failure of all hosts, which mpiexec does not notice."""
+    """For example, after a power failure of all hosts, which mpiexec does not notice."""
     links, connections = connected(2, 2)
     with contextlib.closing(links):
         job = Outage(monkeypatch, links)
@@ -356,12 +356,12 @@ def test_the_ranks_are_lost_although_all_hosts_answer(monkeypatch):
 
 
 def reset(connection):
-    """Ends a connection with RST instead of FIN, as a host does that has restarted."""
+    """End a connection with RST instead of FIN, like a host that has restarted."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
     connection.close()
 
 
-def test_connections_that_are_no_ranks():
+def test_connections_of_strangers_are_dropped():
     links, connections = connected(2, 2)
     with contextlib.closing(links):
         assert links.are_complete

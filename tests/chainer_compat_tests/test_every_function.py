@@ -252,7 +252,7 @@ FLOAT32 = '''
     bilinear resize_images roi_average_align_2d roi_average_pooling_2d roi_max_align_2d
     roi_max_pooling_2d roi_pooling_2d
 '''
-NOT_FLOAT16 = ['cholesky', 'decorrelated_batch_normalization']  # NumPy's linalg refuses it
+NOT_FLOAT16 = ['cholesky', 'decorrelated_batch_normalization']  # NumPy's linalg rejects it
 
 # Options that are not floats in the cases or signatures above.
 OPTIONS = {
@@ -335,7 +335,7 @@ def test_derivatives(name):
 
 
 def dtypes(name, dtype, scalar):
-    """Returns the dtypes of outputs and gradients, and how many options are of type ``scalar``."""
+    """Return the dtypes of outputs and gradients, and how many options are of type ``scalar``."""
     f = getattr(F, name)
     n_options = 0
 
@@ -370,7 +370,7 @@ def dtypes(name, dtype, scalar):
 
 def test_options_can_be_numpy_scalars():
     n_options = 0
-    # In NumPy, arrays of these types with scalars of those types make arrays of the scalar's type.
+    # With NumPy 2, an array of the first type and a scalar of the second give the second type.
     for name, (dtype, scalar) in itertools.product(CASES, [('e', np.float32), ('f', np.float64)]):
         if dtype == 'e' and name in [*FLOAT32.split(), *NOT_FLOAT16]:
             continue

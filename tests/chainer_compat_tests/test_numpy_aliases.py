@@ -1,4 +1,4 @@
-"""``CHAINER_COMPAT_NUMPY_ALIASES=1`` restores the names that NumPy removed; errors refer to it."""
+"""``CHAINER_COMPAT_NUMPY_ALIASES=1`` restores the names that NumPy removed; errors mention it."""
 
 import pytest
 from time_limits import seconds
@@ -37,7 +37,7 @@ def test_names(python):
     python(f'import sys\nassert "numpy" not in sys.modules{NAMES}', **ON)
 
 
-def test_in_python(python):
+def test_names_restored_by_the_function(python):
     python('import numpy, chainer_compat\nchainer_compat.restore_numpy_aliases()' + NAMES,
            CHAINER_COMPAT='0')
 

@@ -1,4 +1,4 @@
-"""Options can be NumPy scalars: they change no dtype, as a Python number changes none.
+"""Options can be NumPy scalars: like Python numbers, they change no dtype.
 
 ``test_every_function.py`` tests the functions.
 """
@@ -13,7 +13,7 @@ from chainer import initializers, optimizer_hooks, optimizers
 
 pytestmark = pytest.mark.mpi_skip
 
-# An array of the first type and a NumPy scalar of the second make an array of the second.
+# With NumPy 2, an array of the first type and a scalar of the second give an array of the second.
 TYPES = [('e', np.float32), ('f', np.float64)]
 
 
@@ -27,7 +27,7 @@ OPTIMIZERS = [optimizer for _, optimizer in inspect.getmembers(optimizers, inspe
 
 
 def updated(optimizer, dtype, *hooks):
-    """Returns the parameter and the state of an optimizer after two updates."""
+    """Return the parameter and the state of an optimizer after two updates."""
     link = chainer.Link()
     with link.init_scope():
         link.x = chainer.Parameter(np.arange(1, 4).astype(dtype))

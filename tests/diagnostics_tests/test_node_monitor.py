@@ -117,7 +117,7 @@ time.sleep(60)
 @starts
 @pytest.mark.usefixtures('needs_launcher')
 def test_ranks_end_if_their_launcher_is_killed(tmp_path):
-    """Otherwise they train on, and remove their checkpoints at the end."""
+    """Otherwise, they would continue to train, and remove their checkpoints at the end."""
     (tmp_path / 'script.py').write_text(START + ORPHANS)
     (tmp_path / 'reports').mkdir()
     done = subprocess.run(
@@ -134,7 +134,7 @@ def test_ranks_end_if_their_launcher_is_killed(tmp_path):
 
 @pytest.fixture
 def needs_launcher():
-    """Skips the test with Open MPI, which ends its ranks itself."""
+    """Skip the test with Open MPI, which ends its ranks itself."""
     if 'MPICH' not in MPI.Get_library_version():
         pytest.skip('needs MPICH')
 

@@ -15,7 +15,7 @@ from chainermn._run._links import Links
 pytestmark = pytest.mark.mpi_skip
 
 
-def test_a_lost_connection_is_made_again_until_the_command_ends(monkeypatch):
+def test_a_lost_connection_is_restored_until_the_command_ends(monkeypatch):
     monkeypatch.setattr(run_link, '_PAUSE', .01)
     with contextlib.closing(Links(2)) as links:
         rank = threading.Thread(target=run_link._run, args=(links.offer, 2), daemon=True)

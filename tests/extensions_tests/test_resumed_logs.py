@@ -1,7 +1,7 @@
 """A run that resumes anywhere continues the logs of an uninterrupted one, for every extension.
 
 One trainer has all extensions and triggers.  It is saved in each iteration, and resumed from all of
-these saves: what they observe, log or change must be equal in each later iteration.
+these saves: all that they observe, log or change must be equal in each later iteration.
 """
 import io
 import os
@@ -54,7 +54,7 @@ class Model(chainer.Chain):
 
 
 def observe(comm):
-    """Reports values of several types; some only in some iterations."""
+    """Report values of several types; some only in some iterations."""
     def observe(trainer):
         t = trainer.updater.iteration
         value = np.float32(np.sin(7 * t + comm.rank) / 3)
@@ -87,18 +87,18 @@ class Journal:
         self.trainer.extend(extension, name=name, trigger=trigger, **options)
 
     def add_trigger(self, name, trigger):
-        """An extension that only notes that its trigger has fired."""
+        """Add an extension that only records when its trigger fires."""
         self.trainer.extend(lambda _: self.fired.setdefault(name), name=name, trigger=trigger)
 
     def add_shift(self, shift, name, trigger=(2, 'iteration'), **options):
-        """An extension for the learning rate of an optimizer of its own."""
+        """Add an extension that shifts the learning rate of its own optimizer."""
         optimizer = chainer.optimizers.SGD(lr=1.).setup(chainer.links.Linear(1, 1))
         self.trainer.extend(shift('lr', optimizer=optimizer, **options), name=name, trigger=trigger)
         self.probes[name] = lambda: optimizer.lr
 
 
 def as_bits(value):
-    """A value to compare bit by bit."""
+    """Convert a value for bitwise comparison."""
     value = getattr(value, 'array', value)
     if isinstance(value, (float, int, np.ndarray, np.generic)):
         return np.asarray(value, np.float64).tobytes()
@@ -204,7 +204,7 @@ def add_evaluators(journal, model):
     journal.add(Total(journal.comm, iterators.SerialIterator(data, 2, repeat=False, shuffle=False),
                       model), INTERVAL)
     journal.add(AllreducePersistent(model, journal.comm), INTERVAL)
-    # The update that comes after it uses its learning rate.
+    # The next update uses its learning rate.
     journal.add(LinearScaling(journal.comm, warmup_epochs=2))
 
 
@@ -232,7 +232,7 @@ def make(comm, folder):
 
 
 def remove_after(comm, folder, iteration):
-    """Removes later saves, so that this one is loaded."""
+    """Remove later saves, so that this one is loaded."""
     comm.barrier()
     for name in os.listdir(folder) if comm.rank == 0 else ():
         if name.startswith(('run.', 'commit-run.')) and int(name.rpartition('.')[2]) > iteration:
@@ -241,7 +241,7 @@ def remove_after(comm, folder, iteration):
 
 
 def differences(rows, expected):
-    """The names whose values differ, with the first iteration in which they do."""
+    """Return the names whose values differ, each with the first such iteration."""
     found = {}
     for iteration, row in sorted(rows.items()):
         for name in {*row, *expected[iteration]}:
@@ -251,7 +251,7 @@ def differences(rows, expected):
 
 
 def save_all(comm, trainer):
-    """Trains, and saves each iteration, as if the run had been killed after the last one."""
+    """Train, and save each iteration, as if the run had been killed after the last one."""
     checkpointer = chainermn.create_multi_node_checkpointer('run', comm, cp_interval=100)
     checkpointer.finalize = lambda: None
     trainer.extend(checkpointer, trigger=(1, 'iteration'))
@@ -355,7 +355,7 @@ ITERATORS = {
 @pytest.mark.parametrize('name', ITERATORS)
 @pytest.mark.parametrize('kind', [serial, multithread, multiprocess])
 def test_every_iterator(comm, folder, kind, name):
-    """The last batch before an epoch is the one after which its order is drawn in advance."""
+    """After the last batch of an epoch, the order of the next may have been drawn in advance."""
     def run(n, start=0):
         np.random.seed(3)
         iterator = ITERATORS[name](kind, comm)

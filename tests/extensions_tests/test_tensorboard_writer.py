@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written(comm, folder, same_error):
 
 @pytest.mark.mpi_skip
 def test_a_killed_process_loses_no_points(tmp_path):
-    """A checkpoint may follow the extension at once: the resumed run does not write them again."""
+    """A checkpoint may follow at once, and the resumed run does not write these points again."""
     script = tmp_path / 'script.py'
     script.write_text(f'''
 import os, signal, sys

@@ -1,4 +1,4 @@
-"""Starts child processes in every way, and records how each of them ends.
+"""Start child processes in every way, and record how each of them ends.
 
 ``mpiexec -n 2 python tests/reliability/child_processes.py FOLDER [all]`` writes a JSON file per
 rank, with an outcome for each combination of a start method, a kind of child and an ending, before
@@ -21,7 +21,7 @@ import time
 import chainer
 
 if __name__ == '__main__' and 'PMI_FD' in os.environ:
-    # The connection to mpiexec gets a number that belongs to other files in most of the children.
+    # Give the connection to mpiexec a number that belongs to other files in most of the children.
     os.environ['PMI_FD'] = str(os.dup2(int(os.environ['PMI_FD']), 4))
 
 if not os.environ.get('WITHOUT_CHAINERMN'):
@@ -31,7 +31,7 @@ ENDINGS = ('return', 'raise', 'exit', 'killed')
 
 
 def end(ending):
-    """Ends a child process."""
+    """End a child process."""
     if ending == 'raise':
         raise ValueError('of a child')
     if ending == 'exit':
@@ -104,7 +104,7 @@ SAMPLE = [('forkserver', 'process', 'return'), ('forkserver', 'pool', 'exit'),
 
 
 def outcome(method, kind, ending):
-    """Returns how a child ends, or what its parent raises."""
+    """Return how a child ends, or what its parent raises."""
     context = multiprocessing.get_context(method) if method else None
     try:
         return repr(KINDS[kind](context, ending))

@@ -1,4 +1,4 @@
-"""A save is only loaded into objects of the same classes, or if that is allowed."""
+"""A save is only loaded into objects of the same classes, unless others are allowed."""
 import chainer
 import numpy as np
 import pytest
@@ -88,14 +88,14 @@ def test_a_difference_may_be_allowed(comm, folder):
 
 
 def test_equal_classes_are_loaded(comm, folder):
-    """Proxies do not count: any combination of options of the multi-node optimizer."""
+    """Proxies do not count, such as those that options of the multi-node optimizer add."""
     save(comm, folder)
     for options in {}, dict(n_accumulations=2), dict(overlap='always'):
         trainer, optimizer = make(comm, folder, **options)
         assert checkpointer_of(comm, folder).maybe_load(trainer, optimizer) == 2
 
 
-def test_iterators_that_are_not_the_master(comm):
+def test_iterators_on_other_ranks_than_the_master(comm):
     """They hold no state, so they may be of any class."""
     serial, multithread = chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator
     saved = chainermn.iterators.create_multi_node_iterator(

@@ -19,7 +19,7 @@ def comm():
 
 
 def train(comm, folder, stop=3):
-    """Returns the iterations of this run, and the checkpointer."""
+    """Train; return the iterations of this run, and the checkpointer."""
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
     optimizer.setup(chainer.links.Classifier(chainer.links.Linear(3, 2)))
     iterator = chainer.iterators.SerialIterator([(np.ones(3, np.float32), np.int32(0))] * 4, 2)
@@ -38,7 +38,7 @@ def saves(folder):
 
 
 def test_the_next_training_starts_from_scratch(comm, folder):
-    """In one process, such as for many hyperparameters: only a restart resumes."""
+    """One process may train several times, such as to compare options; only a restart resumes."""
     for _ in range(2):
         iterations, _ = train(comm, folder)
         assert iterations == [1, 2, 3]
