@@ -98,7 +98,7 @@ class Arrays(Mapping[str, np.ndarray]):
 
 
 def find_problem(path: str, is_known: bool = False) -> str | None:
-    """Checks a file, and allocates no memory that the file only claims to fill.
+    """Check a file, and never allocate memory based on sizes that it claims.
 
     Args:
         path: Path of the file.
