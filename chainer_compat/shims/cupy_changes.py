@@ -26,6 +26,17 @@ def atomic_add_of_float16() -> dict[str, str]:
     return {f', {product});': f', (T)({product}));' for product in products}
 
 
+@edit('chainer.functions.math.clip')
+def dtype_of_clip() -> dict[str, str]:
+    """CuPy >= 14 promotes dtypes as NumPy 2 does.
+
+    ``F.clip`` of a float16 array with np.float32 bounds gave float32, and its backward raised
+    TypeError; the gradient of ``F.huber_loss`` is such a clip. On the CPU Chainer converts the result.
+    """
+    clip = 'cuda.cupy.clip(x[0], self.x_min, self.x_max)'
+    return {f'return {clip},': f'return {clip}.astype(x[0].dtype, copy=False),'}
+
+
 @edit('chainer.training.updaters.multiprocess_parallel_updater')
 def float16_header() -> dict[str, str]:
     """CuPy >= 14 defines ``float16`` in a separate header, which kernels must include."""

@@ -62,10 +62,12 @@ def _test(name: communicators.CommunicatorName) -> Result:
     latency = bandwidth = None
     if comm.size > 1:
         one = _array(1, needs_gpu)
-        latency = _seconds(comm, lambda: [comm.allreduce(one) for _ in range(20)]) / 20
+        latency = _seconds(
+            comm, lambda: [comm.allreduce(one) for _ in range(20)], needs_gpu) / 20
         if name != 'dummy':  # it does not exchange gradients
             model = _model(comm.rank, _BYTES // 4, needs_gpu)
-            bandwidth = _BYTES / _seconds(comm, lambda: comm.multi_node_mean_grad(model))
+            bandwidth = _BYTES / _seconds(
+                comm, lambda: comm.multi_node_mean_grad(model), needs_gpu)
     comm.finalize()
     return Result(name, True, '', needs_gpu, latency, bandwidth)
 
@@ -107,10 +109,10 @@ def _model(value: float, size: int, on_device: bool) -> Model:
     return model
 
 
-def _seconds(comm: CommunicatorBase, run: Callable[[], object]) -> float:
-    """Return the shortest time until all ranks have finished."""
+def _seconds(comm: CommunicatorBase, run: Callable[[], object], on_device: bool) -> float:
+    """Return the shortest time until all ranks and their devices have finished."""
     def finish() -> None:
-        if comm.has_nccl:
+        if on_device:
             import cupy
 
             cupy.cuda.Device().synchronize()

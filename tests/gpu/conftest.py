@@ -38,6 +38,23 @@ def device(device_id):
     return device
 
 
+@pytest.fixture(scope='session')
+def is_virtual():
+    """Whether this is the virtual GPU of tests/virtual_gpu, which is slow."""
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(0)['name'] == b'Virtual GPU'
+
+
+@pytest.fixture(scope='session')
+def side(is_virtual):
+    """The side of a square matrix whose product keeps a GPU busy for a while.
+
+    The virtual GPU runs nothing until the host waits for it, so that any size will do.
+    """
+    return 50 if is_virtual else 2000
+
+
 @pytest.fixture(params=['pure_nccl', 'non_cuda_aware', 'flat', 'naive'])
 def name(request):
     return request.param

@@ -117,7 +117,7 @@ def dtype(request):
 
 @pytest.fixture
 def gpu(device):
-    return chainer.get_device(('cupy', device.id))
+    return chainer.get_device(f'@cupy:{device.id}')
 
 
 @pytest.mark.parametrize('name', NETWORKS)

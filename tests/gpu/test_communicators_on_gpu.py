@@ -181,10 +181,12 @@ def test_no_gradients(comm):
 
 
 def test_bcast_data_is_exact(comm):
+    import cupy
+
     dtypes = ['float16', 'float32', 'float64']
     model, expected = make_model(dtypes, RANK), make_model(dtypes, 0)
     for m in (model, expected):
-        m.p3_float16.array[0, :3] = np.array([np.nan, np.inf, -0.])
+        m.p3_float16.array[0, :3] = cupy.array([np.nan, np.inf, -0.])
     comm.bcast_data(model)
     for (_, param), (_, other) in zip(
             sorted(model.namedparams()), sorted(expected.namedparams()), strict=True):
@@ -192,21 +194,21 @@ def test_bcast_data_is_exact(comm):
 
 
 @pytest.mark.parametrize('own_stream', [False, True])
-def test_order_with_the_stream_of_the_caller(comm, own_stream):
+def test_order_with_the_stream_of_the_caller(comm, side, own_stream):
     """Gradients that are still being computed, and that are used at once."""
     import cupy
 
     model = chainer.Link()
     with model.init_scope():
-        model.w = chainer.Parameter(cupy.zeros((1500, 1500), 'f4'))
+        model.w = chainer.Parameter(cupy.zeros((side, side), 'f4'))
     stream = cupy.cuda.Stream(non_blocking=True) if own_stream else cupy.cuda.Stream.null
     with stream:
         for step in range(10):
-            a = cupy.full((1500, 1500), (RANK + step) / 1500, 'f4')
-            b = cupy.ones((1500, 1500), 'f4')
+            a = cupy.full((side, side), (RANK + step) / side, 'f4')
+            b = cupy.ones((side, side), 'f4')
             for _ in range(5):
-                a = a @ b / 1500
-            model.w.grad = a * 1500
+                a = a @ b / side
+            model.w.grad = a * side
             comm.multi_node_mean_grad(model)
             doubled = model.w.grad * 2
             model.cleargrads()  # the memory is free for the next step
@@ -214,12 +216,12 @@ def test_order_with_the_stream_of_the_caller(comm, own_stream):
 
 
 @pytest.mark.parametrize('batched', [True, False])
-def test_async(batched):
+def test_async(side, batched):
     import cupy
 
     comm = chainermn.create_communicator('pure_nccl', batched_copy=batched)
     assert comm.can_overlap
-    x = cupy.ones((2000, 2000), 'f4')
+    x = cupy.ones((side, side), 'f4')
     for step in range(10):
         models = [make_model(['float32'], step * SIZE + rank) for rank in range(SIZE)]
         expected = list(mean_of(models))
@@ -227,7 +229,7 @@ def test_async(batched):
         y = x @ x  # meanwhile
         exchange.wait()
         check_means(models[RANK], expected)
-        assert float(y[0, 0]) == 2000
+        assert float(y[0, 0]) == side
     comm.finalize()
 
 

@@ -31,7 +31,7 @@ def trained(comm, device, make=network, **options):
     model.to_device(f'@cupy:{device.id}')
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(.1), comm, **options).setup(model)
-    for n in range(6):
+    for n in range(7):  # odd, so that the last of two accumulations exchanges
         optimizer.update(model, *(model.xp.asarray(x) for x in batch(comm.rank, n)))
     return optimizer, {path: param.array.get() for path, param in model.namedparams()}
 

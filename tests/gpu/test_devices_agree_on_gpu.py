@@ -1,0 +1,310 @@
+"""Chainer gives the same on a GPU as on the CPU: the same dtypes, shapes, numbers and errors.
+
+This runs every function, link, optimizer, hook and initializer in float16, float32 and float64, with
+options that are Python's numbers or NumPy's scalars. CuPy 14 and NumPy 2 promote the latter
+differently from the versions that Chainer was written for.
+"""
+
+import inspect
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import initializers, optimizer_hooks, optimizers
+from chainer_compat_tests.test_every_function import CASES, Draw
+
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]
+
+DTYPES = ['float16', 'float32', 'float64']
+SCALARS = [float, np.float32, np.float64]
+TOLERANCES = {'float16': 2e-2, 'float32': 1e-4, 'float64': 1e-6}
+
+# These draw numbers, which differ between devices. Only dtypes and shapes are compared.
+RANDOM = {'dropout', 'gaussian', 'gumbel_softmax', 'rrelu', 'simplified_dropconnect', 'zoneout'}
+
+
+@pytest.fixture
+def gpu(device):
+    return chainer.get_device(f'@cupy:{device.id}')
+
+
+def sent(x, device):
+    """Returns arguments on a device, also in lists; Variables keep their history."""
+    if isinstance(x, list | tuple):
+        return type(x)(sent(each, device) for each in x)
+    if isinstance(x, dict):
+        return {name: sent(each, device) for name, each in x.items()}
+    if isinstance(x, chainer.Variable):
+        return F.copy(x, device)
+    if isinstance(x, chainer.utils.CooMatrix):
+        return chainer.utils.CooMatrix(
+            *(sent(each, device) for each in (x.data, x.row, x.col)), x.shape, x.order)
+    if callable(x) and not isinstance(x, type):
+        return lambda *args: sent(x(*args), device)
+    return device.send(x) if isinstance(x, np.ndarray) else x
+
+
+def with_scalars(x, scalar):
+    """Returns arguments with a type of scalar for Python's floats."""
+    if isinstance(x, dict):
+        return {name: with_scalars(each, scalar) for name, each in x.items()}
+    return scalar(x) if type(x) is float else x
+
+
+def float_defaults(f):
+    parameters = inspect.signature(f).parameters.values()
+    return {p.name: p.default for p in parameters if type(p.default) is float}
+
+
+def arrays_of(y):
+    """Returns the arrays of nested results, on the CPU."""
+    if isinstance(y, list | tuple):
+        return [array for each in y for array in arrays_of(each)]
+    if isinstance(y, chainer.Variable):
+        y = y.array
+    return [chainer.backends.cuda.to_cpu(y)] if hasattr(y, 'dtype') else []
+
+
+def variables_of(y):
+    ys = y if isinstance(y, list | tuple) else [y]
+    return [y for y in ys if isinstance(y, chainer.Variable) and y.dtype.kind == 'f'
+            and y.requires_grad and y.creator is not None]
+
+
+def outcome(call):
+    """Returns the arrays that a call gives, or the type of its error."""
+    np.random.seed(0)
+    with np.errstate(all='ignore'):
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+
+def check_same(on_cpu, on_gpu, tolerance, *, numbers=True):
+    if isinstance(on_cpu, Exception) or isinstance(on_gpu, Exception):
+        assert type(on_gpu) is type(on_cpu), f'CPU: {on_cpu!r}; GPU: {on_gpu!r}'
+        return
+    assert [(y.dtype, y.shape) for y in on_gpu] == [(y.dtype, y.shape) for y in on_cpu]
+    for a, b in zip(on_cpu, on_gpu, strict=True):
+        if numbers:
+            np.testing.assert_allclose(b, a, tolerance, tolerance)
+
+
+class Recorder:
+    """A function that runs on a device, and remembers whether it had float options."""
+
+    def __init__(self, f, device, scalar):
+        self.f = f
+        self.device = device
+        self.scalar = scalar
+
+    def __call__(self, *args, **options):
+        if self.scalar is not float:
+            options = float_defaults(self.f) | options
+        args = tuple(with_scalars(x, self.scalar) for x in args)
+        options = with_scalars(options, self.scalar)
+        return self.f(*sent(args, self.device), **sent(options, self.device))
+
+
+def has_float_options(name):
+    seen = []
+
+    def f(*args, **options):
+        seen.extend(x for x in [*args, *options.values()] if type(x) is float)
+
+    try:
+        CASES[name](f, Draw())
+    except TypeError:  # the case uses the result
+        pass
+    return bool(seen or float_defaults(getattr(F, name)))
+
+
+FUNCTIONS = [(name, scalar) for name in sorted(CASES) for scalar in SCALARS
+             if scalar is float or has_float_options(name)]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize(('name', 'scalar'), FUNCTIONS,
+                         ids=[f'{name}-{scalar.__name__}' for name, scalar in FUNCTIONS])
+def test_function(gpu, name, scalar, dtype):
+    def run(device):
+        draw = Draw(dtype)
+        y = CASES[name](Recorder(getattr(F, name), device, scalar), draw)
+        results = arrays_of(y)
+        sums = [F.sum(F.cast(y * y, 'd')) for y in variables_of(y)]
+        if sums:
+            sum(sums).backward()
+        return results + [x.grad for x in draw.inputs if x.grad is not None]
+
+    on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
+    check_same(on_cpu, on_gpu, TOLERANCES[dtype], numbers=name not in RANDOM)
+
+
+IMAGE, ROW = (2, 4, 6, 6), (4, 6)
+#: Links with the shapes of their inputs.
+LINKS = {
+    'Bias': (lambda: L.Bias(1, (6,)), [ROW]),
+    'Bilinear': (lambda: L.Bilinear(6, 6, 3), [ROW, ROW]),
+    'Convolution1D': (lambda: L.Convolution1D(4, 3, 3), [(2, 4, 6)]),
+    'Convolution2D': (lambda: L.Convolution2D(4, 3, 3), [IMAGE]),
+    'Convolution3D': (lambda: L.Convolution3D(2, 3, 3), [(1, 2, 4, 4, 4)]),
+    'Deconvolution1D': (lambda: L.Deconvolution1D(4, 3, 3), [(2, 4, 6)]),
+    'Deconvolution2D': (lambda: L.Deconvolution2D(4, 3, 3), [IMAGE]),
+    'DeformableConvolution2D': (lambda: L.DeformableConvolution2D(4, 3, 3), [IMAGE]),
+    'DepthwiseConvolution2D': (lambda: L.DepthwiseConvolution2D(4, 2, 3), [IMAGE]),
+    'DilatedConvolution2D': (lambda: L.DilatedConvolution2D(4, 3, 3, dilate=2), [IMAGE]),
+    'Highway': (lambda: L.Highway(6), [ROW]),
+    'Inception': (lambda: L.Inception(4, 2, 2, 2, 2, 2, 2), [IMAGE]),
+    'InceptionBN': (lambda: L.InceptionBN(4, 2, 2, 2, 2, 2, 'max', 2), [IMAGE]),
+    'Linear': (lambda: L.Linear(6, 3), [ROW]),
+    'LocalConvolution2D': (lambda: L.LocalConvolution2D(4, 3, (6, 6), 3), [IMAGE]),
+    'Maxout': (lambda: L.Maxout(6, 3, 2), [ROW]),
+    'MLPConvolution2D': (lambda: L.MLPConvolution2D(4, (3, 2), 3), [IMAGE]),
+    'Parameter': (lambda: L.Parameter(np.ones(3, chainer.get_dtype())), []),
+    'PReLU': (lambda: L.PReLU((6,)), [ROW]),
+    'Scale': (lambda: L.Scale(1, (6,)), [ROW]),
+    'Swish': (lambda: L.Swish((6,)), [ROW]),
+    'BatchNormalization': (lambda: L.BatchNormalization(6), [ROW]),
+    'BatchRenormalization': (lambda: L.BatchRenormalization(6), [ROW]),
+    'GroupNormalization': (lambda: L.GroupNormalization(2, 4), [IMAGE]),
+    'LayerNormalization': (lambda: L.LayerNormalization(6), [ROW]),
+    'DecorrelatedBatchNormalization': (lambda: L.DecorrelatedBatchNormalization(4, 2), [(9, 4)]),
+    'GRU': (lambda: L.StatefulGRU(6, 3), [ROW]),
+    'LSTM': (lambda: L.LSTM(6, 3), [ROW]),
+    'StatefulPeepholeLSTM': (lambda: L.StatefulPeepholeLSTM(6, 3), [ROW]),
+    'StatefulZoneoutLSTM': (lambda: L.StatefulZoneoutLSTM(6, 3, c_ratio=0., h_ratio=0.), [ROW]),
+    'ChildSumTreeLSTM': (lambda: L.ChildSumTreeLSTM(6, 3), [(4, 3), (4, 3), ROW]),
+    'NaryTreeLSTM': (lambda: L.NaryTreeLSTM(6, 3, 1), [(4, 3), (4, 3), ROW]),
+}
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('name', LINKS)
+def test_link(gpu, name, dtype):
+    make, shapes = LINKS[name]
+
+    def run(device):
+        with chainer.using_config('dtype', np.dtype(dtype)):
+            link = make()
+        link.to_device(device)
+        random = np.random.RandomState(1)
+        xs = [device.send(random.uniform(.1, .9, shape).astype(dtype)) for shape in shapes]
+        y = link(*xs)
+        y = sum(F.sum(y * y) for y in variables_of(y))
+        y.backward()
+        persistent = [dict(each.namedparams()) for each in (link,)]
+        state = [x for each in link.links() for key in sorted(each._persistent)
+                 if hasattr(x := getattr(each, key), 'dtype')]
+        grads = [p.grad for _, p in sorted(persistent[0].items()) if p.grad is not None]
+        return arrays_of([y, *grads, *state])
+
+    on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
+    check_same(on_cpu, on_gpu, 3 * TOLERANCES[dtype])
+
+
+#: The optimizers of Chainer that update by a rule.
+OPTIMIZERS = sorted(name for name, each in inspect.getmembers(optimizers, inspect.isclass)
+                    if issubclass(each, chainer.optimizer.GradientMethod))
+
+
+def updated(device, dtype, optimizer, hook=None):
+    """Returns the parameters and the state of the optimizer after two updates."""
+    random = np.random.RandomState(1)
+    link = chainer.Link()
+    with link.init_scope():
+        link.p = chainer.Parameter(random.uniform(.1, .9, (3, 4)).astype(dtype))
+    link.to_device(device)
+    optimizer.setup(link)
+    if hook is not None:
+        optimizer.add_hook(hook)
+    for _ in range(2):
+        link.p.grad = device.send(random.uniform(.1, .9, (3, 4)).astype(dtype))
+        optimizer.update()
+    state = link.p.update_rule.state
+    return arrays_of([link.p, *(state[key] for key in sorted(state)) if state else ()])
+
+
+@pytest.mark.parametrize('scalar', SCALARS, ids=lambda scalar: scalar.__name__)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_optimizer(gpu, name, dtype, scalar):
+    def run(device):
+        optimizer = getattr(optimizers, name)()
+        for key, value in optimizer.hyperparam.get_dict().items():
+            setattr(optimizer.hyperparam, key, with_scalars(value, scalar))
+        return updated(device, dtype, optimizer)
+
+    on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
+    check_same(on_cpu, on_gpu, TOLERANCES[dtype])
+
+
+HOOKS = {
+    'GradientClipping': 1., 'GradientHardClipping': (.2, .6), 'GradientLARS': .01, 'Lasso': .1,
+    'GradientNoise': .1, 'WeightDecay': .1,
+}
+
+
+@pytest.mark.parametrize('scalar', SCALARS, ids=lambda scalar: scalar.__name__)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('name', HOOKS)
+def test_hook(gpu, name, dtype, scalar):
+    options = HOOKS[name] if isinstance(HOOKS[name], tuple) else (HOOKS[name],)
+
+    def run(device):
+        hook = getattr(optimizer_hooks, name)(*(scalar(x) for x in options))
+        return updated(device, dtype, optimizers.SGD(.1), hook)
+
+    on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
+    check_same(on_cpu, on_gpu, TOLERANCES[dtype], numbers=name != 'GradientNoise')
+
+
+INITIALIZERS = {
+    'Constant': (.3,), 'Identity': (.3,), 'NaN': (), 'One': (), 'Zero': (), 'Normal': (.3,),
+    'Uniform': (.3,), 'GlorotNormal': (.3,), 'GlorotUniform': (.3,), 'HeNormal': (.3,),
+    'HeUniform': (.3,), 'LeCunNormal': (.3,), 'LeCunUniform': (.3,), 'Orthogonal': (.3,),
+}
+CONSTANTS = {'Constant', 'Identity', 'NaN', 'One', 'Zero'}
+
+
+@pytest.mark.parametrize('scalar', SCALARS, ids=lambda scalar: scalar.__name__)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('name', INITIALIZERS)
+def test_initializer(gpu, name, dtype, scalar):
+    def run(device):
+        initializer = getattr(initializers, name)(*(scalar(x) for x in INITIALIZERS[name]))
+        array = device.xp.empty((4, 4), dtype)
+        initializer(array)
+        return arrays_of(array)
+
+    on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
+    check_same(on_cpu, on_gpu, TOLERANCES[dtype], numbers=name in CONSTANTS)
+    if not isinstance(on_gpu, Exception) and name not in CONSTANTS:
+        assert 0 < np.abs(on_gpu[0]).max() < 3
+
+
+@pytest.mark.parametrize('bound', ['float', 'float32', 'float64', 'array'])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_bounds_of_clip(gpu, dtype, bound):
+    """Of any dtype, and also arrays."""
+    x = np.linspace(-1, 1, 9).astype(dtype)
+    low = .25 if bound == 'float' else getattr(np, bound)(.25) if bound != 'array' else None
+    results = []
+    for device in (chainer.get_device('@numpy'), gpu):
+        limit = device.send(np.full(9, .25)) if low is None else low
+        v = chainer.Variable(device.send(x))
+        y = F.clip(v, limit, None)
+        F.sum(y).backward()
+        assert y.dtype == v.grad.dtype == x.dtype
+        results.append(arrays_of([y, v.grad]))
+    check_same(*results, 0)
+
+
+def test_samples_of_the_geometric_distribution(gpu):
+    for dtype in DTYPES:
+        p = gpu.send(np.full((2, 3), .5, dtype))
+        sample = chainer.distributions.Geometric(p).sample(4)
+        assert sample.shape == (4, 2, 3) and sample.dtype == dtype
+        assert float(sample.array.min()) >= 1

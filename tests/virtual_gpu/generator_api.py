@@ -1,0 +1,16 @@
+"""Replaces cupy.random._generator_api, which is compiled device code and cannot run on a CPU."""
+
+
+def _unsupported(*args, **kwargs):
+    raise NotImplementedError('the virtual GPU has no cupy.random.Generator; use cupy.random.RandomState')
+
+
+class Generator:
+    __init__ = _unsupported
+
+
+class FeistelBijection:
+    __init__ = _unsupported
+
+
+init_curand = random_raw = _unsupported
