@@ -92,6 +92,11 @@ TABLES = {
         'How fast are gradients packed and unpacked on a GPU, in GB/s?',
         ['gradients', 'GB', 'pack', 'unpack', 'plain copy'],
         r'^(\S[^\n]*?) +([\d.]+) +(\d+) +(\d+) +(\d+)$'),
+    'gpu_counts': Table(
+        'How much work does exchanging gradients add to an update on a GPU?',
+        ['gradients', 'exchange', 'version', 'launches', 'bytes to host', 'bytes to device',
+         'bytes copied within', 'NCCL calls', 'NCCL bytes', 'host waits', 'allocations'],
+        r'^(\S[^\n]*?)  +(\S[^\n]*?)  +(ChainerMN \d)' + r' +(-?[\d,]+)' * 8 + '$'),
     'hosts': Table(
         'How many milliseconds does averaging 102 MB take over the links between hosts?',
         ['hosts x ranks of each', 'link', '`flat`', 'lower bound', '`flat`, fp16', '`flat`, 2bit',

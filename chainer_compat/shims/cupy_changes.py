@@ -31,10 +31,27 @@ def dtype_of_clip() -> dict[str, str]:
     """CuPy >= 14 promotes dtypes as NumPy 2 does.
 
     ``F.clip`` of a float16 array with np.float32 bounds gave float32, and its backward raised
-    TypeError; the gradient of ``F.huber_loss`` is such a clip. On the CPU Chainer converts the result.
+    TypeError; the gradient of ``F.huber_loss`` is such a clip. On the CPU Chainer converts the
+    result.
     """
     clip = 'cuda.cupy.clip(x[0], self.x_min, self.x_max)'
     return {f'return {clip},': f'return {clip}.astype(x[0].dtype, copy=False),'}
+
+
+@edit('chainer.distributions.geometric')
+def geometric_of_float16() -> dict[str, str]:
+    """CuPy >= 14 cannot convert the kernel's ``long`` to float16, as C++ finds that ambiguous."""
+    return {'size=(n,)+self.batch_shape, dtype=self.p.dtype)':
+            'size=(n,)+self.batch_shape).astype(self.p.dtype)'}
+
+
+@edit('chainer.optimizers.msvag')
+def hyperparameters_of_msvag() -> dict[str, str]:
+    """On a GPU MSVAG divides by ``1 - rho``, of a ``rho`` up to .9999, in the parameter's dtype.
+
+    In float16 that is a division by zero; on the CPU Chainer computes it in float64.
+    """
+    return {'T beta_power, T rho': 'float64 beta_power, float64 rho'}
 
 
 @edit('chainer.training.updaters.multiprocess_parallel_updater')

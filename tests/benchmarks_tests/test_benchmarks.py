@@ -15,8 +15,9 @@ from time_limits import seconds
 BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob('*.py') if path.stem[0] != '_')
 #: The others are slow.  The first two start few processes.
-MARKS = {'iterator': (), 'collectives': (), 'gpu': pytest.mark.gpu}
-RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d')
+MARKS = {'iterator': (), 'collectives': (), 'gpu': pytest.mark.gpu,
+         'gpu_counts': pytest.mark.gpu}
+RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d|host waits')
 
 pytestmark = pytest.mark.mpi_skip
 

@@ -49,6 +49,17 @@ def test_as_without(comm, device, options):
         assert optimizer.n_early == len(optimizer.buckets) > 1
 
 
+def test_on_a_stream_of_the_caller(comm, device):
+    """It is non-blocking, so that other streams wait for it only where they are told to."""
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True):
+        _, expected = trained(comm, device)
+        _, found = trained(comm, device, overlap='always', bucket_mb=1e-3)
+    for path, array in expected.items():
+        np.testing.assert_allclose(found[path], array, rtol=2e-3, atol=1e-4, err_msg=path)
+
+
 class SumOfWeights(chainer.Chain):
     """Both weights have one array as their gradient: Chainer's ``add`` hands it to both."""
 

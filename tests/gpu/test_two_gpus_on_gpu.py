@@ -34,8 +34,21 @@ def model_on(device):
 
 
 @pytest.mark.parametrize('name', ['pure_nccl', 'non_cuda_aware'])
-def test_a_model_on_another_device(comm, device, other, same_error):
-    model = model_on(other if RANK == SIZE - 1 else device)
+def test_a_model_on_a_device_that_is_not_selected(comm, device, other):
+    """Its device becomes the current one before NCCL connects."""
+    import cupy
+
+    model = model_on(other)
+    comm.multi_node_mean_grad(model)
+    assert cupy.cuda.Device() == other
+    np.testing.assert_allclose(model.W.grad.get(), (SIZE - 1) / 2)
+
+
+@pytest.mark.parametrize('name', ['pure_nccl', 'non_cuda_aware'])
+def test_a_model_on_two_devices(comm, device, other, same_error):
+    model = model_on(device)
+    if RANK == SIZE - 1:
+        model.b.to_device(f'@cupy:{other.id}')
     error = same_error(comm.multi_node_mean_grad, model)
     assert isinstance(error, ValueError)
     assert 'is the current one' in str(error)

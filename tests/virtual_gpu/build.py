@@ -204,7 +204,8 @@ class Build:
             options += [f'-Wl,--version-script,{versions}', *self.cuda]
         options += self.openblas if library.openblas else []
         replace(FOLDER / library.soname,
-                lambda new: run('g++', '-shared', *objects, self.compile(source), '-o', new, *options))
+                lambda new: run('g++', '-shared', *objects, self.compile(source), '-o', new,
+                                *options))
 
     def link_module(self, name: str, objects: list[pathlib.Path]) -> None:
         replace(SITE / f'{name}{SUFFIX}',
@@ -216,7 +217,8 @@ class Build:
         replaced = {name: self.compile_all(source) for name, source in MODULES.items()}
         modules = {name: [module.result(), *replaced[name]] for name, module in modules.items()}
 
-        used = symbols('--undefined-only', *(path for module in modules.values() for path in module))
+        all_modules = [path for module in modules.values() for path in module]
+        used = symbols('--undefined-only', *all_modules)
         self.link_library(CUDA, objects[CUDA], starting_with(CUDA.prefix, used))
         for name, module in modules.items():
             self.link_module(name, module)
@@ -236,8 +238,8 @@ def symbols(*arguments: object) -> set[str]:
 
 
 def starting_with(prefix: str, names: set[str]) -> set[str]:
-    return {name for name in names if name.startswith(prefix) and name[len(prefix):][:1].isupper()
-            or name.startswith(f'{prefix}I')}
+    return {name for name in names
+            if name.startswith(prefix) and name[len(prefix):][:1].isupper()}
 
 
 def put_in_place() -> None:
@@ -256,8 +258,8 @@ def put_in_place() -> None:
     headers = sorted([*HERE.glob('kernel_include/**/*.h'), HERE / 'libraries/nvrtc.cpp'])
     key = hashlib.sha256(b''.join(path.read_bytes() for path in headers)).hexdigest()[:16]
     cache = FOLDER / f'kernels-{key}'
-    for old in {*FOLDER.glob('kernels-*'), FOLDER / 'precompiled'} - {cache}:
-        if not cache.exists():
+    if not cache.exists():
+        for old in [*FOLDER.glob('kernels-*'), FOLDER / 'precompiled', FOLDER / 'compiled']:
             shutil.rmtree(old, ignore_errors=True)
     cache.mkdir(exist_ok=True)
     variables = {'CUPY_CACHE_DIR': str(cache),

@@ -2,14 +2,19 @@
 
 
 def _unsupported(*args, **kwargs):
-    raise NotImplementedError('the virtual GPU has no cupy.random.Generator; use cupy.random.RandomState')
+    raise NotImplementedError(
+        'the virtual GPU has no cupy.random.Generator; use cupy.random.RandomState')
 
 
 class Generator:
+    """Raises an error."""
+
     __init__ = _unsupported
 
 
 class FeistelBijection:
+    """Raises an error."""
+
     __init__ = _unsupported
 
 

@@ -39,6 +39,11 @@ class DeviceTransport(MpiTransport):
                     "create_communicator('flat')")
         import cupy
 
+        used = {array.data.device_id for array in arrays}
+        if self._nccl.device_id is None and len(used) == 1:
+            # A script may move its model to a GPU and never select it; NCCL connects the current
+            # one.
+            cupy.cuda.Device(used.pop()).use()
         current = cupy.cuda.Device().id
         for path, array in zip(paths, arrays, strict=True):
             if (device_id := array.data.device_id) != current:

@@ -2,8 +2,11 @@
 //
 // VGPU_CXX       the compiler (g++)
 // VGPU_CXXFLAGS  more of its options, such as -fsanitize=address
-// VGPU_KEEP=1    keeps the sources of kernels, and prints where
+//
+// The folder "compiled" next to this library has the sources of kernels, and what the compiler says of them.
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -48,7 +51,7 @@ static std::string variable(const char* name, const std::string& missing) {
   return is_set(name) ? getenv(name) : missing;
 }
 
-// The folder of this library, which has the headers for kernels and precompiled ones, too.
+// The folder of this library.
 static std::string here() {
   Dl_info info;
   dladdr((void*)&here, &info);
@@ -56,7 +59,12 @@ static std::string here() {
   if (!realpath(info.dli_fname, path)) abort();
   return std::string(path, strrchr(path, '/'));
 }
-static std::string include() { return here() + "/kernel_include"; }
+// A folder in it, with a slash.
+static std::string folder(const std::string& name) {
+  std::string path = here() + "/" + name;
+  mkdir(path.c_str(), 0755);
+  return path + "/";
+}
 
 struct Options {
   std::string compiler = variable("VGPU_CXX", "g++");
@@ -92,17 +100,17 @@ static Options translate(int n, const char** given) {
   options.flags =
       "-O1 -fPIC -w -fpermissive -fno-strict-aliasing -fno-gnu-unique -fvisibility=hidden "
       "-ffp-contract=off -std=gnu++" +
-      standard + " -I" + quote(include()) + folders + defines + " " + variable("VGPU_CXXFLAGS", "");
+      standard + " -I" + quote(here() + "/kernel_include") + folders + defines + " " +
+      variable("VGPU_CXXFLAGS", "");
   return options;
 }
 
 // CuPy's headers, precompiled with these options once. Returns the header's path, or nothing if that fails.
 static std::string precompiled_header(const Options& options) {
   size_t key = std::hash<std::string>()(options.compiler + options.flags);
-  std::string folder = here() + "/precompiled", header = folder + "/" + std::to_string(key) + ".h";
+  std::string base = folder("precompiled") + std::to_string(key), header = base + ".h";
   if (exists(header + ".gch")) return header;
-  mkdir(folder.c_str(), 0755);
-  std::string mine = folder + "/" + std::to_string(key) + "." + std::to_string(getpid());
+  std::string mine = base + "." + std::to_string(getpid());
   {
     std::ofstream file(mine + ".h");
     file << "#include <vgpu_kernel.h>\n#include <cuda_fp16.h>\n";
@@ -166,21 +174,24 @@ API int nvrtcCompileProgram(Program* p, int n, const char** given) {
   }
   Options options = translate(n, given);
   std::string header = precompiled_header(options);
-  char folder[] = "/tmp/vgpu-XXXXXX";
-  if (!mkdtemp(folder)) return INTERNAL;
-  std::string base = std::string(folder) + "/kernel";
-  std::ofstream(base + ".cpp") << host_source(p);
   std::string command = options.compiler + " " + options.flags + " -shared -include " +
-                        quote(header.empty() ? "vgpu_kernel.h" : header) + " -o " + quote(base + ".so") +
-                        " " + quote(base + ".cpp") + " -lm 2> " + quote(base + ".log");
-  int status = run(command);
+                        quote(header.empty() ? "vgpu_kernel.h" : header);
+  std::string source = host_source(p);
+  // Ranks want the same kernels at the same time: one compiles them, and the others take the result.
+  std::string base = folder("compiled") + std::to_string(std::hash<std::string>()(command + source));
+  int lock = open((base + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+  if (lock < 0 || flock(lock, LOCK_EX)) return INTERNAL;
+  bool compiled = exists(base + ".so");
+  if (!compiled) {
+    std::ofstream(base + ".cpp") << source;
+    compiled = !run(command + " -o " + quote(base + ".new") + " " + quote(base + ".cpp") + " -lm 2> " +
+                    quote(base + ".log")) &&
+               !rename((base + ".new").c_str(), (base + ".so").c_str());
+  }
   p->log = read(base + ".log");
   p->binary = read(base + ".so");
-  if (is_set("VGPU_KEEP"))
-    fprintf(stderr, "vgpu: kernel in %s\n", folder);
-  else
-    run("rm -r " + quote(folder));
-  return status ? COMPILATION : SUCCESS;
+  close(lock);
+  return compiled ? SUCCESS : COMPILATION;
 }
 
 API int nvrtcCreateProgram(Program** out, const char* source, const char* name, int, const char**,

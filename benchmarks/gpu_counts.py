@@ -1,0 +1,187 @@
+"""The work that exchanging gradients adds to an update: launches, copies, NCCL calls, waits.
+
+``python benchmarks/gpu_counts.py [--ranks 2]`` runs on the virtual GPU (tests/virtual_gpu), which
+counts what CUDA's libraries are asked to do. Shown is the difference to an update without a
+communicator, on rank 0, after the first updates. Host waits: the host waits for a device.
+Gradients are float32; the parameters of ResNet-50 have 102 MB, the 1,000 small ones 0.4 MB.
+"""
+
+import argparse
+import os
+import pathlib
+import runpy
+import signal
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+COLUMNS = {
+    'launches': ['launches'], 'to host': ['bytes_to_host'], 'to device': ['bytes_to_device'],
+    'within': ['bytes_within_device'], 'NCCL calls': ['nccl_calls'], 'NCCL bytes': ['nccl_bytes'],
+    'host waits': ['synchronizations'], 'allocations': ['allocations', 'host_allocations'],
+}
+#: Name: the communicator, its options and those of the optimizer, and whether ChainerMN 7 has it.
+CASES = {
+    'pure_nccl': ('pure_nccl', {}, {}, True),
+    'float16': ('pure_nccl', {'allreduce_grad_dtype': 'float16'}, {}, True),
+    'overlap': ('pure_nccl', {}, {'overlap': 'always'}, False),
+    'double buffering': ('pure_nccl', {}, {'double_buffering': True}, True),
+    'non_cuda_aware': ('non_cuda_aware', {}, {}, True),
+    'flat': ('flat', {}, {}, True),
+}
+N_FIRST, N_UPDATES = 4, 2
+
+
+def why_not() -> str:
+    """Returns why this environment cannot run it, or ''."""
+    try:
+        import cupy
+
+        name = cupy.cuda.runtime.getDeviceProperties(0)['name']
+    except Exception as error:
+        return f'needs CuPy and the virtual GPU: {error}'
+    return '' if name == b'Virtual GPU' else 'needs the virtual GPU (tests/virtual_gpu/build.py)'
+
+
+def shapes_of(model: str) -> list[tuple[int, ...]]:
+    """Returns the shapes of its parameters."""
+    if model == '1,000 small':
+        return [(100,)] * 1000
+    model = runpy.run_path(str(ROOT / 'examples' / 'imagenet' / 'models.py'))['ResNet50'](1000)
+    return [param.shape for param in model.params()]
+
+
+def make(shapes):
+    """Returns parameters on the device, and a loss whose gradients cost nothing."""
+    import chainer
+    import cupy
+
+    class Take(chainer.FunctionNode):
+        """Passes on its first input; the gradient of the second one is ready."""
+
+        def __init__(self, grad):
+            super().__init__()
+            self.grad = grad
+
+        def forward(self, inputs):
+            return inputs[0],
+
+        def backward(self, indexes, grads):
+            return grads[0], chainer.Variable(self.grad)
+
+    model = chainer.Chain()
+    with model.init_scope():
+        for n, shape in enumerate(shapes):
+            setattr(model, f'p{n:04}', chainer.Parameter(cupy.zeros(shape, 'f')))
+    model.to_device('@cupy:0')
+    grads = {path: cupy.ones(param.shape, 'f') for path, param in model.namedparams()}
+
+    def loss():
+        y = chainer.Variable(cupy.zeros((), 'f'))
+        for path, param in sorted(model.namedparams()):
+            y, = Take(grads[path]).apply((y, param))
+        return y
+
+    return model, loss
+
+
+def counts_of(optimizer, loss) -> dict[str, float]:
+    """Returns what is counted in one update."""
+    import cupy
+    from counters import counting
+
+    for _ in range(N_FIRST):
+        optimizer.update(loss)
+    cupy.cuda.Device().synchronize()
+    with counting() as counted:
+        for _ in range(N_UPDATES):
+            optimizer.update(loss)
+    if hasattr(optimizer, 'wait'):
+        optimizer.wait()
+    cupy.cuda.Device().synchronize()
+    return {column: sum(counted[name] for name in names) / N_UPDATES
+            for column, names in COLUMNS.items()}
+
+
+def normalization(comm):
+    """Returns a network with batch normalization, on one or all ranks, and its loss."""
+    import chainer
+    import cupy
+
+    import chainermn
+
+    if comm is None:
+        link = chainer.links.BatchNormalization(16)
+    else:
+        link = chainermn.links.MultiNodeBatchNormalization(16, comm)
+    model = chainer.Sequential(link)
+    model.to_device('@cupy:0')
+    x = cupy.arange(128, dtype='f').reshape(8, 16)
+    return model, lambda: chainer.functions.sum(model(x) * x)
+
+
+def work(version: str, quick: bool) -> None:
+    """Prints the counts of one version, on each rank."""
+    import chainer
+    from mpi4py import MPI
+
+    os.environ['NCCL_HOSTID'] = f'rank {MPI.COMM_WORLD.rank}'  # the ranks share a device
+    sys.path.insert(0, str(ROOT / 'tests' / 'virtual_gpu'))
+    import chainermn
+
+    def show(model, case, counted, alone):
+        if MPI.COMM_WORLD.rank == 0:
+            numbers = ' '.join(f'{counted[column] - alone[column]:>12,.0f}' for column in COLUMNS)
+            print(f'{model:<12} {case:<18} {version:<12} {numbers}', flush=True)
+
+    def sgd(model):
+        return chainer.optimizers.SGD(.1).setup(model)
+
+    for name in ['1,000 small'] if quick else ['ResNet-50', '1,000 small']:
+        shapes = shapes_of(name)
+        model, loss = make(shapes)
+        alone = counts_of(sgd(model), loss)
+        for case, (kind, options, of_optimizer, in_7) in CASES.items():
+            if version == 'ChainerMN 7' and not in_7:
+                continue
+            comm = chainermn.create_communicator(kind, **options)
+            model, loss = make(shapes)
+            optimizer = chainermn.create_multi_node_optimizer(
+                chainer.optimizers.SGD(.1), comm, **of_optimizer).setup(model)
+            show(name, case, counts_of(optimizer, loss), alone)
+            if hasattr(comm, 'finalize'):
+                comm.finalize()
+    model, loss = normalization(None)
+    alone = counts_of(sgd(model), loss)
+    comm = chainermn.create_communicator('pure_nccl')
+    model, loss = normalization(comm)
+    show('MNBN', 'pure_nccl', counts_of(sgd(model), loss), alone)
+
+
+def main() -> None:
+    """Runs both versions, and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--ranks', type=int, default=2, help='default: %(default)s')
+    parser.add_argument('--quick', action='store_true', help='only small parameters')
+    parser.add_argument('--work', help=argparse.SUPPRESS)
+    parser.add_argument('--png', help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        return work(args.work, args.quick)
+    if reason := why_not():
+        sys.exit(f'benchmarks/gpu_counts.py {reason}')
+    print(f'{"":<44}' + ' '.join(f'{column:>12}' for column in COLUMNS), flush=True)
+    beside = pathlib.Path(sys.executable).with_name('mpiexec')
+    mpiexec = str(beside) if beside.exists() else 'mpiexec'
+    for version, overlay in [('ChainerMN 8', '1'), ('ChainerMN 7', '0')]:
+        env = os.environ | {'CHAINERMN_OVERLAY': overlay, 'VGPU_MODE': 'eager'}
+        command = [mpiexec, '-n', str(args.ranks), sys.executable, '-W', 'ignore', __file__,
+                   '--work', version, *(['--quick'] if args.quick else [])]
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
+        signal.signal(signal.SIGTERM, lambda *_, process=process: process.terminate())
+        if process.wait():
+            print(f'{version} ended with {process.returncode}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,155 @@
+"""The modes of the virtual GPU show what is wrong with a program, each in a process of its own."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+from time_limits import seconds
+
+pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip, pytest.mark.limit(200)]
+
+WITHOUT_SYNCHRONIZATION = '''
+import cupy
+import numpy as np
+
+first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+x = cupy.zeros(1000, 'f')
+cupy.cuda.Device().synchronize()
+with first:
+    x += 1
+if fixed:
+    second.wait_event(first.record())
+with second:
+    y = x * 2
+second.synchronize()
+print(float(y.get()[0]))
+
+memory = cupy.cuda.alloc_pinned_memory(4000)
+on_host = np.frombuffer(memory, 'f', 1000)
+on_host[:] = 7
+with first:
+    x.fill(5)
+    x.data.copy_to_host_async(memory.ptr, 4000, first)
+if fixed:
+    first.synchronize()
+print(on_host[0])
+first.synchronize()
+'''
+
+
+def run(code, **variables):
+    env = os.environ | {f'VGPU_{name.upper()}': value for name, value in variables.items()}
+    return subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True,
+                          timeout=seconds(150))
+
+
+@pytest.mark.parametrize(('fixed', 'printed'), [(False, ['0.0', '7.0']), (True, ['2.0', '5.0'])])
+def test_lazy_mode_shows_missing_synchronization(fixed, printed):
+    done = run(f'fixed = {fixed}\n{WITHOUT_SYNCHRONIZATION}', mode='lazy', protect='0')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == printed
+
+
+@pytest.mark.parametrize('mode', ['eager', 'random'])
+def test_correct_programs_in_other_modes(mode):
+    done = run(f'fixed = True\n{WITHOUT_SYNCHRONIZATION}', mode=mode, seed='3')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ['2.0', '5.0']
+
+
+def test_the_host_cannot_access_protected_memory():
+    code = '''
+import ctypes
+import cupy
+
+x = cupy.arange(10, dtype='f')
+print(float(x[3]), flush=True)
+ctypes.c_float.from_address(x.data.ptr).value
+'''
+    done = run(code, protect='1')
+    assert done.stdout.split() == ['3.0'] and done.returncode == -signal.SIGSEGV
+
+
+def test_new_memory_is_poisoned():
+    done = run('import cupy; print(cupy.empty(2000, "f").get()[7])', poison='1', protect='0')
+    assert done.stdout.split() == ['nan'], done.stderr
+
+
+def test_a_stream_that_is_destroyed():
+    done = run('''
+import cupy
+
+runtime = cupy.cuda.runtime
+stream = runtime.streamCreate()
+runtime.streamDestroy(stream)
+try:
+    runtime.streamSynchronize(stream)
+except runtime.CUDARuntimeError as error:
+    print(error)
+''')
+    assert 'cudaErrorInvalidResourceHandle' in done.stdout, done.stderr
+
+
+def test_context_before_and_after_the_first_use():
+    """Chainer's MultiprocessParallelUpdater forks if there is none yet."""
+    done = run('''
+import os
+import cupy
+
+def context():
+    try:
+        return bool(cupy.cuda.driver.ctxGetCurrent())
+    except cupy.cuda.driver.CUDADriverError as error:
+        return str(error).split(':')[0]
+
+print(context())
+cupy.zeros(1)
+print(context())
+if os.fork() == 0:
+    print(context(), flush=True)
+    os._exit(0)
+os.wait()
+''')
+    assert done.stdout.split() == [
+        'CUDA_ERROR_NOT_INITIALIZED', 'True', 'CUDA_ERROR_NOT_INITIALIZED'], done.stderr
+
+
+def test_work_is_left_at_the_end():
+    """The process ends while kernels are in queues, and others run in the background."""
+    code = '''
+import cupy
+
+streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(5)]
+x = cupy.ones((300, 300), 'f')
+cupy.cuda.Device().synchronize()
+for stream in streams:
+    with stream:
+        for _ in range(20):
+            y = x @ x + 1
+'''
+    for mode in ('lazy', 'random'):
+        done = run(code, mode=mode)
+        assert (done.returncode, done.stderr) == (0, '')
+
+
+def test_counters():
+    done = run(f'''
+import sys
+sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+import cupy
+import numpy as np
+from counters import counting
+
+x = cupy.zeros(1000, 'f')
+with counting() as counted:
+    y = x + 1
+    y.get()
+    x.set(np.ones(1000, 'f'))
+    x[:] = y
+print([counted[name] for name in ('launches', 'bytes_to_host', 'bytes_to_device', 'copies_to_host',
+                                  'bytes_within_device', 'allocations')])
+''', mode='lazy')
+    assert done.stdout.strip() == '[1, 4000, 4000, 1, 4000, 0]', done.stderr
