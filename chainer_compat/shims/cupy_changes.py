@@ -28,11 +28,10 @@ def atomic_add_of_float16() -> dict[str, str]:
 
 @edit('chainer.functions.math.clip')
 def dtype_of_clip() -> dict[str, str]:
-    """CuPy >= 14 promotes dtypes as NumPy 2 does.
+    """All versions: on a GPU F.clip returned the dtype that CuPy promotes to.
 
-    ``F.clip`` of a float16 array with np.float32 bounds gave float32, and its backward raised
-    TypeError; the gradient of ``F.huber_loss`` is such a clip. On the CPU Chainer converts the
-    result.
+    Bounds that are arrays could change the dtype, and with CuPy >= 14 also NumPy scalars; then the
+    backward of F.clip and of F.huber_loss raised TypeError. On the CPU Chainer converts the result.
     """
     clip = 'cuda.cupy.clip(x[0], self.x_min, self.x_max)'
     return {f'return {clip},': f'return {clip}.astype(x[0].dtype, copy=False),'}
@@ -40,16 +39,19 @@ def dtype_of_clip() -> dict[str, str]:
 
 @edit('chainer.distributions.geometric')
 def geometric_of_float16() -> dict[str, str]:
-    """CuPy >= 14 cannot convert the kernel's ``long`` to float16, as C++ finds that ambiguous."""
+    """CuPy >= 14 cannot convert the ``long`` of a Geometric sample to float16: it is ambiguous."""
+    if version('cupy') < (14, 0):
+        return {}
     return {'size=(n,)+self.batch_shape, dtype=self.p.dtype)':
             'size=(n,)+self.batch_shape).astype(self.p.dtype)'}
 
 
 @edit('chainer.optimizers.msvag')
 def hyperparameters_of_msvag() -> dict[str, str]:
-    """On a GPU MSVAG divides by ``1 - rho``, of a ``rho`` up to .9999, in the parameter's dtype.
+    """All versions: on a GPU MSVAG divided by zero in float16.
 
-    In float16 that is a division by zero; on the CPU Chainer computes it in float64.
+    The divisor is ``1 - rho``, of a ``rho`` up to .9999 that was rounded to the dtype of the
+    parameter; on the CPU Chainer computes it in float64.
     """
     return {'T beta_power, T rho': 'float64 beta_power, float64 rho'}
 

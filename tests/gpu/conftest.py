@@ -38,6 +38,22 @@ def device(device_id):
     return device
 
 
+@pytest.fixture
+def start():
+    """Returns a function: the first words of a command for some ranks, and its environment."""
+    import cupy
+
+    def start(ranks):
+        command = ['mpiexec', '-n', str(ranks)]
+        env = os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
+        if cupy.cuda.runtime.getDeviceCount() < ranks:  # see device_id
+            env['NCCL_SOCKET_IFNAME'] = 'lo'
+            host = 'NCCL_HOSTID=rank$PMI_RANK$OMPI_COMM_WORLD_RANK exec "$@"'
+            command += ['sh', '-c', host, 'sh']
+        return command, env
+    return start
+
+
 @pytest.fixture(scope='session')
 def is_virtual():
     """Whether this is the virtual GPU of tests/virtual_gpu, which is slow."""

@@ -14,6 +14,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import initializers, optimizer_hooks, optimizers
+
+pytest.importorskip('scipy', reason='the cases of functions need it')
 from chainer_compat_tests.test_every_function import CASES, Draw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]

@@ -1,6 +1,5 @@
 """Every example with --gpu, for a few steps."""
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -34,24 +33,15 @@ PREPARE = {'train_imagenet.py': [['make_images.py', '--train', '6', '--val', '2'
 
 assert RUNS.keys() == {path.name for path in SCRIPTS}
 
-# Ranks that share a GPU look to NCCL like ranks of several hosts: see conftest.py.
-ONE_HOST_PER_RANK = 'NCCL_HOSTID=rank$PMI_RANK$OMPI_COMM_WORLD_RANK exec "$@"'
-
 
 @pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.name)
-def test_a_few_steps(script, tmp_path):
-    import cupy
-
+def test_a_few_steps(script, start, tmp_path):
     pytest.importorskip('sklearn', reason='the examples take their data from scikit-learn')
     options, ranks = RUNS[script.name]
-    env = os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
-    start = ['mpiexec', '-n', str(ranks)]
-    if cupy.cuda.runtime.getDeviceCount() < ranks:
-        env['NCCL_SOCKET_IFNAME'] = 'lo'
-        start += ['sh', '-c', ONE_HOST_PER_RANK, 'sh']
+    first, env = start(ranks)
     commands = [[sys.executable, script.parent / name, *args]
                 for name, *args in PREPARE.get(script.name, [])]
-    commands.append([*start, sys.executable, script, *options, '--gpu'])
+    commands.append([*first, sys.executable, script, *options, '--gpu'])
     for command in commands:
         done = subprocess.run(command, cwd=tmp_path, timeout=seconds(380), text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
