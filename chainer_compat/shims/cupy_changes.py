@@ -37,6 +37,21 @@ def dtype_of_clip() -> dict[str, str]:
     return {f'return {clip},': f'return {clip}.astype(x[0].dtype, copy=False),'}
 
 
+@edit(
+    'chainer.functions.array.as_strided',
+    'chainer.functions.array.get_item',
+    'chainer.functions.array.scatter_add',
+    'chainer.functions.array.spatial_transformer_sampler',
+    'chainer.utils.sparse',
+)
+def scatter_add() -> dict[str, str]:
+    """CuPy >= 14 deprecates ``scatter_add``, used for example by the gradient of F.get_item."""
+    if version('cupy') < (14, 0):
+        return {}
+    return {'gx.scatter_add(slices, inputs[0])': 'cuda.cupy.add.at(gx, slices, inputs[0])',
+            'cuda.cupyx.scatter_add': 'cuda.cupy.add.at'}
+
+
 @edit('chainer.distributions.geometric')
 def geometric_of_float16() -> dict[str, str]:
     """CuPy >= 14 cannot convert the ``long`` of a Geometric sample to float16: it is ambiguous."""

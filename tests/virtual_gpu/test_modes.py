@@ -144,6 +144,7 @@ import numpy as np
 from counters import counting
 
 x = cupy.zeros(1000, 'f')
+x + 1  # allocates memory, and forgets it
 with counting() as counted:
     y = x + 1
     y.get()
