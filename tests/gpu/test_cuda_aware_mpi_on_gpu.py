@@ -70,3 +70,14 @@ def test_memory_that_the_device_still_writes_to(comm, side):
             slowly(77, side)  # forgotten at once
         received = comm.bcast(x)
         np.testing.assert_allclose(received.get(), step, rtol=1e-4, atol=1e-4)
+
+
+def test_an_array_that_changes_after_isend(comm, side):
+    if RANK == 0:
+        x = slowly(3, side)
+        request = comm.isend(x, 1)
+        x.fill(4)
+        request.wait()
+    elif RANK == 1:
+        np.testing.assert_allclose(comm.recv(0, 0).get(), 3, rtol=1e-4)
+    MPI.COMM_WORLD.Barrier()
