@@ -131,6 +131,7 @@ FUNCTIONS = [(name, scalar) for name in sorted(CASES) for scalar in SCALARS
              if scalar is float or has_float_options(name)]
 
 
+@pytest.mark.sample(150)  # each compiles kernels of its own
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize(('name', 'scalar'), FUNCTIONS,
                          ids=[f'{name}-{scalar.__name__}' for name, scalar in FUNCTIONS])
