@@ -48,7 +48,7 @@ def scatter_add() -> dict[str, str]:
     """CuPy >= 14 deprecates ``scatter_add``, used for example by the gradient of F.get_item."""
     if version('cupy') < (14, 0):
         return {}
-    return {'gx.scatter_add(slices, inputs[0])': 'cuda.cupy.add.at(gx, slices, inputs[0])',
+    return {'gx.scatter_add(': 'chainer.backends.cuda.cupy.add.at(gx, ',
             'cuda.cupyx.scatter_add': 'cuda.cupy.add.at'}
 
 
