@@ -80,4 +80,3 @@ def test_an_array_that_changes_after_isend(comm, side):
         request.wait()
     elif RANK == 1:
         np.testing.assert_allclose(comm.recv(0, 0).get(), 3, rtol=1e-4)
-    MPI.COMM_WORLD.Barrier()

@@ -110,6 +110,24 @@ def test_one_array_put_twice(comm):
     np.testing.assert_array_equal(x.get(), np.arange(1, 5) * (comm.rank + 1))
 
 
+@pytest.mark.parametrize('name', ['pure_nccl'])
+def test_two_queues_with_the_same_arrays(comm):
+    """On independent streams: neither waits for what the other one uploads."""
+    import cupy
+
+    arrays = {name: cupy.full(n, comm.rank, 'f') for name, n in [('a', 777), ('b', 1313)]}
+    cupy.cuda.Device().synchronize()
+    first, second = comm.mean_queue(), comm.mean_queue()
+    with cupy.cuda.Stream(non_blocking=True):
+        first.submit(arrays)
+    with cupy.cuda.Stream(non_blocking=True):
+        means = second.submit(arrays)
+        second.wait()
+        for mean in means:
+            np.testing.assert_allclose(mean.get(), (comm.size - 1) / 2)
+    first.wait()
+
+
 @pytest.mark.parametrize('backend', ['auto', 'mpi'], ids='by {}'.format)
 def test_multi_node_batch_normalization(comm, device, backend):
     def make(backend='auto'):
