@@ -115,17 +115,18 @@ def test_two_queues_with_the_same_arrays(comm):
     """On independent streams: neither waits for what the other one uploads."""
     import cupy
 
-    arrays = {name: cupy.full(n, comm.rank, 'f') for name, n in [('a', 777), ('b', 1313)]}
-    cupy.cuda.Device().synchronize()
     first, second = comm.mean_queue(), comm.mean_queue()
-    with cupy.cuda.Stream(non_blocking=True):
-        first.submit(arrays)
-    with cupy.cuda.Stream(non_blocking=True):
-        means = second.submit(arrays)
-        second.wait()
-        for mean in means:
-            np.testing.assert_allclose(mean.get(), (comm.size - 1) / 2)
-    first.wait()
+    for step in range(4):  # they connect in the first one, which takes long
+        arrays = {name: cupy.full(n + step, comm.rank, 'f') for name, n in [('a', 777), ('b', 999)]}
+        cupy.cuda.Device().synchronize()
+        with cupy.cuda.Stream(non_blocking=True):
+            first.submit(arrays)
+        with cupy.cuda.Stream(non_blocking=True):
+            means = second.submit(arrays)
+            second.wait()
+            for mean in means:
+                np.testing.assert_allclose(mean.get(), (comm.size - 1) / 2)
+        first.wait()
 
 
 @pytest.mark.parametrize('backend', ['auto', 'mpi'], ids='by {}'.format)
