@@ -39,8 +39,8 @@ SHARED int current_device();
   X(library_calls) /* of cuBLAS, cuRAND, cuSOLVER, cuFFT and sorting */                                      \
   X(copies_to_device)                                                                                        \
   X(bytes_to_device)                                                                                         \
-  X(copies_to_host) X(bytes_to_host) X(copies_within_device) X(bytes_within_device)                          \
-      X(fills)                                        /* cudaMemset */                                       \
+  X(copies_to_host)                                                                                          \
+  X(bytes_to_host) X(copies_within_device) X(bytes_within_device) X(fills) /* cudaMemset */                  \
       X(nccl_calls) X(nccl_bytes) X(synchronizations) /* the host waits: for a device, stream or event, or a \
                                                          copy from or to its memory */                       \
       X(queries)                                      /* of streams and events */                            \

@@ -10,14 +10,14 @@ static CBLAS_TRANSPOSE transpose_of(int t) {
 #define DEFINE_BLAS(LETTER, T, REFERENCE)                                                                   \
   void gemm(int ta, int tb, int m, int n, int k, T alpha, const T* a, int lda, const T* b, int ldb, T beta, \
             T* c, int ldc) {                                                                                \
-    scipy_cblas_##LETTER##gemm(CblasColMajor, transpose_of(ta), transpose_of(tb), m, n, k, REFERENCE alpha, a,    \
-                         lda, b, ldb, REFERENCE beta, c, ldc);                                              \
+    scipy_cblas_##LETTER##gemm(CblasColMajor, transpose_of(ta), transpose_of(tb), m, n, k, REFERENCE alpha, \
+                               a, lda, b, ldb, REFERENCE beta, c, ldc);                                     \
   }                                                                                                         \
   void trsm(int right, int upper, int ta, int unit, int m, int n, T alpha, const T* a, int lda, T* b,       \
             int ldb) {                                                                                      \
-    scipy_cblas_##LETTER##trsm(CblasColMajor, right ? CblasRight : CblasLeft, upper ? CblasUpper : CblasLower,    \
-                         transpose_of(ta), unit ? CblasUnit : CblasNonUnit, m, n, REFERENCE alpha, a, lda,  \
-                         b, ldb);                                                                           \
+    scipy_cblas_##LETTER##trsm(CblasColMajor, right ? CblasRight : CblasLeft,                               \
+                               upper ? CblasUpper : CblasLower, transpose_of(ta),                           \
+                               unit ? CblasUnit : CblasNonUnit, m, n, REFERENCE alpha, a, lda, b, ldb);     \
   }
 DEFINE_BLAS(s, float, );
 DEFINE_BLAS(d, double, );
