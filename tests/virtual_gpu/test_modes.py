@@ -105,9 +105,9 @@ def context():
     except cupy.cuda.driver.CUDADriverError as error:
         return str(error).split(':')[0]
 
-print(context())
+print(context(), flush=True)
 cupy.zeros(1)
-print(context())
+print(context(), flush=True)
 if os.fork() == 0:
     print(context(), flush=True)
     os._exit(0)
