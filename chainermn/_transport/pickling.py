@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -32,7 +33,9 @@ class Pickled:
         try:
             self.stream, self.buffers = MPI.pickle.dumps_oob(obj)
         except Exception as error:  # pickling runs code of the object
-            raise TypeError(f'an object of {type(obj)} cannot be pickled: {error}') from error
+            # Without addresses (Python 3.14 prints them), the error is the same on all ranks.
+            reason = re.sub(' at 0x[0-9a-f]+', '', str(error))
+            raise TypeError(f'an object of {type(obj)} cannot be pickled: {reason}') from error
 
     @property
     def parts(self) -> list[Buffer]:

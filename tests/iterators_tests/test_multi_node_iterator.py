@@ -11,6 +11,10 @@ import chainermn.datasets
 from chainermn.communicators import create_communicator
 from chainermn.iterators import create_multi_node_iterator
 
+# MultiprocessIterator forks while other threads run, of which Python warns.
+pytestmark = pytest.mark.filterwarnings(
+    'ignore:.* multi-threaded, use of fork:DeprecationWarning')
+
 PROGRESS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail', 'current_position')
 N = 10
 

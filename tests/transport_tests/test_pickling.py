@@ -74,3 +74,10 @@ def test_unpicklable_objects(error):
 def test_keyboard_interrupt_is_not_converted():
     with pytest.raises(KeyboardInterrupt):
         Pickled(Broken(KeyboardInterrupt()))
+
+
+def test_the_error_of_an_object_that_cannot_be_pickled_has_no_address():
+    """Else the ranks would raise different errors."""
+    with pytest.raises(TypeError, match="an object of <class 'function'> cannot be pick") as error:
+        Pickled(lambda: 1)
+    assert '0x' not in str(error.value)
