@@ -72,6 +72,8 @@ def _record_orders(module: Any) -> None:
     def iterator_statemachine(state: Any, batch_size: int, repeat: bool, order_sampler: Any,
                               dataset_len: int) -> Any:
         def next_order(order: numpy.ndarray, position: int) -> numpy.ndarray:
+            if not _is_recorded(order_sampler):
+                return order_sampler(order, position)
             with _mutex:
                 following = _loaded.pop(order)
                 if following is None:
@@ -82,6 +84,17 @@ def _record_orders(module: Any) -> None:
         return statemachine(state, batch_size, repeat, next_order, dataset_len)
 
     module.iterator_statemachine = iterator_statemachine
+
+
+def _is_recorded(order_sampler: Any) -> bool:
+    """Return whether each order is a new array with other random numbers.
+
+    Other samplers may shuffle the same array in place, and MultiNodeOrderSampler draws the same
+    order again.
+    """
+    from chainer.iterators import ShuffleOrderSampler
+
+    return type(order_sampler) is ShuffleOrderSampler
 
 
 def _save_orders(cls: Any, order_key: str | None) -> None:
@@ -119,11 +132,8 @@ def _save_orders(cls: Any, order_key: str | None) -> None:
 
 
 def _save_drawn(iterator: Any, serializer: Any) -> None:
-    from chainer.iterators import ShuffleOrderSampler
-
     order = iterator._state.order
-    # Other samplers, such as MultiNodeOrderSampler, draw the same order again.
-    if order is None or not isinstance(iterator.order_sampler, ShuffleOrderSampler):
+    if order is None or not _is_recorded(iterator.order_sampler):
         return
     orders: list[numpy.ndarray] = []
     while (order := _drawn.get(order)) is not None:

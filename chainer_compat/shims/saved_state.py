@@ -132,10 +132,11 @@ def _save_value(shift: Any) -> None:
 
     def serialize(self: Any, serializer: Any) -> None:
         serialize_original(self, serializer)
-        if self._shifted is not None:
-            self._last_value = getattr(self._shifted, self._attr)
+        if not _is_loading(serializer):
+            serializer('_last_value', getattr(self._shifted, self._attr, self._last_value))
+            return
         try:
-            self._last_value = _number(serializer, '_last_value', self._last_value)
+            self._last_value = _load_number(serializer, '_last_value', self._last_value)
         except KeyError:
             warnings.warn(f'The file lacks the last value of {type(self).__name__}.', stacklevel=2)
 
@@ -152,6 +153,17 @@ def finished_shift() -> dict[str, str]:
     """
     return {'if initializer and not finished:':
             "if initializer and not (finished and not hasattr(entry.extension, '_last_value')):"}
+
+
+@edit('chainer.training.trainer')
+def autoload_first() -> dict[str, str]:
+    """All versions: snapshots with ``autoload`` loaded the trainer after extensions had started.
+
+    So ExponentialShift and others set the initial learning rate until their next trigger.
+    """
+    return {'for _, entry in extensions:\n            initializer':
+            "for _, entry in sorted(extensions, key=lambda e: "
+            "not getattr(e[1].extension, 'autoload', False)):\n            initializer"}
 
 
 @patch('chainer.training.trainer')

@@ -125,6 +125,11 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         #: Whether all ranks take part in each snapshot.
         self._is_collective = self._writer is not None and not self._is_alone
 
+    @property
+    def autoload(self) -> bool:
+        """Whether it loads a snapshot before other extensions are initialized."""
+        return self.snapshot.autoload
+
     @called_by('multi_node_snapshot')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Locks the files; resumes with ``autoload``.  Collective: every rank calls it.

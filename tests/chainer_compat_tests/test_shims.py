@@ -337,6 +337,17 @@ first.run()
 resume(first, second).run()
 assert second.updater.get_optimizer('main').lr == .25
 ''',
+    'autoload_first': TRAINER + '''
+from chainer.training.extensions import ExponentialShift, snapshot
+rates = []
+for stop in (4, 6):
+    one = trainer(ExponentialShift('lr', .5), stop, (3, 'iteration'))
+    one.extend(snapshot(autoload=True), trigger=(4, 'iteration'))
+    one.extend(lambda trainer: rates.append(trainer.updater.get_optimizer('main').lr),
+               name='rates', trigger=(1, 'iteration'))
+    one.run()
+assert rates == [.5, .5, .25, .25, .25, .125]
+''',
     'observation_state': TRAINER + '''
 first, second = trainer(lambda trainer: None, 2), trainer(lambda trainer: None, 2)
 first.run()
@@ -349,6 +360,15 @@ iterator.next(), iterator.next()
 resume(iterator, plain)
 assert iterator.next() == plain.next()
 iterator.finalize(), plain.finalize()
+
+class InPlace(chainer.iterators.ShuffleOrderSampler):
+    def __call__(self, order, position):
+        numpy.random.shuffle(order)
+        return order
+
+iterator = chainer.iterators.MultithreadIterator(range(4), 3, order_sampler=InPlace())
+iterator.next()
+resume(iterator, iterator).finalize()
 ''',
     'iterator_without_order': SAVED + '''
 iterator = chainer.iterators.MultiprocessIterator(range(9), 4, shuffle=False)
@@ -450,6 +470,8 @@ TESTS = {
     'variable_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
     'shift_state': [RESUMED + '::test_every_extension_and_trigger'],
     'finished_shift': [RESUMED + '::test_every_extension_and_trigger'],
+    'autoload_first': ['../extensions_tests/test__multi_node_snapshot.py::'
+                       'test_autoload_before_other_extensions_start'],
     'early_stopping_state': [RESUMED + '::test_every_stop_trigger'],
     'observation_state': [RESUMED + '::test_every_stop_trigger'],
     'prefetched_orders': [RESUMED + '::test_every_iterator'],

@@ -95,6 +95,20 @@ def test_autoload_gives_each_rank_the_state_of_its_set(comm, folder, sets):
     np.testing.assert_array_equal(weights(trainer), expected)
 
 
+def test_autoload_before_other_extensions_start(comm, folder):
+    """They continue from the saved iteration, such as with its learning rate."""
+    rates = []
+    for stop in (2, 3):
+        trainer = make_trainer(comm, folder, 0, (stop, 'iteration'))
+        trainer.extend(multi_node_snapshot(comm, extensions.snapshot(autoload=True), []),
+                       trigger=(2, 'iteration'))
+        trainer.extend(extensions.ExponentialShift('lr', .5), trigger=(2, 'iteration'))
+        trainer.run()
+        rates.append(trainer.updater.get_optimizer('main').lr)
+        comm.barrier()
+    assert rates == [.05, .05] and trainer.updater.iteration == 3
+
+
 def test_resumes_at_the_newest_iteration_that_all_sets_hold(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0)
     if comm.rank == leaders(sets, comm.size)[-1]:
