@@ -21,8 +21,10 @@ _POLL_INTERVAL = .01
 #: Variables with the rank, and with the rank among those of its node: MPICH, Open MPI.
 _RANKS = (('PMI_RANK', 'MPI_LOCALRANKID'), ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK'))
 
-#: The last claim of this process for each purpose: its address, and its socket.
-_claims: dict[str, tuple[str, int]] = {}
+_MAX_CLAIMS = 16
+
+#: Sockets by the addresses of the last claims of this process.
+_claims: dict[str, int] = {}
 
 
 def is_connected() -> bool:
@@ -51,34 +53,32 @@ def abort(status: int) -> None:
             connection.sendall(b'cmd=abort exitcode=%d\n' % status)
 
 
-def claim(purpose: str, text: str = '') -> bool:
-    """Return whether this is the first rank of the job on this node that claims a text.
+def claim(name: str) -> bool:
+    """Return whether this is the first rank of the job on this node that claims a name.
 
-    It remains the first one until it claims another text for this purpose, or exits.  If the
-    launcher is unknown, or this cannot be found out, every rank is the first.
+    It remains the first one until it exits, or has claimed many others.  If the launcher is
+    unknown, or this cannot be found out, every rank is the first.
 
     Args:
-        purpose: What it is for.
-        text: The text.
+        name: The name; any text.
     """
     job = os.environ.get('PMIX_NAMESPACE') or process()
     if not job:
         return True
     # An abstract address: there is no file that might be left.  Containers can share it.
-    parts = os.getuid(), _process_namespace(), job, purpose, text
+    parts = os.getuid(), _process_namespace(), job, name
     address = f'\0chainermn-{hashlib.sha256(repr(parts).encode()).hexdigest()}'
-    before, file = _claims.get(purpose, ('', -1))
-    if before == address:
+    if address in _claims:
         return True
     try:
         with socket.socket(socket.AF_UNIX) as claimed:
             claimed.bind(address)
             claimed.listen(4096)  # for _is_claimed
-            _claims[purpose] = address, claimed.detach()
+            _claims[address] = claimed.detach()
     except OSError as error:
         return error.errno != errno.EADDRINUSE or not _is_claimed(address)
-    if before:
-        os.close(file)
+    if len(_claims) > _MAX_CLAIMS:
+        os.close(_claims.pop(next(iter(_claims))))
     return True
 
 
@@ -144,8 +144,8 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 def _is_launcher(creator: int) -> bool:
     """Return whether this process is a rank, given the creator of its socket.
 
-    The launcher has started the rank, maybe through a shell.  A rank has started its children: they
-    have a parent, or its parent, that runs Python.
+    The launcher starts the rank, maybe through a shell.  A child of a rank can inherit the socket,
+    too, such as with os.system; another Python program is its parent, or its parent's parent.
 
     Args:
         creator: Its process ID; 0 if it is unknown, as in some containers.
@@ -153,15 +153,18 @@ def _is_launcher(creator: int) -> bool:
     process = os.getppid()
     with contextlib.suppress(OSError):  # not visible in a container
         while process not in (0, creator):
-            if _is_python(process):
+            if _is_other_program(process):
                 return False
             with open(f'/proc/{process}/stat', 'rb') as file:
                 process = int(file.read().rpartition(b')')[2].split()[1])
     return creator in (0, process)
 
 
-def _is_python(process: int) -> bool:
-    """Return whether a process runs the same Python as this one."""
+def _is_other_program(process: int) -> bool:
+    """Return whether a process runs the same Python, and was not only forked."""
     with contextlib.suppress(OSError):  # a process of another user
-        return os.readlink(f'/proc/{process}/exe') == os.readlink('/proc/self/exe')
+        if os.readlink(f'/proc/{process}/exe') == os.readlink('/proc/self/exe'):
+            with open(f'/proc/{process}/cmdline', 'rb') as theirs, open(
+                    '/proc/self/cmdline', 'rb') as ours:
+                return theirs.read() != ours.read()
     return False

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
-#: Variables that mark a process as part of an MPI job, except those that configure an MPI library.
-_JOB_VARIABLES = re.compile(r'(PMIX?|HYDI|OMPI|PRTE)_(?!MCA_|ALLOW_)|MPI_LOCAL')
+#: Variables that mark a process as part of a job, except those that configure an MPI library.
+_JOB_VARIABLES = re.compile(
+    r'(PMIX?|HYDI|OMPI|PRTE)_(?!MCA_|ALLOW_)|MPI_LOCAL|CHAINERMN_RUN_(FOLDER|LINK)')
 
 #: Open MPI 4 and 5: allow more processes than cores, do not bind them to cores, and allow root,
 #: since the processes only run the caller's own code.

@@ -23,7 +23,7 @@ class _ShowsError:
         if not isinstance(error, Exception) or _common_error.is_common(error):
             return False
         text = ''.join(traceback.format_exception(error))
-        is_first = _launcher.claim('error', text)
+        is_first = _launcher.claim(text)
         if is_first:
             _common_error.mark_shown(error)
         else:

@@ -120,7 +120,7 @@ import os, socket
 socket.setdefaulttimeout(10)  # MPI still uses a connection without a timeout
 from chainermn import _launcher
 from mpi4py import MPI
-claims = [_launcher.claim(*name) for name in (['report'], ['report'], ['error', 'text'])]
+claims = [_launcher.claim(name) for name in ('report', 'report', 'other')]
 assert MPI.COMM_WORLD.allreduce(sum(claims)) == 3
 rank = MPI.COMM_WORLD.rank
 assert _launcher.claim(f'own {rank}')
@@ -135,8 +135,7 @@ assert os.environ.get('PMI_FD') is None or os.get_blocking(int(os.environ['PMI_F
 CLAIM = '''
 import os
 from chainermn import _launcher
-found = [_launcher.claim(*name) for name in (
-    ['report'], ['error', 'old'], ['error', 'new \\udcff'], ['other'])]
+found = [_launcher.claim(name) for name in ('report', 'error 0', 'new \\udcff', 'other')]
 if os.getuid() == 0:
     os.setuid(65534)
     os.getuid = lambda: 0
@@ -146,12 +145,12 @@ input()
 '''
 
 
-def test_a_name_is_claimed_until_the_next_one_by_processes_of_the_same_user(monkeypatch):
+def test_some_names_are_claimed_by_processes_of_the_same_user(monkeypatch):
     monkeypatch.setenv('PMIX_NAMESPACE', f'prterun-{"long" * 16}-{os.getpid()}@1')
     files = os.listdir('/proc/self/fd')
-    assert all(_launcher.claim('error', text) for text in ('old', 'older', 'new \udcff'))
-    assert _launcher.claim('report')
-    assert len(os.listdir('/proc/self/fd')) == len(files) + 2
+    assert all(_launcher.claim(f'error {i}') for i in range(100))
+    assert _launcher.claim('new \udcff') and _launcher.claim('report')
+    assert len(os.listdir('/proc/self/fd')) == len(files) + _launcher._MAX_CLAIMS
     with subprocess.Popen([sys.executable, '-W', 'error', '-c', CLAIM], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline().split()[:4] == ['False', 'True', 'False', 'True']

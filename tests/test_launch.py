@@ -15,6 +15,7 @@ import pytest
 from time_limits import seconds
 
 import chainermn
+from chainermn import _launcher
 from chainermn._launch import _serialization
 
 # Some of the tests launch while MPI is initialized in this process, by shared_fixtures.py.
@@ -224,9 +225,12 @@ def test_processes_that_a_rank_leaves_running_are_not_waited_for():
 
 def test_launch_from_a_rank():
     def outer(comm):
-        return chainermn.launch(lambda inner, x: (inner.size, x), 1, comm.rank)
+        assert _launcher.is_connected() == ('PMI_FD' in os.environ)  # although it was forked
+        os.environ['CHAINERMN_RUN_LINK'] = 'for this job'
+        return chainermn.launch(
+            lambda inner, x: (inner.size, x, os.environ.get('CHAINERMN_RUN_LINK')), 1, comm.rank)
 
-    assert chainermn.launch(outer, 2) == [[(1, 0)], [(1, 1)]]
+    assert chainermn.launch(outer, 2) == [[(1, 0, None)], [(1, 1, None)]]
 
 
 @pytest.mark.sample(1)

@@ -41,6 +41,8 @@ def _run(offer: Offer, n_ranks: int) -> None:
     while link is not None:
         with link:
             try:
+                # Others may not answer: connecting again should not take long.
+                offer = offer._replace(addresses=[link.getpeername()[0], *offer.addresses])
                 link.sendall(n_ranks.to_bytes(4, 'big'))
                 link.recv(1)  # blocks in the kernel
                 return  # the command has ended

@@ -17,8 +17,13 @@ pytestmark = pytest.mark.mpi_skip
 
 def test_a_lost_connection_is_restored_until_the_command_ends(monkeypatch):
     monkeypatch.setattr(run_link, '_PAUSE', .01)
+    first = []  # addresses
+    connect = run_link._connection.connect
+    monkeypatch.setattr(run_link._connection, 'connect', lambda offer: (
+        first.append(offer.addresses[0]), connect(offer))[1])
     with contextlib.closing(Links(2)) as links:
-        rank = threading.Thread(target=run_link._run, args=(links.offer, 2), daemon=True)
+        offer = links.offer._replace(addresses=['240.0.0.1', '127.0.0.1'])  # no host has that one
+        rank = threading.Thread(target=run_link._run, args=(offer, 2), daemon=True)
         rank.start()
         while not links.are_complete:
             links.poll()
@@ -31,7 +36,7 @@ def test_a_lost_connection_is_restored_until_the_command_ends(monkeypatch):
         while not links.are_complete:
             links.poll()
     rank.join(seconds(20))
-    assert not rank.is_alive()
+    assert not rank.is_alive() and first == ['240.0.0.1', '127.0.0.1']
 
 
 def test_a_rank_that_cannot_connect_gives_up(monkeypatch, capsys):
