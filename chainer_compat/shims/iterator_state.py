@@ -1,13 +1,16 @@
 """State of iterators that Chainer 7.8.1 does not save: orders drawn in advance, random states."""
 
+from __future__ import annotations
+
 import os
 import threading
 import weakref
-from typing import Any
-
-import numpy
+from typing import TYPE_CHECKING, Any
 
 from chainer_compat._patch import edit, patch
+
+if TYPE_CHECKING:
+    import numpy
 
 _mutex = threading.RLock()  # a thread of MultiprocessIterator draws orders
 os.register_at_fork(after_in_child=lambda: _mutex._at_fork_reinit())  # type: ignore[attr-defined]
@@ -139,6 +142,8 @@ def _save_drawn(iterator: Any, serializer: Any) -> None:
     while (order := _drawn.get(order)) is not None:
         orders.append(order)
     if orders:
+        import numpy
+
         serializer('next_orders', numpy.stack(orders))
 
 
@@ -155,6 +160,8 @@ def _load_drawn(iterator: Any, serializer: Any) -> None:
 
 def _serialize_random(iterator: Any, serializer: Any) -> None:
     """Save or load the random state, unless it is the global one."""
+    import numpy
+
     random = getattr(iterator.order_sampler, '_random', None)
     if not isinstance(random, numpy.random.RandomState) or random is numpy.random.mtrand._rand:
         return

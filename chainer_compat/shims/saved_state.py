@@ -8,8 +8,6 @@ import json
 import warnings
 from typing import Any
 
-import numpy
-
 from chainer_compat._patch import edit, patch
 
 #: Loading returns the saved array, whatever the current value is.
@@ -176,6 +174,8 @@ def observation_state(module: Any) -> None:
     serialize_original = module.Trainer.serialize
 
     def serialize(self: Any, serializer: Any) -> None:
+        import numpy
+
         serialize_original(self, serializer)
         serializer = serializer['observation']
         if _is_loading(serializer):
@@ -219,6 +219,8 @@ def _number(serializer: Any, key: str, value: Any) -> Any:
 
 def _load_number(serializer: Any, key: str, value: Any) -> Any:
     """Load a number or array with the dtype that was saved."""
+    import numpy
+
     saved = serializer(key, _AS_SAVED)
     if saved is None:  # None was saved, or the serializer ignores missing values
         return value

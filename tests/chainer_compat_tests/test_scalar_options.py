@@ -43,7 +43,7 @@ def updated(optimizer, dtype, *hooks):
 def assert_same(found, expected):
     for a, b in zip(found, expected, strict=True):
         assert np.asarray(a).dtype == np.asarray(b).dtype
-        np.testing.assert_allclose(a, b, 2e-2 if a.dtype == 'e' else 1e-4, 1e-4)
+        np.testing.assert_allclose(a, b, 2e-2 if np.asarray(a).dtype == 'e' else 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)

@@ -282,6 +282,37 @@ W = chainer.Variable(numpy.ones((1, 1, 2, 2), 'f'))
 F.sum(F.deconvolution_2d(x, W)).backward()
 assert W.grad.tolist() == [[[[4, 4], [4, 4]]]]
 ''',
+    'dtype_of_clip': KERNEL + '''
+from chainer.functions.math.clip import Clip
+clip = Clip(numpy.zeros(1, 'f'), numpy.ones(1, 'f'))
+assert clip.forward_gpu((numpy.ones(2, 'e'),))[0].dtype == 'e'
+''',
+    'scatter_add': CUPY_14 + KERNEL + '''
+from chainer import backend
+from chainer.functions.array.get_item import GetItemGrad
+backend.get_array_module = lambda *arrays: types.SimpleNamespace(zeros=numpy.zeros)
+assert GetItemGrad((1,), (3,)).forward((numpy.ones((), 'f'),))[0].tolist() == [0, 1, 0]
+''',
+    'geometric_of_float16': CUPY_14 + KERNEL + '''
+import chainer
+geometric = chainer.distributions.Geometric(numpy.ones(2, 'e'))
+def sample(p, size):
+    return numpy.ones(size, 'l')
+cuda.cupy = types.SimpleNamespace(random=types.SimpleNamespace(geometric=sample))
+chainer.backend.get_array_module = lambda *arrays: cuda.cupy
+assert geometric.sample_n(3).dtype == 'e'
+''',
+    'hyperparameters_of_msvag': KERNEL + '''
+import chainer
+declared = []
+cuda.elementwise = lambda ins, *others: declared.append(ins) or Elementwise(ins, *others)
+rule = chainer.optimizers.MSVAG().create_update_rule()
+param = chainer.Parameter(numpy.ones(2, 'e'))
+param.grad = param.array
+rule.init_state(param)
+rule.update_core_gpu(param)
+assert 'float64 rho' in declared[0]
+''',
     'summary_state': SAVED + '''
 summary = chainer.reporter.Summary()
 summary.add(numpy.float32(.1), weight=1.5)
@@ -463,6 +494,10 @@ TESTS = {
     'picklable_cleanup': ['test_start_method.py::test_snapshots_with_forkserver'],
     'picklable_writers': ['test_start_method.py::test_snapshots_with_forkserver'],
     'dead_worker': ['test_iterators.py::test_a_worker_that_is_killed'],
+    'dtype_of_clip': ['../gpu/test_devices_agree_on_gpu.py::test_bounds_of_clip'],
+    'scatter_add': ['../gpu/test_devices_agree_on_gpu.py::test_function'],
+    'geometric_of_float16': ['../gpu/test_devices_agree_on_gpu.py::test_samples_of_a_distribution'],
+    'hyperparameters_of_msvag': ['../gpu/test_devices_agree_on_gpu.py::test_msvag_in_float16'],
     'summary_state': [RESUMED + '::test_every_extension_and_trigger'],
     'micro_average_state': [RESUMED + '::test_every_extension_and_trigger'],
     'plot_report_state': [RESUMED + '::test_every_extension_and_trigger'],

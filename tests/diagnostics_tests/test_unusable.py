@@ -144,7 +144,7 @@ assert result.tolist() == [1, 1, 1]
 
 #: Public methods that need no other rank, or a GPU.
 ALONE = {'check_requirements', 'check_grad_dtype', 'set_config', 'get_config', 'config_scope',
-         'span', 'join_responses', 'finalize', 'multi_node_mean_grad_async'}
+         'span', 'join_responses', 'finalize', 'multi_node_mean_grad_async', 'called_by'}
 
 #: Operations of methods with other names; `mean_queue` stands for its `wait`.
 OPERATIONS = {'join_turn': 'join', 'broadcast_data': 'bcast_data',

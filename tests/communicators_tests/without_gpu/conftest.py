@@ -265,6 +265,9 @@ class Device:
     def __exit__(self, *args):
         self.of_thread.id = self.before.pop()
 
+    def use(self):
+        self.of_thread.id = self.id
+
     def synchronize(self):
         for stream in self.gpu.all_streams:
             stream.synchronize()
