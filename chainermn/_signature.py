@@ -77,10 +77,6 @@ class Caller:
         #: 32 bits; 0 is the program itself.
         self.digest = digest((self.name, self.options)) % (2**32 - 1) + 1 if self.name else 0
 
-    def identifier(self, signature: bytes) -> bytes:
-        """Returns the identifier of a call that it makes."""
-        return identifier(signature, self.digest)
-
 
 #: The program itself.
 PROGRAM = Caller('')

@@ -129,7 +129,7 @@ def test_callers():
     callers = [PROGRAM, Caller('a'), Caller('b'), Caller('a', {'n': '1'}), Caller('a', {'n': '2'})]
     for signature in pack('barrier'), pack('allreduce', (3,), np.dtype('f4'), op='sum'):
         assert len({identifier(signature, caller.digest) for caller in callers}) == len(callers)
-        assert PROGRAM.identifier(signature) == identifier(signature)
+        assert identifier(signature, caller=PROGRAM.digest) == identifier(signature)
         for caller in callers:
             call = unpack(with_caller(signature, caller.digest))
             assert call == unpack(signature)._replace(caller=caller.digest)

@@ -5,6 +5,7 @@ arguments, the ranks exchange details, and all of them raise the same error.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -69,7 +70,8 @@ class ConsistencyCheck:
     def caller(self, caller: Caller) -> None:
         self._caller = caller
         self._identifier: Callable[[bytes], bytes] = (
-            identifier if caller is PROGRAM else caller.identifier)  # the program's calls are fast
+            identifier if caller is PROGRAM
+            else functools.partial(identifier, caller=caller.digest))
 
     def trace(self) -> None:
         """Records the time spent waiting for other ranks on the timeline."""
