@@ -309,6 +309,7 @@ cuda.elementwise = lambda ins, *others: declared.append(ins) or Elementwise(ins,
 rule = chainer.optimizers.MSVAG().create_update_rule()
 param = chainer.Parameter(numpy.ones(2, 'e'))
 param.grad = param.array
+rule._state = {}
 rule.init_state(param)
 rule.update_core_gpu(param)
 assert 'float64 rho' in declared[0]
