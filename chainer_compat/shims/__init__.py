@@ -1,5 +1,6 @@
 """All shims: one file per cause, one function per shim. Importing this fills the registry."""
 
+from chainer_compat import torch_kernels
 from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
@@ -24,4 +25,5 @@ __all__ = [
     'saved_state',
     'scipy_changes',
     'setuptools_changes',
+    'torch_kernels',
 ]

@@ -1,0 +1,84 @@
+"""PyTorch's kernels under Chainer's functions.
+
+Chainer computes on the CPU with NumPy, which has no convolutions, and on GPUs without cuDNN, since
+CuPy 14 dropped it. Where PyTorch is installed, some functions of Chainer call its kernels instead.
+Scripts do not change: arrays stay NumPy or CuPy arrays, and share their memory with tensors.
+
+``chainer.config.use_torch`` selects, for each call, who computes:
+
+- ``'auto'`` (default): PyTorch on the CPU, if it is installed;
+- ``'always'``: also on GPUs;
+- ``'never'``: Chainer.
+
+The environment variable ``CHAINER_USE_TORCH`` sets the default. What PyTorch does not support,
+Chainer computes, without a message. ``python -m chainer_compat`` shows what is used.
+
+:data:`KERNELS` lists the functions. ``dispatch`` decides for each call, ``arrays`` converts, and each
+of the other modules contains the kernels of one family. They are imported with PyTorch, at the
+first call.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from chainer_compat import _patch
+from chainer_compat.torch_kernels import dispatch
+
+#: Functions and methods of Chainer, by module, and the kernels that replace them.
+KERNELS: dict[str, dict[str, str]] = {
+    'chainer.functions.connection.convolution_2d': {
+        'Convolution2DFunction._forward_cpu_core': 'convolution.output',
+        'Convolution2DFunction._forward_gpu_core': 'convolution.output',
+        'Convolution2DFunction._forward_grouped_convolution': 'convolution.output',
+        'Convolution2DGradW._forward_cpu_core': 'convolution.weight_gradient',
+        'Convolution2DGradW._forward_gpu_core': 'convolution.weight_gradient',
+        'Convolution2DGradW._forward_grouped_convolution': 'convolution.weight_gradient',
+    },
+    'chainer.functions.connection.deconvolution_2d': {
+        'Deconvolution2DFunction._forward_cpu_core': 'convolution.input_gradient',
+        'Deconvolution2DFunction._forward_gpu_core': 'convolution.input_gradient',
+        'Deconvolution2DFunction._forward_grouped_convolution': 'convolution.input_gradient',
+    },
+    'chainer.functions.connection.convolution_nd': {
+        'ConvolutionND._forward_xp': 'convolution.output',
+        'ConvolutionNDGradW._forward_xp': 'convolution.weight_gradient',
+    },
+    'chainer.functions.connection.deconvolution_nd': {
+        'DeconvolutionND._forward_xp': 'convolution.input_gradient',
+    },
+    'chainer.functions.normalization.batch_normalization': {
+        'GeneralBatchNormalizationImpl.forward': 'batch_normalization.forward',
+        'GeneralBatchNormalizationImpl.backward': 'batch_normalization.backward',
+        '_apply_bn_fwd': 'batch_normalization.normalize',
+    },
+    'chainer.functions.pooling.max_pooling_nd': {
+        'MaxPoolingND.forward_cpu': 'pooling.maximum',
+        'MaxPoolingNDGrad.forward_cpu': 'pooling.maximum_gradient',
+    },
+    'chainer.functions.pooling.average_pooling_2d': {
+        'AveragePooling2D.forward_cpu': 'pooling.average',
+        'AveragePooling2DGrad.forward_cpu': 'pooling.average_gradient',
+    },
+    'chainer.functions.rnn.n_step_lstm': {'n_step_lstm_base': 'n_step_rnn.lstm'},
+    'chainer.functions.rnn.n_step_gru': {'n_step_gru_base': 'n_step_rnn.gru'},
+    'chainer.functions.rnn.n_step_rnn': {'n_step_rnn_base': 'n_step_rnn.rnn'},
+    'chainer.functions.activation.relu': {
+        'ReLU.forward_cpu': 'activation.relu',
+        'ReLUGrad2.forward_cpu': 'activation.relu_gradient',
+    },
+    'chainer.functions.connection.embed_id': {'EmbedIDGrad.forward': 'embedding.gradient'},
+}
+
+
+@_patch.patch(*KERNELS)
+def torch_kernels(module: ModuleType) -> None:
+    """Let functions of Chainer use PyTorch's kernels, if it is installed."""
+    for name, kernel in KERNELS[module.__name__].items():
+        dispatch.replace(module, name, kernel)
+
+
+@_patch.patch('chainer')
+def use_torch(module: ModuleType) -> None:
+    """Add ``chainer.config.use_torch``, which the environment variable CHAINER_USE_TORCH sets."""
+    module.global_config.use_torch = dispatch.default_mode()

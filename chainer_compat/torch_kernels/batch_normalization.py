@@ -1,0 +1,71 @@
+"""Batch normalization: of a batch, its gradient, and with given statistics."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import torch
+from chainer.functions.normalization.batch_normalization import GeneralBatchNormalizationImpl
+
+from chainer_compat.torch_kernels.arrays import array, tensor, tensors
+from chainer_compat.torch_kernels.dispatch import Unsupported
+
+aten = torch.ops.aten
+
+Expander = tuple[slice | None, ...]
+
+
+def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: np.ndarray,
+            x: np.ndarray, x_layout: None, xp: ModuleType, expander: Expander, beta: np.ndarray,
+            eps: float, decay: float, running_mean: np.ndarray | None,
+            running_var: np.ndarray | None) -> tuple[object, ...]:
+    """Normalize a batch, and update the running statistics in place."""
+    _check(impl, axis, x)
+    if x.size == gamma.size:  # PyTorch would divide by zero
+        raise Unsupported
+    running = [] if running_mean is None else [running_mean, running_var]
+    if not all(statistic.flags.c_contiguous for statistic in running):
+        raise Unsupported
+    x_, gamma_, beta_, *running_ = tensors(x, gamma, beta, *running)
+    y, mean, inv_std = aten.native_batch_norm(
+        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(),
+        *([r.view(-1) for r in running_] or [None, None]), True, 1 - decay, eps)
+    shape = gamma.shape
+    return (array(y).reshape(x.shape), x_layout, running_mean, running_var,
+            array(mean).reshape(shape), None, array(inv_std).reshape(shape), None)
+
+
+def backward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: np.ndarray,
+             gy: np.ndarray, x: np.ndarray, x_layout: None, xp: ModuleType, expander: Expander,
+             mean: np.ndarray, inv_std: np.ndarray, eps: float, var: None, forward_data: None
+             ) -> tuple[np.ndarray | None, ...]:
+    """Return the gradients of the input, of gamma and of beta."""
+    _check(impl, axis, x)
+    gy_, x_, gamma_, mean_, inv_std_ = tensors(gy, x, gamma, mean, inv_std)
+    gx, ggamma, gbeta = aten.native_batch_norm_backward(
+        _flat(gy_, gamma_), _flat(x_, gamma_), gamma_.flatten(), None, None, mean_.flatten(),
+        inv_std_.flatten(), True, eps, [True, True, True])
+    return (array(gx).reshape(x.shape), None, array(ggamma).reshape(gamma.shape),
+            array(gbeta).reshape(gamma.shape))
+
+
+def normalize(xp: ModuleType, x: np.ndarray, mean: np.ndarray, inv_std: np.ndarray,
+              gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """Normalize with given statistics; all arrays broadcast with ``x``."""
+    x_, mean_, inv_std_, gamma_, beta_ = tensors(x, mean, inv_std, gamma, beta)
+    return array((x_ - mean_).mul_(inv_std_ * gamma_).add_(beta_))
+
+
+def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.ndarray) -> None:
+    """Check that PyTorch has this kind: statistics per channel, or per element of a sample."""
+    # Multi-node batch normalization derives from this class, and has its own statistics.
+    is_supported = (type(impl) is GeneralBatchNormalizationImpl and x.size > 0
+                    and axis in ((0,), (0, *range(2, x.ndim))))
+    if not is_supported:
+        raise Unsupported
+
+
+def _flat(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` with one axis for all elements that have statistics of their own."""
+    return x if gamma.ndim == 1 else x.reshape(len(x), -1)

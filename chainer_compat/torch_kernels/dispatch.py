@@ -1,0 +1,80 @@
+"""Decides for each call whether PyTorch or Chainer computes it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import ParamSpec, TypeVar
+
+MODES = ('auto', 'always', 'never')
+
+P = ParamSpec('P')
+R = TypeVar('R')
+
+
+class Unsupported(Exception):  # noqa: N818 (an answer rather than an error)
+    """Raised by kernels for a call that Chainer has to compute.
+
+    Kernels raise it before they change anything.
+    """
+
+
+def default_mode() -> str:
+    """Return the initial value of ``chainer.config.use_torch``.
+
+    Raises:
+        ValueError: If the environment variable has another value.
+    """
+    mode = os.environ.get('CHAINER_USE_TORCH') or 'auto'
+    if mode not in MODES:
+        raise ValueError(f'CHAINER_USE_TORCH is {mode!r}. Use one of {", ".join(MODES)}.')
+    return mode
+
+
+@functools.cache
+def why_unavailable() -> str:
+    """Return why PyTorch cannot be used, ``''`` if it can. Imports PyTorch."""
+    if importlib.util.find_spec('torch') is None:
+        return 'PyTorch is not installed'
+    try:
+        importlib.import_module('chainer_compat.torch_kernels.arrays')
+    except Exception as error:  # a broken installation can raise anything
+        return f'PyTorch cannot be imported: {type(error).__name__}: {" ".join(str(error).split())}'
+    return ''
+
+
+def replace(module: ModuleType, name: str, kernel: str) -> None:
+    """Let a function of Chainer call a kernel, and the original where the kernel does not apply.
+
+    Args:
+        module: A module of Chainer.
+        name: A function, or a class and a method, of the module.
+        kernel: A module of this package and a function, with the arguments of the original.
+    """
+    *path, attribute = name.split('.')
+    owner = functools.reduce(getattr, path, module)
+    setattr(owner, attribute, _dispatched(getattr(owner, attribute), kernel))
+
+
+def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
+    from chainer.configuration import config
+
+    @functools.cache
+    def kernel() -> Callable[P, R]:
+        family, function = name.split('.')
+        return getattr(importlib.import_module(f'chainer_compat.torch_kernels.{family}'), function)
+
+    @functools.wraps(original)
+    def function(*args: P.args, **kwargs: P.kwargs) -> R:
+        if config.use_torch != 'never' and not why_unavailable():
+            try:
+                return kernel()(*args, **kwargs)
+            except Unsupported:
+                pass
+        return original(*args, **kwargs)
+
+    return function
