@@ -60,6 +60,24 @@ def _cudnn() -> str:
     return str(importlib.import_module('cupy.cuda.cudnn').getVersion())
 
 
+def _torch() -> str:
+    from chainer_compat.torch_kernels import dispatch
+
+    torch = importlib.import_module('torch')
+    config = importlib.import_module('chainer').config
+    why = dispatch.why_unavailable()
+    if os.environ.get('CHAINER_COMPAT') == '0':
+        use = 'not used: CHAINER_COMPAT=0'
+    elif config.use_torch == 'never':
+        use = "not used: chainer.config.use_torch is 'never'"
+    elif why:
+        use = f'not used: {why}'
+    else:
+        where = 'the CPU and on GPUs' if config.use_torch == 'always' else 'the CPU'
+        use = f'computes convolutions and other functions on {where}'
+    return f'{torch.__version__}, {use}'
+
+
 def _dotted(version: int) -> str:
     return f'{version // 1000}.{version % 1000 // 10}'
 
@@ -74,6 +92,7 @@ VERSIONS: dict[str, Callable[[], str]] = {
     'CUDA': _cuda,
     'NCCL': _nccl,
     'cuDNN': _cudnn,
+    'PyTorch': _torch,
 }
 
 

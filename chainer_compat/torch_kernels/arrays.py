@@ -24,8 +24,11 @@ def tensor(array: np.ndarray) -> torch.Tensor:
     if array.dtype not in FLOATS:
         raise Unsupported
     if isinstance(array, np.ndarray):
-        # Read-only arrays are results of broadcasting, for example.
-        if not array.flags.writeable or min(array.strides, default=0) < 0:
+        # Read-only arrays are results of broadcasting, for example. Fields of structured arrays
+        # have strides that are no multiples of their size.
+        is_shareable = array.flags.writeable and array.flags.aligned and all(
+            stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+        if not is_shareable:
             array = array.copy()
         return torch.from_numpy(array)
     if config.use_torch == 'always' and isinstance(array, cuda.ndarray):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from chainer.functions.normalization.batch_normalization import GeneralBatchNormalizationImpl
 
-from chainer_compat.torch_kernels.arrays import array, tensor, tensors
+from chainer_compat.torch_kernels.arrays import array, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 aten = torch.ops.aten
@@ -24,13 +24,15 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
     _check(impl, axis, x)
     if x.size == gamma.size:  # PyTorch would divide by zero
         raise Unsupported
-    running = [] if running_mean is None else [running_mean, running_var]
-    if not all(statistic.flags.c_contiguous for statistic in running):
+    running = [r for r in (running_mean, running_var) if r is not None]
+    # Only a tensor that shares the memory updates the statistics.
+    if len(running) == 1 or not all(r.flags.c_contiguous and getattr(r.flags, 'writeable', True)
+                                    for r in running):
         raise Unsupported
     x_, gamma_, beta_, *running_ = tensors(x, gamma, beta, *running)
+    mean_, var_ = [r.view(-1) for r in running_] or (None, None)
     y, mean, inv_std = aten.native_batch_norm(
-        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(),
-        *([r.view(-1) for r in running_] or [None, None]), True, 1 - decay, eps)
+        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, 1 - decay, eps)
     shape = gamma.shape
     return (array(y).reshape(x.shape), x_layout, running_mean, running_var,
             array(mean).reshape(shape), None, array(inv_std).reshape(shape), None)

@@ -5,10 +5,9 @@ A deconvolution is the gradient of a convolution with respect to its input.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
+from chainer import FunctionNode
 from chainer.utils.conv import get_conv_outsize
 
 from chainer_compat.torch_kernels.arrays import array, tensor, tensors
@@ -17,21 +16,16 @@ from chainer_compat.torch_kernels.dispatch import Unsupported
 aten = torch.ops.aten
 
 
-class Convolution(Protocol):
-    """A function node of Chainer: a convolution, a deconvolution or a gradient."""
-
-    groups: int
-
-
-def output(f: Convolution, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, xp: object = None
+def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, xp: object = None
            ) -> tuple[np.ndarray]:
     """Convolve ``x`` with ``W``, and add ``b``."""
     options = _options(f, x.shape, W.shape)
-    x_, W_, *b_ = tensors(x, W, *([] if b is None else [b]))
-    return array(aten.convolution(x_, W_, *(b_ or [None]), *options)),
+    x_, W_ = tensors(x, W)
+    b_ = None if b is None else tensors(x, b)[1]
+    return array(aten.convolution(x_, W_, b_, *options)),
 
 
-def weight_gradient(f: Convolution, x: np.ndarray, gy: np.ndarray, xp: object = None
+def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object = None
                     ) -> tuple[np.ndarray]:
     """Return the gradient of a convolution's weight."""
     if f.W_dtype != x.dtype:
@@ -43,25 +37,26 @@ def weight_gradient(f: Convolution, x: np.ndarray, gy: np.ndarray, xp: object = 
     return array(aten.convolution_backward(gy_, x_, W_, None, *options, [False, True, False])[1]),
 
 
-def input_gradient(f: Convolution, gy: np.ndarray, W: np.ndarray, b: np.ndarray | None,
+def input_gradient(f: FunctionNode, gy: np.ndarray, W: np.ndarray, b: np.ndarray | None,
                    xp: object = None) -> tuple[np.ndarray]:
     """Return the gradient of a convolution's input, plus ``b``: a deconvolution of ``gy``."""
     outs = f.outs if hasattr(f, 'outs') else (f.outh, f.outw)
     shape = len(gy), W.shape[1] * f.groups, *outs
     options = _options(f, shape, W.shape, gy.shape)
     gy_, W_ = tensors(gy, W)
+    b_ = None if b is None else tensor(b).reshape(-1, *[1] * len(outs))
     x_ = gy_.new_empty(shape)  # only its shape is used
     gx = aten.convolution_backward(gy_, x_, W_, None, *options, [True, False, False])[0]
-    if b is not None:
-        gx += tensor(b).reshape(-1, *[1] * len(outs))
+    if b_ is not None:
+        gx += b_
     return array(gx),
 
 
-def _kernel_size(f: Convolution) -> tuple[int, ...]:
+def _kernel_size(f: FunctionNode) -> tuple[int, ...]:
     return f.ksize if hasattr(f, 'ksize') else (f.kh, f.kw)
 
 
-def _options(f: Convolution, x: tuple[int, ...], W: tuple[int, ...],
+def _options(f: FunctionNode, x: tuple[int, ...], W: tuple[int, ...],
              y: tuple[int, ...] | None = None) -> tuple[object, ...]:
     """Return the arguments that all of PyTorch's convolutions have in common.
 
@@ -77,7 +72,7 @@ def _options(f: Convolution, x: tuple[int, ...], W: tuple[int, ...],
     dims = len(x) - 2
     sizes = [get_conv_outsize(size, k, s, p, cover_all, d)
              for cover_all in {False, bool(f.cover_all)}
-             for size, k, s, p, d in zip(x[2:], W[2:], stride, pad, dilate)]
+             for size, k, s, p, d in zip(x[2:], W[2:], stride, pad, dilate, strict=True)]
     is_equal = sizes[:dims] == sizes[-dims:] == list(sizes[:dims] if y is None else y[2:])
     if not (1 <= dims <= 3 and is_equal and min(sizes) > 0 and 0 not in x + W
             and x[1] == W[1] * f.groups and W[0] % f.groups == 0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -38,12 +37,10 @@ def default_mode() -> str:
 @functools.cache
 def why_unavailable() -> str:
     """Return why PyTorch cannot be used, ``''`` if it can. Imports PyTorch."""
-    if importlib.util.find_spec('torch') is None:
-        return 'PyTorch is not installed'
     try:
         importlib.import_module('chainer_compat.torch_kernels.arrays')
     except Exception as error:  # a broken installation can raise anything
-        return f'PyTorch cannot be imported: {type(error).__name__}: {" ".join(str(error).split())}'
+        return f'{type(error).__name__}: {" ".join(str(error).split())}'
     return ''
 
 
@@ -70,7 +67,11 @@ def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
 
     @functools.wraps(original)
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
-        if config.use_torch != 'never' and not why_unavailable():
+        mode = config.use_torch
+        if mode not in MODES:
+            raise ValueError(
+                f'chainer.config.use_torch is {mode!r}. Use one of {", ".join(MODES)}.')
+        if mode != 'never' and not why_unavailable():
             try:
                 return kernel()(*args, **kwargs)
             except Unsupported:

@@ -62,7 +62,8 @@ def gru(n_layers: int, dropout_ratio: float, hx: Variable, ws: Weights, bs: Weig
         xs: Sequence[Variable], use_bi_direction: bool, **kwargs: object
         ) -> tuple[Variable, tuple[Variable, ...]]:
     """Compute ``n_step_gru`` or ``n_step_bigru``."""
-    hy, _, ys = _layers(GRU, n_layers, dropout_ratio, hx, None, ws, bs, xs, use_bi_direction, kwargs)
+    hy, _, ys = _layers(GRU, n_layers, dropout_ratio, hx, None, ws, bs, xs, use_bi_direction,
+                        kwargs)
     return hy, ys
 
 
@@ -107,8 +108,8 @@ def _layers(cell: Cell, n_layers: int, dropout_ratio: float, hx: Variable, cx: V
             hs.append(h)
             cs += c
         x = ys[0] if directions == 1 else F.concat(ys, axis=1)
-    ys = F.split_axis(x, np.cumsum(lengths[:-1]), axis=0) if len(lengths) > 1 else (x,)
-    return F.stack(hs), F.stack(cs) if cs else None, tuple(ys)
+    outputs = F.split_axis(x, np.cumsum(lengths[:-1]), axis=0) if len(lengths) > 1 else (x,)
+    return F.stack(hs), F.stack(cs) if cs else None, tuple(outputs)
 
 
 class Sequences(NamedTuple):
@@ -127,8 +128,9 @@ class Sequences(NamedTuple):
             raise Unsupported
         starts = np.cumsum(sizes) - sizes
         lengths = (sizes[:, None] > np.arange(sizes[0])).sum(axis=0)
-        return cls(tuple(batch_sizes), np.concatenate(
-            [starts[lengths[:size] - 1 - step] + np.arange(size) for step, size in enumerate(sizes)]))
+        return cls(tuple(batch_sizes), np.concatenate([
+            starts[lengths[:size] - 1 - step] + np.arange(size)
+            for step, size in enumerate(sizes)]))
 
 
 class Layer(FunctionNode):
@@ -157,7 +159,8 @@ class Layer(FunctionNode):
         state, weights, biases = self._separate(others)
         states = [s[None] for s in state]
         n = self.cell.gates
-        parameters = [torch.cat(part) for part in (weights[:n], weights[n:], biases[:n], biases[n:])]
+        parameters = [torch.cat(tuple(part))
+                      for part in (weights[:n], weights[n:], biases[:n], biases[n:])]
         order = torch.from_numpy(self.sequences.reverse)
         if self.is_reversed:
             x = x[order]
@@ -186,10 +189,11 @@ class Layer(FunctionNode):
         """Return the gradients of inputs, computed by PyTorch, or by Chainer if differentiable."""
         if chainer.config.enable_backprop:
             return self._differentiable_gradients(indexes, grad_outputs)
-        results, grads = zip(*((result, grad.array) for result, grad
-                               in zip(self._results, grad_outputs) if grad is not None))
+        pairs = [(result, grad.array) for result, grad
+                 in zip(self._results, grad_outputs, strict=True) if grad is not None]
         gradients = torch.autograd.grad(
-            results, [self._tensors[i] for i in indexes], tensors(*grads), retain_graph=True)
+            [result for result, _ in pairs], [self._tensors[i] for i in indexes],
+            tensors(*(grad for _, grad in pairs)), retain_graph=True)
         return tuple(chainer.as_variable(array(gradient)) for gradient in gradients)
 
     def _differentiable_gradients(
@@ -205,7 +209,8 @@ class Layer(FunctionNode):
             self.cell.step, xs[::-1] if self.is_reversed else xs, *state,
             *([] if self.cell.has_cell else [None]), weights, biases)
         outputs = [F.concat(ys[::-1] if self.is_reversed else ys, axis=0), h, c]
-        pairs = [(y, gy) for y, gy in zip(outputs, grad_outputs) if gy is not None]
+        # Only LSTM has a cell, the last of the outputs.
+        pairs = [(y, gy) for y, gy in zip(outputs, grad_outputs, strict=False) if gy is not None]
         return tuple(chainer.grad(
             [y for y, _ in pairs], [inputs[i] for i in indexes], [gy for _, gy in pairs],
             enable_double_backprop=True))

@@ -32,7 +32,8 @@ def maximum(f: MaxPoolingND, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
 def maximum_gradient(grad: MaxPoolingNDGrad, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     """Return the gradient of the input of maximum pooling."""
     f = grad.func
-    if not hasattr(f, '_torch_positions'):  # Chainer computed the maxima
+    # Without positions, Chainer computed the maxima.
+    if not hasattr(f, '_torch_positions') or inputs[0].dtype != f._in_dtype:
         raise Unsupported
     gy = tensor(inputs[0])
     x = gy.new_empty(f._in_shape)  # only its shape is used
@@ -80,7 +81,7 @@ def _check(shape: tuple[int, ...], ksize: Pair, stride: Pair, pad: Pair, cover_a
 
     With ``cover_all``, PyTorch omits windows that only contain padding.
     """
-    for size, k, s, p in zip(shape[2:], ksize, stride, pad):
+    for size, k, s, p in zip(shape[2:], ksize, stride, pad, strict=True):
         outs = (size + 2 * p - k + (s - 1 if cover_all else 0)) // s + 1
         is_omitted = cover_all and (outs - 1) * s >= size + p
         if 0 in shape or outs < 1 or is_omitted or p > k // 2:

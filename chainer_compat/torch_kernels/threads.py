@@ -9,7 +9,7 @@ import os
 
 import torch
 
-#: Variables by which launchers tell the number of ranks on this host: MPICH, Open MPI, MVAPICH, Cray.
+#: Launchers' variables for the number of ranks on this host: MPICH, Open MPI, MVAPICH, Cray.
 LOCAL_RANKS = ('MPI_LOCALNRANKS', 'OMPI_COMM_WORLD_LOCAL_SIZE', 'MV2_COMM_WORLD_LOCAL_SIZE',
                'PMI_LOCAL_SIZE')
 

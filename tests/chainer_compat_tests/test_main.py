@@ -10,7 +10,7 @@ from chainer_compat.__main__ import main
 pytestmark = pytest.mark.mpi_skip
 
 MAIN = 'import runpy; runpy.run_module("chainer_compat", run_name="__main__")'
-NAMES = ['Python', 'Chainer', 'NumPy', 'SciPy', 'CuPy', 'CUDA', 'NCCL', 'cuDNN']
+NAMES = ['Python', 'Chainer', 'NumPy', 'SciPy', 'CuPy', 'CUDA', 'NCCL', 'cuDNN', 'PyTorch']
 WITHOUT_CUPY = 'import sys; sys.modules["cupy"] = None\n'
 
 
@@ -25,8 +25,14 @@ def test_without_cupy(python):
     assert re.fullmatch(r'3\.\d+\.\d+', found['Python'])
     assert found['Chainer'] == '7.8.1'
     assert re.fullmatch(r'\d+\.\d+\.\d+', found['NumPy'])
-    for name in NAMES[4:]:
+    for name in NAMES[4:-1]:
         assert found[name].startswith('none (ModuleNotFoundError: '), name
+    if importlib.util.find_spec('torch'):
+        assert re.fullmatch(r'2\.\d+\S* computes convolutions .* on the CPU', found['PyTorch'])
+        assert 'is \'never\'' in lines(python(WITHOUT_CUPY + MAIN, CHAINER_USE_TORCH='never'))[
+            'PyTorch']
+    else:
+        assert found['PyTorch'].startswith('none (ModuleNotFoundError: ')
     assert re.search(r'^  negative_padding +chainer\.functions\.array\.pad_sequence', said, re.M)
     assert 'float16_header' not in said
     assert "GPU backend is not available: ModuleNotFoundError: import of cupy" in said

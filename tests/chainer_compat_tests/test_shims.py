@@ -443,6 +443,16 @@ assert (type(optimizer.lr), optimizer.lr, type(optimizer.eps)) == (float, .1, fl
 optimizer.lr = numpy.float32(.5)
 assert type(optimizer.hyperparam.lr) is float
 ''',
+    'use_torch': '''
+import chainer
+assert chainer.config.use_torch == 'auto'
+''',
+    'torch_kernels': '''
+import chainer, numpy
+from chainer.functions.connection.convolution_2d import Convolution2DFunction
+assert Convolution2DFunction._forward_cpu_core.__wrapped__
+assert chainer.functions.relu(numpy.ones(1)).array == 1
+''',
     'removed_aliases': '''
 import chainer, numpy
 try:
@@ -514,6 +524,11 @@ TESTS = {
     'iterator_without_order': [RESUMED + '::test_every_iterator'],
     'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
     'progress_bar_arguments': ['test_training.py::test_log_print_and_progress_bar'],
+    'torch_kernels': ['torch_kernels_tests/test_functions.py::test_convolution_2d',
+                      'torch_kernels_tests/test_n_step_rnn.py::test_values_and_gradients',
+                      'torch_kernels_tests/test_control.py::test_import_and_fork'],
+    'use_torch': ['torch_kernels_tests/test_control.py::test_values_of_the_options',
+                  'torch_kernels_tests/test_control.py::test_the_configuration'],
     'removed_aliases': ['test_numpy_aliases.py::test_error'],
     'scalar_hyperparameters': ['test_scalar_options.py::test_optimizers'],
     'scalar_options': ['test_every_function.py::test_options_can_be_numpy_scalars'],

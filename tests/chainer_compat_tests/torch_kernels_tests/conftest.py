@@ -1,0 +1,82 @@
+"""Compares Chainer's functions with and without PyTorch's kernels."""
+
+import contextlib
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+TOLERANCE = {'e': 1e-2, 'f': 2e-4, 'd': 1e-9}
+
+
+@pytest.fixture
+def operators():
+    """``with operators() as names``: fills the set with the operators that PyTorch runs."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self, names):
+            super().__init__()
+            self.names = names
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            self.names.add(operator.overloadpacket.__name__)
+            return operator(*args, **(kwargs or {}))
+
+    @contextlib.contextmanager
+    def record():
+        names = set()
+        with Recorder(names):
+            yield names
+
+    return record
+
+
+@pytest.fixture
+def agree(operators):
+    """Return a function that compares results, gradients and second gradients.
+
+    Call it as ``agree(f, *arrays, runs=operators)``. It checks that PyTorch runs these operators, or none, and that the inputs do not change.
+    """
+
+    def compare(f, *arrays, runs=(), second=True):
+        before = [array.copy() for array in arrays]
+        with operators() as names, chainer.using_config('use_torch', 'never'):
+            expected = derivatives(f, arrays, second)
+        assert not names
+        with operators() as names:
+            found = derivatives(f, arrays, second)
+        if runs:
+            assert names >= set(runs)
+        else:
+            assert not names
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            tolerance = max(TOLERANCE[x.dtype.char] for x in (b, *arrays))
+            scale = float(abs(b).max(initial=0))
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, 1))
+        for array, copy in zip(arrays, before, strict=True):
+            np.testing.assert_array_equal(array, copy)
+
+    return compare
+
+
+def derivatives(f, arrays, second):
+    """Return the results, their gradients and second gradients, as far as there are any."""
+    np.random.seed(0)  # for dropout
+    inputs = [chainer.Variable(array) for array in arrays]
+    ys = f(*inputs)
+    ys = ys if isinstance(ys, (tuple, list)) else (ys,)
+    loss = sum(F.sum(F.sin(y) + y * y * y * .2) for y in ys)
+    found = list(ys) + differentiate(loss, inputs, second)
+    if second:
+        squares = [F.sum(g * g) for g in found[len(ys):]]
+        found += differentiate(sum(squares), inputs, False)
+    return [y.array for y in found]
+
+
+def differentiate(loss, inputs, twice):
+    grads = chainer.grad([loss], inputs, enable_double_backprop=twice)
+    return [g for g in grads if g is not None]

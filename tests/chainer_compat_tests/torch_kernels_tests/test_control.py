@@ -1,0 +1,177 @@
+"""Who computes: the configuration, the environment, threads, forked processes, and debug mode."""
+
+import importlib.util
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+from chainer_compat.torch_kernels import dispatch
+
+pytestmark = pytest.mark.mpi_skip
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec('torch') is None, reason='no PyTorch')
+
+X = np.random.RandomState(0).standard_normal((2, 3, 8, 8))
+W = np.random.RandomState(1).standard_normal((4, 3, 3, 3))
+
+CONVOLUTION = '''
+import os, sys
+import chainer, numpy as np
+import chainer.functions as F
+x, W = np.ones((8, 16, 64, 64), 'f'), np.ones((16, 16, 3, 3), 'f')
+'''
+
+# Chainer, and functions that PyTorch does not compute, do not import it. Then a forked process
+# computes after this one, which has several threads.
+FORK = CONVOLUTION + '''
+F.sum(F.sigmoid(x[:1]))
+with chainer.using_config('use_torch', 'never'):
+    F.relu(x[:1, :, :8, :8])
+    F.convolution_2d(x[:1, :, :8, :8], W)
+assert 'torch' not in sys.modules
+y = F.convolution_2d(x, W).array
+import torch
+assert torch.get_num_threads() == 2
+child = os.fork()
+if not child:
+    try:
+        same = np.allclose(F.convolution_2d(x, W).array, y)
+        os._exit(0 if same and torch.get_num_threads() == 1 else 3)
+    finally:
+        os._exit(4)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert (F.convolution_2d(x, W).array == y).all()
+'''
+
+THREADS = CONVOLUTION + '''
+F.relu(x)
+assert sys.modules['torch'].get_num_threads() == 1
+'''
+
+# A missing or a broken PyTorch: Chainer computes.
+MISSING = 'import sys; sys.modules["torch"] = None' + CONVOLUTION + '''
+from chainer_compat.torch_kernels import dispatch
+assert F.convolution_2d(x[:1], W).shape == (1, 16, 62, 62)
+assert dispatch.why_unavailable().startswith('ModuleNotFoundError: '), dispatch.why_unavailable()
+'''
+BROKEN = CONVOLUTION + '''
+from chainer_compat.torch_kernels import dispatch
+assert F.relu(x[:1]).shape == (1, 16, 64, 64)
+assert dispatch.why_unavailable() == 'OSError: libc10.so: cannot open'
+'''
+
+
+@needs_torch
+def test_import_and_fork(python):
+    # Python 3.12 warns of a fork while there are threads.
+    python(FORK, '-W', 'ignore::DeprecationWarning', OMP_NUM_THREADS='2')
+
+
+@needs_torch
+def test_threads(python, monkeypatch):
+    from chainer_compat.torch_kernels import threads
+
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    for name in threads.LOCAL_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    alone = threads.cores_of_rank()
+    assert alone >= 1
+    for value, cores in ('1000000', (1, alone)), ('1', (alone,)), ('', (alone,)), ('x', (alone,)):
+        monkeypatch.setenv('MPI_LOCALNRANKS', value)
+        assert threads.cores_of_rank() in cores  # all of them if the launcher bound the rank
+    monkeypatch.setattr('os.cpu_count', lambda: alone)
+    monkeypatch.setenv('MPI_LOCALNRANKS', '1000000')
+    assert threads.cores_of_rank() == 1
+    python(THREADS, OMP_NUM_THREADS='1')
+
+
+def test_without_pytorch(python, tmp_path):
+    python(MISSING)
+    tmp_path.joinpath('torch.py').write_text('raise OSError("libc10.so: cannot open")')
+    python(BROKEN)
+
+
+def test_values_of_the_options(python):
+    said = python('import chainer', check=False, CHAINER_USE_TORCH='yes')
+    assert "ValueError: CHAINER_USE_TORCH is 'yes'. Use one of auto, always, never." in said
+    said = python('import chainer; print(chainer.config.use_torch)', CHAINER_USE_TORCH='never')
+    assert said == 'never'
+    with chainer.using_config('use_torch', True), pytest.raises(
+            ValueError, match=r'use_torch is True\. Use one of auto, always, never'):
+        F.relu(X)
+
+
+@needs_torch
+def test_the_configuration(operators):
+    for mode, is_used in ('never', False), ('auto', True), ('always', True):
+        with chainer.using_config('use_torch', mode), operators() as names:
+            F.relu(F.convolution_2d(X, W))
+        assert bool(names) == is_used
+    assert chainer.config.use_torch == dispatch.default_mode()
+
+
+@needs_torch
+def test_arrays():
+    from chainer_compat.torch_kernels import arrays
+
+    assert arrays.tensor(X).data_ptr() == X.ctypes.data  # no copy
+    assert arrays.array(arrays.tensor(X)).ctypes.data == X.ctypes.data
+
+    class Other:  # such as an array on a GPU
+        dtype = X.dtype
+
+    for mode in 'auto', 'always':
+        with chainer.using_config('use_torch', mode), pytest.raises(dispatch.Unsupported):
+            arrays.tensor(Other())
+    for dtype in 'e', 'i', '?':
+        with pytest.raises(dispatch.Unsupported):
+            arrays.tensor(X.astype(dtype))
+    with pytest.raises(dispatch.Unsupported):
+        arrays.tensors(X, X.astype('f'))
+
+
+@needs_torch
+def test_debug_mode_hooks_and_timers():
+    with chainer.using_config('debug', True), pytest.raises(RuntimeError, match='NaN is detected'):
+        F.convolution_2d(X * np.nan, W)
+    hook = chainer.function_hooks.TimerHook()
+    with chainer.using_config('debug', True), hook:
+        x = chainer.Variable(X)
+        F.sum(F.convolution_2d(x, W)).backward()
+    names = [name for name, _ in hook.call_history]
+    assert names[0] == 'Convolution2DFunction' and 'Deconvolution2DFunction' in names
+
+
+@needs_torch
+def test_equal_seeds_give_equal_bits():
+    def train():
+        np.random.seed(0)
+        model = chainer.Sequential(
+            chainer.links.Convolution2D(3, 8, 3, pad=1), chainer.links.BatchNormalization(8),
+            F.relu, lambda x: F.max_pooling_2d(x, 2), F.dropout, chainer.links.Linear(128, 10))
+        optimizer = chainer.optimizers.Adam().setup(model)
+        x = X.astype('f')
+        for _ in range(3):
+            optimizer.update(lambda: F.sum(model(x) ** 2))
+        return [p.array for p in model.params()]
+
+    for a, b in zip(train(), train(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@needs_torch
+def test_gradients_of_forgotten_functions():
+    found = []
+    for mode in 'never', 'auto':
+        x = chainer.Variable(X)
+        with chainer.using_config('use_torch', mode):
+            y = F.forget(lambda x: F.max_pooling_2d(F.relu(F.convolution_2d(x, W)), 2), x)
+            loss = F.sum(y * y)
+            loss.backward(retain_grad=True)
+            loss.backward(retain_grad=True)
+            with chainer.no_backprop_mode():
+                assert F.convolution_2d(x, W).creator is None
+        found.append(x.grad)
+    np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)

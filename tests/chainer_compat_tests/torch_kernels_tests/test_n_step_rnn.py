@@ -1,0 +1,91 @@
+"""Recurrent layers agree with Chainer's, with any lengths, dropout, and second derivatives."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+torch = pytest.importorskip('torch')
+
+pytestmark = pytest.mark.mpi_skip
+
+LINKS = [L.NStepLSTM, L.NStepBiLSTM, L.NStepGRU, L.NStepBiGRU, L.NStepRNNTanh, L.NStepRNNReLU,
+         L.NStepBiRNNTanh, L.NStepBiRNNReLU]
+
+
+def draw(*shape, dtype='d', seed=0):
+    return np.random.RandomState(seed).standard_normal(shape).astype(dtype)
+
+
+def network(link, layers, dropout, dtype):
+    """Return a function of states and sequences, the first axes of the states, and the link."""
+    with chainer.using_config('dtype', np.dtype(dtype)):
+        model = link(layers, 3, 4, dropout)
+    # Biases are zeros otherwise.
+    for number, parameter in enumerate(model.params()):
+        parameter.array[...] = draw(*parameter.shape, seed=number) / 2
+    n_states = 2 if 'LSTM' in link.__name__ else 1
+    directions = 2 if 'Bi' in link.__name__ else 1
+
+    def compute(*inputs):
+        *out, ys = model(*inputs[:n_states], list(inputs[n_states:]))
+        return *out, *ys
+
+    return compute, [layers * directions] * n_states, model
+
+
+def arrays(sizes, lengths, dtype):
+    states = [draw(size, len(lengths), 4, dtype=dtype, seed=i)
+              for i, size in enumerate(sizes)]
+    return *states, *(draw(length, 3, dtype=dtype, seed=length) for length in lengths)
+
+
+def test_values_and_gradients(agree):
+    for number, link in enumerate(LINKS):
+        for layers, dropout, lengths, dtype in [
+            (2, .3, (5, 3, 2), 'd'), (1, 0., (3, 3), 'f'), (1, 0., (1,), 'd'),
+            (2, 0., (2, 4, 1), 'f'),
+        ][:4 if number < 2 else 2]:
+            f, sizes, _ = network(link, layers, dropout, dtype)
+            agree(f, *arrays(sizes, lengths, dtype), runs=['detach'])
+
+
+def test_float16_is_computed_by_chainer(agree):
+    f, sizes, _ = network(L.NStepLSTM, 1, 0., 'e')
+    agree(f, *arrays(sizes, (3, 2), 'e'), second=False)
+
+
+def test_gradients_of_some_results():
+    """Gradients of parameters through one of the final states, twice."""
+    for result in 0, 1:
+        found = []
+        for mode in 'never', 'auto':
+            f, sizes, model = network(L.NStepLSTM, 1, 0., 'd')
+            with chainer.using_config('use_torch', mode):
+                y = f(*arrays(sizes, (1, 1), 'd'))[result]
+                loss = F.sum(y * y)
+                loss.backward(retain_grad=True)
+                loss.backward(retain_grad=True)
+            found.append([p.grad for p in model.params()])
+        for a, b in zip(*found, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_forget_and_no_backprop(operators):
+    f, sizes, model = network(L.NStepLSTM, 2, 0., 'd')
+    inputs = [chainer.Variable(x) for x in arrays(sizes, (3, 2), 'd')]
+    found = []
+    for mode, forget in [('never', False), ('auto', True)]:
+        model.cleargrads()
+        with chainer.using_config('use_torch', mode), operators() as names:
+            ys = F.forget(lambda *v: tuple(f(*v)), *inputs) if forget else f(*inputs)
+            sum(F.sum(y * y) for y in ys).backward()
+        assert bool(names) == forget
+        found.append([y.array for y in ys] + [p.grad for p in model.params()])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    with chainer.no_backprop_mode():
+        for a, b in zip(f(*inputs), ys, strict=True):
+            np.testing.assert_array_equal(a.array, b.array)
+            assert a.creator is None
