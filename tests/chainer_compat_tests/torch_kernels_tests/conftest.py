@@ -12,7 +12,7 @@ TOLERANCE = {'e': 1e-2, 'f': 2e-4, 'd': 1e-9}
 
 @pytest.fixture
 def operators():
-    """``with operators() as names``: fills the set with the operators that PyTorch runs."""
+    """Return a context that fills a set with the names of the operators that PyTorch runs."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):
@@ -37,7 +37,8 @@ def operators():
 def agree(operators):
     """Return a function that compares results, gradients and second gradients.
 
-    Call it as ``agree(f, *arrays, runs=operators)``. It checks that PyTorch runs these operators, or none, and that the inputs do not change.
+    Call it as ``agree(f, *arrays, runs=operators)``. It also checks that PyTorch runs these
+    operators, or none, and that the inputs do not change.
     """
 
     def compare(f, *arrays, runs=(), second=True):
