@@ -1,6 +1,5 @@
 """All shims: one file per cause, one function per shim. Importing this fills the registry."""
 
-from chainer_compat import torch_kernels
 from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
@@ -9,6 +8,7 @@ from chainer_compat.shims import (
     optimizer_states,
     protobuf_changes,
     python_changes,
+    pytorch,
     saved_state,
     scipy_changes,
     setuptools_changes,
@@ -22,8 +22,8 @@ __all__ = [
     'optimizer_states',
     'protobuf_changes',
     'python_changes',
+    'pytorch',
     'saved_state',
     'scipy_changes',
     'setuptools_changes',
-    'torch_kernels',
 ]

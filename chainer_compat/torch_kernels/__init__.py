@@ -20,11 +20,6 @@ the first call.
 
 from __future__ import annotations
 
-from types import ModuleType
-
-from chainer_compat import _patch
-from chainer_compat.torch_kernels import dispatch
-
 #: Functions and methods of Chainer, by module, and the kernels that replace them.
 KERNELS: dict[str, dict[str, str]] = {
     'chainer.functions.connection.convolution_2d': {
@@ -69,16 +64,3 @@ KERNELS: dict[str, dict[str, str]] = {
     },
     'chainer.functions.connection.embed_id': {'EmbedIDGrad.forward': 'embedding.gradient'},
 }
-
-
-@_patch.patch(*KERNELS)
-def torch_kernels(module: ModuleType) -> None:
-    """Let functions of Chainer use PyTorch's kernels, if it is installed."""
-    for name, kernel in KERNELS[module.__name__].items():
-        dispatch.replace(module, name, kernel)
-
-
-@_patch.patch('chainer')
-def use_torch(module: ModuleType) -> None:
-    """Add ``chainer.config.use_torch``, which the environment variable CHAINER_USE_TORCH sets."""
-    module.global_config.use_torch = dispatch.default_mode()
