@@ -5,7 +5,6 @@ arguments, the ranks exchange details, and all of them raise the same error.
 """
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -71,7 +70,7 @@ class ConsistencyCheck:
         self._caller = caller
         self._identifier: Callable[[bytes], bytes] = (
             identifier if caller is PROGRAM
-            else functools.partial(identifier, caller=caller.digest))
+            else lambda signature: identifier(signature, caller.digest))  # its options can change
 
     def trace(self) -> None:
         """Records the time spent waiting for other ranks on the timeline."""
