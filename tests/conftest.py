@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases: dict[str, list[pytest.Item]] = {}  # of tests that are marked sample
     if not config.getoption('full'):
         for item in items:
-            if item.get_closest_marker('sample'):
+            if item.get_closest_marker('sample') and not item.get_closest_marker('full'):
                 cases.setdefault(item.nodeid.partition('[')[0], []).append(item)
     unsampled = {item.nodeid for group in cases.values() for item in _unsampled(group)}
     for item in items:
@@ -136,7 +136,8 @@ def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
     marker = cases[0].get_closest_marker('sample')
     assert marker is not None
     n, = marker.args
-    sampled = {k * len(cases) // n for k in range(n)}
+    # One of each n-th part. A fixed step would take the same value of a parameter each time.
+    sampled = {int((k + k * .618 % 1) * len(cases) / n) for k in range(n)}
     return [item for k, item in enumerate(cases) if k not in sampled]
 
 

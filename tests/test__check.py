@@ -112,7 +112,7 @@ def check(*args, ranks=0, code=None, timeout=50, **env):
 
 
 @alone
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('ranks', [0, 1, 2, 3, 4])
 def test_json_output(ranks):
     status, out, err = check('--json', ranks=ranks)
@@ -213,6 +213,7 @@ def test_another_version_of_chainer(version, monkeypatch):
     assert problem is None or 'Chainer 6.0.0 is installed, but' in problem.text
 
 
+@pytest.mark.full
 @alone
 def test_text_output():
     status, out, err = check(ranks=2)

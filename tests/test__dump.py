@@ -103,7 +103,7 @@ def test_the_states_are_of_one_moment_and_have_the_right_durations(tmp_path):
         assert max(barriers) - min(barriers) <= 2, report  # two operations per step
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('target', ['rank 0', 'rank 1', 'mpiexec', 'signal'])
 def test_the_state_of_all_ranks_is_printed(tmp_path, target):
     job = Job(tmp_path)
@@ -121,6 +121,7 @@ def test_the_state_of_all_ranks_is_printed(tmp_path, target):
         assert text in output, output
 
 
+@pytest.mark.full
 def test_the_program_may_handle_the_signal_itself(tmp_path):
     job = Job(tmp_path, 'signal.signal(signal.SIGUSR1, lambda *_: print("mine", flush=True))')
     os.kill(job.ranks[1], signal.SIGUSR1)

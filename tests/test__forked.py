@@ -89,6 +89,7 @@ def test_as_in_a_program_without_mpi(tmp_path):
     assert 'aborts the job' not in output and ' failed: ' not in output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('ranks', [0, 1, 3])
 def test_in_jobs_of_any_size(tmp_path, ranks):
     children = [CHILDREN['raises']]
@@ -96,6 +97,7 @@ def test_in_jobs_of_any_size(tmp_path, ranks):
     assert run(tmp_path, children, ranks, 'chainermn')[0] == max(1, ranks) * usual
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('args, env', [
     ('mpi4py', {}), ('chainermn', {'CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS': '0'})],
     ids=['without a communicator', 'switched off'])

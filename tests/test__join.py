@@ -91,6 +91,7 @@ def train(comm, count, optimizer, **kwargs):
             optimizer.update(optimizer.target, value(comm.rank, n))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('divide', [True, False])
 @pytest.mark.parametrize('name', ['naive', 'flat'])
 def test_gradients_with_any_counts(comm, name, divide):

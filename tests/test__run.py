@@ -137,7 +137,7 @@ FAIL = '''
     '''
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('options, attempts, why', [
     (['--max-restarts', '2', '--startup', '0'], 3,
      'job failed after 2 restarts: the limit is --max-restarts 2'),

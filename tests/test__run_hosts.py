@@ -186,6 +186,7 @@ def test_hosts_do_not_answer(folder):
         'job failed: for 0 seconds (--host-timeout), the hosts that answer had fewer than 3 slots']
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures('default_signals')
 @pytest.mark.parametrize('event', ['answer', 'signal'])
 def test_waiting_for_hosts(folder, event):

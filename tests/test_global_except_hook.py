@@ -67,7 +67,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('code, why, text', FAILURES.values(), ids=FAILURES.keys())
 def test_a_failing_rank_aborts_the_job(tmp_path, code, why, text, started):
@@ -117,7 +117,7 @@ COMMON = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('debug', ['0', '1'])
 @pytest.mark.parametrize('code, text, first', COMMON.values(), ids=COMMON.keys())
 def test_an_error_of_all_ranks_is_printed_once_without_internal_frames(
@@ -166,7 +166,7 @@ trainer.run(show_loop_exception_msg={})
 '''
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('code, text, is_common', [
     ('assert RANK != 1, "my own"', 'AssertionError: my own', False),
     ('comm.bcast_obj(1, root=RANK)', 'CollectiveMismatchError: Collective mismatch in', True),
@@ -197,7 +197,7 @@ def test_the_job_exits_with_the_status_of_sys_exit(tmp_path):
 ZEROS = ['sys.exit(256)', 'raise SystemExit(-512)', 'os._exit(256)', 'exit(2 ** 40)']
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('code', ZEROS)
 @pytest.mark.parametrize('ranks, condition', [
     (0, 'True'), (1, 'True'), (2, 'RANK == 1'), (2, 'True')],
@@ -262,7 +262,7 @@ HOOKS = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('install, shown', HOOKS.values(), ids=HOOKS.keys())
 def test_an_excepthook_installed_later_is_called_too(tmp_path, install, shown, started):
@@ -361,7 +361,7 @@ NO_STDERR = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('remove', ['sys.stderr = None', 'sys.stderr.close()'])
 @pytest.mark.parametrize('code, why, text', NO_STDERR.values(), ids=NO_STDERR.keys())
 def test_failures_are_reported_without_sys_stderr(tmp_path, remove, code, why, text):

@@ -22,6 +22,7 @@ RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d|host wa
 pytestmark = pytest.mark.mpi_skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.limit(400)
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=MARKS.get(name, pytest.mark.full)) for name in SCRIPTS])

@@ -555,13 +555,13 @@ def test_the_test_of_a_shim_is_there(test):
     assert f'\ndef {name}(' in text
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('name', USES)
 def test_with(python, name):
     python(f'import chainer\n{USES[name]}' if 'sys' not in USES[name] else USES[name])
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('name', [
     # Without its shim, this one waits for long.
     pytest.param(name, marks=pytest.mark.full if name == 'dead_worker' else ()) for name in USES])

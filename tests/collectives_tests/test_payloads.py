@@ -47,7 +47,7 @@ WAYS = {
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('way, payload', [
     (way, payload) for way in WAYS for payload in PAYLOADS
     if (way == 'send_obj') == (payload == 'object')

@@ -212,7 +212,7 @@ def run(tmp_path, body, ranks=3, **env):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @alone
 @pytest.mark.parametrize('body, check', [
     ('', '1'),

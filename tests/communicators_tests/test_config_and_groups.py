@@ -189,6 +189,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.sample(28)
 @pytest.mark.parametrize('operation', OPERATIONS)
 def test_after_finalize(own, operation):
     own.finalize()

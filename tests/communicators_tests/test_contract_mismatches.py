@@ -136,6 +136,7 @@ def test_different_argument_on_one_rank(comms, operation, what, same_error, chec
         check_usable(comm)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize('operation', OPERATIONS)
 def test_different_operation_on_one_rank(comms, operation, same_error, check_usable):
     for comm in comms:

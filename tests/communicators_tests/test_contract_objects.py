@@ -237,6 +237,7 @@ RECEIVE = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize('length', [1, 5000, 3_000_000])
 @pytest.mark.parametrize('operation', RECEIVE)
 def test_unpicklable_on_receiver(comms, operation, length, check_usable):

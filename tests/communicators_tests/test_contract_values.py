@@ -89,6 +89,7 @@ def test_extremes_keep_nan_and_signs(comm, dtype, op):
             assert np.signbit(comm.allreduce(zero, op)) == (op == 'min')
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64', 'complex64', 'complex128'])
 def test_bits_are_equal_on_all_ranks_and_from_run_to_run(comm, dtype):
     random = np.random.RandomState(comm.rank)
@@ -101,6 +102,7 @@ def test_bits_are_equal_on_all_ranks_and_from_run_to_run(comm, dtype):
             assert len(set().union(*comm.allgather_obj(results))) == 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 def test_bits_of_means_are_equal_on_all_ranks_and_from_run_to_run(comm, name, dtype):
     random = np.random.RandomState(comm.rank)

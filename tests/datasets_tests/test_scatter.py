@@ -160,6 +160,7 @@ def check_equal(got, expected):
         assert got.dtype == expected.dtype
 
 
+@pytest.mark.sample(36)
 @pytest.mark.parametrize('shuffle', [False, True])
 @pytest.mark.parametrize('equal', [True, False])
 @pytest.mark.parametrize('make', (MADE_OF_ARRAYS | SENT_WHOLE).values(),

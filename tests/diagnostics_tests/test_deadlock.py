@@ -241,6 +241,7 @@ def play(comm, messages, rng):
                 np.testing.assert_array_equal(x.grad, [message.number + 1] * message.size)
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize('seed', range(30))
 def test_correct_programs_never_raise(comm, at_once, seed):
     rng = random.Random(seed)

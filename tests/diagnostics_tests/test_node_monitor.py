@@ -47,6 +47,7 @@ def run(tmp_path, body, ranks=3, **env):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
 
 
+@pytest.mark.sample(3)
 @starts
 @pytest.mark.parametrize('body, why, stack', DYING.values(), ids=DYING.keys())
 def test_a_rank_that_is_killed(tmp_path, body, why, stack):
@@ -61,7 +62,7 @@ def test_a_rank_that_is_killed(tmp_path, body, why, stack):
     assert stack in done.stdout and 'Extension modules' not in done.stdout
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @starts
 @pytest.mark.parametrize('body', ['', 'comm.split(comm.rank % 2, 0).barrier()',
                                   'from mpi4py import MPI; MPI.Finalize()', 'sys.exit(0)'])

@@ -68,7 +68,7 @@ def test_an_exit_from_create_communicator_aborts_the_job(tmp_path):
     assert 'The operation was create_communicator.' in done.stdout
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('body, agree', [
     ('comm.split(comm.rank % 2, 0).barrier()', '1'),
     ('try: chainermn.create_communicator("unknown")\nexcept ValueError: pass', '1'),
@@ -131,7 +131,7 @@ END
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('end, agree', [
     ('comm.waitall(received); comm.finalize()', '1'),
     ('import time; time.sleep(.3 * comm.rank); comm.waitall(received)', '1'),

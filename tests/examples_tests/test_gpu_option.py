@@ -23,7 +23,7 @@ class TookError(Exception):
     """Ends an example when it has taken its device."""
 
 
-@pytest.mark.sample(17)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize('n_devices', [1, 2, 8])
 @pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.name)
 def test_takes_a_device_that_it_sees(script, n_devices, monkeypatch, tmp_path):

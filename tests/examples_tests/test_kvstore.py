@@ -16,7 +16,7 @@ def test_linear_regression(run, tmp_path, type, ranks):
         np.testing.assert_allclose(found['weight'], [2, -3.4], atol=.02)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('options, ranks', [
     (['--kvstore', 'local'], 1), (['--kvstore', 'dist_sync'], 2), (['--kvstore', 'dist_async'], 2),
     (['--kvstore', 'dist_async', '--compression', '0.01'], 2)])

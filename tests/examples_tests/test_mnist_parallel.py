@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.full
 def test_model_parallel(run):
     output = run('mnist/train_mnist_model_parallel.py', '--iteration', '2')
     assert output.count('Validation accuracy') == 1  # process 0 alone talks
@@ -16,7 +17,13 @@ def test_dual_parallel(run, tmp_path):
     assert sorted(path.name for path in result.glob('snap*')) == [
         'snapshot_iter_2.0', 'snapshot_iter_2.1']
 
+
+@pytest.mark.full
+def test_dual_parallel_resumes(run, tmp_path):
+    script = 'mnist/train_mnist_dual_parallel.py'
+    run(script, '--iteration', '2', ranks=4)
     run(script, '--iteration', '3', '--autoload', ranks=4)
+    result = tmp_path / 'result'
     assert sorted(path.name for path in result.glob('snap*')) == [
         'snapshot_iter_3.0', 'snapshot_iter_3.1']
 

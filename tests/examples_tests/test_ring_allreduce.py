@@ -8,6 +8,7 @@ import pytest
 import chainermn
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('ranks', [1, 3])
 def test_script(run, ranks):
     lines = run('ring_allreduce/ring_allreduce.py', '--size', '1000', '--repeat', '1',

@@ -1,6 +1,9 @@
 """The example of uneven inputs, for two batches of each process, and two steps with all options."""
 
+import pytest
 
+
+@pytest.mark.full
 def test_two_batches(run, tmp_path):
     output = run('uneven_inputs/train_uneven.py', '--epoch', '1', '--iteration', '2')
     assert output.count('validation accuracy') == 1

@@ -17,8 +17,6 @@ from chainermn.extensions._checkpointing.command import verify_folder
 from chainermn.extensions._checkpointing.manifest import Manifest
 from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
 
-pytestmark = pytest.mark.every_size
-
 
 @pytest.fixture(scope='module')
 def comm():
@@ -66,12 +64,14 @@ def run_with_snapshots(comm, folder, sets, seed, **kwargs):
     return trainer
 
 
+@pytest.mark.every_size
 def test_the_first_rank_of_each_set_writes(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0)
     assert names(folder) == sorted(
         f'snapshot_iter_{i}.{rank}' for rank in leaders(sets, comm.size) for i in (2, 4, 6))
 
 
+@pytest.mark.every_size
 def test_n_retains_counts_each_set_apart(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0, n_retains=2)
     assert names(folder) == sorted(
@@ -86,6 +86,7 @@ def resume(comm, folder, sets, seed=1234):
     return trainer
 
 
+@pytest.mark.every_size
 def test_autoload_gives_each_rank_the_state_of_its_set(comm, folder, sets):
     groups = _parse_replica_sets(sets, comm.size)
     seed = next(i for i, ranks in enumerate(groups) if comm.rank in ranks)
@@ -109,6 +110,7 @@ def test_autoload_before_other_extensions_start(comm, folder):
     assert rates == [.05, .05] and trainer.updater.iteration == 3
 
 
+@pytest.mark.every_size
 def test_resumes_at_the_newest_iteration_that_all_sets_hold(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0)
     if comm.rank == leaders(sets, comm.size)[-1]:
@@ -172,6 +174,7 @@ def extend(trainer, extension, at, priority=0):
                    trigger=(1, 'iteration'), priority=priority, name=f'at {at}')
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('compression', [None, True, False])
 def test_training_continues_while_a_snapshot_is_written(comm, folder, sets, gate, compression):
     """The snapshot has the bits of its iteration."""
@@ -202,6 +205,7 @@ def test_training_continues_while_a_snapshot_is_written(comm, folder, sets, gate
             0 if compression is False else 8}
 
 
+@pytest.mark.every_size
 def test_obsolete_snapshots_stay_until_every_set_has_the_newer(comm, folder, sets, gate):
     last = leaders(sets, comm.size)[-1]
     trainer = gated_trainer(comm, folder, 0, gate if comm.rank == last else type(gate)(), 4)
@@ -342,6 +346,7 @@ def same_error(comm, kind, call):
     return texts[0]
 
 
+@pytest.mark.every_size
 @pytest.mark.parametrize('sets, kind, text', [
     ([[0], [0]], AssertionError, 'only be in one replica set'),
     ([0, {0}], AssertionError, 'only be in one replica set'),
@@ -407,6 +412,7 @@ def test_there_is_no_such_rank(comm):
     assert f'has rank {comm.size}, but there are only ranks 0 to {comm.size - 1}' in text
 
 
+@pytest.mark.every_size
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('autoload', [False, True])
 def test_sets_that_differ_between_ranks(comm, folder, autoload):
@@ -555,6 +561,7 @@ def test_chainers_own_snapshots_are_loaded(comm, folder, sets):
     np.testing.assert_array_equal(weights(resumed), weights(trainer))
 
 
+@pytest.mark.every_size
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('same', [True, False])
 @pytest.mark.parametrize('saved', ['one set', 'a set each'])
@@ -640,6 +647,7 @@ def lock_of(folder, rank, name='snapshot_iter_N'):
     return f'{folder}/tmp-{name}.{rank}.lock'
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('autoload', [True, False])
 def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, autoload,
                                                           monkeypatch):
@@ -670,6 +678,7 @@ def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, au
         process.communicate()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('filename', ['snapshot_iter_{.updater.iteration}', 'latest',
                                       '{.updater.iteration}', lambda trainer: 'latest'])
 def test_files_are_locked_while_training_and_free_afterwards(comm, folder, sets, filename):

@@ -59,6 +59,7 @@ def bits(trainer):
     return [param.array.tobytes() for _, param in sorted(model.namedparams())]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('synchronized', [False, True])
 @pytest.mark.parametrize('stop', [1, 2, 5, 9, 11])
 def test_a_resumed_run_has_the_same_bits(comm, folder, stop, synchronized):
@@ -498,7 +499,7 @@ def undisturbed_run(tmp_path_factory):
     return set(re.findall(r'ends with (-?\d+)', done.stdout))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize('victim, when, moment', [
     (0, 1, 'before'), (1, 4, 'before'), (0, 7, 'after'), (1, 12, 'after'), (0, 5, 'writing'),

@@ -268,7 +268,7 @@ def load(comm, folder, start, *args):
 
 @pytest.mark.limit(120)
 @pytest.mark.parametrize('starts', [
-    [1, 3, 4, 7, 9, 12, 14], pytest.param(range(1, LENGTH), marks=pytest.mark.full)])
+    [4, 9, 14], pytest.param(range(1, LENGTH), marks=pytest.mark.full)])
 def test_every_extension_and_trigger(comm, folder, starts):
     pytest.importorskip('matplotlib').use('Agg')
     pytest.importorskip('tensorboardX', exc_type=ImportError)
@@ -300,6 +300,7 @@ STOP_TRIGGERS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize('name', STOP_TRIGGERS)
 def test_every_stop_trigger(comm, folder, name):
     """Also from the iteration in which it fires: a completed training stays complete."""
@@ -352,6 +353,7 @@ ITERATORS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize('name', ITERATORS)
 @pytest.mark.parametrize('kind', [serial, multithread, multiprocess])
 def test_every_iterator(comm, folder, kind, name):

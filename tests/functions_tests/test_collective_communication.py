@@ -49,6 +49,7 @@ def call(comm, name, xs, root):
     return list(y) if isinstance(y, tuple) else [y]
 
 
+@pytest.mark.sample(42)
 @pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize('root', ['first', 'last'])
 @pytest.mark.parametrize('name', DEFINITIONS)

@@ -83,6 +83,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('delegate', ['a', 'None'])
 @pytest.mark.parametrize('name', PROGRAMS)
 def test_a_training_loop(tmp_path, name, delegate):

@@ -163,7 +163,7 @@ def test_digits(comm, digits):
         model = L.Classifier(chainer.Sequential(L.Linear(64, 64), F.relu, L.Linear(64, 10)))
         optimizer = chainermn.create_multi_node_optimizer(
             chainer.optimizers.MomentumSGD(.05), comm, compression=kind).setup(model)
-        for step in range(120):
+        for step in range(60):
             batch = np.random.RandomState(step).permutation(1500)[:64 * comm.size]
             own = batch[comm.rank::comm.size]
             optimizer.update(model, images[own], labels[own])

@@ -75,6 +75,7 @@ def same(a, b):
         assert a == b
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize('kind', [serial, multithread, multiprocess])
 @pytest.mark.parametrize('name', DATASETS)
 def test_batches_and_progress_are_those_of_the_actual_iterator(comm, root, name, kind):

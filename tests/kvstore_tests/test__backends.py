@@ -278,7 +278,7 @@ def train(steps):
 '''
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @one_process
 @pytest.mark.parametrize('body, text', [
     ('train(10 * comm.rank)', ''),

@@ -191,6 +191,7 @@ def test_reference_pull(kv, check):
     check(b[1][1], 2)
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize('row_ids, rows', [
     ([0, 2], [1, 0, 1]),
     ([2, 2], [0, 0, 1]),

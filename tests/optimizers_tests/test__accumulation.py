@@ -54,6 +54,7 @@ def make(comm, n, actual=None, dtype=np.float64):
     return optimizer, model
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize('n', [1, 2, 3])
 @pytest.mark.parametrize('style', ['lossfun', 'bare', 'bare without cleargrads in between'])
 @pytest.mark.parametrize('scale', [None, 64.0])

@@ -281,7 +281,7 @@ def as_without(comm, make, **options):
     return optimizer
 
 
-@pytest.mark.sample(25)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize('zero_fill', [True, False])
 @pytest.mark.parametrize('make', MODELS)
 def test_models(comm, make, zero_fill):
@@ -300,7 +300,7 @@ def test_exchanges_during_backward(comm):
     assert optimizer.n_early == len(optimizer.buckets) >= 3
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('make', [called_three_times, tied, repeated, n_step_lstm, in_threads,
                                   by_chainer_grad, lazy, two_paths])
 def test_exchanges_all_during_backward_of(comm, make):
@@ -309,7 +309,7 @@ def test_exchanges_all_during_backward_of(comm, make):
         assert optimizer.n_early == len(optimizer.buckets) > 1
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize('options', [
     {'compression': 'fp16'}, {'compression': 'bf16'}, {'compression': '2bit'},
     {'n_accumulations': 3}, {'n_accumulations': 2, 'compression': '2bit'},
@@ -688,6 +688,7 @@ def test_where_nothing_can_be_hidden(comm):
 
 
 
+@pytest.mark.sample(1)
 @hypothesis.settings(max_examples=12)
 @hypothesis.given(data=st.data())
 def test_random_models(comm, data):

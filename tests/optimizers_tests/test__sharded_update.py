@@ -232,7 +232,7 @@ def test_rules_that_are_disabled_and_enabled_again(comm):
     check(comm, change=change)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('options', [
     {'n_accumulations': 2}, {'overlap': 'always', 'bucket_mb': 1e-3}, {'compression': 'fp16'},
     {'compression': '2bit'}, {'compression': 'powersgd'}, {'zero_fill': False},
@@ -242,6 +242,7 @@ def test_other_options(comm, options):
     check(comm, **options)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('scale', [None, 128.])
 @pytest.mark.parametrize('fp32', [False, True], ids=['float16', 'float32 copies'])
 @pytest.mark.filterwarnings('ignore:Non finite number')

@@ -128,6 +128,7 @@ def where(request, comm):
     return WHERE[request.param](comm.rank)
 
 
+@pytest.mark.sample(3)
 def test_update_again(comm, where):
     def train(run):
         optimizer = run.after_failure(where)
@@ -137,6 +138,7 @@ def test_update_again(comm, where):
     as_without(comm, train)
 
 
+@pytest.mark.sample(3)
 def test_update_with_gradients_of_ones_own(comm, where):
     def train(run):
         optimizer = run.after_failure(where)
@@ -149,7 +151,7 @@ def test_update_with_gradients_of_ones_own(comm, where):
     as_without(comm, train)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('width', [8, 11])
 def test_another_optimizer(comm, where, width):
     def train(run):
@@ -168,7 +170,7 @@ def test_another_optimizer(comm, where, width):
     as_without(comm, train)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize('width', [8, 11])
 def test_a_new_optimizer(comm, where, width):
     def train(run):
@@ -178,6 +180,7 @@ def test_a_new_optimizer(comm, where, width):
     as_without(comm, train)
 
 
+@pytest.mark.sample(3)
 def test_another_model(comm, where):
     def train(run):
         optimizer = run.after_failure(where)
@@ -188,6 +191,7 @@ def test_another_model(comm, where):
     as_without(comm, train)
 
 
+@pytest.mark.sample(3)
 def test_then_join(comm, where):
     """Ranks without batches of their own take part in the updates of others."""
     def train(run):

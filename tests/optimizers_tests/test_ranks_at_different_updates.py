@@ -172,6 +172,7 @@ def test_all_ranks_fail_at_once(comm, options):
         assert_in_step(comm, optimizer)
 
 
+@pytest.mark.sample(4)
 def test_two_optimizers_of_one_communicator(comm, options):
     first, second = make(comm, **options), make(comm)
     for step in range(7):
@@ -229,6 +230,7 @@ def test_loading_on_one_rank(comm, options):
     comm.check_replicas(optimizer.target)
 
 
+@pytest.mark.sample(4)
 def test_join(comm, options):
     optimizer = make(comm, **options)
     for _ in range(3):

@@ -236,6 +236,7 @@ def corrupt(kind, names, rng, size):
             file.write(content)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize('kind', CORRUPTIONS)
 def test_ten_corruptions_each_are_all_found(comm, tmp_path, kind):
     names = names_in(comm.bcast_obj(str(tmp_path)))
