@@ -1,9 +1,10 @@
 """Runs the tests at 1, 2, 3 and 4 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
 
-All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size``, unless
-``--ranks`` is given.  With one rank, pytest-xdist runs two workers per core, up to 8; these tests
-mostly wait for programs that they start, so the runs on several ranks use the time, one after
-another, and are printed afterwards.  Other options are passed to pytest.  After a failed run no
+All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size``.  With one rank,
+pytest-xdist runs two workers per core, up to 8; these tests mostly wait for programs that they
+start, so the runs on several ranks use the time, one after another, and are printed afterwards.
+With ``--ranks`` all tests run at these numbers, one after another.  Other options are passed to
+pytest.  After a failed run no
 other one starts; with ``--keep-going`` all run, and failed ones are listed at the end.
 
 Prints what each of several runs cost.  Fails if a folder has outgrown its budget (durations.py).
@@ -93,22 +94,22 @@ def run(ranks: int, options: list[str], out: TextIO) -> Result:
     return Result(status, measured, took, usage.ru_utime + usage.ru_stime)
 
 
-def run_all(runs: dict[int, list[str]], keep_going: bool) -> dict[int, Result]:
-    """Runs pytest with these options on these numbers of ranks."""
+def run_all(runs: dict[int, list[str]], beside: bool, keep_going: bool) -> dict[int, Result]:
+    """Runs pytest with these options on these numbers of ranks, perhaps beside the run on one."""
     results: dict[int, Result] = {}
 
     def run_next(ranks: int, out: TextIO) -> None:
         if keep_going or not any(result.status for result in results.values()):
             results[ranks] = run(ranks, runs[ranks], out)
 
-    if len(runs) == 1 or 1 not in runs:
+    if not beside:
         for ranks in runs:
             run_next(ranks, sys.stdout)
         return results
-    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(1) as beside:
+    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(1) as thread:
         others = {ranks: stack.enter_context(tempfile.TemporaryFile('w+'))
                   for ranks in runs if ranks > 1}
-        futures = [beside.submit(run_next, ranks, out) for ranks, out in others.items()]
+        futures = [thread.submit(run_next, ranks, out) for ranks, out in others.items()]
         run_next(1, sys.stdout)
         for future, out in zip(futures, others.values(), strict=True):
             future.result()
@@ -138,7 +139,7 @@ def main() -> int:
     runs = {int(n): [] for n in args.ranks.split(',')} if args.ranks else RUNS
     with tempfile.TemporaryDirectory() as os.environ[host_compiler.VARIABLE]:
         results = run_all({ranks: [*chosen, *options] for ranks, chosen in runs.items()},
-                          args.keep_going)
+                          runs is RUNS, args.keep_going)
     measured = {ranks: result.tests for ranks, result in sorted(results.items())}
     failed = {ranks: result.status if 0 < result.status < 128 else 1
               for ranks, result in sorted(results.items()) if result.status != 0}

@@ -56,7 +56,8 @@ def main() -> int:
     for run in FAST if args.fast else ALL:
         os.environ.update(run.variables())
         print(f'\n{run.mode}, devices: {run.devices}, seed: {run.seed}, protected: {run.protect}')
-        if run_ranks.run(run.ranks, ['-m', 'gpu', '-q', *options, *(args.tests or run.tests)]):
+        options_of_run = ['-m', 'gpu', '-q', *options, *(args.tests or run.tests)]
+        if run_ranks.run(run.ranks, options_of_run, sys.stdout).status:
             failed.append(run)
     for run in failed:
         print(f'failed: {" ".join(f"{k}={v}" for k, v in run.variables().items())} '
