@@ -4,8 +4,8 @@ All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size`
 pytest-xdist runs two workers per core, up to 8; these tests mostly wait for programs that they
 start, so the runs on several ranks use the time, one after another, and are printed afterwards.
 With ``--ranks`` all tests run at these numbers, one after another.  Other options are passed to
-pytest.  After a failed run no
-other one starts; with ``--keep-going`` all run, and failed ones are listed at the end.
+pytest.  After a failed run no other one starts; with ``--keep-going`` all run, and failed ones are
+listed at the end.
 
 Prints what each of several runs cost.  Fails if a folder has outgrown its budget (durations.py).
 """
