@@ -4,6 +4,7 @@ Without it, the command only knows whether it can start new processes on the hos
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -39,15 +40,14 @@ def _run(offer: Offer, n_ranks: int) -> None:
         _streams.write(f'chainermn: no network connection from {os.uname().nodename} to python -m '
                        'chainermn run, which therefore relies on new logins to this host\n')
     while link is not None:
-        with link:
-            try:
-                # Others may not answer: connecting again should not take long.
-                offer = offer._replace(addresses=[link.getpeername()[0], *offer.addresses])
-                link.sendall(n_ranks.to_bytes(4, 'big'))
-                link.recv(1)  # blocks in the kernel
-                return  # the command has ended
-            except OSError:
-                link = None
+        # Python 3.14 crashes if the variable of a with statement gets another value inside it.
+        with contextlib.suppress(OSError), link:
+            # Others may not answer: connecting again should not take long.
+            offer = offer._replace(addresses=[link.getpeername()[0], *offer.addresses])
+            link.sendall(n_ranks.to_bytes(4, 'big'))
+            link.recv(1)  # blocks in the kernel
+            return  # the command has ended
+        link = None
         while link is None:
             time.sleep(_PAUSE)
             link = _connection.connect(offer)
