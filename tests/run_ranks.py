@@ -1,27 +1,23 @@
 """Runs the tests at 1, 2, 3 and 4 ranks: ``python tests/run_ranks.py [--ranks 2,4] [options]``.
 
-All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size``.  With one rank,
-pytest-xdist runs two workers per core, up to 8; these tests mostly wait for programs that they
-start, so the runs on several ranks use the time, one after another, and are printed afterwards.
-With ``--ranks`` all tests run at these numbers, one after another.  Other options are passed to
-pytest.  After a failed run no other one starts; with ``--keep-going`` all run, and failed ones are
-listed at the end.
+All tests run at 1 and 3 ranks; at 2 and 4 ranks only tests marked ``every_size``, unless
+``--ranks`` is given.  With one rank, pytest-xdist runs two workers per core, up to 8.  Other
+options are passed to pytest.  Stops after the first failed run; with ``--keep-going`` it runs all,
+and lists failed runs at the end.
 
 Prints what each of several runs cost.  Fails if a folder has outgrown its budget (durations.py).
 """
 
 import argparse
-import concurrent.futures
-import contextlib
+import ctypes
 import os
 import pathlib
 import re
+import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from typing import NamedTuple, TextIO
 
 import durations
 import host_compiler
@@ -42,26 +38,23 @@ PARALLEL = ['--numprocesses', str(WORKERS), '--dist', 'worksteal']
 SHARED = dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS',
                         'MPIR_CVAR_ENABLE_HEAVY_YIELD'], '1')
 
+# Nanoseconds by which the kernel may prolong a sleep. MPICH's HEAVY_YIELD sleeps for a moment again
+# and again; longer sleeps leave more of the CPU to other programs, but exchanges take longer. In
+# programs that tests start, ranks mostly wait for others to start.
+LONG_SLACK = 1_000_000
+PR_SET_TIMERSLACK = 29
+
 INSIDE_PYTEST = re.compile(r'/(_pytest|pluggy|xdist|execnet)/|<frozen runpy>|<string>')
 
 
-class Result(NamedTuple):
-    """What a run of pytest on one number of ranks gave."""
-
-    status: int
-    tests: dict[str, durations.Cost]
-    seconds: float
-    cpu: float  # seconds, with all programs that the tests started and waited for
-
-
-def run(ranks: int, options: list[str], out: TextIO) -> Result:
-    """Runs pytest on ``ranks`` ranks, which writes to ``out``."""
+def run(ranks: int, options: list[str]) -> tuple[int, dict[str, durations.Cost]]:
+    """Runs pytest on ``ranks`` ranks; returns its exit status and the cost of each test."""
     command = [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider']
     if ranks > 1:
         command = [_mpiexec(), '-n', str(ranks), *command, '--with-mpi', *options]
     else:
         command += [*PARALLEL, *options]
-    print(f'\n{f" {ranks} rank" + "s" * (ranks > 1) + " ":#^80}', file=out, flush=True)
+    print(f'\n{f" {ranks} rank" + "s" * (ranks > 1) + " ":#^80}', flush=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         env = SHARED | os.environ | {STACKS: folder}
@@ -70,52 +63,39 @@ def run(ranks: int, options: list[str], out: TextIO) -> Result:
         env.pop('PYTHONHASHSEED', None)  # tox sets one; ranks of a user iterate sets in many orders
         env.pop('PYTHONUNBUFFERED', None)  # would mix the lines of different ranks
         stdin = None if ranks == 1 else subprocess.DEVNULL  # one rank may use --pdb
-        with subprocess.Popen(command, env=env, stdin=stdin, stdout=out, stderr=out) as process:
-            limit = threading.Timer(seconds(RUN_LIMIT), process.terminate)  # mpiexec ends its ranks
-            limit.start()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = status = os.waitstatus_to_exitcode(status)
-            limit.cancel()
+        _set_timer_slack(LONG_SLACK if ranks == 1 else 0)
+        with subprocess.Popen(command, env=env, stdin=stdin) as process:
+            try:
+                status = process.wait(seconds(RUN_LIMIT))
+            except subprocess.TimeoutExpired:
+                process.terminate()  # mpiexec ends its ranks
+                status = process.wait()
         measured = durations.recorded(folder)
         files = sorted(path for path in pathlib.Path(folder).iterdir()
                        if not path.name.startswith(durations.PREFIX))
         reports = {file.name: file.read_text().splitlines() or ['nothing'] for file in files}
-    took = time.monotonic() - start
     for rank, (name, *stacks) in reports.items():
         if stacks:
-            print(f'\n{f" rank {rank} took too long in {name} ":_^80}', file=out)
-            print(outside_pytest(stacks), file=out)
+            print(f'\n{f" rank {rank} took too long in {name} ":_^80}')
+            print(outside_pytest(stacks))
     if status != 0 and reports.get('0') != [f'ending with {status}']:
         # pytest's last line is missing or wrong.
         where = ''.join(f'\n  rank {rank}: {name}' for rank, (name, *_) in reports.items())
-        print(f'\nThe run ended with status {status}. The ranks were in{where}', file=out)
-        print(f'{f" 1 error in {took:.2f}s ":=^80}', file=out)
-    out.flush()
-    return Result(status, measured, took, usage.ru_utime + usage.ru_stime)
+        print(f'\nThe run ended with status {status}. The ranks were in{where}')
+        print(f'{f" 1 error in {time.monotonic() - start:.2f}s ":=^80}', flush=True)
+    return status, measured
 
 
-def run_all(runs: dict[int, list[str]], beside: bool, keep_going: bool) -> dict[int, Result]:
-    """Runs pytest with these options on these numbers of ranks, perhaps beside the run on one."""
-    results: dict[int, Result] = {}
+def _set_timer_slack(nanoseconds: int) -> None:
+    """Sets how long sleeps may be prolonged, here and in processes started later; 0: default."""
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
-    def run_next(ranks: int, out: TextIO) -> None:
-        if keep_going or not any(result.status for result in results.values()):
-            results[ranks] = run(ranks, runs[ranks], out)
 
-    if not beside:
-        for ranks in runs:
-            run_next(ranks, sys.stdout)
-        return results
-    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(1) as thread:
-        others = {ranks: stack.enter_context(tempfile.TemporaryFile('w+'))
-                  for ranks in runs if ranks > 1}
-        futures = [thread.submit(run_next, ranks, out) for ranks, out in others.items()]
-        run_next(1, sys.stdout)
-        for future, out in zip(futures, others.values(), strict=True):
-            future.result()
-            out.seek(0)
-            print(out.read(), end='', flush=True)
-    return results
+def cpu_seconds() -> float:
+    """Returns the CPU time of all programs that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def outside_pytest(stacks: list[str]) -> str:
@@ -137,14 +117,17 @@ def main() -> int:
                         help='write the cost of each test, for durations.py')
     args, options = parser.parse_known_args()
     runs = {int(n): [] for n in args.ranks.split(',')} if args.ranks else RUNS
+    failed, measured, costs = {}, {}, []
     with tempfile.TemporaryDirectory() as os.environ[host_compiler.VARIABLE]:
-        results = run_all({ranks: [*chosen, *options] for ranks, chosen in runs.items()},
-                          runs is RUNS, args.keep_going)
-    measured = {ranks: result.tests for ranks, result in sorted(results.items())}
-    failed = {ranks: result.status if 0 < result.status < 128 else 1
-              for ranks, result in sorted(results.items()) if result.status != 0}
-    costs = [f'{ranks} rank{"s" * (ranks > 1)}: {result.seconds:.0f} s, '
-             f'{result.cpu:.0f} CPU seconds' for ranks, result in sorted(results.items())]
+        for ranks, chosen in runs.items():
+            start, cpu = time.monotonic(), cpu_seconds()
+            status, measured[ranks] = run(ranks, [*chosen, *options])
+            costs.append(f'{ranks} rank{"s" * (ranks > 1)}: {time.monotonic() - start:.0f} s, '
+                         f'{cpu_seconds() - cpu:.0f} CPU seconds')
+            if status != 0:
+                failed[ranks] = status if 0 < status < 128 else 1
+                if not args.keep_going:
+                    break
     if len(costs) > 1:
         print('', *costs, sep='\n')
     if args.keep_going and failed:

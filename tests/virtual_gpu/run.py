@@ -57,7 +57,8 @@ def main() -> int:
         os.environ.update(run.variables())
         print(f'\n{run.mode}, devices: {run.devices}, seed: {run.seed}, protected: {run.protect}')
         options_of_run = ['-m', 'gpu', '-q', *options, *(args.tests or run.tests)]
-        if run_ranks.run(run.ranks, options_of_run, sys.stdout).status:
+        status, _ = run_ranks.run(run.ranks, options_of_run)
+        if status != 0:
             failed.append(run)
     for run in failed:
         print(f'failed: {" ".join(f"{k}={v}" for k, v in run.variables().items())} '
