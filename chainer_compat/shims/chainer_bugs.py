@@ -1,6 +1,7 @@
 """Bugs in Chainer 7.8.1 that were fixed after the last release, or never."""
 
 import multiprocessing
+import types
 from typing import Any
 
 from chainer_compat._patch import edit, patch
@@ -39,6 +40,34 @@ def large_columns() -> dict[str, str]:
         'mulexp(ds)': f'mulexp(ds, {one})',
         'mulexp(tail)': f'mulexp(tail, {one})',
     }
+
+
+@patch('chainer.optimizers.msvag')
+def msvag_of_float16(msvag: Any) -> None:
+    """All versions: the first update of MSVAG in float16 was too small, and on a GPU zero.
+
+    It divides the difference of two equal numbers by 1e-4, which amplified rounding errors; on a
+    GPU 1e-4 was rounded to 0. Updates of float16 are computed in float32.
+    """
+
+    def in_float32(update_core: Any) -> Any:
+        def update(self: Any, param: Any) -> None:
+            if param.dtype != 'float16' or param.grad is None:
+                return update_core(self, param)
+            narrow = {key: self.state[key] for key in ('m', 'v')}
+            self.state.update({key: array.astype('f') for key, array in narrow.items()})
+            wide = types.SimpleNamespace(data=param.data.astype('f'), grad=param.grad.astype('f'))
+            update_core(self, wide)
+            param.data[...] = wide.data
+            for key, array in narrow.items():
+                array[...] = self.state[key]
+            self.state.update(narrow)
+
+        return update
+
+    rule = msvag.MSVAGRule
+    rule.update_core_cpu = in_float32(rule.update_core_cpu)
+    rule.update_core_gpu = in_float32(rule.update_core_gpu)
 
 
 @edit('chainer.training.extensions.progress_bar')

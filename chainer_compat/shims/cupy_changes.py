@@ -61,16 +61,6 @@ def geometric_of_float16() -> dict[str, str]:
             'size=(n,)+self.batch_shape).astype(self.p.dtype)'}
 
 
-@edit('chainer.optimizers.msvag')
-def hyperparameters_of_msvag() -> dict[str, str]:
-    """All versions: on a GPU MSVAG divided by zero in float16.
-
-    The divisor is ``1 - rho``, of a ``rho`` up to .9999 that was rounded to the dtype of the
-    parameter; on the CPU Chainer computes it in float64.
-    """
-    return {'T beta_power, T rho': 'float64 beta_power, float64 rho'}
-
-
 @edit('chainer.training.updaters.multiprocess_parallel_updater')
 def float16_header() -> dict[str, str]:
     """CuPy >= 14 defines ``float16`` in a separate header, which kernels must include."""
