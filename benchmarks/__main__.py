@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Container
 
 import _tables
 
@@ -69,8 +70,7 @@ machine, without a GPU. Only `hosts` used links between hosts: those of network 
 
 | question | section |
 |---|---|
-{questions}
-"""
+{questions}"""
 
 DETAILS = """{of}
 <details>
@@ -122,7 +122,7 @@ def machine() -> str:
     cpu = re.search(r'model name\s*: (.*)', pathlib.Path('/proc/cpuinfo').read_text())
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30
     versions = [f'Python {platform.python_version()}']
-    for package in ('chainer', 'numpy', 'mpi4py', 'mpich', 'torch'):
+    for package in ('chainer', 'numpy', 'mpi4py', 'mpich', 'cupy-cuda12x', 'torch'):
         try:
             versions.append(f'{package} {importlib.metadata.version(package)}')
         except importlib.metadata.PackageNotFoundError:
@@ -153,9 +153,10 @@ def section(name: str, page: pathlib.Path, out: pathlib.Path, of: str) -> str:
     return text + DETAILS.format(of=of, method=method, output=output)
 
 
-def questions() -> str:
+def questions(sections: Container[str]) -> str:
     """Return the rows of the table of contents."""
-    return '\n'.join(f'| {_tables.TABLES[name].question} | [{name}](#{name}) |' for name in LIMITS)
+    return ''.join(f'| {_tables.TABLES[name].question} | [{name}](#{name}) |\n'
+                   for name in LIMITS if name in sections)
 
 
 def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: list[str]) -> None:
@@ -164,10 +165,13 @@ def write_page(page: pathlib.Path, out: pathlib.Path, names: list[str], wrong: l
                                flags=re.MULTILINE)
     sections = {text[3:].partition('\n')[0]: text for text in rest}
     if old_head and not set(names) >= set(LIMITS) - set(ON_REQUEST):
-        head, of = old_head, f'\nMeasured on {when()}.\n'
+        rows = questions({*sections, *names})
+        head = re.sub(r'(?:^\| .* \| \[\w+\]\(#\w+\) \|\n)+', rows, old_head, flags=re.MULTILINE)
+        of = f'\nMeasured on {when()}.\n'
     else:
-        head, of = PAGE.format(when=when(), questions=questions()) + '\n', ''
         sections.pop('Failures', None)
+        head = PAGE.format(when=when(), questions=questions({*sections, *names})) + '\n'
+        of = ''
     sections |= {name: section(name, page, out, of) for name in names}
     if wrong:
         sections['Failures'] = '## Failures\n\n' + ''.join(f'- {each}\n' for each in wrong)
