@@ -141,7 +141,7 @@ def when() -> str:
 def section(name: str, page: pathlib.Path, out: pathlib.Path, of: str) -> str:
     """Return the text of a benchmark's section; copy its PNG into a folder next to the page."""
     method = ast.get_docstring(ast.parse((HERE / f'{name}.py').read_text())).replace('``', '`')
-    output = (out / f'{name}.txt').read_text().strip()
+    output = (out / f'{name}.txt').read_text().strip('\n')
     text = f'## {name}\n\n{_tables.TABLES[name].question}\n'
     if table := _tables.table(name, output):
         text += f'\n{table}'
