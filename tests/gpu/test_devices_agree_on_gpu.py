@@ -7,6 +7,7 @@ differently from the versions that Chainer was written for.
 
 import contextlib
 import inspect
+import operator
 
 import chainer
 import chainer.functions as F
@@ -16,7 +17,7 @@ import pytest
 from chainer import initializers, optimizer_hooks, optimizers
 
 pytest.importorskip('scipy', reason='the cases of functions need it')
-from chainer_compat_tests.test_every_function import CASES, Draw
+from chainer_compat_tests.test_every_function import CASES, OPTIONS, Draw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]
 
@@ -110,7 +111,7 @@ class Recorder:
 
     def __call__(self, *args, **options):
         if self.scalar is not float:
-            options = float_defaults(self.f) | options
+            options = {**OPTIONS.get(self.f.__name__, {}), **float_defaults(self.f), **options}
         args = tuple(with_scalars(x, self.scalar) for x in args)
         options = with_scalars(options, self.scalar)
         return self.f(*sent(args, self.device), **sent(options, self.device))
@@ -124,7 +125,7 @@ def has_float_options(name):
 
     with contextlib.suppress(TypeError):  # if the case uses the result
         CASES[name](f, Draw())
-    return bool(seen or float_defaults(getattr(F, name)))
+    return bool(seen or name in OPTIONS or float_defaults(getattr(F, name)))
 
 
 FUNCTIONS = [(name, scalar) for name in sorted(CASES) for scalar in SCALARS
@@ -146,61 +147,147 @@ def test_function(gpu, name, scalar, dtype):
         return results + [x.grad for x in draw.inputs if x.grad is not None]
 
     on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
-    tolerance = TOLERANCES[dtype] * (5 if name == 'group_normalization' else 1)  # small groups
+    tolerance = TOLERANCES[dtype]
+    if (name, dtype) == ('group_normalization', 'float16'):
+        # The gradient is a difference of float16 numbers, divided by a standard deviation. In this
+        # case 1/std is up to 14, which amplifies rounding. With float32 gammas devices agree.
+        tolerance *= 4
     check_same(on_cpu, on_gpu, tolerance, numbers=name not in RANDOM)
 
 
-IMAGE, ROW = (2, 4, 6, 6), (4, 6)
-#: Links with the shapes of their inputs.
-LINKS = {
-    'Bias': (lambda: L.Bias(1, (6,)), [ROW]),
-    'Bilinear': (lambda: L.Bilinear(6, 6, 3), [ROW, ROW]),
-    'Convolution1D': (lambda: L.Convolution1D(4, 3, 3), [(2, 4, 6)]),
-    'Convolution2D': (lambda: L.Convolution2D(4, 3, 3), [IMAGE]),
-    'Convolution3D': (lambda: L.Convolution3D(2, 3, 3), [(1, 2, 4, 4, 4)]),
-    'Deconvolution1D': (lambda: L.Deconvolution1D(4, 3, 3), [(2, 4, 6)]),
-    'Deconvolution2D': (lambda: L.Deconvolution2D(4, 3, 3), [IMAGE]),
-    'DeformableConvolution2D': (lambda: L.DeformableConvolution2D(4, 3, 3), [IMAGE]),
-    'DepthwiseConvolution2D': (lambda: L.DepthwiseConvolution2D(4, 2, 3), [IMAGE]),
-    'DilatedConvolution2D': (lambda: L.DilatedConvolution2D(4, 3, 3, dilate=2), [IMAGE]),
-    'Highway': (lambda: L.Highway(6), [ROW]),
-    'Inception': (lambda: L.Inception(4, 2, 2, 2, 2, 2, 2), [IMAGE]),
-    'InceptionBN': (lambda: L.InceptionBN(4, 2, 2, 2, 2, 2, 'max', 2), [IMAGE]),
-    'Linear': (lambda: L.Linear(6, 3), [ROW]),
-    'LocalConvolution2D': (lambda: L.LocalConvolution2D(4, 3, (6, 6), 3), [IMAGE]),
-    'Maxout': (lambda: L.Maxout(6, 3, 2), [ROW]),
-    'MLPConvolution2D': (lambda: L.MLPConvolution2D(4, (3, 2), 3), [IMAGE]),
-    'Parameter': (lambda: L.Parameter(np.ones(3, chainer.get_dtype())), []),
-    'PReLU': (lambda: L.PReLU((6,)), [ROW]),
-    'Scale': (lambda: L.Scale(1, (6,)), [ROW]),
-    'Swish': (lambda: L.Swish((6,)), [ROW]),
-    'BatchNormalization': (lambda: L.BatchNormalization(6), [ROW]),
-    'BatchRenormalization': (lambda: L.BatchRenormalization(6), [ROW]),
-    'GroupNormalization': (lambda: L.GroupNormalization(2, 4), [IMAGE]),
-    'LayerNormalization': (lambda: L.LayerNormalization(6), [ROW]),
-    'DecorrelatedBatchNormalization': (lambda: L.DecorrelatedBatchNormalization(4, 2), [(9, 4)]),
-    'GRU': (lambda: L.StatefulGRU(6, 3), [ROW]),
-    'LSTM': (lambda: L.LSTM(6, 3), [ROW]),
-    'StatefulPeepholeLSTM': (lambda: L.StatefulPeepholeLSTM(6, 3), [ROW]),
-    'StatefulZoneoutLSTM': (lambda: L.StatefulZoneoutLSTM(6, 3, c_ratio=0., h_ratio=0.), [ROW]),
-    'ChildSumTreeLSTM': (lambda: L.ChildSumTreeLSTM(6, 3), [(4, 3), (4, 3), ROW]),
-    'NaryTreeLSTM': (lambda: L.NaryTreeLSTM(6, 3, 1), [(4, 3), (4, 3), ROW]),
-}
+OPERATORS = ['add', 'sub', 'mul', 'truediv', 'floordiv', 'pow']
 
 
+@pytest.mark.parametrize('scalar', [int, *SCALARS, np.int64], ids=lambda scalar: scalar.__name__)
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('name', LINKS)
-def test_link(gpu, name, dtype):
-    make, shapes = LINKS[name]
+@pytest.mark.parametrize('name', OPERATORS)
+def test_arithmetic_with_a_scalar(gpu, name, dtype, scalar):
+    f = getattr(operator, name)
+
+    def run(device):
+        x = chainer.Variable(device.send(np.linspace(.3, .9, 6).astype(dtype)))
+        ys = [f(x, scalar(2)), f(scalar(2), x)]
+        if any(y.creator is not None for y in ys):
+            sum(F.sum(y * y) for y in ys).backward()
+        return arrays_of([*ys, x.grad])
+
+    on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
+    check_same(on_cpu, on_gpu, TOLERANCES[dtype])
+
+
+def test_every_function_link_and_initializer_has_a_case():
+    def classes(module, base):
+        return {name for name, each in inspect.getmembers(module, inspect.isclass)
+                if issubclass(each, base)}
+
+    assert classes(L, chainer.Link) - WITHOUT_CASES == set(LINKS)
+    assert classes(optimizers, chainer.GradientMethod) == set(OPTIMIZERS)
+    assert {name for name, _ in inspect.getmembers(optimizer_hooks, inspect.isclass)} == set(HOOKS)
+    assert classes(initializers, chainer.Initializer) == set(INITIALIZERS)
+
+
+IMAGE, ROW, STATE = (2, 4, 6, 6), (4, 6), (4, 3)
+LABELS = np.array([1, 0, 2, 1], 'i')
+TREE = L.BinaryHierarchicalSoftmax.create_huffman_tree({0: 3, 1: 2, 2: 1})
+
+
+def given(*args, **options):
+    return args, options
+
+
+#: Links: the arguments, and inputs, which are arrays or shapes of random ones.
+LINKS = {
+    'Bias': (given(1, (6,)), [ROW]),
+    'Bilinear': (given(6, 6, 3), [ROW, ROW]),
+    'BinaryHierarchicalSoftmax': (given(6, TREE), [ROW, LABELS]),
+    'BlackOut': (given(6, [3, 2, 1], 2), [ROW, LABELS]),
+    'Convolution1D': (given(4, 3, 3), [(2, 4, 6)]),
+    'Convolution2D': (given(4, 3, 3), [IMAGE]),
+    'Convolution3D': (given(2, 3, 3), [(1, 2, 4, 4, 4)]),
+    'ConvolutionND': (given(2, 4, 3, 3), [IMAGE]),
+    'CRF1d': (given(3), [STATE, STATE]),
+    'Deconvolution1D': (given(4, 3, 3), [(2, 4, 6)]),
+    'Deconvolution2D': (given(4, 3, 3), [IMAGE]),
+    'Deconvolution3D': (given(2, 3, 3), [(1, 2, 4, 4, 4)]),
+    'DeconvolutionND': (given(2, 4, 3, 3), [IMAGE]),
+    'DeformableConvolution2D': (given(4, 3, 3), [IMAGE]),
+    'DepthwiseConvolution2D': (given(4, 2, 3), [IMAGE]),
+    'DilatedConvolution2D': (given(4, 3, 3, dilate=2), [IMAGE]),
+    'EmbedID': (given(4, 3), [LABELS]),
+    'Highway': (given(6), [ROW]),
+    'Inception': (given(4, 2, 2, 2, 2, 2, 2), [IMAGE]),
+    'InceptionBN': (given(4, 2, 2, 2, 2, 2, 'max', 2), [IMAGE]),
+    'Linear': (given(6, 3, initial_bias=.5), [ROW]),
+    'LocalConvolution2D': (given(4, 3, (6, 6), 3), [IMAGE]),
+    'Maxout': (given(6, 3, 2), [ROW]),
+    'MLPConvolution2D': (given(4, (3, 2), 3), [IMAGE]),
+    'NegativeSampling': (given(6, [3, 2, 1], 2), [ROW, LABELS]),
+    'Parameter': (given(np.ones(3)), []),
+    'PReLU': (given((6,), .25), [ROW]),
+    'Scale': (given(1, (6,)), [ROW]),
+    'SimplifiedDropconnect': (given(6, 3), [ROW]),
+    'Swish': (given((6,), 1.), [ROW]),
+    'BatchNormalization': (given(6), [ROW]),
+    'BatchRenormalization': (given(6), [ROW]),
+    'GroupNormalization': (given(2, 4), [IMAGE]),
+    'LayerNormalization': (given(6), [ROW]),
+    'DecorrelatedBatchNormalization': (given(4, 2), [(9, 4)]),
+    'GRU': (given(6, 3, bias_init=.5), [ROW]),
+    'LSTM': (given(6, 3, forget_bias_init=1.), [ROW]),
+    'StatefulGRU': (given(6, 3), [ROW]),
+    'StatefulMGU': (given(6, 3), [ROW]),
+    'StatefulPeepholeLSTM': (given(6, 3), [ROW]),
+    'StatefulZoneoutLSTM': (given(6, 3, c_ratio=0., h_ratio=0.), [ROW]),
+    'StatelessGRU': (given(6, 3), [STATE, ROW]),
+    'StatelessLSTM': (given(6, 3), [STATE, STATE, ROW]),
+    'StatelessMGU': (given(6, 3), [STATE, ROW]),
+    'ChildSumTreeLSTM': (given(6, 3), [STATE, STATE, ROW]),
+    'NaryTreeLSTM': (given(6, 3, 1), [STATE, STATE, ROW]),
+    **dict.fromkeys(['NStepBiGRU', 'NStepBiLSTM', 'NStepBiRNNReLU', 'NStepBiRNNTanh', 'NStepGRU',
+                     'NStepLSTM', 'NStepRNNReLU', 'NStepRNNTanh'],
+                    (given(2, 6, 3, 0.), [ROW, ROW])),
+}
+RANDOM_LINKS = {'BlackOut', 'NegativeSampling', 'SimplifiedDropconnect'}
+#: Networks with pretrained parameters, and links that only call something else.
+WITHOUT_CASES = {'Classifier', 'GoogLeNet', 'ResNet50Layers', 'ResNet101Layers',
+                 'ResNet152Layers', 'TheanoFunction', 'VGG16Layers', 'VGG19Layers'}
+
+
+def call(link, xs):
+    if isinstance(link, L.CRF1d):
+        return link(xs, [link.device.send(LABELS)] * len(xs))
+    if hasattr(link, 'n_cells'):  # links of sequences; they begin with no states
+        return link(*[None] * link.n_cells, xs)
+    return link(*xs)
+
+
+def has_floats(name):
+    (args, options), _ = LINKS[name]
+    return float_defaults(getattr(L, name)) or float in map(type, [*args, *options.values()])
+
+
+OF_LINKS = [(name, scalar) for name in LINKS for scalar in SCALARS
+            if scalar is float or has_floats(name)]
+
+
+@pytest.mark.sample(100)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize(('name', 'scalar'), OF_LINKS,
+                         ids=[f'{name}-{scalar.__name__}' for name, scalar in OF_LINKS])
+def test_link(gpu, name, dtype, scalar):
+    (args, options), inputs = LINKS[name]
 
     def run(device):
         with chainer.using_config('dtype', np.dtype(dtype)):
-            link = make()
+            make = Recorder(getattr(L, name), chainer.get_device('@numpy'), scalar)
+            link = make(*(x.astype(dtype) if isinstance(x, np.ndarray) else x for x in args),
+                        **options)
         link.to_device(device)
         random = np.random.RandomState(1)
-        xs = [chainer.Variable(device.send(random.uniform(.1, .9, shape).astype(dtype)))
-              for shape in shapes]
-        y = link(*xs)
+        xs = [chainer.Variable(device.send(
+            x if isinstance(x, np.ndarray) else random.uniform(.1, .9, x).astype(dtype)))
+            for x in inputs]
+        y = call(link, xs)
         y = sum(F.sum(y * y) for y in variables_of(y))
         y.backward()
         state = [x for each in link.links() for key in sorted(each._persistent)
@@ -209,7 +296,12 @@ def test_link(gpu, name, dtype):
         return arrays_of([y, *(g for g in grads if g is not None), *state])
 
     on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
-    check_same(on_cpu, on_gpu, 3 * TOLERANCES[dtype])
+    tolerance = 3 * TOLERANCES[dtype]
+    if (name, dtype) == ('InceptionBN', 'float16'):
+        # Gradients pass several batch normalizations, each of which amplifies rounding by 1/std.
+        # Compared with float64, those of the CPU differ more than those of the GPU.
+        tolerance *= 5
+    check_same(on_cpu, on_gpu, tolerance, numbers=name not in RANDOM_LINKS)
 
 
 #: The optimizers of Chainer that update by a rule.
@@ -231,7 +323,8 @@ def updated(device, dtype, optimizer, hook=None, n=2):
         link.p.grad = device.send(random.uniform(.1, .9, (3, 4)).astype(dtype))
         optimizer.update()
     state = link.p.update_rule.state or {}
-    return arrays_of([link.p, *(state[key].astype('d') for key in sorted(state))])
+    return arrays_of([link.p, *(state[key].astype('d') for key in sorted(state)
+                                if hasattr(state[key], 'dtype'))])
 
 
 @pytest.mark.parametrize('scalar', SCALARS, ids=lambda scalar: scalar.__name__)
@@ -242,19 +335,15 @@ def test_optimizer(gpu, name, dtype, scalar):
         optimizer = getattr(optimizers, name)()
         for key, value in optimizer.hyperparam.get_dict().items():
             setattr(optimizer.hyperparam, key, with_scalars(value, scalar))
+        if (name, dtype) == ('RMSprop', 'float16'):
+            optimizer.eps = scalar(1e-4)  # Chainer refuses the default, which float16 rounds to 0
         return updated(device, dtype, optimizer)
 
     on_cpu, on_gpu = (outcome(lambda d=d: run(d)) for d in (chainer.get_device('@numpy'), gpu))
-    if name == 'MSVAG':  # it divides a difference of nearly equal numbers by 1e-4
-        check_same(on_cpu, on_gpu, 100 * TOLERANCES[dtype], numbers=dtype != 'float16')
-    else:
-        check_same(on_cpu, on_gpu, TOLERANCES[dtype])
-
-
-def test_msvag_in_float16(gpu):
-    """A factor near 1 was rounded to 1: the kernel divided by zero, and changed nothing."""
-    before, after = (updated(gpu, 'float16', optimizers.MSVAG(lr=.1), n=n)[0] for n in (0, 1))
-    assert (before != after).any()
+    tolerance = TOLERANCES[dtype]
+    if (name, dtype) == ('MSVAG', 'float32'):
+        tolerance *= 10  # the first update divides rounding errors, of 6e-8, by 1e-4
+    check_same(on_cpu, on_gpu, tolerance)
 
 
 HOOKS = {
@@ -281,8 +370,10 @@ INITIALIZERS = {
     'Constant': (.3,), 'Identity': (.3,), 'NaN': (), 'One': (), 'Zero': (), 'Normal': (.3,),
     'Uniform': (.3,), 'GlorotNormal': (.3,), 'GlorotUniform': (.3,), 'HeNormal': (.3,),
     'HeUniform': (.3,), 'LeCunNormal': (.3,), 'LeCunUniform': (.3,), 'Orthogonal': (.3,),
+    'UpsamplingDeconvFilter': (), 'DownsamplingConvFilter': (),
 }
-CONSTANTS = {'Constant', 'Identity', 'NaN', 'One', 'Zero'}
+FILTERS = {'UpsamplingDeconvFilter', 'DownsamplingConvFilter'}
+CONSTANTS = {'Constant', 'Identity', 'NaN', 'One', 'Zero', *FILTERS}
 
 
 @pytest.mark.parametrize('scalar', SCALARS, ids=lambda scalar: scalar.__name__)
@@ -291,7 +382,7 @@ CONSTANTS = {'Constant', 'Identity', 'NaN', 'One', 'Zero'}
 def test_initializer(gpu, name, dtype, scalar):
     def run(device):
         initializer = getattr(initializers, name)(*(scalar(x) for x in INITIALIZERS[name]))
-        array = device.xp.empty((4, 4), dtype)
+        array = device.xp.empty((3, 3, 4, 4) if name in FILTERS else (4, 4), dtype)
         initializer(array)
         return arrays_of(array)
 
