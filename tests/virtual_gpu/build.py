@@ -4,7 +4,7 @@ CuPy's wheel then runs on the CPU.  The libraries of CUDA below it are stand-ins
 folders ``cuda`` and ``libraries``.  Two of CuPy's modules include parts of CUDA as machine code, so
 they are built again from CuPy's source; a third is replaced by ``generator_api.py``.
 
-``tox -e virtual-gpu`` runs this and the tests.  It needs g++ 12 or later on x86-64 Linux, no root.
+``tox -e virtual-gpu`` runs this and the tests.  It needs g++ on x86-64 Linux, no root.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ HERE = pathlib.Path(__file__).parent
 SITE = pathlib.Path(sysconfig.get_paths()['platlib'])
 FOLDER = pathlib.Path(sys.prefix) / 'share' / 'virtual_gpu'  # what is built
 SUFFIX = sysconfig.get_config_var('EXT_SUFFIX')  # of CuPy's modules
+GCC = 12  # the oldest version of g++
 FLAGS = ['-std=c++17', '-fPIC', '-fvisibility=hidden', '-w']
 
 
@@ -268,10 +270,21 @@ def put_in_place() -> None:
         f'os.environ.setdefault({name!r}, {value!r})' for name, value in variables.items()) + '\n')
 
 
+def why_not() -> str:
+    """Returns why there can be no virtual GPU here, or ''."""
+    if (sys.platform, platform.machine()) != ('linux', 'x86_64'):
+        return 'needs Linux on x86-64'
+    if not shutil.which('g++') or int(run('g++', '-dumpversion').partition('.')[0]) < GCC:
+        return f'needs g++ {GCC} or later'
+    return ''
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--cupy', choices=VERSIONS, default='14', help='default: %(default)s')
     cupy = VERSIONS[parser.parse_args().cupy]
+    if reason := why_not():
+        sys.exit(f'The virtual GPU {reason}.')
     if sys.prefix == sys.base_prefix:
         sys.exit('Use a virtual environment: this replaces parts of CuPy.')
     start = time.monotonic()
