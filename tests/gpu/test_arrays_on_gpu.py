@@ -19,6 +19,7 @@ LAYOUTS = {
     '2-d': lambda x: x,
     'transposed': lambda x: x.T,
     'strided': lambda x: x[::2, 1:],
+    '9-d': lambda x: x.reshape(1, 2, 1, 2, 2, 1, 3, 1, 1),
 }
 OPERATIONS = {
     'bcast': lambda comm, x: comm.bcast(x, SIZE - 1),
@@ -144,3 +145,49 @@ def test_shapes_that_differ(comm, rows):
     check(xs, tuple(numbered(rank, RANK) for rank in range(SIZE)))
     xs = [cupy.asarray(numbered(0, rank)) for rank in range(SIZE)] if RANK == SIZE - 1 else None
     check(comm.scatter(xs, SIZE - 1), numbered(0, RANK))
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+def test_on_a_stream_of_the_caller(comm, operation):
+    """Results are ready for it, without a wait on the host."""
+    import cupy
+
+    x = np.random.RandomState(RANK).randint(0, 3, (4, 6)).astype('f')
+    expected = OPERATIONS[operation](comm, x + 1)
+    with cupy.cuda.Stream(non_blocking=True):
+        check(OPERATIONS[operation](comm, cupy.asarray(x) + 1), expected)
+
+
+@pytest.mark.parametrize('operation', [
+    'bcast', 'gather', 'allgather', 'allreduce', 'allreduce_many', 'reduce', 'reduce_scatter',
+    'alltoall'])
+def test_an_array_on_the_host_of_one_rank(comm, operation):
+    """Each rank gets the numbers, by MPI."""
+    import cupy
+
+    x = np.random.RandomState(RANK).randint(0, 3, (4, 6)).astype('f')
+    found = OPERATIONS[operation](comm, x if RANK == SIZE - 1 else cupy.asarray(x))
+    expected = OPERATIONS[operation](comm, x)
+    for y, z in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)),
+                    strict=True):
+        assert (y is None) == (z is None)
+        if z is not None:
+            np.testing.assert_array_equal(cupy.asnumpy(y), z)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('operation', ['scatter', 'alltoall', 'reduce_scatter'])
+def test_arrays_in_different_places(comm, same_error, operation):
+    import cupy
+
+    xs = [np.ones(3), *[cupy.ones(3) for _ in range(SIZE - 1)]]
+    error = same_error(getattr(comm, operation), xs)
+    assert isinstance(error, TypeError)
+    assert 'all on the host or all on a device' in str(error)
+
+
+def test_reduce_scatter_of_other_lengths(comm):
+    import cupy
+
+    xs = [np.arange(rank + 2.) for rank in range(SIZE)]
+    check(comm.reduce_scatter([cupy.asarray(x) for x in xs]), SIZE * xs[RANK])

@@ -34,12 +34,12 @@ def run(bn, x, weight):
     return y.array, x.grad
 
 
-def compare(comm, xs, weights, dtype, **options):
+def compare(comm, xs, weights, dtype, parameters=None, **options):
     """Compares with one process that has the batches of all ranks."""
     import cupy
 
     size = xs[0].shape[1]
-    parameters = 'float64' if dtype == 'float64' else 'float32'
+    parameters = parameters or ('float64' if dtype == 'float64' else 'float32')
     one = chainer.links.BatchNormalization(size, dtype=np.dtype(parameters), initial_avg_var=0)
     ours = MultiNodeBatchNormalization(size, comm, dtype=np.dtype(parameters), **options)
     for bn in one, ours:
@@ -80,9 +80,21 @@ def test_backend(backend):
     comm.finalize()
 
 
-def test_batches_of_different_sizes(comm):
+@pytest.mark.parametrize('dtype, parameters', [
+    ('float16', 'float16'), ('float32', 'float64'), ('float64', 'float32')])
+def test_parameters_of_other_dtypes(comm, dtype, parameters):
     random = np.random.RandomState(0)
-    xs = [random.normal(1, 2, (2 + 3 * rank, 3, 4)).astype('f') for rank in range(SIZE)]
+    xs = [random.normal(1, 2, (4, 3, 5)).astype(dtype) for _ in range(SIZE)]
+    compare(comm, xs, xs, dtype, parameters)
+
+
+@pytest.mark.parametrize('smallest', [0, 2])
+def test_batches_of_different_sizes(comm, smallest):
+    """Rank 0 may have none at all."""
+    if smallest == 0 and SIZE == 1:
+        pytest.skip('needs two ranks')
+    random = np.random.RandomState(0)
+    xs = [random.normal(1, 2, (smallest + 3 * rank, 3, 4)).astype('f') for rank in range(SIZE)]
     compare(comm, xs, xs, 'float32')
 
 
@@ -97,6 +109,23 @@ def test_an_array_that_is_not_contiguous(comm):
         outputs.append(run(bn, array, cupy.ones(array.shape)))
     for y, expected in zip(*outputs, strict=True):
         np.testing.assert_allclose(y.get(), expected.get(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_that_is_one_number(comm):
+    """Chainer broadcasts it, without a copy."""
+    import cupy
+
+    x = cupy.asarray(np.random.RandomState(RANK).rand(6, 4, 8).astype('f'))
+    gradients = []
+    for gy in cupy.broadcast_to(cupy.float32(2), x.shape), cupy.full(x.shape, 2, 'f'):
+        bn = MultiNodeBatchNormalization(4, comm)
+        bn.to_device(f'@cupy:{cupy.cuda.Device().id}')
+        bn.cleargrads()
+        y = bn(x)
+        y.grad = gy
+        y.backward()
+        gradients.append(bn.beta.grad.get())
+    np.testing.assert_allclose(*gradients, rtol=1e-5)
 
 
 def test_far_from_zero(comm):

@@ -256,6 +256,35 @@ def test_split(comm):
     part.finalize()
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('batched', [True, False])
+def test_two_nodes(monkeypatch, batched):
+    """NCCL within each of two made-up nodes, MPI between them."""
+    monkeypatch.setattr(MPI, 'Get_processor_name', lambda: f'node {2 * RANK // SIZE}')
+    comm = chainermn.create_communicator('non_cuda_aware', batched_copy=batched)
+    assert comm.inter_size == 2
+    models = [make_model(['float16', 'float32'], rank) for rank in range(SIZE)]
+    expected = list(mean_of(models))
+    comm.multi_node_mean_grad(models[RANK])
+    check_means(models[RANK], expected)
+    comm.bcast_data(models[RANK])
+    for (_, param), (_, other) in zip(sorted(models[RANK].namedparams()),
+                                      sorted(make_model(['float16', 'float32'], 0).namedparams()),
+                                      strict=True):
+        np.testing.assert_array_equal(param.array.get(), other.array.get())
+    comm.finalize()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_allreduce_grad_dtype_that_differs(same_error):
+    comm = chainermn.create_communicator(
+        'pure_nccl', allreduce_grad_dtype='float16' if RANK == 1 else 'float32')
+    error = same_error(comm.multi_node_mean_grad, make_model(['float32'], RANK))
+    assert 'allreduce_grad_dtype: float32 on rank' in str(error)
+    assert 'float16 on rank 1' in str(error)
+    comm.finalize()
+
+
 @pytest.mark.parametrize('name', ['pure_nccl', 'non_cuda_aware'])
 def test_a_model_on_the_host(comm, same_error):
     model = make_model(['float32'], RANK)

@@ -88,7 +88,12 @@ class BiasOfFullShape(chainer.Chain):
         return self.last(F.tanh(self.first(x) + self.p))
 
 
-@pytest.mark.parametrize('make', [SumOfWeights, BiasOfFullShape, network])
+def shared_layer():
+    again = L.Linear(40, 40)
+    return chainer.Sequential(L.Linear(6, 40), again, F.tanh, again, F.tanh, L.Linear(40, 4))
+
+
+@pytest.mark.parametrize('make', [SumOfWeights, BiasOfFullShape, shared_layer, network])
 def test_each_parameter_in_a_bucket_of_its_own(comm, device, make):
     """What is exchanged may not change what backward still reads."""
     _, expected = trained(comm, device, make)
@@ -108,25 +113,6 @@ def test_one_array_put_twice(comm):
     for mean in means:
         np.testing.assert_allclose(mean.get(), np.arange(1, 5) * (comm.size + 1) / 2, rtol=1e-6)
     np.testing.assert_array_equal(x.get(), np.arange(1, 5) * (comm.rank + 1))
-
-
-@pytest.mark.parametrize('name', ['pure_nccl'])
-def test_two_queues_with_the_same_arrays(comm):
-    """On independent streams: neither waits for what the other one uploads."""
-    import cupy
-
-    first, second = comm.mean_queue(), comm.mean_queue()
-    for step in range(4):  # they connect in the first one, which takes long
-        arrays = {name: cupy.full(n + step, comm.rank, 'f') for name, n in [('a', 777), ('b', 999)]}
-        cupy.cuda.Device().synchronize()
-        with cupy.cuda.Stream(non_blocking=True):
-            first.submit(arrays)
-        with cupy.cuda.Stream(non_blocking=True):
-            means = second.submit(arrays)
-            second.wait()
-            for mean in means:
-                np.testing.assert_allclose(mean.get(), (comm.size - 1) / 2)
-        first.wait()
 
 
 @pytest.mark.parametrize('backend', ['auto', 'mpi'], ids='by {}'.format)

@@ -64,7 +64,7 @@ MUTATIONS = [
     Mutation('arrays live until they are sent', QUEUE, 'def submit', 'self._held.append(arrays)',
              'pass', OVERLAP),
     Mutation('tables are of one stream', BATCHED, 'def _launch',
-             'cupy.cuda.get_current_stream().ptr', '0', OVERLAP),
+             'cupy.cuda.get_current_stream().ptr', '0', ('tests/gpu/test_batched_copy_on_gpu.py',)),
     Mutation('the thread follows the computation', REDUCER, 'def _computed_on',
              'computed.synchronize()', 'pass', OVERLAP),
     Mutation('the caller follows the thread', REDUCER, 'yield', SYNCHRONIZE, 'pass', OVERLAP),

@@ -38,10 +38,9 @@ class Run:
                 'VGPU_POISON': '1'}
 
 
-FAST = [Run(2)]
+FAST = [Run(2), Run(2, protect=False, tests=tuple(UNPROTECTED))]
 ALL = [
-    Run(1), Run(2), Run(3), Run(4), Run(1, devices=2), Run(2, devices=2),
-    Run(2, protect=False, tests=tuple(UNPROTECTED)),
+    *FAST, Run(1), Run(3), Run(4), Run(1, devices=2), Run(2, devices=2),
     Run(2, 'eager', protect=False), Run(2, 'eager', devices=2, protect=False),
     *(Run(2, 'random', devices=1 + seed % 2, seed=seed, protect=False) for seed in range(5)),
 ]
