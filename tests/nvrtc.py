@@ -29,12 +29,15 @@ def compiler():
         options += compiler._get_extra_include_dir_opts()
     headers = ''.join(f'#include <{header}>\n' for header in core._cupy_header_list)
 
-    def compile_for_h100(source):
+    def compile_for_h100(source, kind='cubin'):
+        prefix = {'cubin': 'sm', 'ptx': 'compute'}[kind]
         with pytest.MonkeyPatch.context() as monkeypatch:
             # Otherwise CuPy would query the device.
             monkeypatch.setattr(compiler, '_get_arch_for_options_for_nvrtc',
-                                lambda arch: (f'-arch=sm_{arch}', 'cubin'))
-            cubin, _ = compiler.compile_using_nvrtc(headers + source, options, arch='90')
-        assert cubin.startswith(b'\x7fELF')
+                                lambda arch: (f'-arch={prefix}_{arch}', kind))
+            compiled, _ = compiler.compile_using_nvrtc(headers + source, options, arch='90')
+        compiled = compiled.encode() if isinstance(compiled, str) else compiled
+        assert compiled.startswith(b'\x7fELF') == (kind == 'cubin')
+        return compiled
 
     return compile_for_h100

@@ -1,4 +1,4 @@
-"""The kernels of multi-node batch normalization compile; without_gpu tests what they compute."""
+"""The kernels of multi-node batch normalization compile; tests/gpu tests what they compute."""
 
 import numpy as np
 import nvrtc
