@@ -67,7 +67,8 @@ def test_arrays_that_nccl_carries(comm, operation, dtype):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('operation', [
+    name for name in OPERATIONS if name != 'bcast'])  # there, only the root's array counts
 def test_arrays_that_mpi_carries(comm, operation):
     """An array on the host of one rank, and arrays of different lengths."""
     import cupy
@@ -95,4 +96,4 @@ def test_batch_normalization(comm):
         with counting() as backward, chainer.using_config('enable_backprop', False):
             impl.backward(axis, gamma, x, x, None, cupy, expander, mean, inv_std, 0, var, None)
     assert forward['nccl_calls'] == backward['nccl_calls'] == 1
-    assert forward['launches'] + backward['launches'] <= 10
+    assert forward['launches'] + backward['launches'] <= 12
