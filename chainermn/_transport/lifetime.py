@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -30,6 +31,7 @@ class _Held(NamedTuple):
 
 _held: dict[Key, _Held] = {}
 _gone: set[Key] = set()
+_created = itertools.count(1)
 
 
 def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending) -> None:
@@ -59,7 +61,7 @@ def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
         mpi_comm: The parent of the communicator that will be created.
         ranks: Its ranks in COMM_WORLD.
     """
-    if len(_held) % _COLLECT_EVERY == _COLLECT_EVERY - 1:
+    if next(_created) % _COLLECT_EVERY == 0:
         gc.collect()
     mine = {key for key in _gone & _held.keys() if set(key[1]) <= set(ranks)
             and not _held[key].pending.calls()}
