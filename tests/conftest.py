@@ -39,9 +39,13 @@ hypothesis.settings.register_profile('fast', hypothesis.settings.get_profile('fu
 #: The module-level marker of a file whose tests all run in one process.
 ALL_IN_ONE_PROCESS = re.compile(r'^pytestmark = \[?[^]]*?pytest\.mark\.mpi_skip', re.MULTILINE)
 
+#: The name of a communicator in the name of a test.
+COMMUNICATOR = re.compile(r'(?<=[\[-])(naive|flat)(?=[\]-])')
+
 MARKERS = f"""
 every_size: runs at 2 and 4 ranks as well, since it depends on the number of ranks
-full: slow, runs with --full only
+slow: runs with --full, and with -m slow, which CI runs after README's test command
+full: takes longer or repeats others, runs with --full only
 gpu: needs CuPy and a GPU, otherwise skipped
 sample(n): runs n of its cases, spread evenly; with --full all of them
 limit(seconds): may take longer than {LIMIT} seconds on an idle machine
@@ -112,6 +116,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = set()  # markers of tests that are not for this run
     if not config.getoption('full'):
         others.add('full')
+        if config.getoption('markexpr') != 'slow':
+            others.add('slow')
     if config.getoption('with_mpi'):
         others.add('mpi_skip')
     if 'gpu' not in config.getoption('markexpr') and _why_no_gpu():
@@ -124,6 +130,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker('sample') and not item.get_closest_marker('full'):
                 cases.setdefault(item.nodeid.partition('[')[0], []).append(item)
     unsampled = {item.nodeid for group in cases.values() for item in _unsampled(group)}
+    if config.getoption('with_mpi') and not config.getoption('full'):
+        from mpi4py import MPI
+
+        unsampled |= _of_other_communicator([item.nodeid for item in items],
+                                            MPI.COMM_WORLD.size)
     for item in items:
         is_other = item.nodeid in unsampled or not others.isdisjoint(
             marker.name for marker in item.iter_markers())
@@ -139,6 +150,18 @@ def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
     # One of each n-th part. A fixed step would take the same value of a parameter each time.
     sampled = {int((k + k * .618 % 1) * len(cases) / n) for k in range(n)}
     return [item for k, item in enumerate(cases) if k not in sampled]
+
+
+def _of_other_communicator(nodeids: list[str], size: int) -> set[str]:
+    """Chooses naive or flat, in turn, for tests of both; at 1 and 2 ranks they run with both."""
+    if size <= 2:
+        return set()
+    names: dict[str, dict[str, str]] = {}  # test without the name of the communicator
+    for nodeid in nodeids:
+        if found := COMMUNICATOR.search(nodeid):
+            names.setdefault(COMMUNICATOR.sub('', nodeid), {})[found[0]] = nodeid
+    both = [cases for cases in names.values() if len(cases) == 2]
+    return {cases['naive' if (k + size) % 2 else 'flat'] for k, cases in enumerate(both)}
 
 
 class Ranks:

@@ -137,6 +137,7 @@ FAIL = '''
     '''
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('options, attempts, why', [
     (['--max-restarts', '2', '--startup', '0'], 3,

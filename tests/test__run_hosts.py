@@ -136,6 +136,7 @@ def test_lost_rank_lost_host_and_return(folder):
         ['4', '4', 'succeeded'], ['on', 'a:2,', 'b:2']]
 
 
+@pytest.mark.slow
 def test_a_spare_host_replaces_a_lost_one(folder):
     pathlib.Path('hosts').write_text('a\nb\nc\n')
     write('''
@@ -152,6 +153,7 @@ def test_a_spare_host_replaces_a_lost_one(folder):
     assert 'chainermn run: starting' not in done.stderr
 
 
+@pytest.mark.slow
 def test_this_machine_with_fewer_slots_than_ranks(folder):
     """It needs no ssh."""
     pathlib.Path('hosts').write_text('localhost:2\n')
@@ -186,6 +188,7 @@ def test_hosts_do_not_answer(folder):
         'job failed: for 0 seconds (--host-timeout), the hosts that answer had fewer than 3 slots']
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.usefixtures('default_signals')
 @pytest.mark.parametrize('event', ['answer', 'signal'])

@@ -77,6 +77,7 @@ def test_returns_results_by_rank(capsys, monkeypatch):
     assert sorted(captured.err.splitlines()) == [f'rank {rank} warns' for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_functions_defined_in_a_script(tmp_path):
     (tmp_path / 'elsewhere').mkdir()
     (tmp_path / 'beside.py').write_text('def give(comm):\n    return comm.rank\n')
@@ -223,6 +224,7 @@ def test_processes_that_a_rank_leaves_running_are_not_waited_for():
     assert time.monotonic() - started < seconds(55)
 
 
+@pytest.mark.slow
 def test_launch_from_a_rank():
     def outer(comm):
         assert _launcher.is_connected() == ('PMI_FD' in os.environ)  # although it was forked
@@ -268,6 +270,7 @@ def test_ranks_listen_on_loopback_only(is_open):
         assert len(found) == is_open, found
 
 
+@pytest.mark.slow
 def test_large_arguments_are_shared():
     def anonymous():
         with open('/proc/self/status') as file:

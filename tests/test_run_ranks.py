@@ -127,6 +127,7 @@ def test_keep_going(run):
     assert output.endswith('\nFailed at these numbers of ranks: 2, 3\n')
 
 
+@pytest.mark.slow
 def test_one_rank_hangs(run):
     status, closing, output = run('time.sleep(1000)')
     assert status != 0
@@ -154,6 +155,7 @@ def test_one_process_hangs(run):
     assert '_pytest' not in report
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('ranks', [1, 2])
 def test_one_rank_dies(run, ranks):

@@ -81,6 +81,7 @@ def check(messages, expected_by_line, output):
     assert not messages, output
 
 
+@pytest.mark.slow
 def test_mypy_finds_mistakes_and_nothing_else(tmp_path):
     pytest.importorskip('mypy')
     (tmp_path / 'script.py').write_text('\n'.join(SCRIPT))

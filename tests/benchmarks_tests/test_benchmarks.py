@@ -22,6 +22,7 @@ RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d|host wa
 pytestmark = pytest.mark.mpi_skip
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.limit(400)
 @pytest.mark.parametrize('name', [
@@ -113,6 +114,7 @@ def test_a_full_run_keeps_the_section_of_hosts(tmp_path):
     assert 'Failures' not in text
 
 
+@pytest.mark.slow
 def test_writes_one_section_of_a_page_anew(tmp_path):
     page = tmp_path / 'page.md'
     page.write_text('# Benchmarks\n\nWhat.\n\n## startup\n\n1 ms\n\n## recent\n\nof old\n\n'

@@ -56,6 +56,7 @@ def variable(size=2):
     return chainer.Variable(np.ones(size, np.float32))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('size', [2, 100_000])
 def test_sender_without_backward(comm, size):
     """It sends the next one while the receiver sends the gradient."""
@@ -91,11 +92,13 @@ def test_receiver_without_backward(comm):
         f'  rank 1: recv from rank 0 with tag 0, called at {line_of("next")}\n')
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('tag', [0, 1])
 def test_both_receive_first(comm, tag):
     assert_both_raise(comm, lambda: mnf.recv(comm, 1 - comm.rank, tag=tag * comm.rank))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize('tag', [0, 1])
 def test_both_send_first(comm, tag):
     assert_both_raise(

@@ -50,6 +50,7 @@ def test_a_stall_is_reported_once_and_the_job_goes_on(tmp_path):
             '  rank 1 is not in an operation: it is at script.py:8 in load()') in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @starts
 @pytest.mark.parametrize(('limit', 'pause'), [('0', 6), ('60', 6), ('', 6)])

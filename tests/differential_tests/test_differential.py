@@ -63,6 +63,7 @@ def assert_close(old, new, where):
         assert old == new, where
 
 
+@pytest.mark.slow
 @pytest.mark.limit(240)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('ranks', [3, 2])
@@ -112,6 +113,7 @@ def observed(tmp_path):
             {name: [seen[name] for seen in new] for name in new[0]})
 
 
+@pytest.mark.slow
 @each_case('name', FIXED)
 def test_fixed_on_purpose(name, observed):
     for expected, seen in zip(FIXED[name], observed, strict=True):

@@ -53,6 +53,7 @@ def train(folder, ranks, stop='0', name=''):
         text=True, capture_output=True, timeout=seconds(60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ranks, accumulates, rate', [
     (2, 2, .1), pytest.param(3, 1, .1 * 3 / 4, marks=pytest.mark.full)])
 def test_the_rules_for_another_number_of_ranks(tmp_path, script, ranks, accumulates, rate):

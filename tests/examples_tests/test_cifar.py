@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('options', [[], ['--mnbn']])
 def test_two_steps(run, tmp_path, options):

@@ -1,6 +1,9 @@
 """The DCGAN example, for two steps and one more."""
 
+import pytest
 
+
+@pytest.mark.slow
 def test_two_steps(run, tmp_path):
     output = run('dcgan/train_dcgan.py', '--iteration', '2', '--width', '4')
     assert output.count('2 processes; 899 images per process') == 1

@@ -9,6 +9,7 @@ def test_model_parallel(run):
     assert output.count('Validation accuracy') == 1  # process 0 alone talks
 
 
+@pytest.mark.slow
 def test_dual_parallel(run, tmp_path):
     script = 'mnist/train_mnist_dual_parallel.py'
     output = run(script, '--iteration', '2', ranks=4)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 
+@pytest.mark.slow
 def test_two_steps_are_the_same_on_one_and_two_processes(run, tmp_path):
     losses = []
     for ranks in 1, 2:

@@ -2,7 +2,10 @@
 
 import re
 
+import pytest
 
+
+@pytest.mark.slow
 def test_data_parallel(run, tmp_path):
     output = run('seq2seq/seq2seq.py', '--iteration', '2', '--unit', '8')
     assert output.count('2 processes; 1250 pairs per process') == 1
@@ -11,6 +14,7 @@ def test_data_parallel(run, tmp_path):
     assert {path.name for path in (tmp_path / 'result').iterdir()} == {'log', 'snapshot_iter_2'}
 
 
+@pytest.mark.slow
 def test_encoder_and_decoder_on_two_processes(run, tmp_path):
     for name in 'train', 'dev':
         (tmp_path / f'{name}.de').write_text('das ist sehr gut\nein Haus\ngut\n')

@@ -11,6 +11,7 @@ def test_two_batches(run, tmp_path):
     assert (tmp_path / 'result' / 'model.npz').exists()
 
 
+@pytest.mark.slow
 def test_an_uneven_epoch_with_all_options(run):
     output = run('uneven_inputs/train_uneven.py', '--epoch', '2', '--batchsize', '120',
                  '--divide-by-active', '--n-accumulations', '2', '--compression', '2bit')

@@ -268,7 +268,8 @@ def load(comm, folder, start, *args):
 
 @pytest.mark.limit(120)
 @pytest.mark.parametrize('starts', [
-    [4, 9, 14], pytest.param(range(1, LENGTH), marks=pytest.mark.full)])
+    [9], pytest.param([4, 14], marks=pytest.mark.slow),
+    pytest.param(range(1, LENGTH), marks=pytest.mark.full)])
 def test_every_extension_and_trigger(comm, folder, starts):
     pytest.importorskip('matplotlib').use('Agg')
     pytest.importorskip('tensorboardX', exc_type=ImportError)

@@ -36,6 +36,7 @@ def test_a_rank_raises_while_the_others_have_begun(name):
         chainermn.launch(run, 3, communicator_name=name)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('name', ['flat', 'naive'])
 def test_all_end_with_more_and_less_in_the_queue(name):

@@ -7,6 +7,7 @@ import pytest
 PATH = pathlib.Path(__file__).with_name('kills.py')
 
 
+@pytest.mark.slow
 @pytest.mark.limit(180)
 @pytest.mark.mpi_skip
 def test_complete_saves_survive_kills():

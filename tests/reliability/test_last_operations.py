@@ -46,6 +46,7 @@ if comm.rank == 0:
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize('seed', SEEDS)
 def test_ranks_that_end_seconds_apart(seed):
@@ -58,6 +59,7 @@ def test_all_operations_are_covered():
     assert {job.operation for job in jobs} == set(last_operations.OPERATIONS)
 
 
+@pytest.mark.slow
 def test_program_that_collects_results(tmp_path):
     script, written = tmp_path / 'script.py', tmp_path / 'results.json'
     script.write_text(PROGRAM)

@@ -259,6 +259,7 @@ def test_truncated_at_every_length(tmp_path):
             read_tag(path)
 
 
+@pytest.mark.slow
 @pytest.mark.limit(300)
 def test_every_single_bit_is_flipped(tmp_path):
     """Damage that is not found must be harmless."""

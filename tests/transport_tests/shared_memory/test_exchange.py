@@ -341,6 +341,7 @@ def mpiexec(hosts, program, argument='', shell=()):
 
 SEVERAL_NODES = """
 import sys
+import zlib
 import numpy as np
 import chainer
 import chainermn
@@ -383,7 +384,7 @@ for param in model.params():
     np.testing.assert_allclose(param.grad, param.array * (size + 1) / 2, rtol=1e-6)
 gradients = [np.clip(param.array, -.05, .05) for param in model.params()]
 means = [gradient * (size + 1) / 2 for gradient in gradients]
-for kind, error, steps in [('fp16', 1e-3, 1), ('bf16', 1e-2, 1), ('2bit', .03, 50)]:
+for kind, error, steps in [('fp16', 1e-3, 1), ('bf16', 1e-2, 1), ('2bit', .08, 20)]:
     compressor = chainermn.communicators.compression.get(kind)
     sent = [np.zeros_like(mean) for mean in means]
     for _ in range(steps):
@@ -391,7 +392,7 @@ for kind, error, steps in [('fp16', 1e-3, 1), ('bf16', 1e-2, 1), ('2bit', .03, 5
             param.grad = gradient * (comm.rank + 1)
         comm.multi_node_mean_grad(model, compression=compressor)
         found = [param.grad for param in model.params()]
-        assert len(set(comm.allgather_obj(b''.join(x.tobytes() for x in found)))) == 1
+        assert len(set(comm.allgather_obj(tuple(map(zlib.crc32, found))))) == 1
         assert found[0].tobytes() != means[0].tobytes()
         sent = [total + x for total, x in zip(sent, found)]
     for total, mean in zip(sent, means):
