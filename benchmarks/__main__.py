@@ -37,6 +37,7 @@ LIMITS = {  # minutes, in the order in which they run
     'mean_grad': 30,
     'cost_model': 10,
     'weak_scaling': 20,
+    'training_step': 20,
     'overlap': 15,
     'sharded_states': 5,
     'scatter_dataset': 15,
@@ -49,7 +50,7 @@ LIMITS = {  # minutes, in the order in which they run
 }
 ON_REQUEST = ('gpu', 'gpu_counts', 'hosts')
 ON_MPIEXEC = {'kvstore_async': 4}  # ranks to start it on; the others start their own
-TAKES_TORCH = ('mean_grad', 'weak_scaling', 'hosts')
+TAKES_TORCH = ('mean_grad', 'weak_scaling', 'training_step', 'hosts')
 
 PAGE = """# Benchmarks
 

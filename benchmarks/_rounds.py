@@ -27,6 +27,7 @@ KINDS = {
     'ours, unchecked': {'CHAINERMN_AGREE': '0'},
     'ours, timed': {'CHAINERMN_TIMELINE': 'timeline.json'},
     'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
+    'chainer': {'CHAINER_USE_TORCH': 'never'},  # ours, without PyTorch's kernels
     'gloo': {},  # torch.distributed, without chainermn
 }
 #: Of Okabe and Ito: people who are color-blind can tell them apart.

@@ -59,6 +59,11 @@ TABLES = {
         r'ours +step.*?lost +([\d.-]+).*?old +step.*?lost +([\d.-]+)'
         r'(?:.*?gloo +step.*?lost +([\d.-]+))?',
         r'^(\w+), (\d+) ranks; load'),
+    'training_step': Table(
+        'How many milliseconds does a training step take?',
+        ['model', 'ranks', "Chainer with PyTorch's kernels", 'Chainer alone', 'PyTorch'],
+        r"^(\S+) +(\d+) ranks?: with PyTorch's kernels +([\d.]+) ms, with Chainer's +([\d.]+) ms"
+        r'(?:, PyTorch +([\d.]+) ms)?'),
     'overlap': Table(
         'How much communication time does overlap hide?',
         ['case', 'ranks', 'step without communication, ms', 'without overlap', 'with overlap'],

@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
+
+import chainer
 
 from chainermn import _common_error
 from chainermn._consistency.mismatch import CollectiveMismatchError
@@ -153,7 +156,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure = failure or mismatch.RemoteError.of('create_communicator', error)
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
-    responses = mpi_comm.allgather((call, failure, lacks_nccl))
+    responses = mpi_comm.allgather((call, failure, lacks_nccl, _has_torch()))
     calls, failures = [each[0] for each in responses], [each[1] for each in responses]
     common = None
     if any(failures):
@@ -163,6 +166,8 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     if common is not None:
         _common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
+    if mpi_comm.rank == 0:
+        _warn_of_different_kernels([each[3] for each in responses])
     if name == 'auto':
         communicator_class = _select(mpi_comm.rank, [each[2] for each in responses])
         if communicator_class is not _class_of('pure_nccl'):
@@ -172,6 +177,22 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     for item, value in config.items():
         communicator.set_config(item, value)
     return communicator
+
+
+def _has_torch() -> bool:
+    """Return whether PyTorch's kernels compute for Chainer on this rank; does not import them."""
+    return (getattr(chainer.config, 'use_torch', 'never') != 'never'
+            and importlib.util.find_spec('torch') is not None)
+
+
+def _warn_of_different_kernels(has_torch: Sequence[bool]) -> None:
+    """Warn if PyTorch's kernels compute on some ranks only; called on rank 0."""
+    without = [rank for rank, has in enumerate(has_torch) if not has]
+    if 0 < len(without) < len(has_torch):
+        warnings.warn(
+            f"PyTorch's kernels compute on all ranks except {ranks_text(without)}, so their results "
+            'differ in rounding.  Install PyTorch on all ranks, or set CHAINER_USE_TORCH=never on '
+            'all.', RuntimeWarning, stacklevel=5)
 
 
 def _find_class(name: str) -> type[MpiCommunicatorBase]:

@@ -1,7 +1,9 @@
 """create_communicator: names, arguments, and the same error on all ranks if they are invalid."""
 
+import contextlib
 import warnings
 
+import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -49,6 +51,21 @@ def test_auto_is_flat_unless_every_rank_has_nccl(caplog, monkeypatch, same_error
                         classmethod(lambda cls: None))
     assert communicators._select(1, [''] * WORLD.size) is (
         pure_nccl_communicator.PureNcclCommunicator)
+
+
+def test_a_rank_without_torch_gives_one_warning(monkeypatch):
+    """Warnings are errors here, so the other ranks print none."""
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: object())
+    is_without = WORLD.rank == WORLD.size - 1
+    expected = contextlib.nullcontext()
+    if WORLD.rank == 0 and WORLD.size > 1:
+        expected = pytest.warns(RuntimeWarning, match=f'all ranks except rank {WORLD.size - 1}, ')
+    with chainer.using_config('use_torch', 'never' if is_without else 'auto'), expected as caught:
+        create_communicator('naive').finalize()
+    if caught:
+        assert [warning.filename for warning in caught] == [__file__]
+    with chainer.using_config('use_torch', 'never'):
+        create_communicator('naive').finalize()
 
 
 def test_auto_needs_the_same_arguments_on_all_ranks(same_error):

@@ -1,0 +1,116 @@
+"""Training steps: Chainer with PyTorch's kernels, with its own, and PyTorch itself.
+
+Run it in an environment with ChainerMN, MPI, scikit-learn and PyTorch:
+``python benchmarks/training_step.py [--ranks 1,2] [--rounds 7] [--only CNN,LSTM] [--png FILE]``.
+
+The models: six 3x3 convolutions of 32 channels, on 16 images of 3 x 32 x 32; ResNet-50, on 4 images
+of 3 x 224 x 224; the perceptron of ``examples/mnist`` with 1,000 units, on 100 images; an LSTM of
+256 units, on 16 sequences of 32 vectors of 128; and the networks of ``examples/dcgan`` (32 images)
+and ``examples/seq2seq`` (32 pairs, 5,000 words, 256 units).  PyTorch has models of the same shapes,
+written as its users do.
+
+A step is forward, backward and the update.  With one rank nothing is exchanged.  With several,
+Chainer exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only the models of the goal
+run.  Each process has one thread.  A turn is the fastest of some steps on one rank, their mean on
+several, where processes wait for each other.
+"""
+
+import statistics
+import sys
+import time
+
+import _rounds
+
+#: Steps in a turn of each model.
+TURNS = {'CNN': 8, 'ResNet-50': 3, 'perceptron': 20, 'LSTM': 20, 'DCGAN': 4, 'seq2seq': 4}
+PARALLEL = ('CNN', 'ResNet-50', 'LSTM')
+GOALS = {1: 1.1, 2: 1.}
+
+
+def work(kind: str, folder: str) -> None:
+    """In a process: takes turns of some steps of a model."""
+    if kind == 'gloo':
+        import _gloo
+        import _steps_of_torch as steps_of
+        import torch.distributed
+
+        rank, barrier, maximum = _gloo.start(folder)
+        wrap = steps_of.wrapped(torch.distributed.get_world_size() > 1)
+    else:
+        import _steps_of_chainer as steps_of
+        from mpi4py import MPI
+
+        import chainermn
+
+        world = MPI.COMM_WORLD
+        rank, barrier = world.rank, world.Barrier
+        wrap = steps_of.wrapped(chainermn.create_communicator('flat') if world.size > 1 else None)
+
+        def maximum(seconds):
+            return world.allreduce(seconds, MPI.MAX)
+
+    steps = {}
+
+    def turn(command: tuple[str, int, bool]) -> float:
+        name, n, is_alone = command
+        if name not in steps:
+            steps.clear()
+            steps[name] = steps_of.STEPS[name](wrap)
+            for _ in range(2):
+                steps[name]()  # creates parameters and buffers
+        seconds = []
+        steps[name]()
+        for _ in range(n):
+            barrier()
+            start = time.perf_counter()
+            steps[name]()
+            seconds.append(maximum(time.perf_counter() - start))
+        return min(seconds) if is_alone else statistics.mean(seconds)
+
+    _rounds.answer(kind, folder, rank, turn)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=7)
+    parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
+    parser.add_argument('--only', help='models, separated by commas')
+    parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
+                        help='Python with torch; default: this one')
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    if args.quick:
+        args.rounds, args.ranks, args.only = 1, '1', args.only or 'LSTM'
+    kinds = ['ours', 'chainer', *(['gloo'] if _rounds.has_torch(args.torch) else [])]
+    drawn: dict[str, dict[str, list[float]]] = {'ours': {}, 'chainer': {}}
+    for ranks in map(int, args.ranks.split(',')):
+        names = args.only.split(',') if args.only else list(TURNS if ranks == 1 else PARALLEL)
+        with _rounds.groups(__file__, ranks, kinds, args.torch) as groups:
+            for name in names:
+                seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+                for n in range(args.rounds):
+                    for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
+                        seconds[kind].append(groups[kind].ask(
+                            (name, 1 if args.quick else TURNS[name], ranks == 1)))
+                middle = {kind: statistics.median(each) * 1e3 for kind, each in seconds.items()}
+                print(f'{name:<10} {ranks} rank{"s" * (ranks > 1)}: '
+                      f"with PyTorch's kernels {middle['ours']:9.2f} ms, "
+                      f"with Chainer's {middle['chainer']:9.2f} ms", end='')
+                if 'gloo' in kinds:
+                    for kind, shown in drawn.items():
+                        shown[f'{name}, {ranks}'] = _rounds.ratios(seconds[kind], seconds['gloo'])
+                    print(f', PyTorch {middle["gloo"]:9.2f} ms: '
+                          f'{_rounds.times(seconds["ours"], seconds["gloo"])}, goal '
+                          f'{GOALS.get(ranks, 1):g}; '
+                          f'{_rounds.times(seconds["chainer"], seconds["gloo"])}', end='')
+                print(f'; {_rounds.load()}', flush=True)
+    if args.png and drawn['ours']:
+        _rounds.chart(args.png, 'Training steps', "times PyTorch's",
+                      {"with PyTorch's kernels": drawn['ours'], "with Chainer's": drawn['chainer']},
+                      {'PyTorch': 1}, is_log=True)
+
+
+if __name__ == '__main__':
+    main()
