@@ -130,11 +130,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker('sample') and not item.get_closest_marker('full'):
                 cases.setdefault(item.nodeid.partition('[')[0], []).append(item)
     unsampled = {item.nodeid for group in cases.values() for item in _unsampled(group)}
-    if config.getoption('with_mpi') and not config.getoption('full'):
+    if (config.getoption('with_mpi') and not config.getoption('full')
+            and config.getoption('markexpr') in ('', 'every_size')):
         from mpi4py import MPI
 
-        unsampled |= _of_other_communicator([item.nodeid for item in items],
-                                            MPI.COMM_WORLD.size)
+        unsampled |= _of_other_runs([item.nodeid for item in items], MPI.COMM_WORLD.size)
     for item in items:
         is_other = item.nodeid in unsampled or not others.isdisjoint(
             marker.name for marker in item.iter_markers())
@@ -152,16 +152,26 @@ def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
     return [item for k, item in enumerate(cases) if k not in sampled]
 
 
-def _of_other_communicator(nodeids: list[str], size: int) -> set[str]:
-    """Chooses naive or flat, in turn, for tests of both; at 1 and 2 ranks they run with both."""
-    if size <= 2:
-        return set()
-    names: dict[str, dict[str, str]] = {}  # test without the name of the communicator
+def _of_other_runs(nodeids: list[str], size: int) -> set[str]:
+    """Returns cases that another number of ranks runs.
+
+    Every case runs at one rank.  At 3 ranks, tests of naive and flat run with one of them in turn.
+    2 and 4 ranks share the cases of a test between them.
+    """
+    names: dict[str, dict[str, str]] = {}  # by test, without what chooses between the runs
     for nodeid in nodeids:
-        if found := COMMUNICATOR.search(nodeid):
-            names.setdefault(COMMUNICATOR.sub('', nodeid), {})[found[0]] = nodeid
-    both = [cases for cases in names.values() if len(cases) == 2]
-    return {cases['naive' if (k + size) % 2 else 'flat'] for k, cases in enumerate(both)}
+        if size == 3:
+            if found := COMMUNICATOR.search(nodeid):
+                names.setdefault(COMMUNICATOR.sub('', nodeid), {})[found[0]] = nodeid
+        else:
+            cases = names.setdefault(nodeid.partition('[')[0], {})
+            cases[f'{len(cases)}'] = nodeid
+    if size == 3:
+        pairs = [cases for cases in names.values() if len(cases) == 2]
+        return {cases['flat' if k % 2 else 'naive'] for k, cases in enumerate(pairs)}
+    # A fixed step would take the same value of a parameter each time.
+    return {nodeid for cases in names.values() if len(cases) > 1
+            for k, nodeid in enumerate(cases.values()) if int(k * .618 % 1 * 2) == (size == 2)}
 
 
 class Ranks:

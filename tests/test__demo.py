@@ -13,6 +13,7 @@ from chainermn.__main__ import main
 pytestmark = pytest.mark.mpi_skip
 
 
+@pytest.mark.slow
 def test_demo_trains(tmp_path):
     clean = {name: value for name, value in os.environ.items() if name != 'OMP_NUM_THREADS'}
     done = subprocess.run(

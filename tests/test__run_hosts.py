@@ -226,6 +226,7 @@ sys.exit(__main__.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_host_is_lost_while_the_job_starts_but_not_while_its_ranks_are_connected(folder):
     pathlib.Path('script.py').write_text(textwrap.dedent("""
         import pathlib, time, chainermn

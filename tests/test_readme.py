@@ -18,7 +18,7 @@ def test_the_two_commands_are_one_line_each():
     assert train == f'{test.rstrip()} -e mnist\n'
 
 
-@pytest.mark.mpi_skip  # docs_tests run it on 4 ranks
+@pytest.mark.mpi_skip  # tox -e docs runs it on 4 ranks
 def test_the_script_runs(capsys):
     (script,) = blocks('python')
     exec(script, {})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from mpi4py import MPI
 from chainermn._diagnostics.flight_recorder import Key
 from chainermn._transport.pending import Pending
 
-#: Number of new communicators between two garbage collections.
+#: Number by which communicators grow between two garbage collections.
 _COLLECT_EVERY = 16
 
 
@@ -31,7 +30,7 @@ class _Held(NamedTuple):
 
 _held: dict[Key, _Held] = {}
 _gone: set[Key] = set()
-_created = itertools.count(1)
+_collect_at = _COLLECT_EVERY  # this many communicators
 
 
 def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending) -> None:
@@ -61,7 +60,9 @@ def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
         mpi_comm: The parent of the communicator that will be created.
         ranks: Its ranks in COMM_WORLD.
     """
-    if next(_created) % _COLLECT_EVERY == 0:
+    global _collect_at
+
+    if collects := len(_held) >= _collect_at:
         gc.collect()
     mine = {key for key in _gone & _held.keys() if set(key[1]) <= set(ranks)
             and not _held[key].pending.calls()}
@@ -71,6 +72,8 @@ def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
             for free in _held.pop(key).free:
                 free()
             _gone.discard(key)
+    if collects:
+        _collect_at = len(_held) + _COLLECT_EVERY
 
 
 def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:

@@ -190,7 +190,7 @@ def _warn_of_different_kernels(has_torch: Sequence[bool]) -> None:
     without = [rank for rank, has in enumerate(has_torch) if not has]
     if 0 < len(without) < len(has_torch):
         warnings.warn(
-            f"PyTorch's kernels compute on all ranks except {ranks_text(without)}, so their results "
+            f"PyTorch's kernels compute on all ranks except {ranks_text(without)}, so the results "
             'differ in rounding.  Install PyTorch on all ranks, or set CHAINER_USE_TORCH=never on '
             'all.', RuntimeWarning, stacklevel=5)
 

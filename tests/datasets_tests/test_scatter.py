@@ -395,6 +395,7 @@ if comm.rank == 0:
 '''
 
 
+@pytest.mark.slow
 def test_equals_chainermn_7(tmp_path):
     if MPI.COMM_WORLD.size > 1:
         pytest.skip('starts processes of its own')

@@ -104,6 +104,7 @@ if what == 'blocked' and comm.rank == 0:
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
 @pytest.mark.parametrize('agree', ['1', '0'])
