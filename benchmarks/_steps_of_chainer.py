@@ -1,5 +1,6 @@
 """Training steps of Chainer; _steps_of_torch.py has the same of PyTorch."""
 
+import importlib
 import pathlib
 import sys
 from collections.abc import Callable
@@ -24,12 +25,16 @@ def wrapped(comm: 'chainermn.CommunicatorBase | None') -> Wrap:
 
 
 def _of_example(folder: str, module: str):
-    """Imports a module of an example."""
+    """Imports a module of an example; others of the same name can be imported later."""
+    before = set(sys.modules)
     sys.path.insert(0, str(EXAMPLES / folder))
     try:
-        return __import__(module)
+        return importlib.import_module(module)
     finally:
         sys.path.pop(0)
+        for name in {*sys.modules} - before:
+            if str(getattr(sys.modules[name], '__file__', '')).startswith(str(EXAMPLES)):
+                del sys.modules[name]
 
 
 def _classifying(network: chainer.Link, optimizer: chainer.Optimizer, shape: tuple[int, ...],
@@ -88,7 +93,6 @@ def dcgan(wrap: Wrap) -> Step:
 
 
 def seq2seq(wrap: Wrap) -> Step:
-    sys.path.insert(0, str(EXAMPLES / 'seq2seq'))  # for its imports
     model = _of_example('seq2seq', 'seq2seq').Translator(
         1, range(5000), {**dict.fromkeys(range(5000)), _of_example('seq2seq', 'data').END: 0}, 256)
     random = np.random.RandomState(0)

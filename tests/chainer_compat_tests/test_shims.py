@@ -450,6 +450,17 @@ from chainer.functions.connection.convolution_2d import Convolution2DFunction
 assert Convolution2DFunction._forward_cpu_core.__wrapped__
 assert chainer.functions.relu(numpy.ones(1)).array == 1
 ''',
+    'updates_in_blocks': '''
+import chainer, numpy, tracemalloc
+link = chainer.links.Linear(1000, 1000)
+optimizer = chainer.optimizers.Adam().setup(link)
+for param in link.params():
+    param.grad = numpy.ones_like(param.array)
+optimizer.update()
+tracemalloc.start()
+optimizer.update()
+assert tracemalloc.get_traced_memory()[1] < link.W.array.nbytes / 2
+''',
     'removed_aliases': '''
 import chainer, numpy
 try:
@@ -526,6 +537,7 @@ TESTS = {
                       'torch_kernels_tests/test_control.py::test_import_and_fork'],
     'use_torch': ['torch_kernels_tests/test_control.py::test_values_of_the_options',
                   'torch_kernels_tests/test_control.py::test_the_configuration'],
+    'updates_in_blocks': ['shims_tests/test_optimizer_updates.py::test_the_same_bits'],
     'removed_aliases': ['test_numpy_aliases.py::test_error'],
     'scalar_hyperparameters': ['test_scalar_options.py::test_optimizers'],
     'scalar_options': ['test_every_function.py::test_options_can_be_numpy_scalars'],
