@@ -219,6 +219,23 @@ def test_relu(agree):
     agree(F.relu, draw(3, 4, dtype='e'), second=False)
 
 
+def test_log_softmax(agree):
+    for x in draw(3, 4), draw(3, 4, dtype='f'), draw(2, 3, 4), draw(0, 4), 1000 * draw(3, 4):
+        agree(F.log_softmax, x, runs=['_log_softmax'], second=len(x) > 0 and abs(x).max() < 100)
+    agree(lambda x: F.log_softmax(x, axis=-1), draw(2, 3, 4), runs=['_log_softmax'])
+    agree(F.log_softmax, draw(3, 4, dtype='e'), second=False)
+
+
+def test_softmax_cross_entropy(agree):
+    t = np.array([1, 0, -1, 3], 'i')
+    for options in {}, {'reduce': 'no'}, {'class_weight': np.arange(1., 5)}, {'normalize': False}:
+        agree(lambda x, options=options: F.softmax_cross_entropy(x, t, **options), draw(4, 4),
+              runs=['_log_softmax'], second=False)
+    agree(lambda x: F.softmax_cross_entropy(x, t, enable_double_backprop=True), draw(4, 4),
+          runs=['_log_softmax'])
+    agree(lambda x: F.softmax_cross_entropy(x, t), draw(4, 4, dtype='e'), second=False)
+
+
 def test_embed_id(agree):
     for ids, ignored in [
         (np.array([[0, 1, 1], [2, 0, -1]], 'i'), -1), (np.array([0, 4, 4], 'i8'), 4),

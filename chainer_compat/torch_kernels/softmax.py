@@ -1,0 +1,13 @@
+"""The logarithm of softmax, which most losses of classifiers need: one pass over the memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from chainer_compat.torch_kernels.arrays import array, tensor
+
+
+def log_softmax(x: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Return the logarithm of ``x``'s softmax along an axis."""
+    return array(torch.log_softmax(tensor(x), axis))
