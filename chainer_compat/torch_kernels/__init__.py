@@ -62,6 +62,10 @@ KERNELS: dict[str, dict[str, str]] = {
         'ReLU.forward_cpu': 'activation.relu',
         'ReLUGrad2.forward_cpu': 'activation.relu_gradient',
     },
+    'chainer.functions.activation.leaky_relu': {
+        'LeakyReLU.forward_cpu': 'activation.leaky_relu',
+        '_LeakyReLUGrad.forward_cpu': 'activation.leaky_relu_gradient',
+    },
     'chainer.functions.activation.log_softmax': {'_log_softmax': 'softmax.log_softmax'},
     'chainer.functions.connection.embed_id': {'EmbedIDGrad.forward': 'embedding.gradient'},
 }

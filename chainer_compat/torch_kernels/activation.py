@@ -1,9 +1,10 @@
-"""Rectified linear units: one pass over the memory, forward and backward."""
+"""Rectified linear units, also leaky: one pass over the memory, forward and backward."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from chainer.functions.activation.leaky_relu import LeakyReLU, _LeakyReLUGrad
 from chainer.functions.activation.relu import ReLU, ReLUGrad2
 
 from chainer_compat.torch_kernels.arrays import array, tensor, tensors
@@ -20,3 +21,20 @@ def relu_gradient(f: ReLUGrad2, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     """Return the gradient where the output was positive, else zero."""
     gy, y = tensors(inputs[0], f.b)
     return array(torch.ops.aten.threshold_backward(gy, y, 0)),
+
+
+def leaky_relu(f: LeakyReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
+    """Return the input, with negative elements times the slope."""
+    y = array(torch.ops.aten.leaky_relu(tensor(inputs[0]), float(f.slope)))
+    # The sign of the output is the sign of the input, unless the slope is negative.
+    if f.slope >= 0:
+        f.retain_outputs((0,))
+    else:
+        f.retain_inputs((0,))
+    return y,
+
+
+def leaky_relu_gradient(f: _LeakyReLUGrad, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
+    """Return the gradient where the input was positive, else the gradient times the slope."""
+    gy, condition = tensors(inputs[0], f.cond)
+    return array(torch.ops.aten.leaky_relu_backward(gy, condition, float(f.slope), False)),

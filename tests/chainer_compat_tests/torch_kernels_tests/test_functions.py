@@ -219,6 +219,14 @@ def test_relu(agree):
     agree(F.relu, draw(3, 4, dtype='e'), second=False)
 
 
+def test_leaky_relu(agree):
+    for slope in .2, 0, -.5, np.float32(.3):
+        for x in draw(3, 4), draw(3, 4, dtype='f'), draw(0, 4), np.array(-2.), np.zeros((2, 2)):
+            agree(lambda x, slope=slope: F.leaky_relu(x, slope), x,
+                  runs=['leaky_relu', 'leaky_relu_backward'])
+    agree(F.leaky_relu, draw(3, 4, dtype='e'), second=False)
+
+
 def test_log_softmax(agree):
     for x in draw(3, 4), draw(3, 4, dtype='f'), draw(2, 3, 4), draw(0, 4), 1000 * draw(3, 4):
         agree(F.log_softmax, x, runs=['_log_softmax'], second=len(x) > 0 and abs(x).max() < 100)
