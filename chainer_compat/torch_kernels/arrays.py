@@ -7,11 +7,12 @@ import torch
 from chainer import config
 from chainer.backends import cuda
 
-from chainer_compat.torch_kernels import threads
+from chainer_compat.torch_kernels import memory, threads
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
+memory.keep()
 threads.limit()
 
 

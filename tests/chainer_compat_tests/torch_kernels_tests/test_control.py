@@ -1,6 +1,7 @@
 """Who computes: the configuration, the environment, threads, forked processes, and debug mode."""
 
 import importlib.util
+import platform
 
 import chainer
 import chainer.functions as F
@@ -45,6 +46,20 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert (F.convolution_2d(x, W).array == y).all()
 '''
 
+# Prints the page faults of some steps: how often the kernel had to provide memory.
+STEPS = CONVOLUTION + '''
+import resource
+def step():
+    v = chainer.Variable(x)
+    F.sum(F.relu(F.convolution_2d(F.relu(F.convolution_2d(v, W, pad=1)), W, pad=1))).backward()
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+'''
+
 THREADS = CONVOLUTION + '''
 F.relu(x)
 assert sys.modules['torch'].get_num_threads() == 1
@@ -85,6 +100,15 @@ def test_threads(python, monkeypatch):
     monkeypatch.setenv('MPI_LOCALNRANKS', '1000000')
     assert threads.cores_of_rank() == 1
     python(THREADS, OMP_NUM_THREADS='1')
+
+
+@needs_torch
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='other allocators')
+def test_freed_memory_stays_in_the_process(python):
+    """The variable has glibc's default, and means that the program sets limits itself."""
+    faults, faults_by_default = (int(python(STEPS, OMP_NUM_THREADS='1', **variables)) for variables
+                                 in ({}, {'MALLOC_TRIM_THRESHOLD_': '131072'}))
+    assert 10 * faults < faults_by_default
 
 
 def test_without_pytorch(python, tmp_path):
