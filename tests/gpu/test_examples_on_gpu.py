@@ -1,6 +1,7 @@
-"""Every example with --gpu, for a few steps."""
+"""Every example with --gpu, for a few steps; and the tutorial's script."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -46,3 +47,26 @@ def test_a_few_steps(script, start, tmp_path):
         done = subprocess.run(command, cwd=tmp_path, timeout=seconds(380), text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
         assert done.returncode == 0, done.stdout
+
+
+def test_the_tutorial(start, tmp_path, is_virtual):
+    """Its section on GPUs has the changes to its script, one per paragraph."""
+    import cupy
+
+    pytest.importorskip('sklearn', reason='the tutorial takes its data from scikit-learn')
+    if not is_virtual and cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip('needs two GPUs')
+    page = (EXAMPLES.with_name('docs') / 'tutorial.md').read_text(encoding='utf-8')
+    script = re.search(r'<!-- file: many.py -->\n```python\n(.*?)```', page, re.DOTALL)[1]
+    for change in re.search(r'```diff\n(.*?)```', page, re.DOTALL)[1].split('\n\n'):
+        lines = change.splitlines()
+        old, new = ('\n'.join(line[1:] for line in lines if line[0] in signs)
+                    for signs in (' -', ' +'))
+        assert script.count(old) == 1
+        script = script.replace(old, new)
+    (tmp_path / 'many.py').write_text(script.replace("(10, 'epoch')", "(3, 'epoch')"))
+    first, env = start(2)
+    done = subprocess.run([*first, sys.executable, 'many.py'], cwd=tmp_path, timeout=seconds(380),
+                          capture_output=True, text=True, env=env | {'VGPU_DEVICES': '2'})
+    assert done.stdout.startswith('2 processes, accuracy '), done.stdout + done.stderr
+    assert float(done.stdout.split()[-1]) > .8
