@@ -35,6 +35,8 @@ def device(device_id):
 
     device = cupy.cuda.Device(device_id)
     device.use()
+    if '-fsanitize=address' in os.environ.get('VGPU_CXXFLAGS', ''):
+        cupy.cuda.set_allocator(None)  # see tests/virtual_gpu/sanitizer.py
     return device
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from time_limits import seconds
+from virtual_gpu import sanitizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip, pytest.mark.limit(200)]
 
@@ -40,10 +41,10 @@ first.synchronize()
 '''
 
 
-def run(code, **variables):
+def run(code, before=(), **variables):
     env = os.environ | {f'VGPU_{name.upper()}': value for name, value in variables.items()}
-    return subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True,
-                          timeout=seconds(150))
+    return subprocess.run([*before, sys.executable, '-c', code], env=env, capture_output=True,
+                          text=True, timeout=seconds(150))
 
 
 @pytest.mark.parametrize(('fixed', 'printed'), [(False, ['0.0', '7.0']), (True, ['2.0', '5.0'])])
@@ -154,3 +155,29 @@ print([counted[name] for name in ('launches', 'bytes_to_host', 'bytes_to_device'
                                   'bytes_within_device', 'allocations')])
 ''', mode='lazy')
     assert done.stdout.strip() == '[1, 4000, 4000, 1, 4000, 0]', done.stderr
+
+
+@pytest.mark.parametrize(('error', 'report'), [
+    ('', ''), ('out_of_bounds', 'heap-buffer-overflow'), ('freed', 'heap-use-after-free')])
+def test_the_address_sanitizer(error, report):
+    try:
+        sanitizer.variables()
+    except FileNotFoundError:
+        pytest.skip("g++ lacks the address sanitizer's library")
+    code = f'''
+import cupy
+
+cupy.cuda.set_allocator(None)
+kernel = cupy.RawKernel('extern "C" __global__ void set(float* x, int i) {{ x[i] = 7; }}', 'set')
+x = cupy.zeros(10, 'f')
+pointer = x.data.ptr
+if {error!r} == 'freed':
+    del x
+kernel((1,), (1,), (pointer, 10 if {error!r} == 'out_of_bounds' else 9))
+cupy.cuda.Device().synchronize()
+print('end')
+'''
+    done = run(code, before=[sys.executable, sanitizer.__file__])
+    assert (done.stdout == 'end\n') == (done.returncode == 0) == (not error), done.stderr
+    assert report in done.stderr
+    assert ('vgpu: in kernel set' in done.stderr) == bool(error)

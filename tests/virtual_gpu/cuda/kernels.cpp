@@ -13,7 +13,17 @@
 #include "threads.h"
 using namespace virtual_gpu;
 
+// The name of the kernel that runs now. A report of the address sanitizer ends with it.
+static const char* running = nullptr;
+static void name_kernel_in_reports() {
+  auto set_callback =
+      (void (*)(void (*)(const char*)))dlsym(RTLD_DEFAULT, "__asan_set_error_report_callback");
+  if (set_callback)
+    set_callback([](const char*) { fprintf(stderr, "vgpu: in kernel %s\n", running ? running : "(none)"); });
+}
+
 static CUresult load(CUmodule* out, const std::string& path) {
+  name_kernel_in_reports();
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     fprintf(stderr, "vgpu: %s\n", dlerror());
@@ -110,7 +120,9 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_
     std::vector<void*> pointers;
     for (size_t offset : offsets) pointers.push_back(values.get() + offset);
     vgpu_launch launch = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, pointers.data(), shuffle};
+    running = kernel->name;
     kernel->launch(&launch);
+    running = nullptr;
     return true;
   };
   enqueue(stream, kernel->name, work, {}, lock);
