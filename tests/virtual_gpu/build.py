@@ -40,11 +40,16 @@ class CuPy:
     cython: str
     cuda: int
     cython_options: tuple[str, ...] = ()
+    #: Whether it finds libraries in site-packages/nvidia. Otherwise a module loads them.
+    finds_libraries: bool = True
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 VERSIONS = {
     '14': CuPy('14.2.0', '3.2.4', 12090, ('-X', 'freethreading_compatible=True')),
-    '13': CuPy('13.6.0', '3.0.12', 12000),
+    # Chainer warns, unless it is told not to look for cuDNN.
+    '13': CuPy('13.6.0', '3.0.12', 12000, finds_libraries=False,
+               variables=(('CHAINER_CUDNN', '0'),)),
 }
 #: CUDA's headers, and OpenBLAS with LAPACK.
 PACKAGES = ['nvidia-cuda-runtime-cu12==12.9.*', 'nvidia-cuda-nvcc-cu12==12.9.*', 'scipy-openblas32']
@@ -210,8 +215,10 @@ class Build:
                                 *options))
 
     def link_module(self, name: str, objects: list[pathlib.Path]) -> None:
+        options = [] if self.cupy.finds_libraries else [
+            '-Wl,--no-as-needed', *(f'-l:{library.soname}' for library in LIBRARIES)]
         replace(SITE / f'{name}{SUFFIX}',
-                lambda new: run('g++', '-shared', *objects, '-o', new, *self.cuda))
+                lambda new: run('g++', '-shared', *objects, '-o', new, *self.cuda, *options))
 
     def all(self) -> None:
         modules = {name: self.workers.submit(self.compile_module, name) for name in MODULES}
@@ -222,13 +229,13 @@ class Build:
         all_modules = [path for module in modules.values() for path in module]
         used = symbols('--undefined-only', *all_modules)
         self.link_library(CUDA, objects[CUDA], starting_with(CUDA.prefix, used))
-        for name, module in modules.items():
-            self.link_module(name, module)
         wheel = [*SITE.glob(f'cupy*/**/*{SUFFIX}')]
         used = symbols('--dynamic', '--undefined-only', *wheel)
         list(self.workers.map(
             lambda library: self.link_library(library, objects[library],
                                               starting_with(library.prefix, used)), LIBRARIES))
+        for name, module in modules.items():
+            self.link_module(name, module)
 
 
 def symbols(*arguments: object) -> set[str]:
@@ -244,7 +251,7 @@ def starting_with(prefix: str, names: set[str]) -> set[str]:
             if name.startswith(prefix) and name[len(prefix):][:1].isupper()}
 
 
-def put_in_place() -> None:
+def put_in_place(cupy: CuPy) -> None:
     """Puts the libraries and one module where CuPy finds them, and sets the variables they need."""
     for library in LIBRARIES:
         folder = SITE / 'nvidia' / (library.folder or library.prefix) / 'lib'
@@ -265,7 +272,8 @@ def put_in_place() -> None:
             shutil.rmtree(old, ignore_errors=True)
     cache.mkdir(exist_ok=True)
     variables = {'CUPY_CACHE_DIR': str(cache),
-                 'CUPY_ACCELERATORS': ''}  # cub is compiled device code
+                 'CUPY_ACCELERATORS': '',  # cub is compiled device code
+                 **dict(cupy.variables)}
     (SITE / 'virtual_gpu.pth').write_text('import os; ' + '; '.join(
         f'os.environ.setdefault({name!r}, {value!r})' for name, value in variables.items()) + '\n')
 
@@ -292,7 +300,7 @@ def main() -> None:
     install(cupy)
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
         Build(cupy, workers).all()
-    put_in_place()
+    put_in_place(cupy)
     names = run(sys.executable, '-c', 'import cupy; print(cupy.cuda.runtime.getDeviceProperties(0)'
                                       '["name"].decode(), float(cupy.arange(4).sum()))')
     print(f'{names.strip()}: CuPy {cupy.version} works, after {time.monotonic() - start:.0f} s')

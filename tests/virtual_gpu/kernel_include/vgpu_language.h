@@ -1,6 +1,5 @@
 // Keywords, built-in variables and types of CUDA C++.
 #pragma once
-#include <cfloat>
 #include <climits>
 #include <cmath>
 #include <math.h>

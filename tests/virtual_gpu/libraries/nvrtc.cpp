@@ -115,8 +115,8 @@ static std::string precompiled_header(const Options& options) {
     std::ofstream file(mine + ".h");
     file << "#include <vgpu_kernel.h>\n#include <cuda_fp16.h>\n";
     if (!options.cupy_include.empty())
-      for (const char* name : {"complex.cuh", "carray.cuh", "atomics.cuh", "math_constants.h", "float16.cuh"})
-        file << "#include <cupy/" << name << ">\n";
+      for (std::string name : {"complex.cuh", "carray.cuh", "atomics.cuh", "math_constants.h", "float16.cuh"})
+        if (exists(options.cupy_include + "/cupy/" + name)) file << "#include <cupy/" << name << ">\n";
   }
   std::string command =
       options.compiler + " " + options.flags + " -x c++-header -o " + quote(mine + ".gch") + " ";
