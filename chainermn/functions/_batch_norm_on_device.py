@@ -6,6 +6,7 @@ statistics, at least float32.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -71,6 +72,17 @@ def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dt
     x.mean(axis=axis, dtype=dtype, out=mean)
     kernel('variance')(x, mean[expander], dtype.type(1 / count), axis=axis, out=var)
     return result
+
+
+def table(parts: Sequence[Array]) -> Array:
+    """Returns the statistics of all ranks, one per row, without a copy if they are one buffer."""
+    import cupy
+
+    first = parts[0].data
+    if all(part.data.mem is first.mem and part.data.ptr == first.ptr + rank * part.nbytes
+           for rank, part in enumerate(parts)):
+        return cupy.ndarray((len(parts), parts[0].size), parts[0].dtype, first)
+    return cupy.stack(parts)
 
 
 def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array, Array, Array]:

@@ -1,6 +1,7 @@
 """The arithmetic of multi-node batch normalization on NumPy arrays."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -20,6 +21,11 @@ def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dt
         shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
         mean, var = np.zeros(shape, dtype), np.zeros(shape, dtype)
     return np.concatenate([np.full(1, count, dtype), mean.ravel(), var.ravel()])
+
+
+def table(parts: Sequence[Array]) -> Array:
+    """Returns the statistics of all ranks, one per row."""
+    return np.stack(parts)
 
 
 def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array, Array, Array]:

@@ -97,7 +97,7 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
                 'multi-node batch normalization: the number of channels differs between ranks\n'
                 + '\n'.join(f'  rank {rank}: {part.size // 2}' for rank, part in enumerate(parts))
                 + '\nUse the same model on all ranks.')
-        table = xp.asarray(chainer.backend.get_array_module(parts[0]).stack(parts))
+        table = xp.asarray(_arithmetic(chainer.backend.get_array_module(parts[0])).table(parts))
         shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
         mean, var, self._total = arithmetic.merge(table, shape, interm_dtype)
         return mean, var

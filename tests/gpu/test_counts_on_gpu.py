@@ -82,7 +82,7 @@ def test_arrays_that_mpi_carries(comm, operation):
 
 
 def test_batch_normalization(comm):
-    """One exchange forward and one backward, and few kernels besides Chainer's."""
+    """One exchange forward and one backward, and as many kernels with any number of ranks."""
     import cupy
 
     x = cupy.asarray(np.random.RandomState(RANK).rand(2, 3, 4, 5).astype('f'))
@@ -96,4 +96,4 @@ def test_batch_normalization(comm):
         with counting() as backward, chainer.using_config('enable_backprop', False):
             impl.backward(axis, gamma, x, x, None, cupy, expander, mean, inv_std, 0, var, None)
     assert forward['nccl_calls'] == backward['nccl_calls'] == 1
-    assert forward['launches'] + backward['launches'] <= 12
+    assert (forward['launches'], backward['launches']) == (4, 5)
