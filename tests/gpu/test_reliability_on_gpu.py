@@ -163,8 +163,8 @@ def test_the_watchdog_uses_the_device_of_the_exchange(device):
     """A context on another one would take half a gigabyte there."""
     import cupy
 
-    if device.id == 0:
-        pytest.skip('threads begin on this one')
+    if not any(MPI.COMM_WORLD.allgather(device.id)):
+        pytest.skip('threads begin on device 0')
     comm = chainermn.create_communicator('pure_nccl')
     comm.allreduce(cupy.ones(1000, np.float32))
     group = comm._transport._nccl_of_arrays
@@ -174,5 +174,5 @@ def test_the_watchdog_uses_the_device_of_the_exchange(device):
     flags, is_active = ctypes.c_uint(), ctypes.c_int()
     ctypes.CDLL('libcuda.so.1').cuDevicePrimaryCtxGetState(
         0, ctypes.byref(flags), ctypes.byref(is_active))
-    assert not is_active.value
+    assert device.id == 0 or not is_active.value
     comm.finalize()
