@@ -174,5 +174,5 @@ def test_the_watchdog_uses_the_device_of_the_exchange(device):
     flags, is_active = ctypes.c_uint(), ctypes.c_int()
     ctypes.CDLL('libcuda.so.1').cuDevicePrimaryCtxGetState(
         0, ctypes.byref(flags), ctypes.byref(is_active))
-    assert device.id == 0 or not is_active.value
     comm.finalize()
+    assert device.id == 0 or not is_active.value

@@ -177,26 +177,35 @@ class NcclGroup:
 
     def abort(self) -> None:
         """Aborts the exchanges in flight."""
-        import cupy
-
         with self._lock:
             if self.nccl_comm is not None:
-                with cupy.cuda.Device(self.device_id):
+                with self._device():
                     self.nccl_comm.abort()
 
     def _query(self, query: Callable[[], _Result], otherwise: _Result) -> _Result:
         """Runs a query on the device of this group, unless the group is being destroyed."""
-        import cupy
-
         if not self._lock.acquire(blocking=False):
             return otherwise
         try:
             if self.nccl_comm is None:
                 return otherwise
-            with cupy.cuda.Device(self.device_id):
+            with self._device():
                 return query()
         finally:
             self._lock.release()
+
+    def _device(self) -> Device:
+        """The device of this group, for a with statement.
+
+        A thread that has not used a GPU yet keeps it: at the end of the statement, CuPy would
+        return to device 0, and take memory for a context there.
+        """
+        import cupy
+
+        device = cupy.cuda.Device(self.device_id)
+        if not cupy.cuda.driver.ctxGetCurrent():
+            device.use()
+        return device
 
     def _error(self) -> str:
         import cupy
