@@ -268,7 +268,7 @@ def _computed_on(arrays: Iterable[Array]) -> Callable[[], AbstractContextManager
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
-        with device:
+        with array_buffers.device_in_thread(device.id):
             computed.synchronize()
             yield
             cupy.cuda.get_current_stream().synchronize()

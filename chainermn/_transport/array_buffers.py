@@ -13,7 +13,7 @@ import chainer
 import numpy as np
 
 from chainermn import _environment, _signature
-from chainermn._types import Array
+from chainermn._types import Array, Device
 
 
 def checked(x: Array) -> Array:
@@ -55,6 +55,20 @@ def checked_root(root: int, size: int) -> int:
 def summed_in(dtype: np.dtype) -> np.dtype:
     """The dtype in which MPI sums arrays of a dtype: float16 in float32."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def device_in_thread(device_id: int) -> Device:
+    """Returns a device for a with statement in a thread of ours.
+
+    If the thread has not used a GPU yet, it keeps this one: at the end of the statement CuPy would
+    return to device 0, and take memory for a context there.
+    """
+    import cupy
+
+    device = cupy.cuda.Device(device_id)
+    if not cupy.cuda.driver.ctxGetCurrent():
+        device.use()
+    return device
 
 
 def on_device(x: Array) -> bool:

@@ -15,6 +15,7 @@ from chainermn import _common_error, nccl
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import devices
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._transport import array_buffers
 from chainermn._types import Array, Device, DeviceEvent, NcclComm
 
 _Result = TypeVar('_Result')
@@ -179,7 +180,7 @@ class NcclGroup:
         """Aborts the exchanges in flight."""
         with self._lock:
             if self.nccl_comm is not None:
-                with self._device():
+                with array_buffers.device_in_thread(self.device_id):
                     self.nccl_comm.abort()
 
     def _query(self, query: Callable[[], _Result], otherwise: _Result) -> _Result:
@@ -189,23 +190,10 @@ class NcclGroup:
         try:
             if self.nccl_comm is None:
                 return otherwise
-            with self._device():
+            with array_buffers.device_in_thread(self.device_id):
                 return query()
         finally:
             self._lock.release()
-
-    def _device(self) -> Device:
-        """The device of this group, for a with statement.
-
-        A thread that has not used a GPU yet keeps it: at the end of the statement, CuPy would
-        return to device 0, and take memory for a context there.
-        """
-        import cupy
-
-        device = cupy.cuda.Device(self.device_id)
-        if not cupy.cuda.driver.ctxGetCurrent():
-            device.use()
-        return device
 
     def _error(self) -> str:
         import cupy
