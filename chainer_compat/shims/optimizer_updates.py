@@ -1,12 +1,15 @@
 """Updates of large parameters on the CPU, a block at a time."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from chainer_compat._patch import patch
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Elements. The temporary arrays of a block stay in the cache of a core.
 BLOCK = 1 << 14
@@ -66,6 +69,8 @@ def _in_blocks(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]
 
 
 def _is_divisible(arrays: list[Any]) -> bool:
+    import numpy as np
+
     data = arrays[0]
     return all(type(array) is np.ndarray and array.size == data.size > BLOCK
                and array.flags.c_contiguous for array in arrays)

@@ -57,7 +57,7 @@ def summed_in(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
-def device_in_thread(device_id: int) -> Device:
+def device_in_thread(device_id: int | None) -> Device:
     """Returns a device for a with statement in a thread of ours.
 
     If the thread has not used a GPU yet, it keeps this one: at the end of the statement CuPy would
