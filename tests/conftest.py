@@ -153,10 +153,10 @@ def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _of_other_runs(nodeids: list[str], size: int) -> set[str]:
-    """Returns cases that another number of ranks runs.
+    """Returns cases that do not run at this number of ranks without --full.
 
-    Every case runs at one rank.  At 3 ranks, tests of naive and flat run with one of them in turn.
-    2 and 4 ranks share the cases of a test between them.
+    At 3 ranks, tests of naive and flat run with one of them in turn.  2 and 4 ranks share the cases
+    of a test between them.
     """
     names: dict[str, dict[str, str]] = {}  # by test, without what chooses between the runs
     for nodeid in nodeids:
