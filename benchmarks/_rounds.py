@@ -34,12 +34,16 @@ KINDS = {
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
 
 
-def parser(doc: str, rounds: int, ranks: int = 0) -> argparse.ArgumentParser:
+def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
+           ) -> argparse.ArgumentParser:
     """Makes a parser with the options that every such benchmark has."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     if ranks:
         made.add_argument('--ranks', type=int, default=ranks, help='default: %(default)s')
     made.add_argument('--rounds', type=int, default=rounds, help='default: %(default)s')
+    if takes_torch:
+        made.add_argument('--torch', default=sys.executable, metavar='PYTHON',
+                          help='Python with torch; default: this one')
     made.add_argument('--quick', action='store_true', help='one short round, as a test')
     made.add_argument('--png', metavar='FILE', help='plot the ratios of all rounds (matplotlib)')
     made.add_argument('--work', help=argparse.SUPPRESS)

@@ -194,15 +194,13 @@ def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) 
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=3)
+    parser = _rounds.parser(__doc__, rounds=3, takes_torch=True)
     parser.add_argument('--shapes', default='2x1,3x1,4x1,5x1,2x2,3x2,4x2,3+1',
                         help='default: %(default)s')
     parser.add_argument('--rates', default='1gbit,10gbit', help='default: %(default)s')
     parser.add_argument('--compression', default='fp16,bf16,2bit',
                         help='default: %(default)s; or none')
     parser.add_argument('--model', default='resnet50', help='of mean_grad.py; default: %(default)s')
-    parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
-                        help='Python with torch; default: this one')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

@@ -18,7 +18,6 @@ and the ratios to old naive and to LB within a round.
 """
 
 import statistics
-import sys
 import time
 
 import _rounds
@@ -180,11 +179,9 @@ def ratio(a: list[float], b: list[float]) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=9)
+    parser = _rounds.parser(__doc__, rounds=9, takes_torch=True)
     parser.add_argument('--ranks', default='2,4,8', help='default: %(default)s')
     parser.add_argument('--models', default='resnet50,small,big', help='default: %(default)s')
-    parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
-                        help='Python with torch; default: this one')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

@@ -16,7 +16,6 @@ several, where processes wait for each other.
 """
 
 import statistics
-import sys
 import time
 
 import _rounds
@@ -72,11 +71,9 @@ def work(kind: str, folder: str) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=7)
+    parser = _rounds.parser(__doc__, rounds=7, takes_torch=True)
     parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
     parser.add_argument('--only', help='models, separated by commas')
-    parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
-                        help='Python with torch; default: this one')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

@@ -18,7 +18,6 @@ rounds.  A loss below half the interquartile range is noise.
 import pathlib
 import runpy
 import statistics
-import sys
 import time
 
 import _rounds
@@ -174,10 +173,8 @@ def compare(ours: list[float], rival: list[float]) -> str:
 
 def main() -> None:
     """Measures and prints."""
-    parser = _rounds.parser(__doc__, rounds=9)
+    parser = _rounds.parser(__doc__, rounds=9, takes_torch=True)
     parser.add_argument('--up-to', type=int, default=4, metavar='RANKS', help='default: 4')
-    parser.add_argument('--torch', default=sys.executable, metavar='PYTHON',
-                        help='Python with torch; default: this one')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)

@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             and config.getoption('markexpr') in ('', 'every_size')):
         from mpi4py import MPI
 
-        unsampled |= _of_other_runs([item.nodeid for item in items], MPI.COMM_WORLD.size)
+        unsampled.update(_of_other_runs([item.nodeid for item in items], MPI.COMM_WORLD.size))
     for item in items:
         is_other = item.nodeid in unsampled or not others.isdisjoint(
             marker.name for marker in item.iter_markers())
@@ -152,26 +152,29 @@ def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
     return [item for k, item in enumerate(cases) if k not in sampled]
 
 
-def _of_other_runs(nodeids: list[str], size: int) -> set[str]:
-    """Returns cases that do not run at this number of ranks without --full.
+def _of_other_runs(nodeids: list[str], size: int) -> list[str]:
+    """Returns cases that do not run at this number of ranks without --full."""
+    return _of_other_communicator(nodeids) if size == 3 else _of_other_half(nodeids, size == 2)
 
-    At 3 ranks, tests of naive and flat run with one of them in turn.  2 and 4 ranks share the cases
-    of a test between them.
-    """
-    names: dict[str, dict[str, str]] = {}  # by test, without what chooses between the runs
+
+def _of_other_communicator(nodeids: list[str]) -> list[str]:
+    """Chooses between the cases of naive and flat, in turn."""
+    names: dict[str, dict[str, str]] = {}  # by test, without the name of the communicator
     for nodeid in nodeids:
-        if size == 3:
-            if found := COMMUNICATOR.search(nodeid):
-                names.setdefault(COMMUNICATOR.sub('', nodeid), {})[found[0]] = nodeid
-        else:
-            cases = names.setdefault(nodeid.partition('[')[0], {})
-            cases[f'{len(cases)}'] = nodeid
-    if size == 3:
-        pairs = [cases for cases in names.values() if len(cases) == 2]
-        return {cases['flat' if k % 2 else 'naive'] for k, cases in enumerate(pairs)}
+        if found := COMMUNICATOR.search(nodeid):
+            names.setdefault(COMMUNICATOR.sub('', nodeid), {})[found[0]] = nodeid
+    pairs = [cases for cases in names.values() if len(cases) == 2]
+    return [cases['flat' if k % 2 else 'naive'] for k, cases in enumerate(pairs)]
+
+
+def _of_other_half(nodeids: list[str], is_first: bool) -> list[str]:
+    """Chooses half of the cases of each test: 2 and 4 ranks share them."""
+    tests: dict[str, list[str]] = {}
+    for nodeid in nodeids:
+        tests.setdefault(nodeid.partition('[')[0], []).append(nodeid)
     # A fixed step would take the same value of a parameter each time.
-    return {nodeid for cases in names.values() if len(cases) > 1
-            for k, nodeid in enumerate(cases.values()) if int(k * .618 % 1 * 2) == (size == 2)}
+    return [nodeid for cases in tests.values() if len(cases) > 1
+            for k, nodeid in enumerate(cases) if int(k * .618 % 1 * 2) == is_first]
 
 
 class Ranks:

@@ -14,7 +14,7 @@ import os
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
-TRIM_THRESHOLD = 1 << 30  # bytes that stay at most
+TRIM_THRESHOLD = 1 << 30  # bytes: at most this much stays
 MMAP_THRESHOLD = 1 << 25  # bytes; glibc's maximum: larger blocks are returned
 
 

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from chainermn._diagnostics.flight_recorder import Key
 from chainermn._transport.pending import Pending
 
-#: Number by which communicators grow between two garbage collections.
+#: Garbage is collected once this many more communicators are held than before.
 _COLLECT_EVERY = 16
 
 
@@ -30,7 +30,7 @@ class _Held(NamedTuple):
 
 _held: dict[Key, _Held] = {}
 _gone: set[Key] = set()
-_collect_at = _COLLECT_EVERY  # this many communicators
+_collect_at = _COLLECT_EVERY  # number of held communicators
 
 
 def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending) -> None:
@@ -72,8 +72,8 @@ def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
             for free in _held.pop(key).free:
                 free()
             _gone.discard(key)
-    if collects:
-        _collect_at = len(_held) + _COLLECT_EVERY
+    following = len(_held) + _COLLECT_EVERY
+    _collect_at = following if collects else min(_collect_at, following)
 
 
 def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:

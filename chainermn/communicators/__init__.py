@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import sys
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
@@ -166,8 +167,6 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     if common is not None:
         _common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
-    if mpi_comm.rank == 0:
-        _warn_of_different_kernels([each[3] for each in responses])
     if name == 'auto':
         communicator_class = _select(mpi_comm.rank, [each[2] for each in responses])
         if communicator_class is not _class_of('pure_nccl'):
@@ -176,13 +175,18 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     communicator = communicator_class(mpi_comm=mpi_comm)
     for item, value in config.items():
         communicator.set_config(item, value)
+    if mpi_comm.rank == 0:  # at the end: the warning may be an error, on this rank only
+        _warn_of_different_kernels([each[3] for each in responses])
     return communicator
 
 
 def _has_torch() -> bool:
     """Return whether PyTorch's kernels compute for Chainer on this rank; does not import them."""
-    return (getattr(chainer.config, 'use_torch', 'never') != 'never'
-            and importlib.util.find_spec('torch') is not None)
+    if getattr(chainer.config, 'use_torch', 'never') == 'never':
+        return False
+    # A module that is there already may lack the specification that find_spec looks for.
+    return (sys.modules.get('torch') is not None
+            or importlib.util.find_spec('torch') is not None)
 
 
 def _warn_of_different_kernels(has_torch: Sequence[bool]) -> None:
