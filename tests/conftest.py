@@ -265,6 +265,15 @@ class TimeLimit:
         self.pause()
         return result
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.failed:  # the other ranks may wait for this one until the time limit
+            self.write(f'{item.nodeid}\n{report.longreprtext}')
+        return report
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self.start(f'ending with {int(exitstatus)}', LIMIT)  # MPI_Finalize can hang as well

@@ -1,6 +1,7 @@
 """Out of memory for a payload: the receiver raises, and the sender continues."""
 
 import contextlib
+import gc
 import resource
 
 import numpy as np
@@ -21,6 +22,7 @@ def comm():
 @contextlib.contextmanager
 def little_memory():
     """Limits the memory of this process to less than a payload."""
+    gc.collect()  # a payload of an earlier test, freed later, would make room for one more
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open('/proc/self/statm') as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
