@@ -111,21 +111,26 @@ class MeanQueue:
             [x.size for x in arrays])))
         on_device = _computed_on(arrays)
 
+        def average_list() -> None:
+            if turn.differs:
+                raise ValueError(
+                    'Collective mismatch in the background: ranks submitted gradients of '
+                    'different paths, dtypes or sizes, in different orders, or only some of '
+                    'them with a compressor. Submit the same gradients on all ranks.')
+            with recorder.span('means', 'operation', arrays):
+                if compressor is None:
+                    self._transport.mean(arrays, results)
+                else:
+                    average(self._transport, arrays, results, compressor, self._new_codec)
+
         def job() -> None:
             with recorder.span('wait', 'wait'):
                 while not any(turn.request.Test() for _ in range(_POLLS)):
                     time.sleep(0 if self._urgent else _POLL_INTERVAL)
-            if number < self._limit:
-                if turn.differs:
-                    raise ValueError(
-                        'Collective mismatch in the background: ranks submitted gradients of '
-                        'different paths, dtypes or sizes, in different orders, or only some of '
-                        'them with a compressor. Submit the same gradients on all ranks.')
-                with recorder.span('means', 'operation', arrays), on_device():
-                    if compressor is None:
-                        self._transport.mean(arrays, results)
-                    else:
-                        average(self._transport, arrays, results, compressor, self._new_codec)
+            # A discarded list, too, is freed on its device.
+            with on_device():
+                if number < self._limit:
+                    average_list()
 
         self._in_flight += 1
         self._jobs.put(job)
