@@ -58,6 +58,7 @@ KERNELS: dict[str, dict[str, str]] = {
     'chainer.functions.rnn.n_step_lstm': {'n_step_lstm_base': 'n_step_rnn.lstm'},
     'chainer.functions.rnn.n_step_gru': {'n_step_gru_base': 'n_step_rnn.gru'},
     'chainer.functions.rnn.n_step_rnn': {'n_step_rnn_base': 'n_step_rnn.rnn'},
+    'chainer.links.rnn.n_step_rnn': {'NStepRNNBase._call': 'n_step_rnn_links.call'},
     'chainer.functions.activation.relu': {
         'ReLU.forward_cpu': 'activation.relu',
         'ReLUGrad2.forward_cpu': 'activation.relu_gradient',

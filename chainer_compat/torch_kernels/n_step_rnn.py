@@ -81,69 +81,97 @@ def rnn(n_layers: int, dropout_ratio: float, hx: Variable, ws: Weights, bs: Weig
 def _layers(cell: Cell, n_layers: int, dropout_ratio: float, hx: Variable, cx: Variable | None,
             ws: Weights, bs: Weights, xs: Sequence[Variable], use_bi_direction: bool, kwargs: object
             ) -> tuple[Variable, Variable | None, tuple[Variable, ...]]:
-    lengths = [len(x) for x in xs]
-    sequences = Sequences.of(lengths)
+    """Compute the layers for the elements of each time step."""
+    sizes = [len(x) for x in xs]
+    if kwargs:
+        raise Unsupported
+    check(sizes, xs, hx, cx, ws, bs)
+    y, hy, cy = stacked(cell, sizes, n_layers, dropout_ratio, hx, cx, ws, bs, F.concat(xs, axis=0),
+                        use_bi_direction)
+    outputs = F.split_axis(y, np.cumsum(sizes[:-1]), axis=0) if len(sizes) > 1 else (y,)
+    return hy, cy, tuple(outputs)
+
+
+def check(sizes: Sequence[int], xs: Sequence[Variable], hx: Variable, cx: Variable | None,
+          ws: Weights, bs: Weights) -> None:
+    """Check whether PyTorch can compute layers.
+
+    Args:
+        sizes: Number of sequences that have an element at each time step.
+        xs: The inputs, in any order.
+        hx: The initial states.
+        cx: The initial cells of LSTM.
+        ws: The weights of the layers.
+        bs: The biases of the layers.
+
+    Raises:
+        Unsupported: If it cannot.
+    """
     arrays = [getattr(v, 'array', v) for v in itertools.chain(xs, *ws, *bs, [hx])]
     is_supported = (
-        not kwargs and len(hx) and all(a.dtype == arrays[0].dtype for a in arrays)
-        and xs[0].shape[1] == ws[0][0].shape[1] and hx.shape[1] == lengths[0]
+        len(hx) and sizes and sizes[-1] > 0 and sorted(sizes, reverse=True) == sizes
+        and all(a.dtype == arrays[0].dtype for a in arrays)
+        and xs[0].shape[1:] == ws[0][0].shape[1:] and hx.shape[1] == sizes[0]
         and (cx is None or cx.shape == hx.shape)
         and all(type(a) is type(arrays[0]) for a in arrays))
     if not is_supported:
         raise Unsupported
     tensors(arrays[0])  # raises Unsupported for other dtypes and devices
-    directions = 2 if use_bi_direction else 1
-    x = F.concat(xs, axis=0)
+
+
+def stacked(cell: Cell, sizes: Sequence[int], n_layers: int, dropout_ratio: float, hx: Variable,
+            cx: Variable | None, ws: Weights, bs: Weights, x: Variable, use_bi_direction: bool
+            ) -> tuple[Variable, Variable, Variable | None]:
+    """Compute layers that passed :func:`check`, for the elements of all time steps in one array.
+
+    Returns:
+        The outputs, the final states, and the final cells of LSTM.
+    """
+    orders = [None, reversing(sizes)] if use_bi_direction else [None]
     hs, cs = [], []
     for layer in range(n_layers):
         ys = []
-        for direction in range(directions):
-            i = layer * directions + direction
+        for direction, order in enumerate(orders):
+            i = layer * len(orders) + direction
             # Each direction has its own dropout mask, as in Chainer.
             entry = x if layer == 0 else F.dropout(x, dropout_ratio)
             state = [hx[i]] if cx is None else [hx[i], cx[i]]
-            node = Layer(cell, sequences, is_reversed=direction == 1)
-            y, h, *c = node.apply([entry, *state, *ws[i], *bs[i]])
+            y, h, *c = Layer(cell, sizes, order).apply([entry, *state, *ws[i], *bs[i]])
             ys.append(y)
             hs.append(h)
             cs += c
-        x = ys[0] if directions == 1 else F.concat(ys, axis=1)
-    outputs = F.split_axis(x, np.cumsum(lengths[:-1]), axis=0) if len(lengths) > 1 else (x,)
-    return F.stack(hs), F.stack(cs) if cs else None, tuple(outputs)
+        x = F.concat(ys, axis=1) if use_bi_direction else y
+    return x, F.stack(hs), F.stack(cs) if cs else None
 
 
-class Sequences(NamedTuple):
-    """Sequences of one batch, sorted by length, whose elements are stored by time step."""
+def reversing(sizes: Sequence[int]) -> np.ndarray:
+    """Return where each element is if every sequence is reversed.
 
-    #: Number of sequences that have an element at each time step.
-    batch_sizes: tuple[int, ...]
-    #: Where each element is, if every sequence is reversed.
-    reverse: np.ndarray
-
-    @classmethod
-    def of(cls, batch_sizes: Sequence[int]) -> Sequences:
-        """Return the sequences for batch sizes, which must not increase."""
-        sizes = np.array(batch_sizes)
-        if not len(sizes) or sizes[-1] < 1 or (np.diff(sizes) > 0).any():
-            raise Unsupported
-        starts = np.cumsum(sizes) - sizes
-        lengths = (sizes[:, None] > np.arange(sizes[0])).sum(axis=0)
-        return cls(tuple(batch_sizes), np.concatenate([
-            starts[lengths[:size] - 1 - step] + np.arange(size)
-            for step, size in enumerate(sizes)]))
+    Args:
+        sizes: Number of sequences that have an element at each time step.
+    """
+    starts = np.cumsum(sizes) - sizes
+    lengths = (np.array(sizes)[:, None] > np.arange(sizes[0])).sum(axis=0)
+    return np.concatenate([starts[lengths[:size] - 1 - step] + np.arange(size)
+                           for step, size in enumerate(sizes)])
 
 
 class Layer(FunctionNode):
     """One layer in one direction.
 
-    Its inputs are the elements of the sequences, the initial state (``h``, for LSTM also ``c``),
-    the weights and the biases; its outputs the elements and the final state.
+    Its inputs are the elements of the sequences by time step, the initial state (``h``, for LSTM
+    also ``c``), the weights and the biases; its outputs the elements and the final state.
+
+    Args:
+        cell: The kind of layer.
+        sizes: Number of sequences that have an element at each time step; it does not increase.
+        order: Where each element is in the reversed sequences; ``None`` to go forward.
     """
 
-    def __init__(self, cell: Cell, sequences: Sequences, is_reversed: bool) -> None:
+    def __init__(self, cell: Cell, sizes: Sequence[int], order: np.ndarray | None) -> None:
         self.cell = cell
-        self.sequences = sequences
-        self.is_reversed = is_reversed
+        self.sizes = sizes
+        self.order = order
 
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         """Compute the outputs, and keep PyTorch's graph of the computation."""
@@ -161,11 +189,11 @@ class Layer(FunctionNode):
         n = self.cell.gates
         parameters = [torch.cat(tuple(part))
                       for part in (weights[:n], weights[n:], biases[:n], biases[n:])]
-        order = torch.from_numpy(self.sequences.reverse)
-        if self.is_reversed:
+        order = None if self.order is None else torch.from_numpy(self.order)
+        if order is not None:
             x = x[order]
         entry: tuple[torch.Tensor, ...]
-        sizes = self.sequences.batch_sizes
+        sizes = self.sizes
         if sizes[0] == sizes[-1]:  # no padding is needed, which is faster
             entry = x.view(len(sizes), sizes[0], -1),
         else:
@@ -176,7 +204,7 @@ class Layer(FunctionNode):
         y, *final = self.cell.torch(*entry, states if self.cell.has_cell else states[0], parameters,
                                     *options)
         y = y.reshape(len(x), -1)
-        return y[order] if self.is_reversed else y, *(s[0] for s in final)
+        return y if order is None else y[order], *(s[0] for s in final)
 
     def _separate(self, others: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], ...]:
         """Split the inputs after the first into state, weights and biases."""
@@ -203,12 +231,12 @@ class Layer(FunctionNode):
         inputs = self.get_retained_inputs()
         x, *others = inputs
         state, weights, biases = self._separate(others)
-        sections = np.cumsum(self.sequences.batch_sizes)[:-1]
+        sections = np.cumsum(self.sizes)[:-1]
         xs = F.split_axis(x, sections, axis=0) if len(sections) else (x,)
         h, c, ys = _one_directional_loop(
-            self.cell.step, xs[::-1] if self.is_reversed else xs, *state,
+            self.cell.step, xs if self.order is None else xs[::-1], *state,
             *([] if self.cell.has_cell else [None]), weights, biases)
-        outputs = [F.concat(ys[::-1] if self.is_reversed else ys, axis=0), h, c]
+        outputs = [F.concat(ys if self.order is None else ys[::-1], axis=0), h, c]
         # Only LSTM has a cell, the last of the outputs.
         pairs = [(y, gy) for y, gy in zip(outputs, grad_outputs, strict=False) if gy is not None]
         return tuple(chainer.grad(
