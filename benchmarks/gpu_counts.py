@@ -10,6 +10,9 @@ by another kernel. ``overlap`` does so for each bucket, but need not unpack it: 
 views of the bucket. ``non_cuda_aware`` reduces to one rank of each host and then broadcasts.
 ``flat`` exchanges gradients by MPI through host memory, and waits for both copies; that of
 ChainerMN 7 gives MPI pointers to device memory, whose bytes are not counted.
+
+``MNBN`` compares a layer of multi-node batch normalization with Chainer's layer for one rank: a
+negative number is work that it saves.
 """
 
 import argparse
