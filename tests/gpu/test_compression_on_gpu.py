@@ -28,6 +28,8 @@ def test_wires_are_those_of_the_host(kind, dtype, size):
     on_host, on_device = compression.get(kind), compression.get(kind)
     x = gradient(0, dtype, size)
     x[5:8] = [np.nan, np.inf, -np.inf][:max(0, size - 5)]
+    if kind == 'fp16' and cupy.__version__.startswith('13.'):
+        x = x.astype('f').astype(dtype)  # CuPy 13 casts float64 to float16 by way of float32
     for _ in range(3):
         encoded = on_device.compress(cupy.asarray(x), 'key')
         expected = on_host.compress(x, 'key')
