@@ -130,9 +130,11 @@ def test_values_of_the_options(python):
 @needs_torch
 def test_the_configuration(operators):
     for mode, is_used in ('never', False), ('auto', True), ('always', True):
-        with chainer.using_config('use_torch', mode), operators() as names:
-            F.relu(F.convolution_2d(X, W))
-        assert bool(names) == is_used
+        for ideep in 'never', 'auto', 'always':  # Chainer's switch for ideep4py has no effect
+            with chainer.using_config('use_torch', mode), operators() as names, \
+                    chainer.using_config('use_ideep', ideep):
+                F.relu(F.convolution_2d(X, W))
+            assert bool(names) == is_used
     assert chainer.config.use_torch == dispatch.default_mode()
 
 
