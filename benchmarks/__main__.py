@@ -37,7 +37,7 @@ LIMITS = {  # minutes, in the order in which they run
     'mean_grad': 30,
     'cost_model': 10,
     'weak_scaling': 20,
-    'training_step': 20,
+    'training_step': 30,
     'overlap': 15,
     'sharded_states': 5,
     'scatter_dataset': 15,

@@ -17,11 +17,12 @@ Step = Callable[[], object]
 Wrap = Callable[[chainer.Optimizer], chainer.Optimizer]
 
 
-def wrapped(comm: 'chainermn.CommunicatorBase | None') -> Wrap:
+def wrapped(comm: 'chainermn.CommunicatorBase | None', overlap: bool) -> Wrap:
     """Returns a function that makes an optimizer a multi-node one, if there is a communicator."""
     if comm is None:
         return lambda optimizer: optimizer
-    return lambda optimizer: chainermn.create_multi_node_optimizer(optimizer, comm)
+    return lambda optimizer: chainermn.create_multi_node_optimizer(
+        optimizer, comm, overlap=overlap)
 
 
 def _of_example(folder: str, module: str):

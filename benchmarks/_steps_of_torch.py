@@ -9,8 +9,11 @@ Step = Callable[[], object]
 Wrap = Callable[[nn.Module], nn.Module]
 
 
-def wrapped(is_parallel: bool) -> Wrap:
-    """Returns a function that lets the ranks exchange the gradients of a module, or does not."""
+def wrapped(is_parallel: bool, overlap: bool) -> Wrap:
+    """Returns a function that lets the ranks exchange the gradients of a module, or does not.
+
+    DDP overlaps the exchange with the backward pass in any case.
+    """
     if not is_parallel:
         return lambda module: module
     return lambda module: nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)

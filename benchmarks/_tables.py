@@ -61,9 +61,11 @@ TABLES = {
         r'^(\w+), (\d+) ranks; load'),
     'training_step': Table(
         'How many milliseconds does a training step take?',
-        ['model', 'ranks', "Chainer with PyTorch's kernels", 'Chainer alone', 'PyTorch'],
-        r"^(\S+) +(\d+) ranks?: with PyTorch's kernels +([\d.]+) ms, with Chainer's +([\d.]+) ms"
-        r'(?:, PyTorch +([\d.]+) ms)?'),
+        ['model', 'on', "Chainer with PyTorch's kernels", 'Chainer alone', 'PyTorch',
+         'memory of each, MB'],
+        r"^(\S+) +(\d+ (?:ranks?|hosts)): with PyTorch's kernels +([\d.]+) ms"
+        r"(?:, with Chainer's +([\d.]+) ms)?(?:, PyTorch +([\d.]+) ms)?"
+        r'[^\n]*?; memory ([^\n]+) MB'),
     'overlap': Table(
         'How much communication time does overlap hide?',
         ['case', 'ranks', 'step without communication, ms', 'without overlap', 'with overlap'],

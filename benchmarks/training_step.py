@@ -1,7 +1,8 @@
 """Training steps: Chainer with PyTorch's kernels, with its own, and PyTorch itself.
 
 Run it in an environment with ChainerMN, MPI, scikit-learn and PyTorch:
-``python benchmarks/training_step.py [--ranks 1,2] [--rounds 7] [--only CNN,LSTM] [--png FILE]``.
+``python benchmarks/training_step.py [--ranks 1,2] [--hosts 1gbit] [--rounds 7] [--only CNN,LSTM]
+[--png FILE]``.
 
 The models: six 3x3 convolutions of 32 channels, on 16 images of 3 x 32 x 32; ResNet-50, on 4 images
 of 3 x 224 x 224; the perceptron of ``examples/mnist`` with 1,000 units, on 100 images; an LSTM of
@@ -12,18 +13,32 @@ written as its users do.
 A step is forward, backward and the update.  With one rank nothing is exchanged.  With several,
 Chainer exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only the models of the goal
 run.  Each process has one thread.  A turn is the fastest of some steps on one rank, their mean on
-several, where processes wait for each other.
+several, where processes wait for each other.  The memory is the largest resident set of rank 0.
+
+Two hosts of one rank each follow: network namespaces of this machine, whose links have the rate of
+``--hosts`` in each direction.  They need root and iproute2.  There Chainer exchanges with
+``overlap=True``, as DDP always does.
 """
 
+import argparse
+import os
+import pathlib
+import re
 import statistics
+import sys
 import time
 
 import _rounds
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / 'tests'))
+import virtual_hosts
+
 #: Steps in a turn of each model.
 TURNS = {'CNN': 8, 'ResNet-50': 3, 'perceptron': 20, 'LSTM': 20, 'DCGAN': 4, 'seq2seq': 4}
 PARALLEL = ('CNN', 'ResNet-50', 'LSTM')
+ON_HOSTS = ('CNN', 'ResNet-50')
 GOALS = {1: 1.1, 2: 1.}
+MEMORY = 'memory'  # asks for megabytes instead of seconds
 
 
 def work(kind: str, folder: str) -> None:
@@ -34,7 +49,7 @@ def work(kind: str, folder: str) -> None:
         import torch.distributed
 
         rank, barrier, maximum = _gloo.start(folder)
-        wrap = steps_of.wrapped(torch.distributed.get_world_size() > 1)
+        context = torch.distributed.get_world_size() > 1
     else:
         import _steps_of_chainer as steps_of
         from mpi4py import MPI
@@ -43,18 +58,20 @@ def work(kind: str, folder: str) -> None:
 
         world = MPI.COMM_WORLD
         rank, barrier = world.rank, world.Barrier
-        wrap = steps_of.wrapped(chainermn.create_communicator('flat') if world.size > 1 else None)
+        context = chainermn.create_communicator('flat') if world.size > 1 else None
 
         def maximum(seconds):
             return world.allreduce(seconds, MPI.MAX)
 
     steps = {}
 
-    def turn(command: tuple[str, int, bool]) -> float:
-        name, n, is_alone = command
+    def turn(command: tuple[str, int, bool, bool]) -> float:
+        name, n, is_alone, overlap = command
+        if name == MEMORY:
+            status = pathlib.Path('/proc/self/status').read_text(encoding='utf-8')
+            return int(re.search(r'VmHWM:\s*(\d+) kB', status)[1]) / 1e3
         if name not in steps:
-            steps.clear()
-            steps[name] = steps_of.STEPS[name](wrap)
+            steps[name] = steps_of.STEPS[name](steps_of.wrapped(context, overlap))
             for _ in range(2):
                 steps[name]()  # creates parameters and buffers
         seconds = []
@@ -69,40 +86,61 @@ def work(kind: str, folder: str) -> None:
     _rounds.answer(kind, folder, rank, turn)
 
 
+def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
+            hosts: virtual_hosts.Hosts | None = None) -> dict[str, list[float]]:
+    """Measures a model, prints a row, and returns the seconds of each kind of processes."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with _rounds.groups(__file__, ranks, kinds, args.torch, hosts and hosts.mpiexec) as groups:
+        for n in range(args.rounds):
+            for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
+                seconds[kind].append(groups[kind].ask(
+                    (name, 1 if args.quick else TURNS[name], ranks == 1, hosts is not None)))
+        memory = {kind: groups[kind].ask((MEMORY, 0, False, False)) for kind in kinds}
+    middle = {kind: statistics.median(each) * 1e3 for kind, each in seconds.items()}
+    place = '2 hosts' if hosts else f'{ranks} rank{"s" * (ranks > 1)}'
+    row = f"{name:<10} {place}: with PyTorch's kernels {middle['ours']:9.2f} ms"
+    if 'chainer' in kinds:
+        row += f", with Chainer's {middle['chainer']:9.2f} ms"
+    if 'gloo' in kinds:
+        row += (f', PyTorch {middle["gloo"]:9.2f} ms: '
+                f'{_rounds.times(seconds["ours"], seconds["gloo"])}, goal {GOALS.get(ranks, 1):g}')
+        if 'chainer' in kinds:
+            row += f'; {_rounds.times(seconds["chainer"], seconds["gloo"])}'
+    print(f'{row}; memory {", ".join(f"{memory[kind]:.0f}" for kind in kinds)} MB; '
+          f'{_rounds.load()}', flush=True)
+    return seconds
+
+
 def main() -> None:
     """Measures and prints."""
     parser = _rounds.parser(__doc__, rounds=7, takes_torch=True)
     parser.add_argument('--ranks', default='1,2', help='default: %(default)s')
+    parser.add_argument('--hosts', metavar='RATE', default='1gbit',
+                        help='links of two hosts; default: %(default)s; or none')
     parser.add_argument('--only', help='models, separated by commas')
     args = parser.parse_args()
     if args.work:
         work(args.work, args.folder)
         return
     if args.quick:
-        args.rounds, args.ranks, args.only = 1, '1', args.only or 'LSTM'
-    kinds = ['ours', 'chainer', *(['gloo'] if _rounds.has_torch(args.torch) else [])]
+        args.rounds, args.ranks, args.only, args.hosts = 1, '1', args.only or 'LSTM', 'none'
+    has_torch = _rounds.has_torch(args.torch)
+    kinds = ['ours', 'chainer', *(['gloo'] if has_torch else [])]
     drawn: dict[str, dict[str, list[float]]] = {'ours': {}, 'chainer': {}}
+    only = args.only.split(',') if args.only else None
     for ranks in map(int, args.ranks.split(',')):
-        names = args.only.split(',') if args.only else list(TURNS if ranks == 1 else PARALLEL)
-        with _rounds.groups(__file__, ranks, kinds, args.torch) as groups:
-            for name in names:
-                seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-                for n in range(args.rounds):
-                    for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
-                        seconds[kind].append(groups[kind].ask(
-                            (name, 1 if args.quick else TURNS[name], ranks == 1)))
-                middle = {kind: statistics.median(each) * 1e3 for kind, each in seconds.items()}
-                print(f'{name:<10} {ranks} rank{"s" * (ranks > 1)}: '
-                      f"with PyTorch's kernels {middle['ours']:9.2f} ms, "
-                      f"with Chainer's {middle['chainer']:9.2f} ms", end='')
-                if 'gloo' in kinds:
-                    for kind, shown in drawn.items():
-                        shown[f'{name}, {ranks}'] = _rounds.ratios(seconds[kind], seconds['gloo'])
-                    print(f', PyTorch {middle["gloo"]:9.2f} ms: '
-                          f'{_rounds.times(seconds["ours"], seconds["gloo"])}, goal '
-                          f'{GOALS.get(ranks, 1):g}; '
-                          f'{_rounds.times(seconds["chainer"], seconds["gloo"])}', end='')
-                print(f'; {_rounds.load()}', flush=True)
+        for name in only or (TURNS if ranks == 1 else PARALLEL):
+            seconds = measure(name, kinds, ranks, args)
+            for kind, shown in drawn.items():
+                if has_torch:
+                    shown[f'{name}, {ranks}'] = _rounds.ratios(seconds[kind], seconds['gloo'])
+    if args.hosts != 'none' and (reason := virtual_hosts.why_not()):
+        print(f'not measured on two hosts: {reason}')
+    elif args.hosts != 'none':
+        os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
+        with virtual_hosts.Hosts([1, 1], args.hosts) as hosts:
+            for name in only or ON_HOSTS:
+                measure(name, [kind for kind in kinds if kind != 'chainer'], 2, args, hosts)
     if args.png and drawn['ours']:
         _rounds.chart(args.png, 'Training steps', "times PyTorch's",
                       {"with PyTorch's kernels": drawn['ours'], "with Chainer's": drawn['chainer']},

@@ -1,4 +1,8 @@
-"""Batch normalization: of a batch, its gradient, and with given statistics."""
+"""Batch normalization: of a batch, its gradient, with given statistics, and in parts.
+
+The parts belong to multi-node batch normalization, which exchanges statistics and gradients in
+between.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import numpy as np
 import torch
 from chainer.functions.normalization.batch_normalization import GeneralBatchNormalizationImpl
 
-from chainer_compat.torch_kernels.arrays import array, tensors
+from chainer_compat.torch_kernels.arrays import array, tensor, tensors
 from chainer_compat.torch_kernels.dispatch import Unsupported
 
 aten = torch.ops.aten
@@ -57,6 +61,45 @@ def normalize(xp: ModuleType, x: np.ndarray, mean: np.ndarray, inv_std: np.ndarr
     """Normalize with given statistics; all arrays broadcast with ``x``."""
     x_, mean_, inv_std_, gamma_, beta_ = tensors(x, mean, inv_std, gamma, beta)
     return array((x_ - mean_).mul_(inv_std_ * gamma_).add_(beta_))
+
+
+def statistics(x: np.ndarray, axis: tuple[int, ...], expander: Expander, dtype: np.dtype
+               ) -> np.ndarray:
+    """Return the number of elements per channel, the means and the variances, as a flat array."""
+    x_ = _by_channel(x, axis, dtype)
+    mean, var = aten.batch_norm_update_stats(x_, None, None, 0.)
+    count = x_.numel() // x_.shape[1]
+    return np.concatenate([np.full(1, count, dtype), array(mean), array(var)])
+
+
+def gradient_sums(gy: np.ndarray, x: np.ndarray, axis: tuple[int, ...], expander: Expander,
+                  mean: np.ndarray, inv_std: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the gradients of beta and gamma, stacked."""
+    gy_, x_ = _by_channel(gy, axis, dtype), _by_channel(x, axis, dtype)
+    mean_, inv_std_ = (t.flatten() for t in tensors(mean, inv_std))
+    _, ggamma, gbeta = aten.native_batch_norm_backward(
+        gy_, x_, None, None, None, mean_, inv_std_, True, 0., [False, True, True])
+    return np.stack([array(gbeta).reshape(mean.shape), array(ggamma).reshape(mean.shape)])
+
+
+def input_gradient(gy: np.ndarray, x: np.ndarray, expander: Expander, mean: np.ndarray,
+                   inv_std: np.ndarray, gamma: np.ndarray, sums: np.ndarray, total: np.ndarray
+                   ) -> np.ndarray:
+    """Return the gradient of the input, from the sums over all ranks."""
+    gbeta, ggamma = sums
+    gy_, x_, mean_, scale, slope, shift = tensors(
+        gy, x, mean[expander], *(each.astype(x.dtype, copy=False)[expander] for each in (
+            gamma * inv_std, -gamma * inv_std ** 2 * ggamma / total,
+            -gamma * inv_std * gbeta / total)))
+    return array((x_ - mean_).mul_(slope).addcmul_(gy_, scale).add_(shift))
+
+
+def _by_channel(x: np.ndarray, axis: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
+    """Return a tensor with the channels in the second axis."""
+    if x.size == 0 or x.dtype != dtype or axis not in ((0,), (0, *range(2, x.ndim))):
+        raise Unsupported
+    x_ = tensor(x)
+    return x_.reshape(len(x), -1) if axis == (0,) else x_
 
 
 def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.ndarray) -> None:

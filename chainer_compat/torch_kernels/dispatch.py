@@ -54,7 +54,16 @@ def replace(module: ModuleType, name: str, kernel: str) -> None:
     """
     *path, attribute = name.split('.')
     owner = functools.reduce(getattr, path, module)
-    setattr(owner, attribute, _dispatched(getattr(owner, attribute), kernel))
+    setattr(owner, attribute, with_kernel(kernel)(getattr(owner, attribute)))
+
+
+def with_kernel(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function that has a kernel, to call the kernel where it applies.
+
+    Args:
+        name: A module of this package and a function, with the arguments of the decorated one.
+    """
+    return lambda original: _dispatched(original, name)
 
 
 def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
@@ -67,7 +76,7 @@ def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
 
     @functools.wraps(original)
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
-        mode = config.use_torch
+        mode = getattr(config, 'use_torch', 'never')  # without the patches, there is no option
         if mode not in MODES:
             raise ValueError(
                 f'chainer.config.use_torch is {mode!r}. Use one of {", ".join(MODES)}.')

@@ -1,4 +1,7 @@
-"""The arithmetic of multi-node batch normalization on NumPy arrays."""
+"""The arithmetic of multi-node batch normalization on NumPy arrays.
+
+PyTorch computes it if it is installed, like Chainer's functions.
+"""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -6,12 +9,14 @@ from math import prod
 
 import numpy as np
 
+from chainer_compat.torch_kernels.dispatch import with_kernel
 from chainermn._types import Array
 
 #: Inserts axes of length one, so that an array by channel broadcasts with the input.
 Expander = tuple[slice | None, ...]
 
 
+@with_kernel('batch_normalization.statistics')
 def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dtype) -> Array:
     """Returns the number of elements per channel, the means and the variances, as a flat array."""
     count = prod(x.shape[i] for i in axis)
@@ -42,6 +47,7 @@ def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array,
             table[:, 0].sum())
 
 
+@with_kernel('batch_normalization.gradient_sums')
 def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander, mean: Array,
                   inv_std: Array, dtype: np.dtype) -> Array:
     """Returns the gradients of beta and gamma, stacked."""
@@ -49,6 +55,7 @@ def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander
     return np.stack([gy.sum(axis=axis, dtype=dtype), (gy * x_hat).sum(axis=axis, dtype=dtype)])
 
 
+@with_kernel('batch_normalization.input_gradient')
 def input_gradient(gy: Array, x: Array, expander: Expander, mean: Array, inv_std: Array,
                    gamma: Array, sums: Array, total: Array) -> Array:
     """Returns the gradient of the input, from the sums over all ranks."""

@@ -5,6 +5,8 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
+from chainermn.functions import _batch_norm_on_host as on_host
+
 torch = pytest.importorskip('torch')
 
 pytestmark = pytest.mark.mpi_skip
@@ -120,6 +122,52 @@ def test_batch_normalization(agree):
 @pytest.mark.filterwarnings('ignore:A batch with no more than one sample')
 def test_batch_normalization_of_one_sample(agree):
     agree(F.batch_normalization, draw(1, 3), draw(3), draw(3), runs=['mul_'])
+
+
+def test_parts_of_multi_node_batch_normalization(operators):
+    """As NumPy computes them: with statistics of other ranks, and a mean far from zero."""
+    for dtype in 'fd':
+        for shape, axis in [((4, 3, 5, 6), (0, 2, 3)), ((4, 3), (0,)), ((4, 3, 5), (0,)),
+                            ((1, 3, 2), (0, 2))]:
+            x, gy = draw(*shape, dtype=dtype) + 50, draw(*shape, dtype=dtype, seed=1)
+            of_channels = [n for i, n in enumerate(shape) if i not in axis]
+            mean, inv_std, gamma = (abs(draw(*of_channels, dtype=dtype, seed=n)) + offset
+                                    for n, offset in ((2, 50), (3, 1), (4, 0)))
+            sums, total = draw(2, *of_channels, dtype=dtype), np.array(100, dtype)
+            expander = tuple(None if i in axis else slice(None) for i in range(len(shape)))
+            for variant in unusual(x):
+                parts = [
+                    (on_host.statistics, 'batch_norm_update_stats',
+                     (variant, axis, expander, np.dtype(dtype))),
+                    (on_host.gradient_sums, 'native_batch_norm_backward',
+                     (gy, variant, axis, expander, mean, inv_std, np.dtype(dtype))),
+                    (on_host.input_gradient, 'addcmul_',
+                     (gy, variant, expander, mean, inv_std, gamma, sums, total)),
+                ]
+                for part, operator, args in parts:
+                    _compare(operators, part, operator, args, {'f': 1e-4, 'd': 1e-10}[dtype])
+
+
+def _compare(operators, part, operator, args, tolerance):
+    with operators() as names, chainer.using_config('use_torch', 'never'):
+        expected = part(*args)
+    assert not names
+    with operators() as names:
+        found = part(*args)
+    assert operator in names
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=tolerance,
+                               atol=tolerance * abs(expected).max())
+
+
+def test_parts_of_multi_node_batch_normalization_by_numpy(operators):
+    """Of no samples, of float16, and over other axes."""
+    expander = (None, slice(None))
+    with operators() as names:
+        for x, axis in [(draw(0, 3, dtype='f'), (0,)), (draw(4, 3, dtype='e'), (0,)),
+                        (draw(3, 4, dtype='f').T, (1,))]:
+            on_host.statistics(x, axis, expander, np.dtype('f'))
+    assert not names
 
 
 def test_running_statistics():
