@@ -61,10 +61,10 @@ TABLES = {
         r'^(\w+), (\d+) ranks; load'),
     'training_step': Table(
         'How many milliseconds does a training step take?',
-        ['model', 'on', "Chainer with PyTorch's kernels", 'Chainer alone', 'PyTorch',
-         'memory of each, MB'],
+        ['model', 'on', "Chainer with PyTorch's kernels", 'in them',
+         'Chainer alone', 'PyTorch', 'memory of each, MB'],
         r"^(\S+) +(\d+ (?:ranks?|hosts)): with PyTorch's kernels +([\d.]+) ms"
-        r"(?:, with Chainer's +([\d.]+) ms)?(?:, PyTorch +([\d.]+) ms)?"
+        r"(?: \(([\d.]+) in them\))?(?:, with Chainer's +([\d.]+) ms)?(?:, PyTorch +([\d.]+) ms)?"
         r'[^\n]*?; memory ([^\n]+) MB'),
     'overlap': Table(
         'How much communication time does overlap hide?',

@@ -13,7 +13,9 @@ written as its users do.
 A step is forward, backward and the update.  With one rank nothing is exchanged.  With several,
 Chainer exchanges gradients by ``flat``, and PyTorch by DDP on gloo; only the models of the goal
 run.  Each process has one thread.  A turn is the fastest of some steps on one rank, their mean on
-several, where processes wait for each other.  The memory is the largest resident set of rank 0.
+several, where processes wait for each other.  "In them" is the time in PyTorch's functions,
+of the fastest of 20 steps; the rest is Chainer's, NumPy's and the optimizer's.  The memory is the
+largest resident set of rank 0.
 
 Two hosts of one rank each follow: network namespaces of this machine, whose links have the rate of
 ``--hosts`` in each direction.  They need root and iproute2.  There Chainer exchanges with
@@ -21,12 +23,15 @@ Two hosts of one rank each follow: network namespaces of this machine, whose lin
 """
 
 import argparse
+import cProfile
 import os
 import pathlib
+import pstats
 import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import _rounds
 
@@ -39,6 +44,7 @@ PARALLEL = ('CNN', 'ResNet-50', 'LSTM')
 ON_HOSTS = ('CNN', 'ResNet-50')
 GOALS = {1: 1.1, 2: 1.}
 MEMORY = 'memory'  # asks for megabytes instead of seconds
+KERNELS = 'kernels'  # asks for the seconds of a step in PyTorch's functions
 
 
 def work(kind: str, folder: str) -> None:
@@ -70,6 +76,9 @@ def work(kind: str, folder: str) -> None:
         if name == MEMORY:
             status = pathlib.Path('/proc/self/status').read_text(encoding='utf-8')
             return int(re.search(r'VmHWM:\s*(\d+) kB', status)[1]) / 1e3
+        if name == KERNELS:
+            step, = steps.values()
+            return min(seconds_in_torch(step) for _ in range(n))
         if name not in steps:
             steps[name] = steps_of.STEPS[name](steps_of.wrapped(context, overlap))
             for _ in range(2):
@@ -86,6 +95,14 @@ def work(kind: str, folder: str) -> None:
     _rounds.answer(kind, folder, rank, turn)
 
 
+def seconds_in_torch(step: Callable[[], object]) -> float:
+    """Returns the seconds that a step spends in PyTorch's compiled functions."""
+    profile = cProfile.Profile()
+    profile.runcall(step)
+    return sum(own for (file, _, function), (_, _, own, *_) in pstats.Stats(profile).stats.items()
+               if file == '~' and 'torch' in function)
+
+
 def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
             hosts: virtual_hosts.Hosts | None = None) -> dict[str, list[float]]:
     """Measures a model, prints a row, and returns the seconds of each kind of processes."""
@@ -95,10 +112,13 @@ def measure(name: str, kinds: list[str], ranks: int, args: argparse.Namespace,
             for kind in kinds[n % len(kinds):] + kinds[:n % len(kinds)]:
                 seconds[kind].append(groups[kind].ask(
                     (name, 1 if args.quick else TURNS[name], ranks == 1, hosts is not None)))
+        kernels = groups['ours'].ask((KERNELS, 1 if args.quick else 20, False, False))
         memory = {kind: groups[kind].ask((MEMORY, 0, False, False)) for kind in kinds}
     middle = {kind: statistics.median(each) * 1e3 for kind, each in seconds.items()}
     place = '2 hosts' if hosts else f'{ranks} rank{"s" * (ranks > 1)}'
     row = f"{name:<10} {place}: with PyTorch's kernels {middle['ours']:9.2f} ms"
+    if 'chainer' in kinds and ranks == 1:
+        row += f' ({kernels * 1e3:.2f} in them)'
     if 'chainer' in kinds:
         row += f", with Chainer's {middle['chainer']:9.2f} ms"
     if 'gloo' in kinds:
