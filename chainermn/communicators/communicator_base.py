@@ -19,7 +19,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from chainermn._types import Array, Model, Object
 
 _T = TypeVar('_T')
+#: An array; of NumPy or CuPy, like its result.
+_A = TypeVar('_A')
 
 #: A ChainerMN or mpi4py communicator.
 CommunicatorLike: TypeAlias = 'CommunicatorBase | MPI.Intracomm'
@@ -522,6 +524,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             ValueError: If data other than a gradient arrives, or if two ranks wait for each other.
         """
 
+    @overload
+    @abc.abstractmethod
+    def bcast(self, x: None, root: int = 0, max_buf_len: int | None = None) -> Array: ...
+    @overload
+    @abc.abstractmethod
+    def bcast(self, x: _A | None, root: int = 0, max_buf_len: int | None = None) -> _A: ...
+
     @abc.abstractmethod
     def bcast(self, x: Array, root: int = 0, max_buf_len: int | None = None) -> Array:
         """Broadcast an array from the root to all ranks (MPI_Bcast).
@@ -539,7 +548,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def gather(self, x: Array, root: int = 0) -> tuple[Array, ...] | None:
+    def gather(self, x: _A, root: int = 0) -> tuple[_A, ...] | None:
         """Collect one array from each rank on the root (MPI_Gatherv).
 
         Collective: every rank calls it.
@@ -553,7 +562,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def allgather(self, x: Array) -> tuple[Array, ...]:
+    def allgather(self, x: _A) -> tuple[_A, ...]:
         """Collect one array from each rank on all ranks (MPI_Allgatherv).
 
         Collective: every rank calls it.
@@ -566,7 +575,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
+    def allreduce(self, x: _A, op: str = 'sum', out: _A | None = None) -> _A:
         """Combine the arrays of all ranks element by element (MPI_Allreduce).
 
         Collective: every rank calls it.
@@ -584,7 +593,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def allreduce_many(self, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
+    def allreduce_many(self, xs: Sequence[_A], op: str = 'sum') -> tuple[_A, ...]:
         """Combine several arrays at once: one exchange for all arrays of a dtype.
 
         Collective: every rank calls it.  For many small arrays it is faster than one
@@ -599,7 +608,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def reduce(self, x: Array, op: str = 'sum', root: int = 0) -> Array | None:
+    def reduce(self, x: _A, op: str = 'sum', root: int = 0) -> _A | None:
         """Combine the arrays of all ranks on the root (MPI_Reduce).
 
         Collective: every rank calls it.
@@ -629,7 +638,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+    def alltoall(self, xs: Sequence[_A]) -> tuple[_A, ...]:
         """Send one array to each rank and get one from each rank (MPI_Alltoallv).
 
         Collective: every rank calls it.
@@ -658,7 +667,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def multi_node_mean(self, x: Array) -> Array:
+    def multi_node_mean(self, x: _A) -> _A:
         """Average floating-point arrays over all ranks, element by element.
 
         Collective: every rank calls it.
@@ -703,6 +712,15 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             TypeError, ValueError: If ``source`` or ``tag`` is invalid.
         """
 
+    @overload
+    @abc.abstractmethod
+    def bcast_obj(self, obj: None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0
+                  ) -> Object: ...
+    @overload
+    @abc.abstractmethod
+    def bcast_obj(self, obj: _T | None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0
+                  ) -> _T: ...
+
     @abc.abstractmethod
     def bcast_obj(self, obj: Object, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Object:
         """Broadcast a picklable object from the root.  Collective: every rank calls it.
@@ -738,6 +756,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On every rank, a list with the objects of all ranks, by rank.
         """
+
+    @overload
+    @abc.abstractmethod
+    def scatter_obj(self, objs: None, root: int = 0) -> Object: ...
+    @overload
+    @abc.abstractmethod
+    def scatter_obj(self, objs: Sequence[_T] | None, root: int = 0) -> _T: ...
 
     @abc.abstractmethod
     def scatter_obj(self, objs: Sequence[Object] | None, root: int = 0) -> Object:

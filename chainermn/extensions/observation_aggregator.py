@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import chainer
 import numpy as np
@@ -79,7 +79,7 @@ class ObservationAggregator(chainer.training.Extension):
         with raise_on_all_ranks(self.comm, 'the aggregator of ObservationAggregator'):
             if gathered is not None and any(gathered):
                 result = self.aggregator(gathered)
-        return self.comm.bcast_obj(result)
+        return cast('Value | None', self.comm.bcast_obj(result))
 
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the trigger, and the values that are not yet aggregated.
