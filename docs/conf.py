@@ -24,7 +24,7 @@ include_patterns = [
     'docs/**', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'examples/*/README.md',
     'examples/launch/digits.ipynb',
 ]
-exclude_patterns = ['docs/_build', 'docs/api', '**/.*', '**/__pycache__']
+exclude_patterns = ['docs/_build', '**/.*', '**/__pycache__']
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ext.mathjax']
 
@@ -65,14 +65,6 @@ def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
                 node['reftarget'] = page.relative_to(ROOT).with_suffix('').as_posix()
 
 
-def link_reference(app: Sphinx, doctree: docutils.nodes.document) -> None:
-    """Turn links to docs/api, the reference on Git servers, into links to docs/reference."""
-    for node in doctree.findall(sphinx.addnodes.pending_xref):
-        if node['reftype'] == 'myst' and node['reftarget'].startswith('docs/api/'):
-            node['reftarget'] = node['reftarget'].replace('/api/', '/reference/')
-
-
 def setup(app: Sphinx) -> None:
-    """Register the transformations of links."""
+    """Register the transformation of links."""
     app.connect('doctree-read', link_folders)
-    app.connect('doctree-read', link_reference)
