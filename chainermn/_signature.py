@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chainermn._operations import BY_NAME, CALL, DTYPE, OPERATIONS, SHAPE, Operation
+
 DTYPES = tuple(np.dtype(name) for name in (
     'bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
     'float16', 'float32', 'float64', 'complex64', 'complex128'))
@@ -17,34 +19,9 @@ NO_DTYPE = 255
 
 OPS = ('', 'sum', 'prod', 'max', 'min')
 
-#: Parts of a call that must be equal on all ranks: the operation with its root and op; the dtype as
-#: well; the shape as well.
-CALL, DTYPE, SHAPE = 1, 2, 3
-
-#: The signature of a rank that has reached the end of the program.
-END = 'end of the program'
-
-#: The parts that must be equal, by operation.  The order is free: all ranks run the same version.
-EQUAL = {
-    'failed': CALL,
-    'bcast': CALL, 'gather': DTYPE, 'allgather': DTYPE, 'alltoall': DTYPE, 'scatter': CALL,
-    'allreduce': SHAPE, 'allreduce_many': SHAPE, 'multi_node_mean': SHAPE,
-    'reduce': SHAPE, 'reduce_scatter': SHAPE,
-    'bcast_obj': CALL, 'gather_obj': CALL, 'allgather_obj': CALL, 'scatter_obj': CALL,
-    'allreduce_obj': CALL,
-    'bcast_data': SHAPE, 'multi_node_mean_grad': SHAPE, 'join': CALL,
-    'split': CALL, 'new_group': SHAPE, 'barrier': CALL, 'serve': CALL, 'mean_queue': CALL,
-    'allgather_shards': SHAPE,
-    'finalize': CALL, END: CALL,
-    # Point to point: sent before the payload, compared by the receiver.
-    'send': CALL, 'send_tuple': CALL, 'send_obj': CALL,
-    # Precedes such a signature in messages of chainermn.functions.
-    'activation': CALL, 'gradient': CALL,
-}
-OPERATIONS = tuple(EQUAL)
-#: Operations of an optimizer that a program may also call itself, on some of the ranks.
-OF_OPTIMIZERS = 'bcast_data', 'multi_node_mean_grad'
-_NUMBER = {operation: number for number, operation in enumerate(OPERATIONS)}
+#: The operations that have a signature.
+NAMES = tuple(each.name for each in OPERATIONS if each.equal is not None)
+_NUMBER = {name: number for number, name in enumerate(NAMES)}
 
 MAX_INLINE_DIMS = 8
 # operation, op, update, root, dtype, failed, device, dimensions, caller, number, shape
@@ -107,8 +84,13 @@ class CallSignature(NamedTuple):
     def dtype(self) -> np.dtype:
         return DTYPES[self.code]
 
-    def key(self, equal: int) -> tuple[object, ...]:
+    @property
+    def declared(self) -> Operation:
+        return BY_NAME[self.operation]
+
+    def key(self, equal: int | None) -> tuple[object, ...]:
         """The part of the call that must be equal on all ranks."""
+        assert equal is not None
         key: tuple[object, ...] = (
             self.operation, self.root, self.op, self.update, self.caller)
         if equal >= DTYPE:
@@ -121,7 +103,7 @@ class CallSignature(NamedTuple):
         words = [self.operation]
         if self.code != NO_DTYPE:
             words.append(str(self.dtype))
-            if EQUAL[self.operation] != CALL or self.shape:
+            if self.declared.equal != CALL or self.shape:
                 words.append(str(self.shape) if self.ndim <= MAX_INLINE_DIMS else
                              f'with {self.ndim} dimensions')
         if self.op:
@@ -166,7 +148,7 @@ def identifier(signature: bytes, caller: int = 0) -> bytes:
     if caller:
         signature = with_caller(signature, caller)
     call = unpack(signature)
-    equal = EQUAL[call.operation]
+    equal = call.declared.equal
     parts = signature if equal == SHAPE else repr(call.key(equal)).encode()
     return hashlib.blake2b(parts, digest_size=IDENTIFIER_SIZE).digest()
 
@@ -175,7 +157,7 @@ def identifier(signature: bytes, caller: int = 0) -> bytes:
 def _unpack(data: bytes) -> CallSignature:
     (operation, op, update, root, code, failed, device, ndim, caller, number, *shape
      ) = _STRUCT.unpack(data)
-    return CallSignature(OPERATIONS[operation], OPS[op], update, root, code, bool(failed),
+    return CallSignature(NAMES[operation], OPS[op], update, root, code, bool(failed),
                          bool(device), ndim, caller, number,
                          tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
 

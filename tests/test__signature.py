@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from chainermn import _signature
+from chainermn._operations import CALL, DTYPE, SHAPE
 from chainermn._signature import (
-    CALL,
-    DTYPE,
-    EQUAL,
+    NAMES,
     PROGRAM,
-    SHAPE,
     Caller,
     CallSignature,
     identifier,
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.mpi_skip
 SHAPES = st.lists(st.integers(0, 2**40), max_size=12).map(tuple)
 TEXTS = st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)
 HEADERS = st.fixed_dictionaries({
-    'operation': st.sampled_from(_signature.OPERATIONS),
+    'operation': st.sampled_from(NAMES),
     'shape': SHAPES,
     'dtype': st.none() | st.sampled_from(_signature.DTYPES),
     'root': st.integers(-1, 2**31 - 1),
@@ -68,10 +66,10 @@ def test_keys_differ_where_the_calls_do(said, other):
 
 
 def test_every_operation_and_dtype_has_its_own_number():
-    assert {unpack(pack(operation)).operation for operation in EQUAL} == set(EQUAL)
+    assert {unpack(pack(operation)).operation for operation in NAMES} == set(NAMES)
     assert {unpack(pack('bcast', dtype=dtype)).dtype for dtype in _signature.DTYPES} \
         == set(_signature.DTYPES)
-    assert len(_signature.OPERATIONS) < 256
+    assert len(NAMES) < 256
     assert len(_signature.DTYPES) < _signature.NO_DTYPE
 
 

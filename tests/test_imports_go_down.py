@@ -26,10 +26,11 @@ LAYERS = [
     {'_diagnostics'},
     {'_tracing'},
     {'nccl', 'global_except_hook', '_delegate', '_forked', '_mpiexec', '_ranks',
-     '_shards', '_signature', '_trainer_message', '_version'},
+     '_shards', '_trainer_message', '_version'},
     {'_atomic_file', '_clean_end', '_common_error', '_connection', '_exit_status', '_launcher',
      '_streams', '_types'},
-    {'_environment'},
+    {'_signature'},
+    {'_environment', '_operations'},
 ]
 LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}
 

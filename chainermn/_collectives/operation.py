@@ -12,6 +12,7 @@ from chainermn._consistency.check import ConsistencyCheck
 from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._operations import BY_NAME
 from chainermn._signature import PROGRAM, Caller
 from chainermn._transport.base import Transport
 from chainermn._transport.mpi import MpiTransport
@@ -34,6 +35,8 @@ def collective(method: _Method) -> _Method:
 
 def collective_as(name: str) -> Callable[[_Method], _Method]:
     """Like :func:`collective`, under a name that differs from the method's."""
+    assert name in BY_NAME, f'{name} is not declared in _operations.py'
+
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
         def operation(*args: Any, **kwargs: Any) -> Any:
@@ -79,6 +82,7 @@ def traced(method: _Method) -> _Method:
     The watchdog sees it, and it is recorded on the timeline, if there is one.
     """
     name = method.__name__
+    assert name in BY_NAME, f'{name} is not declared in _operations.py'
 
     @functools.wraps(method)
     def operation(*args: Any, **kwargs: Any) -> Any:

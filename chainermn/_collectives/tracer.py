@@ -14,18 +14,13 @@ from mpi4py import MPI
 from chainermn import _signature
 from chainermn._diagnostics import shutdown
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._operations import BY_NAME, Payload, Waits
 from chainermn._ranks import ranks_text
 from chainermn._tracing import clock_sync, recorder
 from chainermn._tracing.recorder import Timeline, now
 from chainermn._types import Array
 
 _Result = TypeVar('_Result')
-
-_MODELS = 'bcast_data', 'multi_node_mean_grad'
-_OBJECTS = 'bcast_obj', 'gather_obj', 'allgather_obj', 'scatter_obj', 'allreduce_obj'
-#: Operations without data.
-_WITHOUT_DATA = {'barrier', 'check_replicas', 'split', 'new_group', 'serve', 'join', 'mean_queue',
-                 'finalize', 'waitall'}
 
 #: The names of parameters for data to send.
 _PAYLOADS = 'x', 'xs', 'data'
@@ -137,12 +132,14 @@ class Tracer:
     def _details(self, operation: str, calls: FlightRecord, args: Sequence[Any],
                  kwargs: Mapping[str, Any], result: object) -> str:
         """Describes what was exchanged, from the arguments and the result."""
-        if operation in _WITHOUT_DATA:
+        declared = BY_NAME[operation]
+        if declared.payload is Payload.NOTHING:
             return ''
-        if operation in _MODELS:
+        if declared.payload is Payload.MODEL:
             return self._arrays
         record = calls.newest_record
-        if operation in _OBJECTS:  # the signature of a small object contains its length
+        if declared.payload is Payload.OBJECT and declared.waits_for is Waits.RANKS:
+            # The signature of a small object contains its length.
             number = _signature.unpack(record).number if isinstance(record, bytes) else 0
             return f'"bytes":{number}' if number else ''
         parts = [f'"peer":{record[1]},"tag":{record[2]}'] if isinstance(record, tuple) else []

@@ -15,6 +15,7 @@ from chainermn._consistency import mismatch
 from chainermn._consistency.exchange import MISMATCH, Data, Exchange, TracedExchange
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._operations import END
 from chainermn._ranks import ranks_text
 from chainermn._signature import PROGRAM, Caller, CallSignature, identifier
 from chainermn._tracing import recorder
@@ -188,9 +189,9 @@ class ConsistencyCheck:
             signatures = [signature._replace(update=0) for signature in signatures]
         if not all(signature.caller for signature in signatures):
             signatures = [
-                signature._replace(caller=0) if signature.operation in _signature.OF_OPTIMIZERS
+                signature._replace(caller=0) if signature.declared.is_of_optimizers
                 else signature for signature in signatures]
-        equal = _signature.EQUAL[signatures[0].operation]
+        equal = signatures[0].declared.equal
         first = signatures[0].key(equal)
         for each in signatures:
             if each.failed or each.key(equal) != first:
@@ -201,7 +202,7 @@ class ConsistencyCheck:
                       failure: mismatch.RemoteError | None = None) -> NoReturn:
         """Exchanges details and raises the same error on all ranks."""
         self.has_finished_ranks = any(
-            signature.operation == _signature.END for signature in signatures)
+            signature.operation == END for signature in signatures)
         site = self.note + call_site.describe()
         responses = self.mpi_comm.allgather((failure, details, site, self.caller))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
@@ -222,4 +223,4 @@ class ConsistencyCheck:
 def _first_to_print(signatures: Sequence[CallSignature]) -> int:
     """Returns the first rank that failed, else the first that has not finished."""
     return min(range(len(signatures)), key=lambda rank: (
-        not signatures[rank].failed, signatures[rank].operation == _signature.END, rank))
+        not signatures[rank].failed, signatures[rank].operation == END, rank))

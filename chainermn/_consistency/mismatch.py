@@ -5,24 +5,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from chainermn._operations import CALL, DTYPE, END, SHAPE
 from chainermn._ranks import group_ranks, ranks_text
-from chainermn._signature import (
-    CALL,
-    DTYPE,
-    END,
-    EQUAL,
-    PROGRAM,
-    SHAPE,
-    Caller,
-    CallSignature,
-)
+from chainermn._signature import PROGRAM, Caller, CallSignature
 
 _MAX_PARAMETERS = 10
-#: Operations whose signature contains a digest, and what the digest is computed from.
-_DETAILED = {'bcast_data': 'parameters', 'multi_node_mean_grad': 'parameters',
-             'allgather_shards': 'arrays', 'allreduce_many': 'arrays', 'reduce_scatter': 'arrays',
-             'new_group': 'groups'}
-
+#: What to do, by what differs; operations that compare a digest have advice of their own.
 _ADVICE = {
     'end': 'A rank reached the end of the program while others called a collective. Look for loops '
            'of different lengths (chainermn.join supports them for optimizer updates), or for a '
@@ -47,16 +35,6 @@ _ADVICE = {
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
     'shapes': 'Make the shapes equal before the call; only gather and allgather accept '
               'different shapes.',
-    'bcast_data': 'All ranks need the same model with the same parameters initialized.',
-    'multi_node_mean_grad': 'All ranks need the same model with gradients for the same parameters '
-                            '(zero_fill=True counts a missing gradient as zero) and the same '
-                            'compression.',
-    'allgather_shards': 'Pass arrays with the same dtypes and shapes on all ranks.',
-    'allreduce_many': 'Pass the same number of arrays with the same dtypes and shapes on all '
-                      'ranks.',
-    'reduce_scatter': 'Each rank passes one array per rank. The arrays for one rank must have the '
-                      'same shape, and all arrays the same dtype.',
-    'new_group': 'Pass the same ranks, in the same order, on all ranks.',
 }
 
 
@@ -156,7 +134,8 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
     lines = [(f'{call}{"" if call == END else site}',
               f'<- {difference} differ' if difference else '')
              for call, difference, site in zip(calls, differences, sites, strict=True)]
-    if what == _DETAILED.get(usual.operation) and all(detail is not None for detail in details):
+    is_digest = what == usual.declared.digest_of
+    if is_digest and all(detail is not None for detail in details):
         table = difference_table([detail or {} for detail in details])
     else:
         table = _table(lines)
@@ -164,7 +143,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
         what = 'end'
     elif what == 'operations' and any(signature.operation == 'join' for signature in signatures):
         what = 'join'
-    advice = _ADVICE[usual.operation if what == _DETAILED.get(usual.operation) else what]
+    advice = usual.declared.advice if is_digest else _ADVICE[what]
     return CollectiveMismatchError.of(
         '\n'.join([f'{title} ({NOT_SENT})', *table, advice]), calls, every_site)
 
@@ -200,13 +179,14 @@ def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
     """The most frequent call; in a tie, the one of the lowest rank."""
     operation = Counter(signature.operation for signature in signatures).most_common(1)[0][0]
     same = [signature for signature in signatures if signature.operation == operation]
-    key = Counter(signature.key(EQUAL[operation]) for signature in same).most_common(1)[0][0]
-    return next(signature for signature in same if signature.key(EQUAL[operation]) == key)
+    equal = same[0].declared.equal
+    key = Counter(signature.key(equal) for signature in same).most_common(1)[0][0]
+    return next(signature for signature in same if signature.key(equal) == key)
 
 
 def _difference(signature: CallSignature, usual: CallSignature) -> str:
     """Names the first difference between a call and the usual one, or returns ''."""
-    equal = EQUAL[usual.operation]
+    equal = usual.declared.equal or CALL
     if signature.operation != usual.operation:
         return 'operations'
     if signature.key(CALL) != usual.key(CALL):
@@ -216,7 +196,7 @@ def _difference(signature: CallSignature, usual: CallSignature) -> str:
     if equal >= DTYPE and signature.code != usual.code:
         return 'dtypes'
     if equal >= SHAPE and signature.key(SHAPE) != usual.key(SHAPE):
-        return _DETAILED.get(usual.operation, 'shapes')
+        return usual.declared.digest_of or 'shapes'
     return ''
 
 

@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from chainermn import _environment, _signature
 from chainermn._diagnostics import call_site
+from chainermn._operations import END
 from chainermn._ranks import ranks_text
 
 #: Capacity of the ring buffer of each communicator.
@@ -239,7 +240,7 @@ class Call(NamedTuple):
                 details += f' {str(_signature.unpack(signature)).partition(" ")[2]}'
         else:
             text = str(_signature.unpack(record)) if isinstance(record, bytes) else record
-            operation, details = (text, '') if text == _signature.END else text.partition(' ')[::2]
+            operation, details = (text, '') if text == END else text.partition(' ')[::2]
         return cls(number, operation, details, peer, tag, site)
 
     @property

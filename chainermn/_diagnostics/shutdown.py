@@ -25,6 +25,7 @@ from chainermn._diagnostics import (
     watchdog,
 )
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._operations import END
 
 
 class Check(Protocol):
@@ -117,7 +118,7 @@ def remove_callback(callback: Callable[[], None]) -> None:
 
 
 # A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
-@current_operations.recorded(_signature.END)
+@current_operations.recorded(END)
 def _end() -> None:
     global _has_ended
     if _has_ended or os.getpid() != _process or MPI.Is_finalized():
@@ -161,7 +162,7 @@ def _agree() -> bool:
             continue
         rank_progress.ending = check.calls
         try:
-            check.same(_signature.pack(_signature.END))
+            check.same(_signature.pack(END))
             check.on_shutdown()
         except Exception:
             # Of any type, as the argument of another rank may be invalid.  The error is also raised

@@ -15,7 +15,7 @@ from chainermn._diagnostics import call_site, current_operations, flight_recorde
 from chainermn._diagnostics.current_operations import Operation
 from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key, ServiceRecord
 from chainermn._diagnostics.wait_graph import ThreadWait, Wait
-from chainermn._signature import END
+from chainermn._operations import END
 
 #: The start of the names of the threads that ``host_links`` starts.
 HOST_LINK = 'chainermn link'

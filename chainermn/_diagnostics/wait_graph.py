@@ -24,12 +24,11 @@ from chainermn._diagnostics.flight_recorder import (
     creations,
 )
 from chainermn._diagnostics.rank_progress import Counts, Progress
+from chainermn._operations import Waits, waiting_for
 from chainermn._ranks import ranks_text
 
-#: Operations that block for one message.
-_BLOCKING = frozenset((
-    'send', 'send_obj', 'recv', 'recv_obj', 'wait', 'waitall', 'send_activation',
-    'recv_activation', 'send_gradient', 'recv_gradient'))
+#: Operations that block for messages.
+_BLOCKING = waiting_for(Waits.RECEIVER, Waits.SENDER, Waits.MESSAGES)
 #: The number of ranks of a cycle that are described.
 _SHOWN = 16
 

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from chainermn._operations import Waits, waiting_for
 from chainermn._timeline._trace_files import Event, Rank, Run
 
-#: Operations that wait for a message.
-_RECEIVING = 'recv', 'recv_obj', 'wait'
-_MESSAGES = *_RECEIVING, 'send', 'send_obj', 'isend', 'irecv', 'waitall', 'ask', 'wait for means'
+_RECEIVING = waiting_for(Waits.SENDER)
+_COLLECTIVE = waiting_for(Waits.RANKS)
 
 #: A straggler is reported if it delays the others by this fraction of the run.
 _MIN_DELAY = .01
@@ -70,7 +70,7 @@ def stragglers(run: Run) -> list[Straggler]:
     arrivals: dict[tuple[str, int], dict[int, float]] = collections.defaultdict(dict)
     for rank in run.ranks:
         for event in rank.events:
-            if event.category == 'operation' and event.name not in _MESSAGES and (
+            if event.category == 'operation' and event.name in _COLLECTIVE and (
                     'number' in event.details):
                 call = str(event.details.get('comm')), int(event.details['number'])
                 arrivals[call].setdefault(rank.rank, event.begin)

@@ -21,6 +21,7 @@ from chainermn._consistency.check import ConsistencyCheck
 from chainermn._diagnostics import flight_recorder, shutdown, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
+from chainermn._operations import END
 from chainermn._signature import pack
 from chainermn._tracing import recorder
 from chainermn._transport import lifetime, topology
@@ -217,7 +218,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         signatures = self._consistency.signatures_of(error)
         if signatures is None:
             return None
-        if any(each.failed or each.operation == _signature.END for each in signatures):
+        if any(each.failed or each.operation == END for each in signatures):
             return ()
         return tuple(each.number if each.operation == 'join' else None for each in signatures)
 

@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 from chainermn import _common_error, _signature
 from chainermn._consistency.check import ConsistencyCheck
+from chainermn._operations import END
 from chainermn._signature import pack, unpack
 
 WORLD = MPI.COMM_WORLD
@@ -152,5 +153,5 @@ def test_the_cause_of_an_error_is_kept(check, same_error, make):
 
 @pytest.mark.mpi(min_size=2)
 def test_the_first_rank_that_has_not_ended_prints_a_mismatch(check, same_error):
-    error = same_error(check.same, pack('barrier' if RANK else _signature.END))
+    error = same_error(check.same, pack('barrier' if RANK else END))
     assert _common_error.is_printed_here(error) == (RANK == 1)

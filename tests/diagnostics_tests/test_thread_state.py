@@ -11,7 +11,7 @@ from mpi4py import MPI
 import chainermn
 from chainermn._diagnostics import current_operations, thread_state
 from chainermn._diagnostics.thread_state import ThreadState
-from chainermn._signature import END
+from chainermn._operations import END
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 

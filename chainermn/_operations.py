@@ -1,0 +1,134 @@
+"""The table of operations: what ranks compare, what is sent, and what an operation waits for.
+
+Everything that treats operations differently reads it here: the call signature, the errors if calls
+do not match, the timeline, and the detection of deadlocks.
+"""
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+#: Parts of a call that must be equal on all ranks: the operation with its root and op; the dtype as
+#: well; the shape as well.
+CALL, DTYPE, SHAPE = 1, 2, 3
+
+#: The operation of a rank that has reached the end of the program.
+END = 'end of the program'
+
+
+class Payload(enum.Enum):
+    """What an operation sends or receives."""
+
+    NOTHING = enum.auto()
+    ARRAYS = enum.auto()
+    OBJECT = enum.auto()  # pickled
+    MODEL = enum.auto()  # its parameters or gradients
+
+
+class Waits(enum.Enum):
+    """What an operation waits for."""
+
+    RANKS = enum.auto()  # until all ranks have called it
+    RECEIVER = enum.auto()  # of its message
+    SENDER = enum.auto()  # of its message
+    MESSAGES = enum.auto()  # several, to and from other ranks
+    BACKGROUND = enum.auto()  # threads, which exchange messages
+    NOTHING = enum.auto()
+
+
+class Operation(NamedTuple):
+    """An operation of a communicator.
+
+    Attributes:
+        name: Its name, in errors and on the timeline.
+        equal: The parts of the call that must be equal on all ranks; for a message, those that the
+            receiver compares. ``None`` if the call has no signature.
+        payload: What it sends.
+        waits_for: What it waits for.
+        digest_of: What the number in its signature is computed from, if it is a digest.
+        advice: What to do if the digests, or else the shapes, differ.
+        is_of_optimizers: Whether optimizers call it, and a program may also call it itself, on some
+            of the ranks.
+    """
+
+    name: str
+    equal: int | None = CALL
+    payload: Payload = Payload.NOTHING
+    waits_for: Waits = Waits.RANKS
+    digest_of: str = ''
+    advice: str = ''
+    is_of_optimizers: bool = False
+
+
+ARRAYS, OBJECT, MODEL = Payload.ARRAYS, Payload.OBJECT, Payload.MODEL
+
+#: All operations. The order is free: all ranks run the same version.
+OPERATIONS = (
+    Operation('bcast', CALL, ARRAYS),
+    Operation('gather', DTYPE, ARRAYS),
+    Operation('allgather', DTYPE, ARRAYS),
+    Operation('alltoall', DTYPE, ARRAYS),
+    Operation('scatter', CALL, ARRAYS),
+    Operation('allreduce', SHAPE, ARRAYS),
+    Operation('allreduce_many', SHAPE, ARRAYS, digest_of='arrays', advice=(
+        'Pass the same number of arrays with the same dtypes and shapes on all ranks.')),
+    Operation('multi_node_mean', SHAPE, ARRAYS),
+    Operation('reduce', SHAPE, ARRAYS),
+    Operation('reduce_scatter', SHAPE, ARRAYS, digest_of='arrays', advice=(
+        'Each rank passes one array per rank. The arrays for one rank must have the same shape, '
+        'and all arrays the same dtype.')),
+    Operation('allgather_shards', SHAPE, ARRAYS, digest_of='arrays', advice=(
+        'Pass arrays with the same dtypes and shapes on all ranks.')),
+
+    Operation('bcast_obj', CALL, OBJECT),
+    Operation('gather_obj', CALL, OBJECT),
+    Operation('allgather_obj', CALL, OBJECT),
+    Operation('scatter_obj', CALL, OBJECT),
+    Operation('allreduce_obj', CALL, OBJECT),
+
+    Operation('bcast_data', SHAPE, MODEL, digest_of='parameters', is_of_optimizers=True, advice=(
+        'All ranks need the same model with the same parameters initialized.')),
+    Operation('multi_node_mean_grad', SHAPE, MODEL, digest_of='parameters', is_of_optimizers=True,
+              advice=('All ranks need the same model with gradients for the same parameters '
+                      '(zero_fill=True counts a missing gradient as zero) and the same '
+                      'compression.')),
+
+    Operation('barrier'),
+    Operation('split'),
+    Operation('new_group', SHAPE, digest_of='groups', advice=(
+        'Pass the same ranks, in the same order, on all ranks.')),
+    Operation('join'),
+    Operation('serve'),
+    Operation('mean_queue'),
+    Operation('finalize'),
+    Operation('check_replicas', equal=None),
+    Operation(END),
+    Operation('failed'),
+
+    Operation('send', CALL, ARRAYS, Waits.RECEIVER),
+    Operation('send_obj', CALL, OBJECT, Waits.RECEIVER),
+    Operation('recv', None, ARRAYS, Waits.SENDER),
+    Operation('recv_obj', None, OBJECT, Waits.SENDER),
+    Operation('isend', None, ARRAYS, Waits.NOTHING),
+    Operation('irecv', None, ARRAYS, Waits.NOTHING),
+    Operation('wait', None, ARRAYS, Waits.SENDER),
+    Operation('waitall', None, waits_for=Waits.MESSAGES),
+    Operation('ask', None, OBJECT, Waits.BACKGROUND),
+    Operation('wait for means', None, MODEL, Waits.BACKGROUND),
+    # Messages of chainermn.functions.
+    Operation('send_activation', None, ARRAYS, Waits.RECEIVER),
+    Operation('recv_activation', None, ARRAYS, Waits.SENDER),
+    Operation('send_gradient', None, ARRAYS, Waits.RECEIVER),
+    Operation('recv_gradient', None, ARRAYS, Waits.SENDER),
+    # Only in signatures: a tuple in `send`, and what precedes the one of such a message.
+    Operation('send_tuple', CALL, ARRAYS, Waits.RECEIVER),
+    Operation('activation', CALL, ARRAYS, Waits.RECEIVER),
+    Operation('gradient', CALL, ARRAYS, Waits.RECEIVER),
+)
+
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
+
+
+def waiting_for(*kinds: Waits) -> frozenset[str]:
+    """Return the names of the operations that wait for one of these."""
+    return frozenset(each.name for each in OPERATIONS if each.waits_for in kinds)
