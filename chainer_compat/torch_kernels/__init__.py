@@ -42,6 +42,11 @@ KERNELS: dict[str, dict[str, str]] = {
     'chainer.functions.connection.deconvolution_nd': {
         'DeconvolutionND._forward_xp': 'convolution.input_gradient',
     },
+    'chainer.functions.connection.linear': {
+        'LinearFunction.forward': 'linear.output',
+        'LinearGradData.forward': 'linear.input_gradient',
+        'LinearGradWeight.forward': 'linear.weight_gradient',
+    },
     'chainer.functions.normalization.batch_normalization': {
         'GeneralBatchNormalizationImpl.forward': 'batch_normalization.forward',
         'GeneralBatchNormalizationImpl.backward': 'batch_normalization.backward',

@@ -104,6 +104,42 @@ def test_other_dimensions(agree):
     agree(F.convolution_nd, draw(1, 2, 3, 3, 3, 3), draw(2, 2, 2, 2, 2, 2))
 
 
+def test_linear(agree):
+    for dtype in 'fd':
+        x, W, b = draw(4, 3, dtype=dtype), draw(5, 3, dtype=dtype), draw(5, dtype=dtype)
+        agree(F.linear, x, W, b, runs=['addmm', 'mm'])
+        agree(F.linear, x, W, runs=['mm'])
+        for variant in unusual(x):
+            agree(F.linear, variant, W, b, runs=['addmm', 'mm'])
+        for variant in unusual(W):
+            agree(F.linear, x, variant, b, runs=['addmm', 'mm'])
+    agree(F.linear, draw(0, 3), draw(5, 3), draw(5), runs=['addmm', 'mm'])
+    agree(F.linear, draw(4, 0), draw(5, 0), draw(5), runs=['addmm', 'mm'])
+    agree(F.linear, draw(4, 3, dtype='e'), draw(5, 3, dtype='e'), draw(5, dtype='e'), second=False)
+    agree(F.linear, draw(4, 3, dtype='f'), draw(5, 3, dtype='d'), draw(5, dtype='f'), second=False)
+
+
+def test_linear_in_a_static_graph():
+    """A static graph repeats the functions of its first call with other inputs."""
+    from chainer import static_graph
+
+    class Model(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.fc = chainer.links.Linear(3, 2)
+
+        @static_graph
+        def __call__(self, x):
+            return self.fc(x)
+
+    model = Model()
+    for seed in range(3):
+        x = draw(4, 3, dtype='f', seed=seed)
+        y = model(chainer.Variable(x))
+        np.testing.assert_allclose(y.array, x.dot(model.fc.W.array.T), rtol=1e-4, atol=1e-6)
+
+
 def test_batch_normalization(agree):
     for dtype in 'fd':
         for x, statistics in [((4, 3, 5, 5), (3,)), ((4, 3), (3,)), ((4, 3, 5), (3, 5)),

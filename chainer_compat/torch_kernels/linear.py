@@ -1,0 +1,51 @@
+"""Matrix products of linear layers."""
+
+from __future__ import annotations
+
+import chainer
+import numpy as np
+import torch
+from chainer.functions.connection.linear import (
+    LinearFunction,
+    LinearGradData,
+    LinearGradWeight,
+)
+
+from chainer_compat.torch_kernels.arrays import array, tensors
+from chainer_compat.torch_kernels.dispatch import Unsupported
+
+
+def output(node: LinearFunction, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
+    """Compute ``x W^T + b``."""
+    if chainer.config.schedule_func is not None:  # a static graph repeats Chainer's own functions
+        raise Unsupported
+    x, W, *b = tensors(*inputs)
+    y = torch.nn.functional.linear(x, W, *b)
+    _keep(node)
+    return array(y),
+
+
+def input_gradient(node: LinearGradData, inputs: tuple[np.ndarray, np.ndarray]
+                   ) -> tuple[np.ndarray]:
+    """Compute the gradient of the input, ``gy W``."""
+    W, gy = tensors(*inputs)
+    gx = gy.mm(W)
+    _keep(node)
+    return array(gx),
+
+
+def weight_gradient(node: LinearGradWeight, inputs: tuple[np.ndarray, np.ndarray]
+                    ) -> tuple[np.ndarray]:
+    """Compute the gradient of the weights, ``gy^T x``."""
+    if inputs[0].dtype != node._w_dtype:
+        raise Unsupported
+    x, gy = tensors(*inputs)
+    gW = gy.t().mm(x)
+    _keep(node)
+    return array(gW),
+
+
+def _keep(node: LinearFunction | LinearGradData | LinearGradWeight) -> None:
+    """Set what the node's ``backward`` needs, as its ``forward`` does."""
+    node._config_use_ideep = chainer.config.use_ideep
+    node.retain_inputs((0, 1))
