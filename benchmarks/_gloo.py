@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def start(folder: str) -> tuple[int, Callable[[], None], Callable[[float], float]]:
-    """Joins the process group; returns the rank, a barrier, and a maximum over the ranks."""
+    """Join the process group; return the rank, a barrier, and a maximum over the ranks."""
     import torch
     import torch.distributed as dist
 

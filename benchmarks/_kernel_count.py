@@ -27,7 +27,7 @@ class KernelCount:
         self._call('RegisterCallbacks', *self._callbacks)
 
     def __call__(self, function: Callable[[], object]) -> int | None:
-        """Returns how many kernels a function launches, ``None`` if CUPTI does not work."""
+        """Return how many kernels a function launches, ``None`` if CUPTI does not work."""
         import cupy
 
         cupy.cuda.Device().synchronize()
@@ -57,7 +57,7 @@ class KernelCount:
 
 
 def library() -> str | None:
-    """Returns the path of CUPTI: NVIDIA's wheel, or the one of a CUDA installation."""
+    """Return the path of CUPTI: NVIDIA's wheel, or the one of a CUDA installation."""
     for folder in sys.path:
         for path in sorted(pathlib.Path(folder, 'nvidia').glob('*/lib/libcupti.so.*')):
             return str(path)

@@ -36,7 +36,7 @@ COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#00
 
 def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
            ) -> argparse.ArgumentParser:
-    """Makes a parser with the options that every such benchmark has."""
+    """Make a parser with the options that every such benchmark has."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     if ranks:
         made.add_argument('--ranks', type=int, default=ranks, help='default: %(default)s')
@@ -54,13 +54,13 @@ def parser(doc: str, rounds: int, ranks: int = 0, takes_torch: bool = False
 
 
 def _fail(*error: Any) -> None:
-    """Ends a process so that mpiexec ends the others, which may wait for this one."""
+    """End a process so that mpiexec ends the others, which may wait for this one."""
     traceback.print_exception(*error)
     os._exit(1)
 
 
 def local(ranks: int) -> Launcher:
-    """Returns a function that adds mpiexec to a command, for ranks on this machine."""
+    """Return a function that adds mpiexec to a command, for ranks on this machine."""
     beside = pathlib.Path(sys.executable).with_name('mpiexec')
     mpiexec = str(beside) if beside.exists() else 'mpiexec'
     return lambda command: [mpiexec, '-n', str(ranks), *command]
@@ -87,7 +87,7 @@ class Group:
         self._ranks = ranks
 
     def connect(self) -> None:
-        """Waits until all processes listen."""
+        """Wait until all processes listen."""
         for rank in range(self._ranks):
             self._commands.append(self._open(f'{self._where}.{rank}'))
             self._files.callback(os.close, self._commands[-1])
@@ -95,7 +95,7 @@ class Group:
         self._files.callback(self._answers.close)
 
     def _open(self, path: str) -> int:
-        """Opens a pipe to write to, once the process is at the other end."""
+        """Open a pipe to write to, once the process is at the other end."""
         while True:
             try:
                 return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -114,7 +114,7 @@ class Group:
         return json.loads(answer)
 
     def end(self, failure: Any = None, *_: Any) -> None:
-        """Ends the processes, which are idle unless there is a failure."""
+        """End the processes, which are idle unless there is a failure."""
         self._files.close()
         try:
             self._process.wait(0 if failure else 30)
@@ -127,7 +127,7 @@ class Group:
 def groups(script: str, ranks: int, kinds: Sequence[str] = ('ours', 'old'),
            torch: str = sys.executable, mpiexec: Launcher | None = None,
            ) -> Iterator[dict[str, Group]]:
-    """Starts a group of each kind, running ``script --work KIND``; ``gloo`` with that Python.
+    """Start a group of each kind, running ``script --work KIND``; ``gloo`` with that Python.
 
     Args:
         script: The benchmark.

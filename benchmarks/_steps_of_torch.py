@@ -10,7 +10,7 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 
 def wrapped(is_parallel: bool, overlap: bool) -> Wrap:
-    """Returns a function that lets the ranks exchange the gradients of a module, or does not.
+    """Return a function that lets the ranks exchange the gradients of a module, or does not.
 
     DDP overlaps the exchange with the backward pass in any case.
     """

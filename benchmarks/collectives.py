@@ -30,7 +30,7 @@ GOALS = [  # of an operation: who, against whom, at most
 
 
 def calls_of(comm, world, is_raw: bool) -> dict:
-    """Returns a function for each operation, on a communicator or on mpi4py's."""
+    """Return a function for each operation, on a communicator or on mpi4py's."""
     import numpy as np
 
     rank, size = comm.rank, comm.size
@@ -96,7 +96,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def measure(ranks: int, rounds: int, is_quick: bool) -> dict[str, dict[str, list[float]]]:
-    """Returns the seconds of all rounds, by operation and method."""
+    """Return the seconds of all rounds, by operation and method."""
     names = ('raw', *KINDS)
     seconds: dict[str, dict[str, list[float]]] = {
         operation: {name: [] for name in names} for operation in OPERATIONS}
@@ -112,7 +112,7 @@ def measure(ranks: int, rounds: int, is_quick: bool) -> dict[str, dict[str, list
 
 def report(ranks: int, seconds: dict[str, dict[str, list[float]]]
            ) -> dict[str, dict[str, list[float]]]:
-    """Prints the medians and the goals; returns the ratios to raw by method and operation."""
+    """Print the medians and the goals; return the ratios to raw by method and operation."""
     print(f'{ranks} ranks; {_rounds.load()}\n')
     print(f'{"microseconds (times raw)":<24}{"raw":>8}' + ''.join(f'{kind:>18}' for kind in KINDS))
     ratios = {kind: {operation: _rounds.ratios(each[kind], each['raw'])

@@ -44,7 +44,7 @@ MESSAGE = 16 << 20
 
 def predict(shape: str, n: float, ranks: int, nodes: int, rate: dict[str, float],
             network: tuple[float, float]) -> float:
-    """Returns the seconds in which ``n`` bytes are averaged; ``ranks`` are those of a node."""
+    """Return the seconds in which ``n`` bytes are averaged; ``ranks`` are those of a node."""
     latency, link = network  # seconds; seconds per byte
     total = ranks * nodes
     if total == 1:

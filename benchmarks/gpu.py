@@ -37,7 +37,7 @@ KINDS = {
 
 
 def why_not() -> str:
-    """Returns why this machine cannot run it, or ''."""
+    """Return why this machine cannot run it, or ''."""
     try:
         import cupy
     except ImportError as error:
@@ -78,7 +78,7 @@ def shapes_of_resnet() -> list[tuple[int, ...]]:
 
 
 def rates_of(shapes, dtype: str, buffer_dtype: str, n: int) -> tuple[int, list[float]]:
-    """Returns the bytes that are moved, and the GB/s of pack, of unpack and of a device copy."""
+    """Return the bytes that are moved, and the GB/s of pack, of unpack and of a device copy."""
     import cupy
 
     from chainermn._transport import packing
@@ -95,7 +95,7 @@ def rates_of(shapes, dtype: str, buffer_dtype: str, n: int) -> tuple[int, list[f
 
 
 def bandwidth(n: int) -> None:
-    """Prints the bandwidth of pack and unpack, and of a device copy."""
+    """Print the bandwidth of pack and unpack, and of a device copy."""
     import cupy
 
     print(f'{"bandwidth in GB/s":<36} {"GB":>6} {"pack":>7} {"unpack":>7} {"copy":>7}')
@@ -136,7 +136,7 @@ def perceptron():
 
 
 def time_steps(mpi_comm, comm, model, batch, options, n: int) -> tuple[list[float], list[float]]:
-    """Returns milliseconds of steps, and of their time on the host, the longest of all ranks."""
+    """Return milliseconds of steps, and of their time on the host, the longest of all ranks."""
     import cupy
     from mpi4py import MPI
 
@@ -157,7 +157,7 @@ def time_steps(mpi_comm, comm, model, batch, options, n: int) -> tuple[list[floa
 
 
 def make_update(comm, model, batch, options):
-    """Returns a function that makes one step."""
+    """Return a function that makes one step."""
     import chainer
 
     import chainermn
@@ -170,7 +170,7 @@ def make_update(comm, model, batch, options):
 
 
 def steps(mpi_comm, comm, n_rounds: int, n: int) -> dict[str, list[float]]:
-    """Prints times of steps; returns those of each round in milliseconds."""
+    """Print times of steps; return those of each round in milliseconds."""
     import cupy
 
     count = KernelCount()
@@ -243,7 +243,7 @@ def work(args) -> None:
 
 
 def main() -> None:
-    """Starts the ranks."""
+    """Start the ranks."""
     parser = _rounds.parser(__doc__, rounds=3)
     parser.add_argument('--ranks', type=int, help='default: one per GPU, but at least two')
     args = parser.parse_args()

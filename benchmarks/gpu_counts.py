@@ -42,7 +42,7 @@ N_FIRST, N_UPDATES = 4, 2
 
 
 def why_not() -> str:
-    """Returns why this environment cannot run it, or ''."""
+    """Return why this environment cannot run it, or ''."""
     try:
         import cupy
 
@@ -53,7 +53,7 @@ def why_not() -> str:
 
 
 def shapes_of(model: str) -> list[tuple[int, ...]]:
-    """Returns the shapes of its parameters."""
+    """Return the shapes of its parameters."""
     if model == '1,000 small':
         return [(100,)] * 1000
     model = runpy.run_path(str(ROOT / 'examples' / 'imagenet' / 'models.py'))['ResNet50'](1000)
@@ -61,7 +61,7 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
 
 
 def make(shapes):
-    """Returns parameters on the device, and a loss whose gradients cost nothing."""
+    """Return parameters on the device, and a loss whose gradients cost nothing."""
     import chainer
     import cupy
 
@@ -95,7 +95,7 @@ def make(shapes):
 
 
 def counts_of(optimizer, loss) -> dict[str, float]:
-    """Returns what is counted in one update."""
+    """Return what is counted in one update."""
     import cupy
     from counters import counting
 
@@ -113,7 +113,7 @@ def counts_of(optimizer, loss) -> dict[str, float]:
 
 
 def normalization(comm):
-    """Returns a network with batch normalization, on one or all ranks, and its loss."""
+    """Return a network with batch normalization, on one or all ranks, and its loss."""
     import chainer
     import cupy
 
@@ -130,7 +130,7 @@ def normalization(comm):
 
 
 def work(version: str, quick: bool) -> None:
-    """Prints the counts of one version, on each rank."""
+    """Print the counts of one version, on each rank."""
     import chainer
     from mpi4py import MPI
 
@@ -168,7 +168,7 @@ def work(version: str, quick: bool) -> None:
 
 
 def main() -> None:
-    """Runs both versions, and prints a table."""
+    """Run both versions, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', type=int, default=2, help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='only small parameters')

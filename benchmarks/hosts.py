@@ -44,7 +44,7 @@ PAYLOAD = 1448 / 1514  # of an Ethernet frame; the rest are headers
 
 
 def methods_of_chainermn():
-    """Returns a barrier, a maximum, and what makes the calls to be timed for a model."""
+    """Return a barrier, a maximum, and what makes the calls to be timed for a model."""
     import chainer
     import numpy as np
     from mpi4py import MPI
@@ -108,19 +108,19 @@ def work(kind: str, folder: str) -> None:
 
 
 def size_of(model: str) -> int:
-    """Returns the bytes of all gradients."""
+    """Return the bytes of all gradients."""
     import numpy as np
 
     return 4 * sum(int(np.prod(shape)) for shape in mean_grad.shapes_of(model))
 
 
 def name_of(compression: str) -> str:
-    """Returns the name of a row of ``flat``."""
+    """Return the name of a row of ``flat``."""
     return f'flat, {compression}' if compression else 'flat'
 
 
 def ranks_of(shape: str) -> list[int]:
-    """Returns the ranks on each host, given ``3x2`` or ``3+1``.
+    """Return the ranks on each host, given ``3x2`` or ``3+1``.
 
     >>> ranks_of('3x2'), ranks_of('3+1')
     ([2, 2, 2], [3, 1])
@@ -130,7 +130,7 @@ def ranks_of(shape: str) -> list[int]:
 
 
 def bound(method: str, ranks: list[int], size: int, rate: str) -> float:
-    """Returns the seconds that the bytes of a method need on the busiest link."""
+    """Return the seconds that the bytes of a method need on the busiest link."""
     seconds = 8 * size / (float(rate[:-4]) * UNITS[rate[-4:]] * PAYLOAD)
     if method == 'bcast_data':
         return seconds

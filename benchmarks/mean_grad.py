@@ -31,7 +31,7 @@ BUCKET = 25 << 20  # bytes
 
 
 def shapes_of(model: str) -> list[tuple[int, ...]]:
-    """Returns the shapes of the gradients."""
+    """Return the shapes of the gradients."""
     if model == 'small':
         return [(64,)] * 1000
     if model == 'big':
@@ -51,7 +51,7 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
 
 
 def methods_of_chainermn(is_old: bool):
-    """Returns a barrier, a maximum, and what makes the calls to be timed for a model."""
+    """Return a barrier, a maximum, and what makes the calls to be timed for a model."""
     import chainer
     import numpy as np
     from mpi4py import MPI

@@ -33,7 +33,7 @@ def resident(key: str) -> int:
 
 
 def forget_peak() -> None:
-    """Gives free memory back, so that it counts when it is used again, and sets the peak to now."""
+    """Give free memory back, so that it counts when it is used again, and set the peak to now."""
     ctypes.CDLL(None).malloc_trim(0)
     pathlib.Path('/proc/self/clear_refs').write_text('5')
 

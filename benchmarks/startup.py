@@ -47,7 +47,7 @@ class Variant:
         self.processor: list[float] = []
 
     def run(self) -> tuple[float, float]:
-        """Returns time on the clock and processor time, in milliseconds."""
+        """Return time on the clock and processor time, in milliseconds."""
         start = time.perf_counter()
         pid = os.posix_spawn(self.command[0], self.command, self.env)
         _, status, usage = os.wait4(pid, 0)
@@ -55,14 +55,14 @@ class Variant:
         return (time.perf_counter() - start) * 1e3, (usage.ru_utime + usage.ru_stime) * 1e3
 
     def measure(self) -> None:
-        """Runs once more and keeps the times."""
+        """Run once more and keep the times."""
         clock, processor = self.run()
         self.clock.append(clock)
         self.processor.append(processor)
 
 
 def linked_environment(folder: pathlib.Path, leave_out: str = '') -> pathlib.Path:
-    """Makes a copy of this environment out of links; returns its python."""
+    """Make a copy of this environment out of links; return its python."""
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder], check=True)
     ours = pathlib.Path(sysconfig.get_path('purelib'))
     for entry in ours.iterdir():
@@ -72,7 +72,7 @@ def linked_environment(folder: pathlib.Path, leave_out: str = '') -> pathlib.Pat
 
 
 def copy_of_chainer(folder: pathlib.Path, edited: bool) -> str:
-    """Copies Chainer into ``folder``, which it returns, and edits the files as the shims say."""
+    """Copy Chainer into ``folder``, which it returns, and edits the files as the shims say."""
     shutil.copytree(pathlib.Path(chainer.__file__).parent, folder / 'chainer',
                     ignore=shutil.ignore_patterns('__pycache__'))
     for module, edits in _patch.edits.items() if edited else ():
@@ -102,7 +102,7 @@ def compare(name: str, limit: float, rounds: int, variant: Variant, without: Var
 
 
 def create(rounds: int) -> list[float]:
-    """Returns the milliseconds in which 4 ranks make a communicator, for each round."""
+    """Return the milliseconds in which 4 ranks make a communicator, for each round."""
     code = ('import time; from mpi4py import MPI; import chainermn; world = MPI.COMM_WORLD\n'
             'world.Barrier(); start = time.perf_counter()\n'
             "chainermn.create_communicator('flat')\n"

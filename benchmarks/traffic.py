@@ -60,7 +60,7 @@ def work() -> None:
 
 
 def count(ranks: int) -> tuple[int, int, dict[str, tuple[int, int]]]:
-    """Returns the sizes of a signature and an identifier, and messages and bytes by operation."""
+    """Return the sizes of a signature and an identifier, and messages and bytes by operation."""
     beside = pathlib.Path(sys.executable).with_name('mpiexec')
     done = subprocess.run(
         [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), sys.executable,
@@ -70,12 +70,12 @@ def count(ranks: int) -> tuple[int, int, dict[str, tuple[int, int]]]:
 
 
 def messages(ranks: int) -> int:
-    """Returns the number of messages of a check that the model predicts."""
+    """Return the number of messages of a check that the model predicts."""
     return (ranks - 1).bit_length()
 
 
 def main() -> None:
-    """Counts and prints."""
+    """Count and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default=','.join(map(str, RANKS)), help='default: %(default)s')
     parser.add_argument('--quick', action='store_true', help='only 2 and 3 ranks, as a test')

@@ -96,7 +96,7 @@ def work(kind: str, folder: str) -> None:
 
 
 def seconds_in_torch(step: Callable[[], object]) -> float:
-    """Returns the seconds that a step spends in PyTorch's compiled functions."""
+    """Return the seconds that a step spends in PyTorch's compiled functions."""
     profile = cProfile.Profile()
     profile.runcall(step)
     return sum(own for (file, _, function), (_, _, own, *_) in pstats.Stats(profile).stats.items()

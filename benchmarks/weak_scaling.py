@@ -29,7 +29,7 @@ BLOCKS = ((1, 1), (2, 2), (4, 2))  # times as many channels; stride
 
 
 def steps_of_chainer(name: str, comm) -> dict:
-    """Returns a step with the exchange of gradients, and one without."""
+    """Return a step with the exchange of gradients, and one without."""
     import chainer
     import chainer.functions as F
     import chainer.links as L

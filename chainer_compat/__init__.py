@@ -64,7 +64,7 @@ class ChainerFinder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Called by Python for every import; handles only Chainer's modules, and NumPy."""
+        """Handle the imports of Chainer's modules and NumPy; Python calls this for every import."""
         if name == 'chainer' or name.startswith('chainer.'):
             from chainer_compat import _patch
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
-    """Opens a temporary file that replaces ``path`` once it is complete.
+    """Open a temporary file that replaces ``path`` once it is complete.
 
     The temporary file is in the same folder, and only its owner can read it.  The complete file
     gets the permissions of any new file (the umask).  A process that is killed before leaves the
@@ -48,18 +48,18 @@ def open_atomic(path: str, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def temporary_name(name: str) -> str:
-    """Returns the name of the temporary file.  No checkpoint or snapshot has such a name."""
+    """Return the name of the temporary file.  No checkpoint or snapshot has such a name."""
     return f'tmp-{name}.part'
 
 
 def remove(path: str) -> None:
-    """Removes a file, if it exists."""
+    """Remove a file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
 
 
 def _umask() -> int:
-    """Returns the umask of the process; os.umask() could only read it by changing it."""
+    """Return the umask of the process; os.umask() could only read it by changing it."""
     with contextlib.suppress(OSError), open('/proc/self/status', encoding='ascii',
                                             errors='replace') as file:
         for line in file:

@@ -19,7 +19,7 @@ _SHOWN = '_chainermn_is_shown'
 
 
 def mark(error: Exception, is_printed_here: bool) -> None:
-    """Notes that all ranks of a communicator raise an error.
+    """Note that all ranks of a communicator raise an error.
 
     Args:
         error: The error.
@@ -29,7 +29,7 @@ def mark(error: Exception, is_printed_here: bool) -> None:
 
 
 def mark_failure(error: Exception, rank: int, failures: Sequence[object]) -> None:
-    """Notes that all ranks of a communicator raise an error: the first one that failed prints it.
+    """Note that all ranks of a communicator raise an error: the first one that failed prints it.
 
     Args:
         error: The error.
@@ -40,12 +40,12 @@ def mark_failure(error: Exception, rank: int, failures: Sequence[object]) -> Non
 
 
 def is_common(error: BaseException | None) -> bool:
-    """Returns whether all ranks raise this error."""
+    """Return whether all ranks raise this error."""
     return getattr(error, _ATTRIBUTE, None) is not None
 
 
 def is_printed_here(error: BaseException) -> bool:
-    """Returns whether this rank prints an error, if it is not caught."""
+    """Return whether this rank prints an error, if it is not caught."""
     return getattr(error, _ATTRIBUTE, True)
 
 
@@ -61,7 +61,7 @@ def is_shown(error: BaseException) -> bool:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Removes the frames of this package from the traceback of an error that all ranks raise.
+    """Remove the frames of this package from the traceback of an error that all ranks raise.
 
     ``CHAINERMN_DEBUG=1`` shows them.
     """

@@ -38,7 +38,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _descendants(process: int) -> list[int]:
-    """Returns a process and all of its descendants, parents before children."""
+    """Return a process and all of its descendants, parents before children."""
     children: dict[int, list[int]] = {}
     for path in pathlib.Path('/proc').glob('[0-9]*/stat'):
         with contextlib.suppress(OSError):

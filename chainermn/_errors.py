@@ -15,12 +15,12 @@ class Refuser(Protocol):
     """A communicator, or another object with its ``refuse``."""
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
-        """Raises an error on all ranks."""
+        """Raise an error on all ranks."""
 
 
 @contextlib.contextmanager
 def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
-    """Raises an error of the block on all ranks: on the others in their next collective operation.
+    """Raise an error of the block on all ranks: on the others in their next collective operation.
 
     The block must not call a collective operation.
 
@@ -38,7 +38,7 @@ def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
 
 
 def on_all_ranks(comm: CommunicatorBase, error: _E) -> _E:
-    """Returns an error that all ranks raise, after noting that only rank 0 prints it.
+    """Return an error that all ranks raise, after noting that only rank 0 prints it.
 
     Args:
         comm: ChainerMN communicator of the ranks that raise it.

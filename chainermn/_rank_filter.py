@@ -31,6 +31,6 @@ class RankFilter(logging.Filter):
         self.level = level
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to show a message."""
+        """Return whether to show a message."""
         record.rank = self.rank
         return self.is_shown or record.levelno >= self.level

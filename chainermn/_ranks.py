@@ -8,7 +8,7 @@ _Value = TypeVar('_Value', bound=Hashable)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Formats rank numbers: 'rank 3', 'ranks 0-2, 5'."""
+    """Format rank numbers: 'rank 3', 'ranks 0-2, 5'."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and parts[-1][-1] == rank - 1:
@@ -20,7 +20,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def group_ranks(values: Iterable[tuple[int, _Value]]) -> dict[_Value, list[int]]:
-    """Groups ranks with equal values.
+    """Group ranks with equal values.
 
     Args:
         values: Pairs of a rank and its value, such as ``enumerate(values)``.

@@ -49,7 +49,7 @@ class Caller:
         self.set_options(options or {})
 
     def set_options(self, options: Mapping[str, str]) -> None:
-        """Replaces the options."""
+        """Replace the options."""
         self.options = dict(options)
         #: 32 bits; 0 is the program itself.
         self.digest = digest((self.name, self.options)) % (2**32 - 1) + 1 if self.name else 0
@@ -89,7 +89,7 @@ class CallSignature(NamedTuple):
         return BY_NAME[self.operation]
 
     def key(self, equal: int | None) -> tuple[object, ...]:
-        """The part of the call that must be equal on all ranks."""
+        """Return the part of the call that must be equal on all ranks."""
         assert equal is not None
         key: tuple[object, ...] = (
             self.operation, self.root, self.op, self.update, self.caller)
@@ -117,7 +117,7 @@ class CallSignature(NamedTuple):
 def pack(operation: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = None, root: int = -1,
          op: str = '', device: bool = False, number: int = 0, failed: bool = False,
          update: int = 0) -> bytes:
-    """Returns the signature as ``SIZE`` bytes."""
+    """Return the signature as ``SIZE`` bytes."""
     ndim = len(shape)
     if ndim > MAX_INLINE_DIMS:
         shape, number = (), digest(shape)
@@ -127,20 +127,20 @@ def pack(operation: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = N
 
 
 def with_caller(signature: bytes, caller: int) -> bytes:
-    """Returns the signature with the digest of its caller."""
+    """Return the signature with the digest of its caller."""
     changed = bytearray(signature)
     _CALLER.pack_into(changed, _CALLER_OFFSET, caller)
     return bytes(changed)
 
 
 def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignature:
-    """Reads a signature from a buffer."""
+    """Read a signature from a buffer."""
     return _unpack(bytes(data[offset:offset + SIZE]))
 
 
 @functools.lru_cache(maxsize=4096)
 def identifier(signature: bytes, caller: int = 0) -> bytes:
-    """A digest of the caller, and of the parts of a signature that identify a call.
+    """Return a digest of the caller, and of the parts of a signature that identify a call.
 
     It differs between calls that do not match.  For operations whose shapes must be equal, it also
     differs between calls that match, but have different devices or updates.
@@ -163,6 +163,6 @@ def _unpack(data: bytes) -> CallSignature:
 
 
 def digest(value: object) -> int:
-    """A number of 63 bits, equal on all ranks for equal values made of strings and numbers."""
+    """Return a number of 63 bits, equal on all ranks for equal strings and numbers."""
     hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, 'little') >> 1

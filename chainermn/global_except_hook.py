@@ -106,7 +106,7 @@ def _add_hook_if_enabled() -> None:
 
 
 def abort_job(reason: str, details: str) -> None:
-    """Reports a failure and aborts all ranks of the job, whatever they are doing.
+    """Report a failure and abort all ranks of the job, whatever they are doing.
 
     Does not return. It works even if the hook is disabled.
     """
@@ -117,7 +117,7 @@ def abort_job(reason: str, details: str) -> None:
 
 
 def set_report_arbiter(is_first: Callable[[], bool]) -> None:
-    """Sets the function that decides whether this rank reports its failure.
+    """Set the function that decides whether this rank reports its failure.
 
     Args:
         is_first: Called before a failure is reported. Returns whether this rank is the first one to
@@ -128,24 +128,24 @@ def set_report_arbiter(is_first: Callable[[], bool]) -> None:
 
 
 def set_failure_handler(handler: FailureHandler) -> None:
-    """Sets a function that handles failures instead of aborting the job."""
+    """Set a function that handles failures instead of aborting the job."""
     global _failure_handler
     _failure_handler = handler
 
 
 def mark_finished() -> None:
-    """Notes that all ranks have finished: a daemon thread that fails no longer aborts the job."""
+    """Note that all ranks have finished: a daemon thread that fails no longer aborts the job."""
     global _has_finished
     _has_finished = True
 
 
 def aborts_job() -> bool:
-    """Returns whether a failure of this process aborts the job, without a failure handler."""
+    """Return whether a failure of this process aborts the job, without a failure handler."""
     return _is_installed() and _failure_handler is None
 
 
 def is_failing() -> bool:
-    """Returns whether the process is about to exit with an error."""
+    """Return whether the process is about to exit with an error."""
     return _exit_code != 0
 
 
@@ -170,13 +170,13 @@ def _install() -> None:
 
 
 def _is_installed() -> bool:
-    """Returns whether this process is a rank with the hook.  A forked child is not."""
+    """Return whether this process is a rank with the hook.  A forked child is not."""
     return _installed_by == os.getpid()
 
 
 def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: BaseException,
               tb: TracebackType | None) -> None:
-    """Called before ``sys.excepthook``."""
+    """Report an uncaught exception, before ``sys.excepthook`` is called."""
     is_default = hook is None or hook is sys.__excepthook__
     if is_default and issubclass(exc_type, KeyboardInterrupt) and not _is_debugging():
         _abort('interrupted by Ctrl-C or SIGINT')
@@ -202,7 +202,7 @@ def _is_debugging() -> bool:
 
 def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: threading.Thread
                         ) -> None:
-    """Called by a thread instead of ``invoke``, which calls ``threading.excepthook``."""
+    """Report the exception of a thread; ``invoke`` calls ``threading.excepthook``."""
     error = sys.exc_info()[1]
     # SystemExit only ends the thread. After the shutdown, only daemon threads are left.
     if error is not None and not isinstance(error, SystemExit) and not _has_finished:
@@ -217,7 +217,7 @@ def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: thre
 
 
 def _unraisable(hook: _UnraisableHook | None, args: sys.UnraisableHookArgs) -> None:
-    """Called before ``sys.unraisablehook``, with an exception that cannot be raised."""
+    """Report an exception that cannot be raised, before ``sys.unraisablehook`` is called."""
     reason, status = f'uncaught {args.exc_type.__name__}', 1
     if isinstance(args.exc_value, SystemExit):
         status = status_of(args.exc_value.code)
@@ -235,7 +235,7 @@ def _unraisable(hook: _UnraisableHook | None, args: sys.UnraisableHookArgs) -> N
 
 
 def _exits(code: object) -> object:
-    """Called for an uncaught SystemExit with its code; returns the code to exit with."""
+    """Record the code of an uncaught SystemExit; return the code to exit with."""
     global _exit_code
     if not _is_installed():
         return code
@@ -262,7 +262,7 @@ def _at_exit() -> None:
 
 
 def _write_to_run_folder(text: str, error: BaseException | None) -> None:
-    """Writes the report to a file for ``python -m chainermn run``, if it started the job."""
+    """Write the report to a file for ``python -m chainermn run``, if it started the job."""
     folder = _environment.text(_environment.RUN_FOLDER)
     if folder:
         with contextlib.suppress(Exception):  # in __str__ of the program's error
@@ -277,7 +277,7 @@ def _abort(reason: str, status: int = 1, details: str = '',
            show: Callable[[], object] | None = None,
            abort: Callable[[], object] | None = None,
            error: BaseException | None = None) -> None:
-    """Reports a failure and aborts the job; returns if there are no other processes.
+    """Report a failure and abort the job; return if there are no other processes.
 
     Args:
         reason: The reason, in one line.
@@ -317,7 +317,7 @@ def _abort(reason: str, status: int = 1, details: str = '',
 
 
 def _call(hook: Callable[[], object], details: str) -> None:
-    """Calls a hook of the program; prints the details if that fails."""
+    """Call a hook of the program; print the details if that fails."""
     try:
         hook()
     except Exception:
@@ -326,7 +326,7 @@ def _call(hook: Callable[[], object], details: str) -> None:
 
 
 def shared_memory() -> set[str]:
-    """Returns the files of this process that MPICH only removes on a normal exit."""
+    """Return the files of this process that MPICH only removes on a normal exit."""
     with contextlib.suppress(OSError), open('/proc/self/maps', encoding='utf-8') as file:
         return {path for path in (line.split(None, 5)[-1].rstrip('\n') for line in file)
                 if path.startswith('/dev/shm/mpich_shm_') and ' ' not in path}
@@ -334,7 +334,7 @@ def shared_memory() -> set[str]:
 
 
 def _abort_function(status: int) -> Callable[[], object] | None:
-    """Returns a function that aborts the job; ``None`` if there are no other processes."""
+    """Return a function that aborts the job; ``None`` if there are no other processes."""
     if not _is_installed():
         return None  # a forked child, such as a worker of MultiprocessIterator, is no rank
     # Not imported here: importing it initializes MPI, which waits for the other processes.

@@ -153,7 +153,7 @@ def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _of_other_runs(nodeids: list[str], size: int) -> list[str]:
-    """Returns cases that do not run at this number of ranks without --full."""
+    """Return cases that do not run at this number of ranks without --full."""
     return _of_other_communicator(nodeids) if size == 3 else _of_other_half(nodeids, size == 2)
 
 
@@ -239,7 +239,7 @@ class TimeLimit:
         signal.setitimer(signal.ITIMER_REAL, limit + GRACE)
 
     def write(self, name: str) -> None:
-        """Writes the current test or phase."""
+        """Write the current test or phase."""
         if self.named:
             self.file.seek(0)
             self.file.truncate()
@@ -247,7 +247,7 @@ class TimeLimit:
             self.file.flush()
 
     def pause(self) -> None:
-        """Stops the timer of a worker, which may wait for other workers."""
+        """Stop the timer of a worker, which may wait for other workers."""
         if self.ranks is None:
             faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -81,13 +81,13 @@ class Recorder:
 
 
 def cpu_seconds() -> float:
-    """Returns the CPU time of this process and of all that it started and waited for."""
+    """Return the CPU time of this process and of all that it started and waited for."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def recorded(folder: str) -> dict[str, Cost]:
-    """Returns the cost of each test, over all processes that wrote to a folder."""
+    """Return the cost of each test, over all processes that wrote to a folder."""
     tests: dict[str, Cost] = {}
     for path in pathlib.Path(folder).glob(f'{PREFIX}*'):
         for test, *cost in map(json.loads, path.read_text().splitlines()):
@@ -96,7 +96,7 @@ def recorded(folder: str) -> dict[str, Cost]:
 
 
 def write_tests(runs: Runs, path: pathlib.Path) -> None:
-    """Writes one line for each test at each number of ranks."""
+    """Write one line for each test at each number of ranks."""
     lines = (json.dumps([ranks, test, *cost]) for ranks, tests in runs.items()
              for test, cost in tests.items())
     path.write_text('\n'.join([*lines, '']))
@@ -111,7 +111,7 @@ def read_tests(path: pathlib.Path) -> Runs:
 
 
 def by_file(runs: Runs) -> Costs:
-    """Returns the sums over the tests of each file."""
+    """Return the sums over the tests of each file."""
     files: Costs = {}
     for ranks, tests in runs.items():
         for test, cost in tests.items():
@@ -121,7 +121,7 @@ def by_file(runs: Runs) -> Costs:
 
 
 def by_folder(files: Costs) -> Costs:
-    """Returns the sums over the files of each folder."""
+    """Return the sums over the files of each folder."""
     folders: Costs = {}
     for file, costs in files.items():
         folder = folders.setdefault('/'.join(os.path.dirname(file).split('/')[:2]), {})
@@ -131,7 +131,7 @@ def by_folder(files: Costs) -> Costs:
 
 
 def grown(files: Costs, budget: Costs) -> list[str]:
-    """Returns a line for each folder with many more cases or programs than its budget."""
+    """Return a line for each folder with many more cases or programs than its budget."""
     lines = []
     budgets = by_folder(budget)
     for folder, costs in sorted(by_folder(files).items()):
@@ -151,7 +151,7 @@ def read(path: pathlib.Path = FILE) -> Costs:
 
 
 def write(files: Costs, path: pathlib.Path = FILE) -> None:
-    """Writes one line for each file."""
+    """Write one line for each file."""
     lines = (f'{json.dumps(file)}: {json.dumps(dict(sorted(costs.items())))}'
              for file, costs in sorted(_rounded(files).items()))
     path.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
@@ -163,7 +163,7 @@ def _rounded(files: Costs) -> Costs:
 
 
 def table(files: Costs) -> str:
-    """Returns the table of CONTRIBUTING.md."""
+    """Return the table of CONTRIBUTING.md."""
     lines = ['| folder | cases | programs | seconds | CPU seconds |', '|---|---|---|---|---|']
     for folder, costs in sorted(by_folder(files).items()):
         lines.append(_row(f'`{folder}`', costs.values()))

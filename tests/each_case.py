@@ -26,7 +26,7 @@ _mpi_comm = MPI.COMM_WORLD.Dup()  # separates our messages from those of the tes
 def each_case(
     names: str, values: Iterable[Any] | Callable[[pytest.Config], Iterable[Any]]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator of a test: a loop over the values of these arguments."""
+    """Return a decorator of a test: a loop over the values of these arguments."""
     arguments = names.split(', ')
     if not callable(values):
         values = list(values)
@@ -53,7 +53,7 @@ def each_case(
 
 def _failure(test: Callable[..., None], fixtures: dict[str, object], case: dict[str, object]
              ) -> str:
-    """Runs one case; returns what failed on which rank, or ''.
+    """Run one case; return what failed on which rank, or ''.
 
     The ranks wait for each other, so that no rank runs ahead with the next case.
     """

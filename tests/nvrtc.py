@@ -8,14 +8,14 @@ import pytest
 
 
 def load():
-    """Loads NVRTC from NVIDIA's wheel, where CuPy would not look for it."""
+    """Load NVRTC from NVIDIA's wheel, where CuPy would not look for it."""
     for folder in sys.path:
         for library in sorted(pathlib.Path(folder, 'nvidia').glob('*/lib/libnvrtc.so.*')):
             ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 def compiler():
-    """Returns a function that compiles source as CuPy would; skips a test without NVRTC."""
+    """Return a function that compiles source as CuPy would; skips a test without NVRTC."""
     pytest.importorskip('cupy', reason='needs CuPy, whose NVRTC compiles')
     from cupy._core import core
     from cupy.cuda import compiler

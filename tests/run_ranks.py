@@ -48,7 +48,7 @@ INSIDE_PYTEST = re.compile(r'/(_pytest|pluggy|xdist|execnet)/|<frozen runpy>|<st
 
 
 def run(ranks: int, options: list[str]) -> tuple[int, dict[str, durations.Cost]]:
-    """Runs pytest on ``ranks`` ranks; returns its exit status and the cost of each test."""
+    """Run pytest on ``ranks`` ranks; return its exit status and the cost of each test."""
     command = [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider']
     if ranks > 1:
         command = [_mpiexec(), '-n', str(ranks), *command, '--with-mpi', *options]
@@ -87,19 +87,19 @@ def run(ranks: int, options: list[str]) -> tuple[int, dict[str, durations.Cost]]
 
 
 def _set_timer_slack(nanoseconds: int) -> None:
-    """Sets how long sleeps may be prolonged, here and in processes started later; 0: default."""
+    """Set how long sleeps may be prolonged, here and in processes started later; 0: default."""
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
 
 def cpu_seconds() -> float:
-    """Returns the CPU time of all programs that have ended."""
+    """Return the CPU time of all programs that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def outside_pytest(stacks: list[str]) -> str:
-    """Returns the lines of stacks without those of pytest."""
+    """Return the lines of stacks without those of pytest."""
     return '\n'.join(line for line in stacks if not INSIDE_PYTEST.search(line))
 
 

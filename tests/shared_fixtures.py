@@ -131,7 +131,7 @@ def dtypes_and_kinds(config):
 
 @pytest.fixture
 def check():
-    """Checks dtype, shape and values of a result, and that it is writable and not shared."""
+    """Check dtype, shape and values of a result, and that it is writable and not shared."""
     def check(result, expected, *inputs):
         expected = np.array(expected, expected.dtype.newbyteorder('='))
         assert type(result) is np.ndarray
@@ -145,7 +145,7 @@ def check():
 
 @pytest.fixture
 def same_error():
-    """Calls a function on all ranks and returns its error, which must be equal on all.
+    """Call a function on all ranks and return its error, which must be equal on all.
 
     ``failed`` is the only rank that failed, if any.  The message must have a line for each rank
     unless ``table`` is false.
@@ -190,7 +190,7 @@ def digits():
 
 @pytest.fixture
 def check_usable():
-    """Checks that later operations of a communicator give correct values."""
+    """Check that later operations of a communicator give correct values."""
     def check_usable(comm):
         ranks = list(range(comm.size))
         assert comm.allgather_obj(comm.rank) == ranks

@@ -8,7 +8,7 @@ from chainermn import _common_error
 
 
 def raise_internally():
-    """Raises an error from a function of this package."""
+    """Raise an error from a function of this package."""
     chainermn.datasets.scatter_index(-1, None)
 
 

@@ -64,7 +64,7 @@ class Job:
         return int(path.read_text())
 
     def read(self, last):
-        """Waits for the last line of a report; returns the output so far."""
+        """Wait for the last line of a report; return the output so far."""
         report = ''
         while last not in report:
             line = self.process.stdout.readline()
@@ -73,7 +73,7 @@ class Job:
         return report
 
     def finish(self, last):
-        """Waits for the last line of a report, lets the job go on, and returns its output."""
+        """Wait for the last line of a report, let the job go on, and return its output."""
         report = self.read(last)
         (self.folder / 'end').touch()
         output, _ = self.process.communicate(timeout=seconds(60))

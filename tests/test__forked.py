@@ -66,7 +66,7 @@ CHILDREN = {
 
 
 def run(tmp_path, children, ranks, *args, **env):
-    """Gives what each rank saw, sorted, and all that was printed."""
+    """Give what each rank saw, sorted, and all that was printed."""
     (tmp_path / 'script.py').write_text(SCRIPT % (children,))
     done = subprocess.run(
         [*(['mpiexec', '-n', str(ranks)] if ranks else []), sys.executable, '-W', 'ignore',

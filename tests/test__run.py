@@ -41,7 +41,7 @@ def run(tmp_path, env, *args, timeout=50):
 
 
 def processes(tmp_path):
-    """Processes whose working directory is the folder."""
+    """Process whose working directory is the folder."""
     found = []
     for path in pathlib.Path('/proc').glob('[0-9]*/cwd'):
         try:

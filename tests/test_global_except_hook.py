@@ -29,7 +29,7 @@ print('went on', flush=True)
 
 
 def run(tmp_path, body, ranks=2, timeout=50, **env):
-    """Runs the body on all ranks; gives exit status and what was printed."""
+    """Run the body on all ranks; give exit status and what was printed."""
     script = tmp_path / 'script.py'
     script.write_text(START + textwrap.dedent(body))
     command = [sys.executable, script]

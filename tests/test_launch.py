@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def processes(folder):
-    """Processes with a path inside the folder among their arguments."""
+    """Process with a path inside the folder among their arguments."""
     found = []
     for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
         try:

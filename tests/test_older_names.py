@@ -12,7 +12,7 @@ import chainermn.functions
 
 
 def train(communicator_name):
-    """Writes as one wrote in 2018: a loop without create_multi_node_optimizer."""
+    """Write as one wrote in 2018: a loop without create_multi_node_optimizer."""
     comm = chainermn.create_communicator(communicator_name)
     model = L.Classifier(L.Linear(2, 2))
     optimizer = chainer.optimizers.SGD(0.1)

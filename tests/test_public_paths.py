@@ -125,7 +125,7 @@ DIFFERENT = {
 
 
 def find(path):
-    """Imports the module of a dotted name and gets the rest by attribute."""
+    """Import the module of a dotted name and gets the rest by attribute."""
     parts = path.split('.')
     for end in range(len(parts) - 1, 0, -1):
         try:

@@ -69,7 +69,7 @@ def test_full():
 
 @pytest.fixture
 def run_ranks(tmp_path):
-    """Runs a test file; gives the status, the closing lines of pytest, and what was printed."""
+    """Run a test file; give the status, the closing lines of pytest, and what was printed."""
     def run_ranks(text, *options):
         shutil.copy(HERE / 'conftest.py', tmp_path)
         tmp_path.joinpath('test_it.py').write_text(text)

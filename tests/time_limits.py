@@ -15,7 +15,7 @@ LENGTH = 1_000_000
 
 
 def measure() -> float:
-    """Returns how many times slower than a quiet machine this one is."""
+    """Return how many times slower than a quiet machine this one is."""
     start = time.perf_counter()
     for n in range(LENGTH):
         str(n)
@@ -23,7 +23,7 @@ def measure() -> float:
 
 
 def seconds(quiet: float) -> float:
-    """Returns the limit for what may take ``quiet`` seconds on a quiet machine."""
+    """Return the limit for what may take ``quiet`` seconds on a quiet machine."""
     load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return quiet * max(1., float(os.environ[VARIABLE]), load)
 

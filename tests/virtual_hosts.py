@@ -85,15 +85,15 @@ class Host:
             raise OSError(f'cannot create {name}: {self.pid}')
 
     def command(self, command: Sequence[str], namespaces: Sequence[str] = _NAMESPACES) -> list[str]:
-        """Returns the command that runs a command on this host."""
+        """Return the command that runs a command on this host."""
         return ['nsenter', '--target', self.pid, *namespaces, f'--wd={os.getcwd()}', '--', *command]
 
     def call(self, *command: str) -> None:
-        """Runs a short command on this host."""
+        """Run a short command on this host."""
         _run(*self.command(command))
 
     def close(self) -> None:
-        """Ends all processes of this host, and removes it."""
+        """End all processes of this host, and remove it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
@@ -165,7 +165,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
 
     @staticmethod
     def address(n: int) -> str:
-        """Returns the address of a host."""
+        """Return the address of a host."""
         return f'{NETWORK}.{n + 1}'
 
     def set_rate(self, n: int, rate: str) -> None:
@@ -180,7 +180,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         self._switch.call('bridge', 'link', 'set', 'dev', f'port{n}', 'state', 'disabled')
 
     def restore(self, n: int) -> None:
-        """Connects a host again."""
+        """Connect a host again."""
         self._switch.call('bridge', 'link', 'set', 'dev', f'port{n}', 'state', 'forwarding')
         self._marker(n).unlink()
 
@@ -198,11 +198,11 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         return [f'/proc/{host.pid}/root' for host in self._hosts]
 
     def start(self, n: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Starts a command on a host; takes the options of :class:`subprocess.Popen`."""
+        """Start a command on a host; take the options of :class:`subprocess.Popen`."""
         return subprocess.Popen(self._hosts[n].command(command), text=True, **options)
 
     def mpiexec(self, command: Sequence[str]) -> list[str]:
-        """Returns the command that runs an MPI program on all hosts."""
+        """Return the command that runs an MPI program on all hosts."""
         beside = pathlib.Path(sys.executable).with_name('mpiexec')
         return self._switch.command(
             [str(beside) if beside.exists() else 'mpiexec', *self._launcher,
@@ -210,7 +210,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
             ['--net'])
 
     def elastic(self, command: Sequence[str]) -> list[str]:
-        """Returns the command that runs ``python -m chainermn run`` with all hosts.
+        """Return the command that runs ``python -m chainermn run`` with all hosts.
 
         Args:
             command: More options, the script and its arguments.
@@ -231,7 +231,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
 
     def popen(self, command: Sequence[str], env: Mapping[str, str] | None = None,
               is_elastic: bool = False) -> subprocess.Popen[str]:
-        """Starts an MPI program on all hosts; its output is in ``stdout``.
+        """Start an MPI program on all hosts; its output is in ``stdout``.
 
         Args:
             command: The program.
@@ -246,7 +246,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
 
     def run(self, command: Sequence[str], timeout: float, env: Mapping[str, str] | None = None,
             ) -> subprocess.CompletedProcess[str]:
-        """Runs an MPI program on all hosts.
+        """Run an MPI program on all hosts.
 
         Raises:
             subprocess.TimeoutExpired: If it takes longer than ``timeout`` seconds; with its output.
@@ -256,7 +256,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
 
     def finish(self, process: subprocess.Popen[str], timeout: float,
                ) -> subprocess.CompletedProcess[str]:
-        """Waits for a program started by :meth:`popen`, and kills it after ``timeout`` seconds."""
+        """Wait for a program started by :meth:`popen`, and kills it after ``timeout`` seconds."""
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as e:
@@ -270,7 +270,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
 
 @functools.cache
 def why_not() -> str:
-    """Returns why there can be no hosts here, or ''."""
+    """Return why there can be no hosts here, or ''."""
     if sys.platform != 'linux' or os.geteuid() != 0:
         return 'needs root on Linux'
     try:

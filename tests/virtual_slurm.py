@@ -52,7 +52,7 @@ PartitionName=virtual Nodes=node[1-2] Default=YES State=UP
 
 
 def why_not() -> str:
-    """Returns why there can be no cluster here, or ''."""
+    """Return why there can be no cluster here, or ''."""
     missing = [program for program in PROGRAMS if not shutil.which(program)]
     return f'needs {", ".join(missing)}' if missing else virtual_hosts.why_not()
 
@@ -92,14 +92,14 @@ class Slurm(contextlib.AbstractContextManager['Slurm']):
 
     def run(self, *command: str, cwd: os.PathLike[str] | str = '.', timeout: float = 60,
             ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on the login node; its output is in ``stdout``."""
+        """Run a command on the login node; its output is in ``stdout``."""
         process = self.hosts.start(0, ['bash', '-c', 'cd "$0" && exec "$@"', str(cwd), *command],
                                    env=self._env, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         return self.hosts.finish(process, seconds(timeout))
 
     def sbatch(self, *args: str, cwd: os.PathLike[str] | str) -> str:
-        """Submits a job; returns its number."""
+        """Submit a job; return its number."""
         done = self.run('sbatch', *args, cwd=cwd)
         found = re.fullmatch(r'Submitted batch job (\d+)\n', done.stdout)
         if not found:
@@ -107,12 +107,12 @@ class Slurm(contextlib.AbstractContextManager['Slurm']):
         return found[1]
 
     def state(self, job: str) -> str:
-        """Returns the state of a job, such as ``COMPLETED``."""
+        """Return the state of a job, such as ``COMPLETED``."""
         found = re.search(r'JobState=(\w+)', self.run('scontrol', 'show', 'job', job).stdout)
         return found[1] if found else ''
 
     def wait(self, job: str, timeout: float = 60) -> str:
-        """Waits until a job has ended; returns its state."""
+        """Wait until a job has ended; return its state."""
         states = []
 
         def has_ended() -> bool:
@@ -124,7 +124,7 @@ class Slurm(contextlib.AbstractContextManager['Slurm']):
 
 def wait_until(condition: Callable[[], bool], describe: Callable[[], str], timeout: float = 60,
                ) -> None:
-    """Waits for a condition; fails with a description if that takes too long."""
+    """Wait for a condition; fails with a description if that takes too long."""
     end = time.monotonic() + seconds(timeout)
     while not condition():
         if time.monotonic() > end:

@@ -36,7 +36,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def unpack(cls, kind: str, data: memoryview) -> tuple[Mark, memoryview]:
-        """Reads a mark from the data after its signature; returns the mark and the rest."""
+        """Read a mark from the data after its signature; return the mark and the rest."""
         number, needs_gradient, length = _STRUCT.unpack_from(data)
         end = _STRUCT.size + length
         text = bytes(data[_STRUCT.size:end]).decode(errors='replace')
@@ -67,7 +67,7 @@ class Activations:
         self._early: dict[tuple[int, int], Arrays] = {}
 
     def send(self, data: Arrays, dest: int, tag: int, needs_gradient: bool) -> Activation:
-        """Sends an activation; returns once the receiver has begun to receive it."""
+        """Send an activation; return once the receiver has begun to receive it."""
         call = f'send to rank {dest} with tag {tag}, called at {call_site.locate()}'
         number = next(self._numbers)
         self._messages.send_marked(
@@ -85,7 +85,7 @@ class Activations:
         return data, Activation(source, tag, mark.number, mark.needs_gradient, call)
 
     def send_gradient(self, gradients: Arrays, activation: Activation) -> None:
-        """Sends the gradient of an activation to its sender, if needed."""
+        """Send the gradient of an activation to its sender, if needed."""
         peer, tag, number, needs_gradient, forward = activation
         if number < 0:
             self._messages.send(gradients, peer, tag)
@@ -109,7 +109,7 @@ class Activations:
 
 
 def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
-    """Returns the error for a gradient where data was expected, or the reverse."""
+    """Return the error for a gradient where data was expected, or the reverse."""
     got, expected = ('a gradient', 'data') if mark.kind == 'gradient' else ('data', 'a gradient')
     return mismatch(
         f'chainermn.functions: rank {rank} got {got} from rank {source} where it expected '

@@ -174,12 +174,12 @@ class ArrayOperations(InlineArrays):
             [], shape, call.dtype, call.device, call.number == _HOMOGENEOUS, root)
 
     def _transport_of(self, calls: Sequence[CallSignature]) -> Transport:
-        """The transport for the arrays of these calls."""
+        """Return the transport for the arrays of these calls."""
         devices = {call.device for call in calls}
         return self._transport_for(calls[self._rank].device, len(devices) == 1)
 
     def _checked_sequence(self, xs: Array) -> list[Array]:
-        """Checks one array per rank, all of one dtype."""
+        """Check one array per rank, all of one dtype."""
         if not isinstance(xs, (tuple, list)):
             xs = array_buffers.checked(xs)
             if xs.ndim == 0:
@@ -198,14 +198,14 @@ class ArrayOperations(InlineArrays):
 
     def _shapes(self, calls: Sequence[CallSignature], array: Array | None
                 ) -> list[tuple[int, ...]]:
-        """The shapes on all ranks; shapes with many dimensions need a second exchange."""
+        """Return the shapes on all ranks; shapes with many dimensions need a second exchange."""
         if any(call.ndim > _signature.MAX_INLINE_DIMS for call in calls):
             return self._arrays.allgather(getattr(array, 'shape', ()))
         return [call.shape for call in calls]
 
 
 def packed(operation: str, array: Array, root: int = -1, op: str = '') -> bytes:
-    """The signature of a call with one array."""
+    """Return the signature of a call with one array."""
     return pack(operation, array.shape, array.dtype, root, op, array_buffers.on_device(array))
 
 

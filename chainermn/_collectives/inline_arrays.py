@@ -28,12 +28,12 @@ class InlineArrays(Operations):
                 and not array_buffers.on_device(array))
 
     def _inline(self, array: Array) -> bytes:
-        """The data of an array to append to its signature; empty if it is sent separately."""
+        """Return the data of an array to append to its signature; empty if sent separately."""
         return array.tobytes() if self._is_inline(array) else b''
 
     def _inline_stack(self, xs: Array | Sequence[Array]
                       ) -> tuple[tuple[int, ...], np.dtype, bytes] | None:
-        """The shape, dtype and data of one array per rank to append to their signature.
+        """Return the shape, dtype and data of one array per rank to append to their signature.
 
         Returns:
             ``None`` if they are invalid, differ in shape or dtype, or are sent separately.
@@ -57,7 +57,7 @@ class InlineArrays(Operations):
 
     def _received(self, messages: Sequence[Data], signature: bytes, own: Array, index: int = 0
                   ) -> tuple[Array, ...]:
-        """The array of each rank, or one of several of its arrays.
+        """Return the array of each rank, or one of several of its arrays.
 
         Args:
             messages: The signature of each rank, with its data appended.
@@ -83,14 +83,14 @@ def has_data(messages: Sequence[Data]) -> bool:
 
 
 def array_of(message: Data, index: int = 0) -> Array:
-    """The array appended to its signature, or one of several arrays of that shape."""
+    """Return the array appended to its signature, or one of several arrays of that shape."""
     signature = unpack(message)
     shape, dtype = signature.shape, signature.dtype
     return np.ndarray(shape, dtype, message, SIZE + index * dtype.itemsize * math.prod(shape))
 
 
 def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Sums the arrays of all ranks in the order of the ranks; MPI must support the dtype."""
+    """Sum the arrays of all ranks in the order of the ranks; MPI must support the dtype."""
     y = np.ndarray(shape, dtype, bytearray(blocks[0]))
     datatype = _DATATYPES[dtype]
     for source in range(1, len(blocks)):

@@ -35,11 +35,11 @@ class ModelOperations(ObjectOperations):
     _has_debug_variable: bool  # when the communicator was created
 
     def _like_this(self, mpi_comm: MPI.Comm) -> ModelOperations:
-        """Makes a communicator of the same class and configuration."""
+        """Make a communicator of the same class and configuration."""
         raise NotImplementedError
 
     def _configure(self, other: ModelOperations) -> None:
-        """Gives another communicator the configuration of this one."""
+        """Give another communicator the configuration of this one."""
         raise NotImplementedError
 
     @collective
@@ -115,7 +115,7 @@ class ModelOperations(ObjectOperations):
 
     def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: Transport
                         ) -> MeanQueue | NcclMeanQueue:
-        """Creates a queue that uses the transport of the background communicator."""
+        """Create a queue that uses the transport of the background communicator."""
         assert self._background is not None
         is_profitable = self._topology.inter_size > 1 or topology.are_cores_left(self._arrays)
         return MeanQueue(mpi_comm, self._queue_gradients, self._check_means, transport,
@@ -125,13 +125,13 @@ class ModelOperations(ObjectOperations):
     @collective_as('multi_node_mean_grad')
     def _queue_gradients(self, model: Model, zero_fill: bool, compression: object
                          ) -> dict[str, Array]:
-        """Returns the gradients of a model by path, after the consistency check."""
+        """Return the gradients of a model by path, after the consistency check."""
         assert self._background is not None
         self._configure(self._background)
         return self._checked_gradients(model, zero_fill, compression)[0].by_path()
 
     def _check_means(self, model: Model) -> None:
-        """Checks mean gradients in debug mode."""
+        """Check mean gradients in debug mode."""
         if (self._has_debug_variable or chainer.is_debug()) and self._transport.averages:
             debug_checks.check_means(model)
 
@@ -144,7 +144,7 @@ class ModelOperations(ObjectOperations):
 
     def _checked_gradients(self, model: Model, zero_fill: bool, compression: object
                            ) -> tuple[ParameterList, Compressor | None]:
-        """Returns the gradients of a model, after the consistency check, and the compressor."""
+        """Return the gradients of a model, after the consistency check, and the compressor."""
         compressor = None if compression is None else _stateful(compression)
         gradients = ParameterList.of_model(model, 'grad', zero_fill)
         layout = gradients.layout(self._transport.allows_mixed_devices)
@@ -167,7 +167,7 @@ class ModelOperations(ObjectOperations):
         return gradients, compressor
 
     def _hint_at_single_host(self) -> None:
-        """Prints once that compression takes time but saves none, if all ranks are on one host."""
+        """Print once that compression takes time but saves none, if all ranks are on one host."""
         global _has_hinted
         if self._rank == 0 and self._size > 1 and not _has_hinted and (
                 self._topology.inter_size == 1):
@@ -177,7 +177,7 @@ class ModelOperations(ObjectOperations):
 
     def _layout(self, arrays: ParameterList, for_mean: bool, compressor: Compressor | None = None
                 ) -> Layout:
-        """The properties of the arrays of a model that must be equal on all ranks."""
+        """Return the properties of the arrays of a model that must be equal on all ranks."""
         layout = arrays.layout(self._transport.allows_mixed_devices)
         more = {} if compressor is None else {'compression': compressors.describe(compressor)}
         if self._transport.needs_device:
@@ -185,7 +185,7 @@ class ModelOperations(ObjectOperations):
         return Layout.of({**layout.described, **more}) if more else layout
 
     def _codec(self, gradients: ParameterList, compressor: Compressor | PowerSGD) -> Codec:
-        """Creates a codec that compares the encoded arrays of all ranks before they are sent.
+        """Create a codec that compares the encoded arrays of all ranks before they are sent.
 
         It raises errors of a compressor on all ranks.
         """
@@ -201,7 +201,7 @@ class ModelOperations(ObjectOperations):
 
 
 def _stateful(compression: object) -> Compressor:
-    """Returns the compressor; one with state must be an object, not a name."""
+    """Return the compressor; one with state must be an object, not a name."""
     compressor = compressors.get(compression)
     if compressor is not compression and hasattr(compressor, 'reset'):
         raise ValueError(

@@ -35,7 +35,7 @@ class Receive(NamedTuple):
 
 
 def receive(mpi_comm: MPI.Intracomm, buffer: Arrays, source: int, tag: int) -> MPI.Request:
-    """Starts to receive a message.
+    """Start to receive a message.
 
     Between hosts, MPICH 5.0.2 does not find a message for a receive from any source if UCX has
     received that message before; a matched probe finds it.  A message that arrives in between is
@@ -131,7 +131,7 @@ class Request:
         self._advance()
 
     def trace(self, tracer: Tracer | None, calls: FlightRecord) -> None:
-        """Records the wait for this request on the timeline, if there is one."""
+        """Record the wait for this request on the timeline, if there is one."""
         self._tracer, self._calls = tracer, calls
 
     def _traced_calls(self) -> FlightRecord:
@@ -140,7 +140,7 @@ class Request:
 
     @traced
     def wait(self) -> Arrays:
-        """Returns once the message has been sent or received.
+        """Return once the message has been sent or received.
 
         Returns:
             The received data, like :meth:`CommunicatorBase.recv`; ``None`` for ``isend``.
@@ -169,7 +169,7 @@ class Request:
         return result
 
     def flight_records(self) -> tuple[FlightRecord, ...]:
-        """The flight record of the wait."""
+        """Return the flight record of the wait."""
         return (self._record,) if self._record is not None else ()
 
     def test(self) -> bool:
@@ -182,7 +182,7 @@ class Request:
         return True
 
     def make_unusable(self, unusable: Unusable) -> None:
-        """Makes this request raise an error, unless it is complete."""
+        """Make this request raise an error, unless it is complete."""
         if self._step is not None:
             setattr(self, '_step', unusable)  # noqa: B010  (of another type)
 
@@ -200,7 +200,7 @@ class Request:
 
 
 def waitall(requests: Iterable[Request]) -> list[Arrays]:
-    """Waits for all requests; returns their results, or raises the first error."""
+    """Wait for all requests; return their results, or raise the first error."""
     requests = [requests] if isinstance(requests, Request) else list(requests)
     for request in requests:
         if not isinstance(request, Request):
@@ -227,7 +227,7 @@ def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None]
 
 
 def non_blocking(receives: Receives) -> Steps:
-    """The steps that receive messages while the caller does something else."""
+    """Return the steps that receive messages while the caller does something else."""
     try:
         while True:
             receive = next(receives)

@@ -61,7 +61,7 @@ class ObjectOperations(Operations):
 
     @collective_as('bcast_obj')
     def _memory_for_parts(self, pickled: Pickled | None, root: int) -> list[Object]:
-        """The root's parts, and memory for them on the other ranks."""
+        """Return the root's parts, and memory for them on the other ranks."""
         lengths = self._arrays.bcast(
             None if pickled is None else [part.nbytes for part in pickled.parts], root)
         parts = [np.empty(length, np.uint8) for length in lengths
@@ -111,7 +111,7 @@ class ObjectOperations(Operations):
 
     def _gathered(self, operation: str, obj: Object, root: int = -1, op: str = ''
                   ) -> list[Object] | None:
-        """Returns the objects of all ranks on the root, or on all ranks if there is none."""
+        """Return the objects of all ranks on the root, or on all ranks if there is none."""
         pickled, is_receiver = Pickled(obj), root in (-1, self._rank)
         messages = self._consistency.gather(
             pack(operation, (), None, root, op, False, _nbytes(pickled, _SMALL)),
@@ -141,12 +141,12 @@ class ObjectOperations(Operations):
         return [view[length * source:length * (source + 1)] for source in range(self.size)]
 
     def _inline_pickle(self, pickled: Pickled) -> bytes:
-        """The pickle, if it is exchanged with the signature of its call."""
+        """Return the pickle, if it is exchanged with the signature of its call."""
         nbytes = _nbytes(pickled, self._consistency.capacity)
         return pickled.stream if nbytes else b''
 
 
 def _nbytes(pickled: Pickled, most: int) -> int:
-    """The length of a pickle; 0 if it is longer than ``most`` or has out-of-band buffers."""
+    """Return the length of a pickle; 0 if it is longer than ``most`` or has out-of-band buffers."""
     nbytes = len(pickled.stream)
     return nbytes if nbytes <= most and not pickled.buffers else 0

@@ -21,7 +21,7 @@ _Method = TypeVar('_Method', bound=Callable[..., Any])
 
 
 def collective(method: _Method) -> _Method:
-    """Makes a method an operation of a communicator.
+    """Make a method an operation of a communicator.
 
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
@@ -73,11 +73,11 @@ class Traced(Protocol):
     _tracer: Tracer | None
 
     def _traced_calls(self) -> FlightRecord:
-        """The flight record of these operations."""
+        """Return the flight record of these operations."""
 
 
 def traced(method: _Method) -> _Method:
-    """Makes a method an operation other than a collective: a message or a request.
+    """Make a method an operation other than a collective: a message or a request.
 
     The watchdog sees it, and it is recorded on the timeline, if there is one.
     """
@@ -149,7 +149,7 @@ class Operations:
         return _CalledBy(self._consistency, _named(caller) if isinstance(caller, str) else caller)
 
     def _transport_for(self, on_device: bool, homogeneous: bool = True) -> Transport:
-        """Selects the transport for arrays.
+        """Select the transport for arrays.
 
         Args:
             on_device: Whether the arrays of this rank are on a device.

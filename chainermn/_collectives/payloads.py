@@ -33,7 +33,7 @@ class Payloads:
         self._n_numbers = min(reserved)
 
     def new_number(self) -> int:
-        """A tag that no other payload of this rank in flight has."""
+        """Return a tag that no other payload of this rank in flight has."""
         return next(self._numbers) % self._n_numbers
 
     def receive_array(self, shape: tuple[int, ...], dtype: np.dtype, device: bool, source: int,

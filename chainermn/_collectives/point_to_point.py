@@ -74,7 +74,7 @@ class Messages:
         unusable.register(self)
 
     def send(self, data: Arrays, dest: int, tag: int) -> None:
-        """Sends an array or a sequence of arrays; returns once the receiver receives it."""
+        """Send an array or a sequence of arrays; return once the receiver receives it."""
         self._check_other(dest, tag, 'dest', wildcards=False)
         calls = self.calls
         calls.count += 1
@@ -93,7 +93,7 @@ class Messages:
         self._send_rest(rest, dest, number)
 
     def isend(self, data: Arrays, dest: int, tag: int) -> Request:
-        """Starts to send an array or a sequence of arrays."""
+        """Start to send an array or a sequence of arrays."""
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('isend', dest, tag)
         name, site = f'isend to rank {dest} with tag {tag}', call_site.locate()
@@ -131,7 +131,7 @@ class Messages:
         return x
 
     def irecv(self, source: int, tag: int) -> Request:
-        """Starts to receive an array or a tuple of arrays."""
+        """Start to receive an array or a tuple of arrays."""
         self._check(source, tag, 'source', wildcards=True)
         self._began('irecv', source, tag)
         request = Request(
@@ -143,7 +143,7 @@ class Messages:
         return request
 
     def send_obj(self, obj: Object, dest: int, tag: int) -> None:
-        """Sends an object; may return before it is received."""
+        """Send an object; may return before it is received."""
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('send_obj', dest, tag)
         try:
@@ -171,7 +171,7 @@ class Messages:
         return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
 
     def send_marked(self, operation: str, mark: Mark, data: Arrays, dest: int, tag: int) -> None:
-        """Sends a mark, then an array or a sequence of arrays like :meth:`send`."""
+        """Send a mark, then an array or a sequence of arrays like :meth:`send`."""
         self._check_other(dest, tag, 'dest', wildcards=False)
         self._began(operation, dest, tag)
         first, number, rest = self._parts(operation, data, dest, tag)
@@ -218,7 +218,7 @@ class Messages:
         return self._payloads.exchange(pickled, sources, self._wait)
 
     def warn_of_unmatched(self) -> None:
-        """Reports messages without a counterpart on stderr, after all communication."""
+        """Report messages without a counterpart on stderr, after all communication."""
         n_polls = 0
         while (calls := self._unmatched()) and n_polls < _POLLS:
             n_polls += 1
@@ -234,12 +234,12 @@ class Messages:
             f'{request.call}: nothing was sent' for request in self.receiving()]
 
     def receiving(self) -> list[Request]:
-        """The incomplete requests of irecv; makes progress with them."""
+        """Return the incomplete requests of irecv; makes progress with them."""
         self._receives = [request for request in self._receives if not request.test()]
         return self._receives
 
     def make_unusable(self, unusable: Unusable) -> None:
-        """Makes every later operation and every incomplete request raise an error."""
+        """Make every later operation and every incomplete request raise an error."""
         for request in self._receives:
             request.make_unusable(unusable)
         for name in ('_mpi_comm', '_payloads', 'calls'):
@@ -272,7 +272,7 @@ class Messages:
         request.Wait(status)
 
     def _send_rest(self, messages: Iterable[Buffer], dest: int, number: int) -> None:
-        """Sends the messages that follow a signature."""
+        """Send the messages that follow a signature."""
         for message in messages:
             if self._receives:
                 self._wait(self._payloads.mpi_comm.Isend(message, dest, number))
@@ -280,7 +280,7 @@ class Messages:
                 self._payloads.mpi_comm.Send(message, dest, number)
 
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
-        """Checks peer and tag; raises on this rank only, since there is no rank to notify."""
+        """Check peer and tag; raise on this rank only, since there is no rank to notify."""
         if not _is_int(peer) or not _is_int(tag):
             raise TypeError(f'{name} and tag must be integers, not {peer!r} and {tag!r}')
         if not (0 <= peer < self._size or (wildcards and peer == MPI.ANY_SOURCE)):
@@ -318,7 +318,7 @@ class Messages:
 
     def _parts(self, operation: str, data: Arrays, dest: int, tag: int
                ) -> tuple[bytes, int, list[Buffer]]:
-        """Returns the message with the user's tag, the number of the payload, and its messages."""
+        """Return the message with the user's tag, the number of the payload, and its messages."""
         is_one = not isinstance(data, (tuple, list))
         try:
             arrays = [array_buffers.checked(x) for x in ([data] if is_one else data)]
@@ -421,7 +421,7 @@ def _receive_header(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.
 
 
 def _head(x: Array, number: int) -> bytes:
-    """The signature of an array, followed by its shape if it has too many dimensions."""
+    """Return the signature of an array, followed by its shape if it has too many dimensions."""
     head = _signature.pack('send', x.shape, x.dtype, number, '', array_buffers.on_device(x))
     if x.ndim <= _signature.MAX_INLINE_DIMS:
         return head

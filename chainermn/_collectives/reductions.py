@@ -124,7 +124,7 @@ class ReductionOperations(ArrayOperations):
         return mean.astype(array.dtype, copy=False)
 
     def _checked_arrays(self, operation: str, arrays: Sequence[Array], op: str) -> bool:
-        """Checks that arrays match on all ranks; returns whether their devices do too."""
+        """Check that arrays match on all ranks; return whether their devices do too."""
         listed = ParameterList.named({f'xs[{i}]': array for i, array in enumerate(arrays)})
         layout = listed.layout(allows_mixed_devices=True)
         device = any(array_buffers.on_device(array) for array in arrays)
@@ -132,7 +132,7 @@ class ReductionOperations(ArrayOperations):
             pack(operation, op=op, device=device, number=layout.digest), layout.described)
 
     def _sum_signature(self, x: Array) -> bytes:
-        """Returns the signature of a sum that is exchanged inline; empty for others."""
+        """Return the signature of a sum that is exchanged inline; empty for others."""
         signature = b''
         if self._consistency.is_active and x.dtype in _NATIVE and self._is_inline(x):
             signature = pack('allreduce', x.shape, x.dtype, -1, 'sum', False)
@@ -142,7 +142,7 @@ class ReductionOperations(ArrayOperations):
         return signature
 
     def _reduced(self, signature: bytes, array: Array, op: str, out: Array | None = None) -> Array:
-        """Compares the calls, and reduces the arrays of all ranks, in the shape of this one.
+        """Compare the calls, and reduces the arrays of all ranks, in the shape of this one.
 
         Args:
             signature: The signature of the call, with the shape and device of the array.

@@ -72,7 +72,7 @@ class Service:
 
     @traced
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, Buffer]:
-        """Sends requests to some ranks at once and waits for the answers.  Thread-safe.
+        """Send requests to some ranks at once and wait for the answers.  Thread-safe.
 
         Args:
             requests: The buffers of each request, by destination.
@@ -117,15 +117,15 @@ class Service:
         return {rank: answer[_HEAD.size:] for rank, answer in answers.items()}
 
     def flight_records(self) -> tuple[FlightRecord, ...]:
-        """The flight record of the requests."""
+        """Return the flight record of the requests."""
         return self._calls,
 
     def make_unusable(self, unusable: Unusable) -> None:
-        """Makes every later :meth:`ask` raise an error."""
+        """Make every later :meth:`ask` raise an error."""
         setattr(self, '_answering', unusable)  # noqa: B010  (of another type)
 
     def close(self) -> None:
-        """Ends the requests of this rank.  Every rank calls it, at any time.
+        """End the requests of this rank.  Every rank calls it, at any time.
 
         Returns at once.  This rank continues to answer until all ranks have called it or have
         reached the end of the program.
@@ -144,7 +144,7 @@ class Service:
         return _received(message, status)
 
     def _serve(self) -> None:
-        """Runs in the thread."""
+        """Run in the thread."""
         status = MPI.Status()
         all_closed: MPI.Request | None = None
         last = time.perf_counter()
@@ -166,7 +166,7 @@ class Service:
         shutdown.remove_callback(self._finish)
 
     def _checked_answer(self, source: int, request: Buffer) -> Buffer:
-        """Returns the message with the answer, or with the error of ``answer``."""
+        """Return the message with the answer, or with the error of ``answer``."""
         self._answering.source = source
         try:
             return _joined(_HEAD.pack(0), self._answer(source, request))
@@ -182,7 +182,7 @@ class Service:
 
 
 def check_service(answer: Buffer) -> None:
-    """Raises if a service cannot be started."""
+    """Raise if a service cannot be started."""
     if not callable(answer):
         raise TypeError(f'answer must be a function, not {answer!r}')
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:

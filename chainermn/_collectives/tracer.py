@@ -27,7 +27,7 @@ _PAYLOADS = 'x', 'xs', 'data'
 
 
 def begin(mpi_comm: MPI.Intracomm, calls: FlightRecord) -> Tracer:
-    """Adds a communicator to the timeline of each rank.  Collective: every rank calls it.
+    """Add a communicator to the timeline of each rank.  Collective: every rank calls it.
 
     Args:
         mpi_comm: The ranks.
@@ -67,7 +67,7 @@ def _at_the_end() -> None:
 
 
 def _comparison(timeline: Timeline, mpi_comm: Any, name: str) -> Callable[[], None]:
-    """Returns a function that compares clocks and records the result on the timeline."""
+    """Return a function that compares clocks and records the result on the timeline."""
     group = mpi_comm.bcast(f'{time.time():.6f} {name}')
 
     def compare() -> None:
@@ -89,16 +89,16 @@ class Tracer:
         self._arrays = ''  # description of the arrays of the model
 
     def of_service(self) -> Tracer:
-        """A tracer for the requests of a service."""
+        """Return a tracer for the requests of a service."""
         return Tracer(self._timeline, f'service of {self._name}')
 
     def note_model(self, arrays: Sequence[Array]) -> None:
-        """Notes which arrays of a model are exchanged."""
+        """Note which arrays of a model are exchanged."""
         self._arrays = recorder.describe(arrays)
 
     def time(self, operation: str, calls: FlightRecord, function: Callable[..., _Result],
              args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Result:
-        """Calls a function, and records it as an operation.
+        """Call a function, and record it as an operation.
 
         Args:
             operation: Its name.
@@ -131,7 +131,7 @@ class Tracer:
 
     def _details(self, operation: str, calls: FlightRecord, args: Sequence[Any],
                  kwargs: Mapping[str, Any], result: object) -> str:
-        """Describes what was exchanged, from the arguments and the result."""
+        """Describe what was exchanged, from the arguments and the result."""
         declared = BY_NAME[operation]
         if declared.payload is Payload.NOTHING:
             return ''
@@ -151,7 +151,7 @@ class Tracer:
 
 
 def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> str:
-    """Describes the arrays that were passed, or else the results."""
+    """Describe the arrays that were passed, or else the results."""
     given = args[0] if args else next(
         (kwargs[name] for name in _PAYLOADS if name in kwargs), None)
     return _of_arrays(given) or _of_arrays(

@@ -74,11 +74,11 @@ class ConsistencyCheck:
             else lambda signature: identifier(signature, caller.digest))  # its options can change
 
     def trace(self) -> None:
-        """Records the time spent waiting for other ranks on the timeline."""
+        """Record the time spent waiting for other ranks on the timeline."""
         self._exchange = TracedExchange(self.mpi_comm, _signature.SIZE)
 
     def same(self, signature: bytes, details: Mapping[str, str] | None = None) -> bool:
-        """Compares the signatures of all ranks; a mismatch raises the same error on all of them.
+        """Compare the signatures of all ranks; a mismatch raises the same error on all of them.
 
         Args:
             signature: From ``_signature.pack``.
@@ -115,7 +115,7 @@ class ConsistencyCheck:
         return blocks
 
     def gather(self, signature: bytes, data: bytes = b'') -> Sequence[Data]:
-        """Returns the signatures and data of all ranks; a mismatch raises on all.
+        """Return the signatures and data of all ranks; a mismatch raises on all.
 
         Args:
             signature: Of an operation whose shapes and numbers may differ between ranks.
@@ -136,7 +136,7 @@ class ConsistencyCheck:
         return messages
 
     def bcast(self, signature: bytes, root: int, data: bytes = b'') -> Data:
-        """Returns the signature and data of the root; a mismatch raises on all ranks.
+        """Return the signature and data of the root; a mismatch raises on all ranks.
 
         Args:
             signature: Of an operation whose shapes and numbers may differ between ranks.
@@ -159,7 +159,7 @@ class ConsistencyCheck:
 
     def refuse(self, operation: str, error: Exception, consequence: str = mismatch.NOT_SENT
                ) -> NoReturn:
-        """Raises ``error`` on all ranks, in place of this rank's signature.
+        """Raise ``error`` on all ranks, in place of this rank's signature.
 
         Args:
             operation: The operation that failed.
@@ -215,12 +215,12 @@ class ConsistencyCheck:
         raise common from error
 
     def signatures_of(self, error: BaseException) -> list[CallSignature] | None:
-        """The signatures that caused this error, or None if this check did not raise it."""
+        """Return the signatures that caused this error, or None if this check did not raise it."""
         check, signatures = error.__dict__.get('consistency', (None, None))
         return signatures if check is self else None
 
 
 def _first_to_print(signatures: Sequence[CallSignature]) -> int:
-    """Returns the first rank that failed, else the first that has not finished."""
+    """Return the first rank that failed, else the first that has not finished."""
     return min(range(len(signatures)), key=lambda rank: (
         not signatures[rank].failed, signatures[rank].operation == END, rank))

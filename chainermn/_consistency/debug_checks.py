@@ -13,7 +13,7 @@ from chainermn._types import Array, Model
 
 
 def check_own(gradients: Mapping[str, Array]) -> None:
-    """Raises ValueError if a gradient of this rank is not finite, before it is sent.
+    """Raise ValueError if a gradient of this rank is not finite, before it is sent.
 
     Args:
         gradients: By path.
@@ -29,7 +29,7 @@ def check_own(gradients: Mapping[str, Array]) -> None:
 
 
 def check_means(model: Model) -> None:
-    """Raises ValueError if a mean gradient is not finite."""
+    """Raise ValueError if a mean gradient is not finite."""
     for path, parameter in sorted(model.namedparams(), key=operator.itemgetter(0)):
         grad = None if parameter.array is None else parameter.grad
         if grad is not None and not bool(
@@ -39,14 +39,14 @@ def check_means(model: Model) -> None:
 
 
 def digests(model: Model) -> dict[str, str]:
-    """A checksum of each initialized parameter, by path."""
+    """Return a checksum of each initialized parameter, by path."""
     return {path: hashlib.blake2b(chainer.cuda.to_cpu(param.array).tobytes(),
                                   digest_size=8).hexdigest()
             for path, param in sorted(model.namedparams()) if param.is_initialized}
 
 
 def check_equal(everyone: Sequence[Mapping[str, str]]) -> None:
-    """Raises ValueError if the parameters of the ranks differ; the same error on all ranks.
+    """Raise ValueError if the parameters of the ranks differ; the same error on all ranks.
 
     Args:
         everyone: The result of :func:`digests` on each rank.

@@ -57,7 +57,7 @@ class Exchange:
             IDENTIFIER_SIZE + size * (_LENGTH.size + largest_header + self.capacity))
 
     def matches(self, call: bytes) -> bool:
-        """Returns whether the calls of all ranks are equal."""
+        """Return whether the calls of all ranks are equal."""
         received, tag = self._received, self._tag
         for dest, source, _ in self._steps:
             self._sendrecv(call, dest, tag, received, source, tag)
@@ -66,7 +66,7 @@ class Exchange:
         return call is not MISMATCH
 
     def gather_equal(self, call: bytes, block: bytes) -> Sequence[Data] | None:
-        """Returns the blocks of all ranks, which have the same length; ``None`` on a mismatch."""
+        """Return the blocks of all ranks, which have the same length; ``None`` on a mismatch."""
         received, tag, length = self._received, self._tag, len(block)
         blocks: list[Data] = [block]  # of this rank and those above, modulo the size
         message = call + block
@@ -85,7 +85,7 @@ class Exchange:
         return None if call is MISMATCH else self._by_rank(blocks)
 
     def gather(self, call: bytes, message: bytes) -> Sequence[Data] | None:
-        """Returns the messages of all ranks, of any length; ``None`` on a mismatch."""
+        """Return the messages of all ranks, of any length; ``None`` on a mismatch."""
         received, tag = self._received, self._tag
         found: list[Data] = [message]  # as in gather_equal
         sent = b''.join((call, _LENGTH.pack(len(message)), message))
@@ -108,7 +108,7 @@ class Exchange:
         return None if call is MISMATCH else self._by_rank(found)
 
     def bcast(self, call: bytes, message: bytes, root: int) -> Data | None:
-        """Returns the message of the root, which is not empty; ``None`` on a mismatch."""
+        """Return the message of the root, which is not empty; ``None`` on a mismatch."""
         received, tag = self._received, self._tag
         known: Data = message if self._rank == root else b''
         sent = b''.join((call, _LENGTH.pack(len(known)), known))

@@ -83,7 +83,7 @@ class RemoteError(NamedTuple):
         return cls(operation, kind, str(error), consequence)
 
     def error(self, message: str) -> Exception:
-        """Returns an error of this kind, or of its nearest base that takes just a message."""
+        """Return an error of this kind, or of its nearest base that takes just a message."""
         for kind in self.kind.__mro__:
             try:
                 return _KeyError(message) if kind is KeyError else kind(message)
@@ -101,7 +101,7 @@ class _KeyError(KeyError):
 def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteError | None],
                  details: Sequence[Mapping[str, str] | None], sites: Sequence[str] = (),
                  callers: Sequence[Caller] = ()) -> Exception:
-    """Builds the same error on all ranks, from data that all of them have.
+    """Build the same error on all ranks, from data that all of them have.
 
     Args:
         signatures: The call of each rank.
@@ -149,7 +149,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
 
 
 def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]) -> Exception:
-    """The error if some ranks failed; ``calls`` describes the calls of the others."""
+    """Return the error if some ranks failed; ``calls`` describes the calls of the others."""
     failed = [rank for rank, failure in enumerate(failures) if failure]
     first = failures[failed[0]]
     assert first is not None
@@ -162,7 +162,7 @@ def remote_error(calls: Sequence[object], failures: Sequence[RemoteError | None]
 
 
 def calls_differ_error(operation: str, calls: Sequence[object]) -> Exception:
-    """The error if the arguments of a call differ between ranks."""
+    """Return the error if the arguments of a call differ between ranks."""
     usual = Counter(calls).most_common(1)[0][0]
     return CollectiveMismatchError.of('\n'.join([
         f'Collective mismatch in {operation}: arguments differ between ranks',
@@ -176,7 +176,7 @@ def _have_different_options(callers: Sequence[Caller]) -> bool:
 
 
 def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
-    """The most frequent call; in a tie, the one of the lowest rank."""
+    """Return the most frequent call; in a tie, the one of the lowest rank."""
     operation = Counter(signature.operation for signature in signatures).most_common(1)[0][0]
     same = [signature for signature in signatures if signature.operation == operation]
     equal = same[0].declared.equal
@@ -209,7 +209,7 @@ def _table(lines: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def differing(details: Sequence[Mapping[str, str]]) -> list[str]:
-    """The names whose values differ between ranks, sorted; ``details`` has one mapping per rank."""
+    """Return the sorted names whose values differ; ``details`` has one mapping per rank."""
     names = sorted(set().union(*details))
     return [name for name in names if len({detail.get(name) for detail in details}) > 1]
 

@@ -15,13 +15,13 @@ class Tags(NamedTuple):
 
 
 def reserved() -> Tags:
-    """The reserved tags."""
+    """Return the reserved tags."""
     largest = largest_tag()
     return Tags(largest, largest - 1, largest - 2)
 
 
 def largest_tag() -> int:
-    """The largest tag of a message; some MPI libraries define it only for COMM_WORLD."""
+    """Return the largest tag of a message; some MPI libraries define it only for COMM_WORLD."""
     tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     assert isinstance(tag, int)
     return tag

@@ -25,7 +25,7 @@ PACKAGES = PACKAGE, _CHAINER, *_COMPAT, contextlib.__file__
 
 
 def describe() -> str:
-    """Describes the call site of the current operation, as the end of a sentence.
+    """Describe the call site of the current operation, as the end of a sentence.
 
     For example ``, called at train.py:8``, or ``, in evaluate() of multi_node_evaluator.py, called
     at train.py:8``. Frames of Chainer's Trainer are skipped.
@@ -41,7 +41,7 @@ def describe() -> str:
 
 
 def locate() -> str:
-    """Returns the call site of the current operation, such as ``train.py:8``."""
+    """Return the call site of the current operation, such as ``train.py:8``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
         frame = frame.f_back

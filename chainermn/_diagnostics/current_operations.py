@@ -21,7 +21,7 @@ class Owner(Protocol):
     """A communicator or another object with operations."""
 
     def flight_records(self) -> tuple[FlightRecord, ...]:
-        """The flight records of its operations."""
+        """Return the flight records of its operations."""
 
 
 class Thread:
@@ -50,7 +50,7 @@ local = _Local()
 
 
 def recorded(name: str) -> Callable[[_Function], _Function]:
-    """Makes a function an operation.  Its owner is its first argument, if any."""
+    """Make a function an operation.  Its owner is its first argument, if any."""
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
         def operation(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ class Operation(NamedTuple):
 
 
 def of_thread(ident: int) -> list[Operation]:
-    """Returns the operations that a thread is in, the innermost first."""
+    """Return the operations that a thread is in, the innermost first."""
     thread = _threads.get(ident)
     entry = None if thread is None else thread.innermost
     found = []
@@ -89,12 +89,12 @@ def of_thread(ident: int) -> list[Operation]:
 
 
 def threads() -> frozenset[int]:
-    """Returns the identifiers of the threads that have used an operation."""
+    """Return the identifiers of the threads that have used an operation."""
     return frozenset(_threads.keys())
 
 
 def outermost() -> str:
-    """Returns the name of the operation that the calling thread is in; '' if it is in none."""
+    """Return the name of the operation that the calling thread is in; '' if it is in none."""
     entry, name = local.thread.innermost, ''
     while entry is not None:
         name, _, entry = entry

@@ -61,7 +61,7 @@ class Deadlocks:
 
     def wait(self, request: MPI.Request, peer: int, wait: Wait,
              is_receiving: Callable[[], object], status: MPI.Status | None = None) -> None:
-        """Returns once a request is complete.
+        """Return once a request is complete.
 
         Args:
             request: The request.
@@ -120,7 +120,7 @@ class Deadlocks:
         return True
 
     def _check(self, peer: int, mine: Wait) -> None:
-        """Raises if the newest notice of a rank and the wait of this rank form a deadlock."""
+        """Raise if the newest notice of a rank and the wait of this rank form a deadlock."""
         notice = self._notices.get(peer)
         if notice is None:
             return
@@ -139,12 +139,12 @@ class Deadlocks:
 
 
 def _total(counts: Mapping[tuple[int, int], int], peer: int) -> int:
-    """Counts messages to or from a rank, with any tag."""
+    """Count messages to or from a rank, with any tag."""
     return sum(n for (other, _), n in counts.items() if other == peer)
 
 
 def mismatch(title: str, calls: dict[int, str]) -> ValueError:
-    """Returns the error for calls of two ranks that do not match.
+    """Return the error for calls of two ranks that do not match.
 
     Args:
         title: The first line of the message.

@@ -23,7 +23,7 @@ class DeadlockDetector:
         self._has_changed = False
 
     def set_state(self, rank: int, state: RankState | None, now: float = 0) -> None:
-        """Replaces the state of a rank; ``None`` if it makes progress."""
+        """Replace the state of a rank; ``None`` if it makes progress."""
         if self.states.get(rank) != state:
             self._has_changed = True
             if rank in self._suspects:
@@ -34,7 +34,7 @@ class DeadlockDetector:
                 self._since[rank] = now
 
     def new_suspects(self) -> tuple[int, set[int]]:
-        """Starts a confirmation round, if the states contain a deadlock.
+        """Start a confirmation round, if the states contain a deadlock.
 
         Returns:
             The number of the round, and the ranks that have to answer, if any.
@@ -50,7 +50,7 @@ class DeadlockDetector:
         return self._round, set(suspects)
 
     def confirm(self, rank: int, number: int, state: RankState | None, now: float = 0) -> str:
-        """Records the answer of a rank; returns the deadlock once all have confirmed it, else ''.
+        """Record the answer of a rank; return the deadlock once all have confirmed it, else ''.
 
         Args:
             rank: The rank.
@@ -65,7 +65,7 @@ class DeadlockDetector:
         return '' if self._unseen else WaitGraph(self.states).cycle(self._suspects)
 
     def is_stalled(self, now: float, seconds: float) -> bool:
-        """Returns whether ranks have been waiting for some time; once for each stall."""
+        """Return whether ranks have been waiting for some time; once for each stall."""
         stalled = any(not state.is_finished and now - self._since[rank] > seconds
                       for rank, state in self.states.items())
         is_new, self._has_warned = stalled and not self._has_warned, stalled

@@ -16,10 +16,10 @@ class OnDevice(Protocol):
         """Timeout per exchange in seconds, 0 for none, ``None`` for the default."""
 
     def error(self) -> str:
-        """Returns an error of the device; '' if there is none."""
+        """Return an error of the device; '' if there is none."""
 
     def running(self) -> tuple[float, str]:
-        """Returns for how many seconds the newest exchange has been running, and its name."""
+        """Return for how many seconds the newest exchange has been running, and its name."""
 
     def abort(self) -> None:
         """Aborts the running exchanges."""
@@ -30,7 +30,7 @@ _all: weakref.WeakSet[OnDevice] = weakref.WeakSet()
 
 
 def add(exchanges: OnDevice) -> None:
-    """Adds exchanges on a device, until :func:`remove`."""
+    """Add exchanges on a device, until :func:`remove`."""
     global _all
     _all = weakref.WeakSet({*_all, exchanges})
 
@@ -42,7 +42,7 @@ def remove(exchanges: OnDevice) -> None:
 
 
 def failure(default_timeout: float) -> str:
-    """Returns why exchanges have failed; '' if none has.
+    """Return why exchanges have failed; '' if none has.
 
     Args:
         default_timeout: Timeout per exchange in seconds, 0 for none.

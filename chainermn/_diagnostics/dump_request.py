@@ -19,7 +19,7 @@ _process = 0
 
 
 def listen() -> None:
-    """Accepts requests.  A program that handles SIGUSR1, or ignores it, keeps its handler."""
+    """Accept requests.  A program that handles SIGUSR1, or ignores it, keeps its handler."""
     global _file, _process
     if _process == os.getpid() or not hasattr(os, 'memfd_create'):
         return
@@ -33,7 +33,7 @@ def listen() -> None:
 
 
 def is_requested() -> bool:
-    """Returns whether there was a request since the last call."""
+    """Return whether there was a request since the last call."""
     if _process == os.getpid():
         with contextlib.suppress(OSError):  # the program has closed it
             if os.fstat(_file).st_size:

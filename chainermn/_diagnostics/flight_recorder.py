@@ -114,7 +114,7 @@ class FlightRecord:
         return next(iter(self.recorded()[-1:]), None)
 
     def recorded(self) -> list[Call]:
-        """Returns the recorded calls, the newest last."""
+        """Return the recorded calls, the newest last."""
         count, ring = self.count, list(self.ring)
         return [Call.of(record, count - len(ring) + n) for n, record in enumerate(ring, 1)]
 
@@ -135,7 +135,7 @@ class MessageRecord(FlightRecord):
         self.sent_at = 0
 
     def count_sent(self, dest: int, tag: int) -> None:
-        """Counts the message of the newest call, just before it leaves."""
+        """Count the message of the newest call, just before it leaves."""
         self.sent[dest, tag] += 1
         self.sent_at = self.count
 
@@ -256,12 +256,12 @@ def assign_number(communicator: Iterable[FlightRecord]) -> None:
 
 
 def everything() -> list[FlightRecord]:
-    """Returns the flight records of all existing communicators, in order of creation."""
+    """Return the flight records of all existing communicators, in order of creation."""
     return list(_everything.values())
 
 
 def summary(recorded: Iterable[Call]) -> str:
-    """Formats calls; consecutive calls that differ only in their number share one text."""
+    """Format calls; consecutive calls that differ only in their number share one text."""
     runs: list[tuple[Call, int]] = []
     for call in recorded:
         first, last = runs[-1] if runs else (None, 0)
@@ -277,7 +277,7 @@ def summary(recorded: Iterable[Call]) -> str:
 
 
 def world_ranks(mpi_comm: MPI.Comm) -> tuple[int, ...]:
-    """Returns the ranks of a communicator in COMM_WORLD."""
+    """Return the ranks of a communicator in COMM_WORLD."""
     group, world = mpi_comm.Get_group(), MPI.COMM_WORLD.Get_group()
     try:
         return tuple(MPI.Group.Translate_ranks(group, range(group.size), world))

@@ -41,7 +41,7 @@ class Response(NamedTuple):
 
 def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool = False,
          hosts: Sequence[str] = ()) -> str:
-    """Returns the report.
+    """Return the report.
 
     Args:
         responses: Responses by rank.
@@ -68,7 +68,7 @@ def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool
 
 def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequence[str]
             ) -> list[str]:
-    """Returns lines for the ranks that do not answer: those of a host where none does, and others.
+    """Return lines for the ranks that do not answer: those of a host where none does, and others.
 
     A host may be lost unless a rank answers on it; this rank does.
     """
@@ -88,7 +88,7 @@ def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequ
 
 def _grouped(responses: Mapping[int, Response], key: Callable[[Response], str]
              ) -> list[tuple[str, list[int]]]:
-    """Groups ranks by a part of their responses."""
+    """Group ranks by a part of their responses."""
     return [*group_ranks((rank, key(responses[rank])) for rank in sorted(responses)).items()]
 
 

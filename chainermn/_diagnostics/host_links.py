@@ -108,7 +108,7 @@ class HostLinks:
             start(following, True, lambda: _connection.connect(theirs))
 
     def failure(self, ask: Callable[[Sequence[int]], None]) -> str:
-        """Returns why a host is unreachable; '' if none is.
+        """Return why a host is unreachable; '' if none is.
 
         Args:
             ask: Asks ranks over MPI to answer, for :meth:`answered`.
@@ -137,7 +137,7 @@ class HostLinks:
         return ''
 
     def answered(self, rank: int) -> None:
-        """Notes that a rank of the communicator has answered over MPI."""
+        """Note that a rank of the communicator has answered over MPI."""
         for host in self._hosts:
             if rank in host.ranks and host.asked_at is not None:
                 host.has_answered = True

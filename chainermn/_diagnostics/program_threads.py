@@ -27,7 +27,7 @@ class _Activity(enum.Enum):
 
 
 def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
-    """Returns whether the program may do something that ends the wait of another rank.
+    """Return whether the program may do something that ends the wait of another rank.
 
     If in doubt, it may.  It does not if all threads are blocked in operations, wait for work from
     other threads, or belong to a library, such as a progress bar.
@@ -90,7 +90,7 @@ def _activity(innermost: FrameType, program: Collection[str], is_user: bool) -> 
 
 
 def _is_pool(frame: FrameType) -> bool:
-    """Returns whether a function is that of a multiprocessing pool or queue, without callbacks."""
+    """Return whether a function is that of a multiprocessing pool or queue, without callbacks."""
     if _module(frame) == 'multiprocessing.queues':
         return True
     return _module(frame) == 'multiprocessing.pool' and not any(
@@ -107,7 +107,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _origin(frame: FrameType) -> str:
-    """Returns ``'ours'``, also for Chainer, ``'stdlib'``, ``'library'`` or ``'program'``."""
+    """Return ``'ours'``, also for Chainer, ``'stdlib'``, ``'library'`` or ``'program'``."""
     path = frame.f_code.co_filename
     if path.startswith(call_site.PACKAGES):
         return 'ours'
@@ -119,7 +119,7 @@ def _origin(frame: FrameType) -> str:
 
 @functools.cache
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The folders of the standard library, which may contain those of packages, and of packages."""
+    """Return the folders of the standard library and of installed packages."""
     stdlib = {sysconfig.get_path('stdlib'), sysconfig.get_path('platstdlib'),
               os.path.dirname(os.__file__)}
     libraries = {sysconfig.get_path('purelib'), sysconfig.get_path('platlib'),

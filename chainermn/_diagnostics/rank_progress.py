@@ -30,7 +30,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def own(cls) -> Progress:
-        """The progress of this rank."""
+        """Return the progress of this rank."""
         everything = flight_recorder.everything()
         messages = [calls for calls in everything if isinstance(calls, MessageRecord)]
         return cls({calls.key: calls.entered for calls in everything},

@@ -37,7 +37,7 @@ class Check(Protocol):
     on_shutdown: Callable[[], None]
 
     def same(self, signature: bytes) -> bool:
-        """Returns if all ranks call it with the same signature, else raises on all of them."""
+        """Return if all ranks call it with the same signature, else raises on all of them."""
 
 
 # In order of creation, which is the same on all their ranks.
@@ -49,7 +49,7 @@ _has_left_creation = False
 
 
 def add_group(mpi_comm: MPI.Intracomm) -> None:
-    """Adds the ranks of a communicator to the watchdog, the node monitor and the shutdown.
+    """Add the ranks of a communicator to the watchdog, the node monitor and the shutdown.
 
     Collective: every rank of it calls it.
     """
@@ -70,7 +70,7 @@ def add_group(mpi_comm: MPI.Intracomm) -> None:
 
 @contextlib.contextmanager
 def creation() -> Iterator[None]:
-    """Notes it if SystemExit or KeyboardInterrupt interrupts the creation of a communicator.
+    """Note it if SystemExit or KeyboardInterrupt interrupts the creation of a communicator.
 
     The other ranks are waiting there, so that the job is aborted if this rank then finishes.
     """
@@ -85,7 +85,7 @@ def creation() -> Iterator[None]:
 
 
 def wait_until_ready() -> None:
-    """Waits for the node monitor that :func:`add_group` has started.
+    """Wait for the node monitor that :func:`add_group` has started.
 
     Call it before a collective of all ranks.
     """
@@ -93,7 +93,7 @@ def wait_until_ready() -> None:
 
 
 def add_check(check: Check) -> None:
-    """Adds a check that takes part in the shutdown."""
+    """Add a check that takes part in the shutdown."""
     _checks.append(check)
 
 
@@ -104,7 +104,7 @@ def remove_check(check: Check) -> None:
 
 
 def add_callback(callback: Callable[[], None]) -> None:
-    """Adds a function to call during shutdown, unless this rank fails.
+    """Add a function to call during shutdown, unless this rank fails.
 
     It may wait until every rank calls it.
     """
@@ -143,7 +143,7 @@ def _end() -> None:
 
 
 def _incomplete_operation() -> str:
-    """Returns the operation in which other ranks wait for this one; '' if there is none."""
+    """Return the operation in which other ranks wait for this one; '' if there is none."""
     if _has_left_creation:
         return 'create_communicator'
     for check in _checks:

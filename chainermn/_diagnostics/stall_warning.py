@@ -13,7 +13,7 @@ DEFAULT = 60.
 
 
 def text(waiting: Mapping[int, RankState], answers: Mapping[int, Response], seconds: float) -> str:
-    """Returns the warning; '' if all ranks that the others wait for have resumed.
+    """Return the warning; '' if all ranks that the others wait for have resumed.
 
     Args:
         waiting: The states of waiting ranks.

@@ -123,7 +123,7 @@ class Snapshot:
 
 
 def snapshots() -> dict[int, Snapshot]:
-    """Takes a snapshot of the main thread, and of all other threads that are in an operation."""
+    """Take a snapshot of the main thread, and of all other threads that are in an operation."""
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = {}
@@ -136,7 +136,7 @@ def snapshots() -> dict[int, Snapshot]:
 
 
 def stacks() -> str:
-    """Formats the stacks of all threads except this one and those of host links."""
+    """Format the stacks of all threads except this one and those of host links."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return '\n'.join(
         f'Thread {names.get(ident, ident)}:\n' + ''.join(traceback.format_stack(frame)).rstrip()
@@ -150,7 +150,7 @@ def _of(calls: FlightRecord) -> str:
 
 
 def _caller(innermost: FrameType) -> FrameType:
-    """Returns the frame that called the outermost operation of a thread."""
+    """Return the frame that called the outermost operation of a thread."""
     wrappers = [frame for frame in _outwards(innermost)
                 if frame.f_code.co_filename in call_site.WRAPPERS]
     outermost = wrappers[-1] if wrappers else innermost
@@ -158,7 +158,7 @@ def _caller(innermost: FrameType) -> FrameType:
 
 
 def _call_site(frame: FrameType) -> str:
-    """Returns file, line and function of the innermost frame of the program."""
+    """Return file, line and function of the innermost frame of the program."""
     found = next((frame for frame in _outwards(frame)
                   if not frame.f_code.co_filename.startswith(call_site.PACKAGES)), frame)
     name = found.f_code.co_name

@@ -14,7 +14,7 @@ DEFAULT = 3600.
 
 
 def parse(value: object, name: str = 'a timeout') -> float:
-    """Returns a timeout in seconds, 0 for none.
+    """Return a timeout in seconds, 0 for none.
 
     Raises:
         TypeError, ValueError: If the value is invalid.
@@ -56,5 +56,5 @@ def check_environment() -> None:
 
 
 def text(timeout: float) -> str:
-    """Returns the part of a report that explains a timeout."""
+    """Return the part of a report that explains a timeout."""
     return f"the timeout is {timeout:g} s ({VARIABLE}, or the communicator's timeout)"

@@ -40,7 +40,7 @@ class Unusable:
 
 class _MpiUser(Protocol):
     def make_unusable(self, unusable: Unusable) -> None:
-        """Replaces all attributes that reach other ranks."""
+        """Replace all attributes that reach other ranks."""
 
 
 _registered: weakref.WeakSet[_MpiUser] = weakref.WeakSet()
@@ -48,7 +48,7 @@ _unusable: Unusable | None = None
 
 
 def register(user: _MpiUser) -> None:
-    """Registers an object that becomes unusable when the program ends or the process is forked."""
+    """Register an object that becomes unusable when the program ends or the process is forked."""
     _registered.add(user)
 
 
@@ -58,12 +58,12 @@ def deregister(user: _MpiUser) -> None:
 
 
 def shut_down() -> None:
-    """Makes all communicators of this process unusable, at the end of the program."""
+    """Make all communicators of this process unusable, at the end of the program."""
     _make_all_unusable(_SHUT_DOWN)
 
 
 def check(operation: str) -> None:
-    """Raises if communicators can no longer be created."""
+    """Raise if communicators can no longer be created."""
     if _forked.parent:
         _in_child()
     if _unusable is not None:
@@ -83,7 +83,7 @@ def _make_all_unusable(reason: str) -> None:
 
 
 def _operation() -> str:
-    """Returns the name of the operation, or of another method, that the program called."""
+    """Return the name of the operation, or of another method, that the program called."""
     if name := current_operations.outermost():
         return name
     frame: FrameType | None = sys._getframe(2)

@@ -56,7 +56,7 @@ class Wait(NamedTuple):
 
     @classmethod
     def of(cls, calls: FlightRecord, operation: str, thread: int = 0) -> Wait | None:
-        """Returns what the current operation of a communicator waits for, if it is known.
+        """Return what the current operation of a communicator waits for, if it is known.
 
         Args:
             calls: A flight record of the communicator.
@@ -116,7 +116,7 @@ class WaitGraph:
                                  for thread in state.threads] for rank, state in states.items()}
 
     def deadlocked(self) -> set[int]:
-        """Returns the ranks that wait forever, without those that are done."""
+        """Return the ranks that wait forever, without those that are done."""
         ended = {rank for rank, state in self._states.items() if state.may_exit}
         waiting, n, forward = set(self._states), -1, True
         while n != len(waiting):
@@ -132,7 +132,7 @@ class WaitGraph:
             any(blockers.remain(waiting) for blockers in thread) for thread in threads)
 
     def awaited(self, rank: int, waiting: set[int]) -> Iterator[tuple[str, set[int]]]:
-        """Yields the blocking operations of a rank, and the ranks that each waits for.
+        """Yield the blocking operations of a rank, and the ranks that each waits for.
 
         Args:
             rank: The rank.
@@ -144,7 +144,7 @@ class WaitGraph:
                     yield thread.text, blockers.ranks & waiting
 
     def _find(self, wait: Wait, rank: int) -> _Blockers:
-        """Returns the ranks that block an operation of a rank, if they make no progress."""
+        """Return the ranks that block an operation of a rank, if they make no progress."""
         ranks = wait.key[1]
         if wait.kind is Kind.SEND:
             receiver = ranks[wait.peer]
@@ -182,7 +182,7 @@ class WaitGraph:
             theirs.receiving.get(wait.key, {}), me, wait.tag) < _count(sent, wait.peer, wait.tag)
 
     def _may_come(self, wait: Wait, rank: int, peers: Iterable[int]) -> bool:
-        """Returns whether a message may arrive: it is in flight, or a sender is not known."""
+        """Return whether a message may arrive: it is in flight, or a sender is not known."""
         ranks = wait.key[1]
         me = ranks.index(rank)
         received = self._states[rank].progress.received.get(wait.key)
@@ -194,7 +194,7 @@ class WaitGraph:
             received, peer, wait.tag) for peer in peers)
 
     def cycle(self, deadlocked: Collection[int]) -> str:
-        """Describes ranks that wait for each other, or for finished ranks."""
+        """Describe ranks that wait for each other, or for finished ranks."""
         waiting = {*deadlocked, *(
             rank for rank, state in self._states.items() if state.may_exit)}
         rank, path, edges = min(deadlocked), [], {}
@@ -225,7 +225,7 @@ class _Blockers(NamedTuple):
 
 
 def _count(counts: Mapping[tuple[int, int], int] | None, peer: int, tag: int) -> float:
-    """Counts messages of a peer with a tag, or any tag; infinite for a freed communicator."""
+    """Count messages of a peer with a tag, or any tag; infinite for a freed communicator."""
     if counts is None:
         return math.inf
     return sum(n for (other, theirs), n in counts.items()

@@ -85,7 +85,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def add_group(self, mpi_comm: MPI.Intracomm) -> bool:
-        """Adds the ranks of a communicator; returns whether they are new.
+        """Add the ranks of a communicator; return whether they are new.
 
         Collective: every rank of it calls it.
         """
@@ -97,7 +97,7 @@ class Watchdog:
         return True
 
     def connect_hosts(self, mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
-        """Connects the hosts of the ranks that were added last.  Collective: every rank calls it.
+        """Connect the hosts of the ranks that were added last.  Collective: every rank calls it.
 
         Args:
             mpi_comm: The communicator.
@@ -108,7 +108,7 @@ class Watchdog:
         group.links = HostLinks(mpi_comm, hosts, group.mpi_comm is not None)
 
     def start(self) -> None:
-        """Starts the thread if it is not running."""
+        """Start the thread if it is not running."""
         if self._thread is None and MPI.COMM_WORLD.size > 1:
             self._thread = threading.Thread(
                 target=self._run, name='chainermn watchdog', daemon=True)
@@ -120,7 +120,7 @@ class Watchdog:
             self._interval = min(self._interval, timeout / 4)
 
     def wait_for_shutdown(self) -> None:
-        """Returns once all other ranks have called it.  Collective: every rank calls it."""
+        """Return once all other ranks have called it.  Collective: every rank calls it."""
         for group in self._groups:
             if group.mpi_comm is not None:
                 request, pause = group.mpi_comm.Ibarrier(), 1e-5
@@ -187,7 +187,7 @@ class Watchdog:
                 self._report(group, now)
 
     def _observe(self, now: float) -> None:
-        """Updates the progress of all threads, and the state of this rank."""
+        """Update the progress of all threads, and the state of this rank."""
         self._snapshots = thread_state.snapshots()
         before, self._progress = self._progress, {}
         entered = sum(calls.count for calls in flight_recorder.everything())
@@ -202,7 +202,7 @@ class Watchdog:
         self._state = self._new_state(now)
 
     def _receive(self, group: Group, source: int, tag: Tag, content: Content, now: float) -> None:
-        """Handles a message of another watchdog, or of this one."""
+        """Handle a message of another watchdog, or of this one."""
         rank = group.ranks[source]
         if tag is Tag.ASK:
             self._asked_at = now
@@ -261,7 +261,7 @@ class Watchdog:
         group.send(Tag.ASK, None, group.others)
 
     def _hang(self, snapshot: Snapshot, seconds: float) -> str:
-        """Returns why a thread hangs that has made no progress for some time; '' if it does not."""
+        """Return why a thread hangs that has made no progress for some time; '' if it does not."""
         timeout = self._default if snapshot.timeout is None else snapshot.timeout
         if snapshot.is_finished:
             timeout = self._shutdown_timeout
@@ -270,7 +270,7 @@ class Watchdog:
         return ''
 
     def _new_state(self, now: float) -> RankState | None:
-        """Returns what this rank waits for; ``None`` if it may make progress by itself."""
+        """Return what this rank waits for; ``None`` if it may make progress by itself."""
         blocked = {ident: snapshot for ident, snapshot in self._snapshots.items()
                    if snapshot.progress}
         is_finished = [snapshot.is_finished for snapshot in blocked.values()] == [True]
@@ -285,7 +285,7 @@ class Watchdog:
         return None if has_changed else state
 
     def _respond(self, group: Group, reason: str, sources: Collection[int], now: float) -> None:
-        """Sends the state of this rank to the ranks that may report; raises an alarm for a reason.
+        """Send the state of this rank to the ranks that may report; raise an alarm for a reason.
 
         Args:
             group: The ranks.
@@ -306,7 +306,7 @@ class Watchdog:
             for ident, snapshot in self._snapshots.items()})
 
     def _report(self, group: Group, now: float) -> None:
-        """Prints the report and aborts the job, if all ranks have responded or had enough time."""
+        """Print the report and abort the job, if all ranks have responded or had enough time."""
         assert group.alarmed_at is not None
         waited = now - group.alarmed_at
         if group.mpi_comm is None:  # each rank reports; the first one aborts the job
@@ -337,7 +337,7 @@ _process = 0
 
 
 def get() -> Watchdog:
-    """Returns the watchdog of this process."""
+    """Return the watchdog of this process."""
     global _watchdog, _process
     if _watchdog is None or _process != os.getpid():
         _watchdog, _process = Watchdog(), os.getpid()

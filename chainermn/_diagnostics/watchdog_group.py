@@ -109,7 +109,7 @@ class Group:
         self._requests: list[MPI.Request] = []
 
     def send(self, tag: Tag, content: Content, ranks: Iterable[int]) -> None:
-        """Sends a message to some ranks of this group."""
+        """Send a message to some ranks of this group."""
         if self.mpi_comm is not None:
             data = pickle.dumps(content)
             self._requests = [request for request in self._requests if not request.Test()]
@@ -130,7 +130,7 @@ class Group:
         return [rank for rank in range(len(self.ranks)) if rank != self.rank]
 
     def receive(self) -> list[tuple[int, Tag, Content]]:
-        """Returns sender, tag and content of all messages that have arrived."""
+        """Return sender, tag and content of all messages that have arrived."""
         received: list[tuple[int, Tag, Content]] = []
         status = MPI.Status()
         while self.mpi_comm is not None:

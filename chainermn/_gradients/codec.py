@@ -86,11 +86,11 @@ class Codec:
             return chainer.backend.get_array_module(encoded).zeros(size, dtype)
 
     def defer(self, error: Exception) -> None:
-        """Keeps an error until :meth:`finish`."""
+        """Keep an error until :meth:`finish`."""
         self._error = self._error or error
 
     def finish(self) -> None:
-        """Raises the first error of an exchange.  Collective if there is a check."""
+        """Raise the first error of an exchange.  Collective if there is a check."""
         def details() -> dict[str, str]:
             if self._error is not None:
                 raise self._error

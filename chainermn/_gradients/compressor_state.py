@@ -15,7 +15,7 @@ _Key = TypeVar('_Key', bound=Hashable)
 
 def serialize(serializer: Serializer, arrays: Mapping[_Key, Array], name: str
               ) -> dict[_Key, Array]:
-    """Saves or loads arrays by key; keys are strings, integers or tuples of these.
+    """Save or load arrays by key; keys are strings, integers or tuples of these.
 
     Args:
         serializer: A serializer of Chainer.

@@ -19,7 +19,7 @@ __all__ = ['Bf16', 'Fp16', 'PowerSGD', 'TwoBit', 'describe', 'get']
 
 
 def get(compression: Array) -> Array:
-    """Returns a compressor by name, parameters or instance.
+    """Return a compressor by name, parameters or instance.
 
     Args:
         compression: ``None`` (no compression), ``'fp16'``, ``'bf16'``, ``'2bit'``, ``'powersgd'``,
@@ -55,7 +55,7 @@ def get(compression: Array) -> Array:
 
 
 def describe(compressor: Array) -> str:
-    """Returns the text by which ranks compare their compressors."""
+    """Return the text by which ranks compare their compressors."""
     kind = type(compressor)
     has_own = any('__repr__' in vars(base) for base in kind.__mro__[:-1])
     return repr(compressor) if has_own else kind.__qualname__
@@ -75,7 +75,7 @@ class Fp16:
     encoded_type: ClassVar[str] = 'float16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Rounds to the nearest float16."""
+        """Round to the nearest float16."""
         with np.errstate(over='ignore'):
             return half_precision.to_float16(x) if _is_float32(x) else x.astype(np.float16)
 
@@ -86,7 +86,7 @@ class Fp16:
         return encoded.astype(dtype)
 
     def encoded_length(self, size: int) -> int:
-        """Returns ``size``."""
+        """Return ``size``."""
         return size
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Bf16:
     encoded_type: ClassVar[str] = 'uint16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Rounds to the nearest bfloat16; a NaN stays one."""
+        """Round to the nearest bfloat16; a NaN stays one."""
         if _is_float32(x):
             return half_precision.to_bfloat16(x)
         xp = chainer.backend.get_array_module(x)
@@ -128,7 +128,7 @@ class Bf16:
             return bits.view(np.float32).astype(dtype, copy=False)
 
     def encoded_length(self, size: int) -> int:
-        """Returns ``size``."""
+        """Return ``size``."""
         return size
 
     def __repr__(self) -> str:
@@ -170,7 +170,7 @@ class TwoBit:
         self.residuals = {}
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Returns uint32, ``ceil(len(x) / 16)`` of them, with two bits for each value.
+        """Return uint32, ``ceil(len(x) / 16)`` of them, with two bits for each value.
 
         The first value is in the lowest bits.  1 is ``threshold``, 2 ``-threshold``, 3 NaN.
 
@@ -193,7 +193,7 @@ class TwoBit:
         return encoded
 
     def _quantize(self, x: Array, residual: Array) -> Array:
-        """Returns the code of each value, and updates the residual."""
+        """Return the code of each value, and update the residual."""
         xp = chainer.backend.get_array_module(x)
         value = residual + x
         above = (value >= self.threshold).view(np.int8)
@@ -212,7 +212,7 @@ class TwoBit:
         return codes.view(np.uint8)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Returns ``threshold``, ``-threshold``, 0 or NaN for each value."""
+        """Return ``threshold``, ``-threshold``, 0 or NaN for each value."""
         xp = chainer.backend.get_array_module(encoded)
         with np.errstate(over='ignore'):
             values = np.array([0, self.threshold, -self.threshold, np.nan]).astype(dtype)
@@ -220,15 +220,15 @@ class TwoBit:
         return of_byte.take(encoded.view(np.uint8), axis=0).reshape(-1)[:size]
 
     def encoded_length(self, size: int) -> int:
-        """Returns the number of elements that hold 16 values each."""
+        """Return the number of elements that hold 16 values each."""
         return -(-size // 16)
 
     def reset(self) -> None:
-        """Drops all residuals."""
+        """Drop all residuals."""
         self.residuals.clear()
 
     def serialize(self, serializer: Serializer) -> None:
-        """Saves or loads the residuals; see :meth:`chainer.Link.serialize`.
+        """Save or load the residuals; see :meth:`chainer.Link.serialize`.
 
         A snapshot saved without compression is loaded without residuals.
         """

@@ -19,7 +19,7 @@ _DIGITS = np.uint32(13 << 23)  # float32 has 13 more digits than float16
 
 
 def to_float16(x: np.ndarray) -> np.ndarray:
-    """Rounds flat float32 values to the nearest float16."""
+    """Round flat float32 values to the nearest float16."""
     return _by_chunk(_to_float16, x, np.dtype(np.float16))
 
 
@@ -29,7 +29,7 @@ def to_float32(x: np.ndarray) -> np.ndarray:
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """Rounds flat float32 values to the nearest bfloat16, as uint16; a NaN stays one."""
+    """Round flat float32 values to the nearest bfloat16, as uint16; a NaN stays one."""
     return _by_chunk(_to_bfloat16, x, np.dtype(np.uint16))
 
 

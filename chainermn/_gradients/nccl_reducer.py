@@ -46,7 +46,7 @@ class NcclMeanQueue:
 
     def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
                ) -> list[Array]:
-        """Starts to average gradients by path; returns an array for the mean of each."""
+        """Start to average gradients by path; return an array for the mean of each."""
         if isinstance(compressor, PowerSGD):
             raise ValueError("compression='powersgd' does not work with overlap on this "
                              'communicator; omit one of them')
@@ -61,7 +61,7 @@ class NcclMeanQueue:
         return results
 
     def wait(self) -> None:
-        """Makes the current stream wait for everything submitted.  Does not block."""
+        """Make the current stream wait for everything submitted.  Does not block."""
         with recorder.span('wait for means', 'operation'):
             wait(self._done)
         self._done = None
@@ -81,7 +81,7 @@ class NcclMeanQueue:
         self.wait()
 
     def make_unusable(self, unusable: Unusable) -> None:
-        """Makes every later exchange raise an error."""
+        """Make every later exchange raise an error."""
         for name in ('_control', '_transport'):
             setattr(self, name, unusable)
 

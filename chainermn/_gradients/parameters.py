@@ -52,7 +52,7 @@ class ParameterList(ArrayList):
     @classmethod
     def of_model(cls, model: Model, attribute: Literal['data', 'grad'], zero_fill: bool = False
                  ) -> ParameterList:
-        """Collects the arrays of a model.
+        """Collect the arrays of a model.
 
         Args:
             model: A ``chainer.Link``.
@@ -101,18 +101,18 @@ class ParameterList(ArrayList):
 
     @classmethod
     def named(cls, arrays: Mapping[str, Array]) -> ParameterList:
-        """Makes a list of arrays by path."""
+        """Make a list of arrays by path."""
         found = cls.of(arrays.values())
         assert isinstance(found, cls)
         found.paths = tuple(arrays)
         return found
 
     def by_path(self) -> dict[str, Array]:
-        """The arrays by path."""
+        """Return the arrays by path."""
         return dict(zip(self.paths, self, strict=True))
 
     def layout(self, allows_mixed_devices: bool) -> Layout:
-        """The properties that must be equal on all ranks.
+        """Return the properties that must be equal on all ranks.
 
         Args:
             allows_mixed_devices: Whether a model may be on a device on some ranks only.
@@ -137,7 +137,7 @@ def _layout(paths: tuple[str, ...], dtypes: tuple[np.dtype, ...],
 
 
 def _checked(path: str, attribute: str, array: Array) -> Array:
-    """Returns an array that can be exchanged, or raises."""
+    """Return an array that can be exchanged, or raise."""
     try:
         array_buffers.checked(array)
     except TypeError as error:
@@ -150,7 +150,7 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
 
 
 def sorted_once(model: Model) -> tuple[tuple[str, ...], list[Parameter]]:
-    """Returns paths and parameters, sorted by path, each parameter under its first path only."""
+    """Return paths and parameters, sorted by path, each parameter under its first path only."""
     names: list[_Names] = []
     parameters: list[Parameter] = []
     _walk(model, '', names, parameters)
@@ -186,7 +186,7 @@ def _walk(link: Model, prefix: str, names: list[_Names], parameters: list[Parame
 
 
 def _kind(link: Model) -> type | None:
-    """The Chainer class whose ``namedparams`` the link uses; None if it has its own."""
+    """Return the Chainer class whose ``namedparams`` the link uses; None if it has its own."""
     found = getattr(link.namedparams, '__func__', None)
     if found is _Link.namedparams:
         return _Link

@@ -100,7 +100,7 @@ class PowerSGD:
                 defer(error)
 
     def _zeros(self, x: Array, n: int) -> Array:
-        """A thin matrix of a gradient, to be sent after an error."""
+        """Return a thin matrix of a gradient, to be sent after an error."""
         xp = chainer.backend.get_array_module(x)
         return xp.zeros((n, self.rank), np.promote_types(x.dtype, np.float32))
 
@@ -119,7 +119,7 @@ class PowerSGD:
         return _Matrix(path, values + self.state[f'{path}.error'], result)
 
     def _store(self, matrix: _Matrix, p: Array, q: Array) -> None:
-        """Writes the approximation to the result, and updates the state."""
+        """Write the approximation to the result, and update the state."""
         xp = chainer.backend.get_array_module(p)
         approximation = p @ q.T
         matrix.result[...] = approximation.reshape(matrix.result.shape)
@@ -128,11 +128,11 @@ class PowerSGD:
             self.state[f'{matrix.path}.q'] = q
 
     def reset(self) -> None:
-        """Drops all state."""
+        """Drop all state."""
         self.state.clear()
 
     def serialize(self, serializer: Serializer) -> None:
-        """Saves or loads the state; see :meth:`chainer.Link.serialize`."""
+        """Save or load the state; see :meth:`chainer.Link.serialize`."""
         self.state = compressor_state.serialize(serializer, self.state, 'state')
 
     def __repr__(self) -> str:

@@ -93,7 +93,7 @@ class MeanQueue:
 
     def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
                ) -> list[Array]:
-        """Starts to average gradients, after all earlier submissions.
+        """Start to average gradients, after all earlier submissions.
 
         Args:
             gradients: By path, at least one; they must not change before :meth:`wait`.
@@ -142,7 +142,7 @@ class MeanQueue:
 
     @current_operations.recorded('wait')
     def wait(self) -> None:
-        """Waits until everything submitted is averaged.
+        """Wait until everything submitted is averaged.
 
         Raises:
             Exception: The error of the first exchange that failed.
@@ -176,7 +176,7 @@ class MeanQueue:
         return self._in_flight > 0
 
     def flight_records(self) -> tuple[FlightRecord, ...]:
-        """The flight record of :meth:`wait`."""
+        """Return the flight record of :meth:`wait`."""
         return self._calls,
 
     def cancel(self) -> None:
@@ -197,7 +197,7 @@ class MeanQueue:
         self._calls.exchanges = self._number
 
     def make_unusable(self, unusable: Unusable) -> None:
-        """Makes every later exchange raise an error."""
+        """Make every later exchange raise an error."""
         for name in ('_control', '_turns', '_calls'):
             setattr(self, name, unusable)
 
@@ -221,7 +221,7 @@ class MeanQueue:
         return _Turn(self._turns.Iallreduce(MPI.IN_PLACE, digests, MPI.MAX), digests)
 
     def _last_numbers(self) -> tuple[int, int]:
-        """The least and the greatest number of lists that a rank has submitted."""
+        """Return the least and the greatest number of lists that a rank has submitted."""
         numbers = np.array([-self._number, self._number])
         self._control.Allreduce(MPI.IN_PLACE, numbers, MPI.MAX)
         return -int(numbers[0]), int(numbers[1])
@@ -231,7 +231,7 @@ class MeanQueue:
             pass
 
     def _work(self) -> bool:
-        """Processes one list; returns whether more may follow."""
+        """Process one list; return whether more may follow."""
         job = self._jobs.get()
         if job is None:
             return False
@@ -244,7 +244,7 @@ class MeanQueue:
         return True
 
     def _results(self, arrays: ParameterList) -> list[Array]:
-        """New arrays for the means, one buffer for each dtype."""
+        """Return new arrays for the means, one buffer for each dtype."""
         members: dict[tuple[np.dtype, bool], list[int]] = {}
         for i, x in enumerate(arrays):
             members.setdefault((x.dtype, array_buffers.on_device(x)), []).append(i)
@@ -263,7 +263,7 @@ class MeanQueue:
 
 
 def _computed_on(arrays: Iterable[Array]) -> Callable[[], AbstractContextManager[None]]:
-    """A context for the thread: the device of the arrays, after their computation."""
+    """Return a context for the thread: the device of the arrays, after their computation."""
     device = next((x.device for x in arrays if array_buffers.on_device(x)), None)
     if device is None:
         return contextlib.nullcontext

@@ -37,7 +37,7 @@ class ResultMemory:
         self._round = 0
 
     def new(self, name: str, dtype: np.dtype, size: int) -> np.ndarray:
-        """Returns a flat array; a later one of this name may reuse its memory."""
+        """Return a flat array; a later one of this name may reuse its memory."""
         key = name, dtype, size
         memory = self._held.pop(key, None)
         is_free = memory is not None and memory.lease() is None

@@ -45,18 +45,18 @@ _current: Timeline | None = None
 
 
 def is_on() -> bool:
-    """Returns whether the environment asks for a timeline."""
+    """Return whether the environment asks for a timeline."""
     return bool(_environment.text(VARIABLE))
 
 
 def get() -> Timeline | None:
-    """Returns the timeline of this process, or ``None``."""
+    """Return the timeline of this process, or ``None``."""
     return _current
 
 
 def span(name: str, category: str = '', arrays: Iterable[Array] = ()
          ) -> AbstractContextManager[None]:
-    """Records the body of the with statement on the timeline, if there is one.
+    """Record the body of the with statement on the timeline, if there is one.
 
     Args:
         name: The name of the event.
@@ -69,7 +69,7 @@ def span(name: str, category: str = '', arrays: Iterable[Array] = ()
 
 
 def open_file(rank: int, size: int) -> None:
-    """Starts the timeline of this process.
+    """Start the timeline of this process.
 
     Raises:
         OSError: If the file cannot be created.
@@ -81,7 +81,7 @@ def open_file(rank: int, size: int) -> None:
 
 
 def write() -> None:
-    """Writes pending events."""
+    """Write pending events."""
     if _current is not None:
         _current.write()
 
@@ -95,19 +95,19 @@ def close() -> None:
 
 
 def path_of(name: str, rank: int) -> pathlib.Path:
-    """Returns the file of a rank: its number precedes the suffix, by default ``.json``."""
+    """Return the file of a rank: its number precedes the suffix, by default ``.json``."""
     path = pathlib.Path(name)
     return path.with_name(f'{path.stem}.{rank}{path.suffix or ".json"}')
 
 
 @functools.lru_cache(maxsize=4096)
 def quoted(text: str) -> str:
-    """Returns the text as JSON."""
+    """Return the text as JSON."""
     return json.dumps(text)
 
 
 def describe(arrays: Iterable[Array]) -> str:
-    """Returns bytes, dtypes and shape of arrays, as members of a JSON object."""
+    """Return bytes, dtypes and shape of arrays, as members of a JSON object."""
     xs = list(arrays)
     if len(xs) == 1:
         return _described(xs[0].nbytes, (xs[0].dtype,), xs[0].shape)
@@ -123,7 +123,7 @@ def _described(nbytes: int, dtypes: tuple[np.dtype, ...], shape: object) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _head(pid: int, row: int, name: str, category: str) -> str:
-    """Returns the beginning of an event."""
+    """Return the beginning of an event."""
     kind = f',"cat":{quoted(category)}' if category else ''
     return f'{{"ph":"X","pid":{pid},"tid":{row},"name":{quoted(name)}{kind}'
 
@@ -163,7 +163,7 @@ class Timeline:
         self.write()
 
     def add(self, name: str, category: str, begin: int, end: int, details: str = '') -> None:
-        """Adds an event.
+        """Add an event.
 
         Args:
             name: The name of the event.
@@ -180,19 +180,19 @@ class Timeline:
             self.write()
 
     def add_clock(self, details: dict[str, object]) -> None:
-        """Adds the current offset of this clock from another one."""
+        """Add the current offset of this clock from another one."""
         self._events.append(json.dumps({
             'ph': 'i', 's': 'p', 'pid': self._pid, 'tid': 0, 'name': 'clock', 'cat': 'clock',
             'ts': (now() - self.origin) / 1000, 'args': details}) + ',\n')
         self.write()
 
     def _in_child(self) -> None:
-        """Closes the timeline in a forked child; another thread of the rank may hold the lock."""
+        """Close the timeline in a forked child; another thread of the rank may hold the lock."""
         self._lock = threading.Lock()
         self._is_closed = True
 
     def write(self) -> None:
-        """Writes pending events."""
+        """Write pending events."""
         with self._lock:
             lines = []
             while self._events:
@@ -211,7 +211,7 @@ class Timeline:
                 _streams.write(f'chainermn: the timeline of rank {self._pid} ends here: {error}\n')
 
     def close(self) -> None:
-        """Writes the end of the file."""
+        """Write the end of the file."""
         # An array does not end with a comma.
         self._events.append(f'{{"ph":"M","pid":{self._pid},"name":"end","args":{{}}}}\n]\n')
         self.write()

@@ -17,7 +17,7 @@ from chainermn._types import Array, Device
 
 
 def checked(x: Array) -> Array:
-    """Returns ``x`` as an array that MPI can send, or raises TypeError.
+    """Return ``x`` as an array that MPI can send, or raise TypeError.
 
     Converts NumPy scalars to arrays without dimensions, and foreign byte orders to the native one.
     """
@@ -44,7 +44,7 @@ def is_plain(x: Array) -> bool:
 
 
 def checked_root(root: int, size: int) -> int:
-    """Returns a valid root, or raises."""
+    """Return a valid root, or raise."""
     if isinstance(root, bool) or not hasattr(root, '__index__'):
         raise TypeError(f'root must be an integer, not {root!r}')
     if not 0 <= root < size:
@@ -53,12 +53,12 @@ def checked_root(root: int, size: int) -> int:
 
 
 def summed_in(dtype: np.dtype) -> np.dtype:
-    """The dtype in which MPI sums arrays of a dtype: float16 in float32."""
+    """Return the dtype in which MPI sums arrays of a dtype: float16 in float32."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def device_in_thread(device_id: int | None) -> Device:
-    """Returns a device for a with statement in a thread of ours.
+    """Return a device for a with statement in a thread of ours.
 
     If the thread has not used a GPU yet, it keeps this one: at the end of the statement CuPy would
     return to device 0, and take memory for a context there.
@@ -78,7 +78,7 @@ def on_device(x: Array) -> bool:
 
 
 def to_buffer(x: Array) -> Array:
-    """Returns the elements of a checked array as a flat C-ordered array that MPI can read.
+    """Return the elements of a checked array as a flat C-ordered array that MPI can read.
 
     The result may share memory with ``x``.
     """
@@ -94,7 +94,7 @@ def to_buffer(x: Array) -> Array:
 
 
 def copied(buffer: Array) -> Array:
-    """Returns a copy of an MPI buffer, after the device has finished it."""
+    """Return a copy of an MPI buffer, after the device has finished it."""
     copy = buffer.copy()
     if on_device(copy):
         import cupy
@@ -103,7 +103,7 @@ def copied(buffer: Array) -> Array:
 
 
 def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Array:
-    """Returns an empty flat array to receive an array of that shape.
+    """Return an empty flat array to receive an array of that shape.
 
     For ``device`` it is in device memory if MPI is CUDA-aware, else in page-locked host memory.
     """
@@ -120,7 +120,7 @@ def new_buffer(shape: tuple[int, ...], dtype: np.dtype, device: bool) -> Array:
 
 
 def from_buffer(buffer: Array, shape: tuple[int, ...], device: bool) -> Array:
-    """Returns a received buffer as an array, on the current device or on the host.
+    """Return a received buffer as an array, on the current device or on the host.
 
     The array shares memory with the buffer if possible.
     """
@@ -135,7 +135,7 @@ def from_buffer(buffer: Array, shape: tuple[int, ...], device: bool) -> Array:
 
 
 def raw(buffer: Array) -> Array:
-    """Returns a flat buffer as bytes, for transfers without arithmetic."""
+    """Return a flat buffer as bytes, for transfers without arithmetic."""
     return buffer.view(np.uint8)
 
 

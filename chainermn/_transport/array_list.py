@@ -38,7 +38,7 @@ class ArrayList(list[Array]):
 
     def by_dtype(self, results: Sequence[Array] | None = None
                  ) -> list[tuple[ArrayList, Sequence[Array]]]:
-        """Groups of arrays that can share a buffer: same dtype, all on the host or on a device.
+        """Group of arrays that can share a buffer: same dtype, all on the host or on a device.
 
         Args:
             results: An array for the result of each array; by default the array itself.
@@ -64,5 +64,5 @@ def are_numpy(arrays: Sequence[Array]) -> bool:
 
 
 def common(dtypes: tuple[np.dtype, ...]) -> tuple[np.dtype, ...]:
-    """The dtypes; a single one if all are equal."""
+    """Return the dtypes; a single one if all are equal."""
     return dtypes[:1] if dtypes and dtypes.count(dtypes[0]) == len(dtypes) else dtypes

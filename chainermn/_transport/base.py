@@ -34,10 +34,10 @@ class Compressor(Protocol):
     """See :mod:`chainermn.communicators.compression`."""
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Encodes a flat array."""
+        """Encode a flat array."""
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Decodes a flat array of ``size`` elements of a dtype."""
+        """Decode a flat array of ``size`` elements of a dtype."""
 
 
 @runtime_checkable
@@ -48,7 +48,7 @@ class SlicedCompressor(Compressor, Protocol):
     encoded_type: ClassVar[str]
 
     def encoded_length(self, size: int) -> int:
-        """Returns the length of the encoded array of ``size`` values, in at most their memory."""
+        """Return the length of the encoded array of ``size`` values, in at most their memory."""
 
 
 class Codec(Protocol):
@@ -62,13 +62,13 @@ class Codec(Protocol):
         """Compresses flat arrays; the ranks get arrays of equal dtypes and lengths."""
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
-        """Encodes a flat array in the middle of an exchange, in which other ranks wait for it.
+        """Encode a flat array in the middle of an exchange, in which other ranks wait for it.
 
         An error is raised on all ranks after the exchange.  Until then, zeros are sent instead.
         """
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Decodes an array in the middle of an exchange, like :meth:`compress`."""
+        """Decode an array in the middle of an exchange, like :meth:`compress`."""
 
 
 class Transport(Protocol):
@@ -93,7 +93,7 @@ class Transport(Protocol):
 
     def requirements(self, paths: Sequence[str], arrays: ArrayList, for_mean: bool
                      ) -> dict[str, str]:
-        """Checks the arrays of a model that must be on a device, before they are exchanged.
+        """Check the arrays of a model that must be on a device, before they are exchanged.
 
         Args:
             paths: The path of each array.
@@ -141,57 +141,57 @@ class Transport(Protocol):
         """
 
     def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
-        """Copies the arrays of the root into those of all ranks.
+        """Copy the arrays of the root into those of all ranks.
 
         Collective: every rank calls it.
         """
 
     def set_passive_wait(self, passive: bool) -> None:
-        """Selects how to wait for other ranks: passively, or polling continuously."""
+        """Select how to wait for other ranks: passively, or polling continuously."""
 
     def free(self) -> None:
         """Frees all resources.  Collective: every rank calls it, once."""
 
     def bcast(self, x: Array | None, shape: tuple[int, ...], dtype: np.dtype, on_device: bool,
               root: int) -> Array:
-        """Returns the array of the root, of that shape and dtype; on the root ``x``."""
+        """Return the array of the root, of that shape and dtype; on the root ``x``."""
 
     def gather(self, x: Array, shapes: Sequence[tuple[int, ...]], root: int
                ) -> tuple[Array, ...] | None:
-        """Returns the arrays of all ranks on the root, ``None`` on the others."""
+        """Return the arrays of all ranks on the root, ``None`` on the others."""
 
     def scatter(self, xs: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype,
                 on_device: bool, homogeneous: bool, root: int) -> Array:
-        """Returns the array of the root for this rank, of that shape and dtype.
+        """Return the array of the root for this rank, of that shape and dtype.
 
         ``xs`` is empty on the other ranks.  ``homogeneous``: all arrays have the same shape.
         """
 
     def alltoall(self, xs: Sequence[Array], shapes: Sequence[tuple[int, ...]], homogeneous: bool
                  ) -> tuple[Array, ...]:
-        """Returns the array of each rank for this rank, of those shapes.
+        """Return the array of each rank for this rank, of those shapes.
 
         ``homogeneous``: all arrays of all ranks have the same shape.
         """
 
     def allgather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
-        """Returns the arrays of all ranks, of those shapes."""
+        """Return the arrays of all ranks, of those shapes."""
 
     def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
-        """Returns the reduction of the arrays of all ranks.
+        """Return the reduction of the arrays of all ranks.
 
         It is in ``out`` if that is a C-ordered host array of the right dtype: ``x`` itself, or
         an array that shares no memory with ``x``.
         """
 
     def sums(self, xs: ArrayList) -> list[Array] | None:
-        """Returns the sums of several arrays; ``None`` where packing them is faster."""
+        """Return the sums of several arrays; ``None`` where packing them is faster."""
 
     def reduce(self, x: Array, op: str, root: int) -> Array | None:
-        """Returns the reduction of the arrays of all ranks on the root, ``None`` on the others."""
+        """Return the reduction of the arrays of all ranks on the root, ``None`` on the others."""
 
     def reduce_scatter(self, x: Array, op: str, sizes: Sequence[int]) -> Array:
-        """Returns this rank's part, of the given sizes, of the reduction of flat arrays."""
+        """Return this rank's part, of the given sizes, of the reduction of flat arrays."""
 
 
 #: Makes a transport.  Collective: every rank calls it.

@@ -110,7 +110,7 @@ extern "C" __global__ void unpack(const Piece* pieces, const Element* buffer, do
 
 
 def pack(buffer: Array, placed: Placed, scale: float) -> list[tuple[int, Array]]:
-    """Copies arrays into a flat buffer, on the current stream.
+    """Copy arrays into a flat buffer, on the current stream.
 
     Args:
         buffer: Device array of float16, float32 or float64.
@@ -125,17 +125,17 @@ def pack(buffer: Array, placed: Placed, scale: float) -> list[tuple[int, Array]]
 
 
 def unpack(buffer: Array, placed: Placed, scale: float) -> list[tuple[int, Array]]:
-    """Copies a flat buffer into arrays, multiplied by ``scale`` and cast to theirs; see `pack`."""
+    """Copy a flat buffer into arrays, multiplied by ``scale`` and cast to theirs; see `pack`."""
     return _launch('unpack', buffer, placed, scale)
 
 
 def source(itemsize: int) -> str:
-    """Returns the CUDA source for buffers whose elements have that size in bytes."""
+    """Return the CUDA source for buffers whose elements have that size in bytes."""
     return f'#include <cuda_fp16.h>\ntypedef {_ELEMENTS[itemsize]} Element;\n{_KERNELS}'
 
 
 def pieces(arrays: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Splits arrays, given as (address, start, size, itemsize), into pieces."""
+    """Split arrays, given as (address, start, size, itemsize), into pieces."""
     address, start, size, itemsize = np.array(arrays, np.int64).reshape(-1, 4).T
     counts = -(-size // LENGTH)
     which = np.repeat(np.arange(len(counts)), counts)
@@ -182,7 +182,7 @@ class Tables:
         self.clear()
 
     def get(self, *key: Array) -> tuple[int, Array]:
-        """Returns the number of pieces and the table on the device.
+        """Return the number of pieces and the table on the device.
 
         Args:
             *key: Device, stream, and the arrays as for `pieces`.

@@ -16,7 +16,7 @@ OPS = ('sum', 'prod', 'max', 'min')
 
 
 def check_op(op: object, dtype: np.dtype | None = None) -> None:
-    """Raises if the operation is unknown, or not defined for arrays of that dtype."""
+    """Raise if the operation is unknown, or not defined for arrays of that dtype."""
     if op not in OPS:
         raise ValueError(f'op must be one of {", ".join(map(repr, OPS))}, not {op!r}')
     if dtype is not None and dtype.kind == 'c' and op in ('max', 'min'):

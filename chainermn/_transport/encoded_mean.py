@@ -21,7 +21,7 @@ from chainermn._types import Array
 
 def by_mpi(mpi_comm: MPI.Intracomm, codec: Codec, encoded: Array, size: int, dtype: np.dtype
            ) -> Array:
-    """Returns the mean of the encoded arrays of all ranks, as a flat array.
+    """Return the mean of the encoded arrays of all ranks, as a flat array.
 
     Collective: every rank calls it.
 
@@ -53,7 +53,7 @@ def by_mpi(mpi_comm: MPI.Intracomm, codec: Codec, encoded: Array, size: int, dty
 
 
 def decoded_mean(codec: Codec, received: Sequence[Array], size: int, dtype: np.dtype) -> Array:
-    """Returns the mean of encoded arrays, added in their order."""
+    """Return the mean of encoded arrays, added in their order."""
     total = chainer.backend.get_array_module(received[0]).zeros(size, dtype)
     with np.errstate(over='ignore', invalid='ignore'):  # gradients may overflow
         for encoded in received:

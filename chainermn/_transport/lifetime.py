@@ -34,7 +34,7 @@ _collect_at = _COLLECT_EVERY  # number of held communicators
 
 
 def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending) -> None:
-    """Records the resources to free once ``owner``, a part of a communicator, is unreferenced.
+    """Record the resources to free once ``owner``, a part of a communicator, is unreferenced.
 
     Args:
         owner: Must not be reachable from the other arguments.

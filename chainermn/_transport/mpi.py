@@ -47,19 +47,19 @@ class MpiTransport:
         return {}
 
     def connect(self) -> None:
-        """Does nothing: MPI is already connected."""
+        """Do nothing: MPI is already connected."""
 
     def set_passive_wait(self, passive: bool) -> None:
-        """Does nothing: the MPI library decides how to wait."""
+        """Do nothing: the MPI library decides how to wait."""
 
     def free(self) -> None:
-        """Does nothing: the communicator frees its MPI communicators."""
+        """Do nothing: the communicator frees its MPI communicators."""
 
     # --- models --------------------------------------------------------------------------------
 
     def groups(self, arrays: ArrayList, results: Sequence[Array] | None
                ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
-        """Groups arrays of one dtype that share a buffer; equal on all ranks."""
+        """Group arrays of one dtype that share a buffer; equal on all ranks."""
         return [([x], [y]) for x, y in zip(
             arrays, arrays if results is None else results, strict=True)]
 
@@ -85,7 +85,7 @@ class MpiTransport:
         packing.unpack(self._sum(buffer), targets, 1 / self.size, batched)
 
     def _sum(self, buffer: Array) -> Array:
-        """Returns the sum of the flat buffers of all ranks; may overwrite the buffer."""
+        """Return the sum of the flat buffers of all ranks; may overwrite the buffer."""
         staged = array_buffers.to_buffer(buffer)
         self.mpi_comm.Allreduce(MPI.IN_PLACE, staged)
         return array_buffers.from_buffer(staged, staged.shape, array_buffers.on_device(buffer))
@@ -102,7 +102,7 @@ class MpiTransport:
             packing.unpack(mean, targets, 1, batched)
 
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Returns the mean of the encoded buffers of all ranks."""
+        """Return the mean of the encoded buffers of all ranks."""
         return encoded_mean.by_mpi(self.mpi_comm, codec, encoded, size, dtype)
 
     def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
@@ -205,6 +205,6 @@ def _new(size: int, x: Array) -> Array:
 
 
 def mpi_op(dtype: np.dtype, op: str) -> MPI.Op:
-    """The operation of MPI for arrays of a dtype."""
+    """Return the operation of MPI for arrays of a dtype."""
     return (_BOOL_OPS if dtype == np.bool_ else _OPS)[op]
 

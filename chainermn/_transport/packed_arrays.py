@@ -46,7 +46,7 @@ class PackedArrays:
         return [self.raw, counts, [0, *itertools.accumulate(counts[:-1])], MPI.BYTE]
 
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays, as views of the buffer."""
+        """Return the arrays, as views of the buffer."""
         if self.homogeneous:
             shape = len(self._shapes), *self._shapes[0]
             complete = array_buffers.from_buffer(self.buffer, shape, self._device)

@@ -13,7 +13,7 @@ from chainermn._types import Array
 
 def pack(arrays: Sequence[Array], dtype: np.dtype | None = None, batched: bool = False,
          scale: float | None = None) -> Array:
-    """Returns the elements of all arrays, each in C order, as one flat array.
+    """Return the elements of all arrays, each in C order, as one flat array.
 
     A single contiguous array of the right dtype is not copied, unless it is scaled.
 
@@ -45,7 +45,7 @@ def pack(arrays: Sequence[Array], dtype: np.dtype | None = None, batched: bool =
 
 def unpack(buffer: Array, arrays: Sequence[Array], scale: float | None = None,
            batched: bool = False) -> None:
-    """Copies a flat array into arrays, multiplied by ``scale`` and cast to their dtypes.
+    """Copy a flat array into arrays, multiplied by ``scale`` and cast to their dtypes.
 
     float16 is multiplied in float32 and rounded once.
     """
@@ -62,7 +62,7 @@ def unpack(buffer: Array, arrays: Sequence[Array], scale: float | None = None,
 
 
 def unpacked(buffer: Array, arrays: Sequence[Array], batched: bool = False) -> list[Array]:
-    """Returns the parts of a flat array as arrays of the shapes and dtypes of ``arrays``.
+    """Return the parts of a flat array as arrays of the shapes and dtypes of ``arrays``.
 
     They are views of the buffer if all dtypes are equal.
     """
@@ -83,6 +83,6 @@ def _scale(x: Array, scale: float, out: Array) -> None:
 
 
 def _placed(arrays: Sequence[Array]) -> list[tuple[int, Array]]:
-    """The arrays, each with its start in the buffer."""
+    """Return the arrays, each with its start in the buffer."""
     ends = itertools.accumulate((array.size for array in arrays), initial=0)
     return list(zip(ends, arrays, strict=False))

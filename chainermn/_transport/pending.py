@@ -13,12 +13,12 @@ class Pending:
         self._sends: list[tuple[str, list[MPI.Request]]] = []
 
     def record(self, call: str, requests: Iterable[MPI.Request]) -> None:
-        """Records the requests of a call."""
+        """Record the requests of a call."""
         self._drop_complete()
         self._sends.append((call, list(requests)))
 
     def calls(self) -> list[str]:
-        """The calls with incomplete requests."""
+        """Return the calls with incomplete requests."""
         self._drop_complete()
         return [call for call, _ in self._sends]
 

@@ -44,7 +44,7 @@ class Pickled:
         return [np.frombuffer(part, np.uint8) for part in parts]
 
     def messages(self) -> Iterator[Buffer]:
-        """The messages to send: the number of parts, their lengths, then the parts."""
+        """Return the messages to send: the number of parts, their lengths, then the parts."""
         parts = self.parts
         yield np.array([len(parts)])
         yield np.array([part.nbytes for part in parts])
@@ -52,7 +52,7 @@ class Pickled:
 
 
 def chunks(part: Buffer) -> Iterator[Buffer]:
-    """Splits a flat array of bytes into messages."""
+    """Split a flat array of bytes into messages."""
     return (part[start:start + CHUNK] for start in range(0, len(part), CHUNK))
 
 

@@ -36,7 +36,7 @@ def place(rank: int, hosts: Sequence[str]) -> Topology:
 
 
 def cores() -> set[int]:
-    """The cores on which this process may run."""
+    """Return the cores on which this process may run."""
     if hasattr(os, 'sched_getaffinity'):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))

@@ -29,7 +29,7 @@ class NcclCommunicatorBase(MpiCommunicatorBase):
 
 
 def _missing() -> str:
-    """Returns a description of what is missing, or ''."""
+    """Return a description of what is missing, or ''."""
     if not chainer.backends.cuda.available:
         return f'CuPy cannot be used ({chainer.backends.cuda._resolution_error})'
     import cupy

@@ -802,7 +802,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     def broadcast_data(self, model: Model) -> None:
-        """The older name of :meth:`bcast_data`.  Collective: every rank calls it.
+        """Call :meth:`bcast_data`, whose older name this is.  Collective: every rank calls it.
 
         Args:
             model: As for :meth:`bcast_data`.
@@ -931,7 +931,9 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self.multi_node_mean_grad(model, zero_fill)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
-        """The older name of :meth:`multi_node_mean_grad`.  Collective: every rank calls it.
+        """Call :meth:`multi_node_mean_grad`, whose older name this is.
+
+        Collective: every rank calls it.
 
         .. deprecated:: v7.0.0
 

@@ -128,7 +128,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
     # --- timeout -----------------------------------------------------------------------------
 
     def flight_records(self) -> tuple[FlightRecord, ...]:
-        """The flight records of this communicator."""
+        """Return the flight records of this communicator."""
         return self._consistency.calls, self._messages.calls
 
     @property
@@ -245,14 +245,14 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
                               'chainermn.create_communicator'))
 
     def make_unusable(self, unusable: Unusable) -> None:
-        """Makes every later operation raise an error."""
+        """Make every later operation raise an error."""
         for name in ('_consistency', '_arrays', '_messages', '_activations', '_mpi_transport',
                      '_transport'):
             setattr(self, name, unusable)
 
 
 def _while_alive(method: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that calls a method without keeping its object alive."""
+    """Return a function that calls a method without keeping its object alive."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:

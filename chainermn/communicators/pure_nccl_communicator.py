@@ -95,7 +95,7 @@ class Exchange:
         self._done = done
 
     def wait(self) -> None:
-        """Makes the current stream wait for the means.  Does not block."""
+        """Make the current stream wait for the means.  Does not block."""
         wait(self._done)  # in each call, since another stream may be the current one
         if self._gradients is not None:
             self._gradients = None

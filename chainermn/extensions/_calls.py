@@ -19,7 +19,7 @@ _R = TypeVar('_R')
 
 def called_by(name: str) -> Callable[[Callable[Concatenate[_E, _P], _R]],
                                      Callable[Concatenate[_E, _P], _R]]:
-    """Returns a decorator for methods of an extension with the attribute ``comm``.
+    """Return a decorator for methods of an extension with the attribute ``comm``.
 
     Args:
         name: The name of the extension; see :meth:`chainermn.CommunicatorBase.called_by`.

@@ -59,7 +59,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         self.root = root
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates one batch: calls the target, or ``eval_func``.
+        """Evaluate one batch: calls the target, or ``eval_func``.
 
         Args:
             args: The converted batch; as keyword arguments if the converter returned a dict.
@@ -71,7 +71,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         return function(*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """Combines the results: returns them as they are.  Called on the root only.
+        """Combine the results: returns them as they are.  Called on the root only.
 
         Args:
             results: The results of the first batches of all ranks, ordered by rank, then of their
@@ -83,7 +83,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         return results
 
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> Any:
-        """Evaluates.  Collective: every rank calls it.
+        """Evaluate.  Collective: every rank calls it.
 
         Args:
             trainer: Has no effect.

@@ -29,7 +29,7 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
                         replica_sets: Iterable[int | Iterable[int]] = (), *,
                         allow_pickle: bool = False, allow_other_classes: bool = False
                         ) -> _MultiNodeSnapshot:
-    """Makes a snapshot extension write one file for each set of ranks with the same state.
+    """Make a snapshot extension write one file for each set of ranks with the same state.
 
     The lowest rank of each set writes ``<file name>.<rank>``.  When the files of all sets are on
     the disk, rank 0 writes the manifest ``commit-<file name>``, with their sizes and checksums.
@@ -163,7 +163,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Takes a snapshot, on the masters.  Collective if there are several sets.
+        """Take a snapshot, on the masters.  Collective if there are several sets.
 
         Raises:
             OSError: If a rank could not write the last snapshot.
@@ -182,7 +182,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
                  tb: types.TracebackType) -> None:
-        """Takes a snapshot if it has ``snapshot_on_error``.  Not collective."""
+        """Take a snapshot if it has ``snapshot_on_error``.  Not collective."""
         self._look_up_folder(trainer)
         self._warn_of_failure()
         if self.is_master:
@@ -192,7 +192,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def finalize(self) -> None:
-        """Waits for the last snapshot, and unlocks.  Collective if there are several sets."""
+        """Wait for the last snapshot, and unlock.  Collective if there are several sets."""
         if self.is_master:
             self.snapshot.finalize()
         if sys.exc_info()[0] is None:
@@ -211,7 +211,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         return SaveNames(self._folder, lambda number: SaveName(f'{prefix}{number}{suffix}.', ''))
 
     def _complete(self, next_iteration: int | None) -> None:
-        """Waits until the last snapshot is on the disk, or raises on all ranks."""
+        """Wait until the last snapshot is on the disk, or raise on all ranks."""
         if self._is_collective:
             if next_iteration is None:
                 self._saver.flush()
@@ -230,7 +230,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     def _take(self, trainer: chainer.training.Trainer,
               snapshot: Callable[[chainer.training.Trainer], object]) -> Save | None:
-        """Calls Chainer's snapshot; returns the state that it passed to our writer."""
+        """Call Chainer's snapshot; return the state that it passed to our writer."""
         snapshot(trainer)
         if self._writer is None or self._writer.taken is None:
             return None
@@ -247,7 +247,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         return trainer if self.snapshot._target is None else self.snapshot._target
 
     def _find_obsolete(self, save: Save) -> list[SaveName]:
-        """Returns the snapshots beyond ``n_retains``."""
+        """Return the snapshots beyond ``n_retains``."""
         filename = self.snapshot.filename
         if self.snapshot.n_retains <= 0 or callable(filename):
             return []
@@ -304,7 +304,7 @@ class _Writer(snapshot_writers.Writer):
 
 
 def _check_order(*arguments: object) -> None:
-    """Raises TypeError, on all ranks if possible, unless the first two arguments are in order."""
+    """Raise TypeError, on all ranks if possible, unless the first two arguments are in order."""
     comm, snapshot, _ = arguments
     if isinstance(comm, CommunicatorBase) and isinstance(snapshot, chainer_snapshot._Snapshot):
         return
@@ -320,7 +320,7 @@ def _check_order(*arguments: object) -> None:
 
 def _parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int
                         ) -> list[set[int]]:
-    """Returns disjoint sets that hold every rank once."""
+    """Return disjoint sets that hold every rank once."""
     try:
         sets = [{*map(operator.index, ranks if isinstance(ranks, Iterable) else [ranks])}
                 for ranks in replica_sets]
@@ -340,7 +340,7 @@ def _parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int
 
 
 def _check_equal(by_rank: list[list[list[int]]]) -> None:
-    """Raises the same ValueError on all ranks if they have different replica sets."""
+    """Raise the same ValueError on all ranks if they have different replica sets."""
     if any(sets != by_rank[0] for sets in by_rank):
         raise ValueError(
             'the ranks have different replica_sets\n  ' + '\n  '.join(

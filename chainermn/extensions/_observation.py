@@ -11,7 +11,7 @@ Value: TypeAlias = float | np.ndarray
 
 
 def to_host(value: Value | chainer.Variable) -> Value:
-    """Copies a value to host memory; all ranks of a node would receive a GPU array on device 0.
+    """Copy a value to host memory; all ranks of a node would receive a GPU array on device 0.
 
     Args:
         value: Number, NumPy or CuPy array, or Variable.

@@ -42,7 +42,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
                                    gc_interval: int = 5, path: str | None = None, *,
                                    allow_pickle: bool = False, allow_other_classes: bool = False
                                    ) -> _MultiNodeCheckpointer:
-    """Makes an extension that saves each rank, so that an interrupted job can resume.
+    """Make an extension that saves each rank, so that an interrupted job can resume.
 
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  When all ranks
     have written theirs, rank 0 writes the manifest ``<path>/commit-<name>.<iteration>``, with the
@@ -153,13 +153,13 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._lock(must_write=True)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Saves the trainer."""
+        """Save the trainer."""
         self._set_path(None, trainer)
         self.save(trainer, trainer.updater.iteration, wait=False)
 
     @called_by('create_multi_node_checkpointer')
     def save(self, target: object, iteration: int, wait: bool = True) -> None:
-        """Saves an object.  Collective: every rank calls it.
+        """Save an object.  Collective: every rank calls it.
 
         Args:
             target: Any object that Chainer can serialize, such as a trainer or a model; or a
@@ -203,7 +203,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
     def maybe_load(self, trainer: object,
                    optimizer: _MultiNodeOptimizer | chainer.Optimizer | None = None,
                    path: str | None = None) -> int | None:
-        """Loads the newest checkpoint that is complete on all ranks, if there is one.
+        """Load the newest checkpoint that is complete on all ranks, if there is one.
 
         Collective: every rank calls it, after everything with a state was added to the trainer.
 
@@ -250,7 +250,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         return selection.iteration
 
     def get_stats(self) -> str:
-        """Returns how long saving took, as text."""
+        """Return how long saving took, as text."""
         return self.stats.report()
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
@@ -303,7 +303,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         return [names.of(iteration) for iteration in past[:-self.cp_interval]]
 
     def _check_target(self, target: object) -> None:
-        """Raises ValueError if two checkpointers replace each other's files."""
+        """Raise ValueError if two checkpointers replace each other's files."""
         path = self._names.lock_path(self._rank)
         theirs = _last_to_save.get(path, self)._target()
         is_replaced = theirs is not None and theirs is not self._target()

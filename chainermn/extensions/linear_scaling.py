@@ -57,7 +57,7 @@ class LinearScaling(chainer.training.Extension):
         self._schedule: _Schedule | None = None
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Sets the learning rate of the next update.  Collective: every rank calls it.
+        """Set the learning rate of the next update.  Collective: every rank calls it.
 
         Raises:
             ValueError: On every rank, if the optimizer of a rank has no such hyperparameter, or the
@@ -73,7 +73,7 @@ class LinearScaling(chainer.training.Extension):
         self(trainer)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Sets the learning rate of the next update."""
+        """Set the learning rate of the next update."""
         assert self._schedule is not None
         iteration = trainer.updater.iteration
         rate = self._schedule.rate(iteration)
@@ -115,7 +115,7 @@ class _Schedule(NamedTuple):
     iterations_per_epoch: float
 
     def rate(self, iteration: int) -> float:
-        """Returns the learning rate for the update that follows this iteration."""
+        """Return the learning rate for the update that follows this iteration."""
         done = iteration / self.warmup if iteration < self.warmup else 1.
         return self.base * (1 + (self.factor - 1) * done)
 

@@ -36,13 +36,13 @@ class MultiNodeEarlyStoppingTrigger:
             comm, monitor, monitor + suffix, comm_trigger=check_trigger)
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        """Returns whether to stop, the same on all ranks."""
+        """Return whether to stop, the same on all ranks."""
         with self.aggregator.comm.called_by('MultiNodeEarlyStoppingTrigger'):
             self.aggregator(trainer)
         return self.actual_trigger(trainer)
 
     def get_training_length(self) -> tuple[float, str]:
-        """Returns the maximal length of the training, such as ``(100, 'epoch')``."""
+        """Return the maximal length of the training, such as ``(100, 'epoch')``."""
         return self.actual_trigger.get_training_length()
 
     def serialize(self, serializer: Serializer) -> None:

@@ -116,7 +116,7 @@ class _CountingIterator(Delegate, wraps='iterator'):
 
 @contextlib.contextmanager
 def _counted_iterators(evaluator: Any, counts: list[int]) -> Iterator[None]:
-    """Counts the examples of the iterators of an evaluator of Chainer."""
+    """Count the examples of the iterators of an evaluator of Chainer."""
     iterators = getattr(evaluator, '_iterators', None)
     if iterators is None:  # not derived from Chainer's Evaluator
         yield
@@ -130,7 +130,7 @@ def _counted_iterators(evaluator: Any, counts: list[int]) -> Iterator[None]:
 
 
 def _weighted_means(by_rank: list[tuple[int, dict[str, Value]]]) -> dict[str, Value]:
-    """Returns the mean of each key over the ranks, weighted by their numbers of examples."""
+    """Return the mean of each key over the ranks, weighted by their numbers of examples."""
     means: dict[str, Value] = {}
     for key in sorted({key for _, observation in by_rank for key in observation}):
         reports = [(n, observation[key]) for n, observation in by_rank if key in observation]

@@ -72,7 +72,7 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
 
 
 def _public_name(report: chainer.training.Extension) -> str:
-    """Returns the name of its class in Chainer or ChainerMN; a subclass may be used on one rank."""
+    """Return the name of its class in Chainer or ChainerMN; a subclass may be used on one rank."""
     return next(kind.__name__ for kind in type(report).__mro__
                 if kind.__module__.startswith(('chainer.', 'chainermn.')))
 
@@ -91,7 +91,7 @@ class _Summary(chainer.reporter.DictSummary):
         self._caller = caller
 
     def compute_mean(self) -> dict[str, float]:
-        """Returns the means.  Collective: every rank calls it."""
+        """Return the means.  Collective: every rank calls it."""
         mine = {name: (float(summary._x), float(summary._n))
                 for name, summary in self._summaries.items()}
         totals: dict[str, tuple[float, float]] = {}

@@ -49,7 +49,7 @@ class ObservationAggregator(chainer.training.Extension):
         self.observation_history: list[Value] = []  # since the last time
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        """Stores the value of this iteration; aggregates when ``comm_trigger`` fires."""
+        """Store the value of this iteration; aggregate when ``comm_trigger`` fires."""
         value = trainer.observation.get(self.original_key)
         if value is not None:
             self.observation_history.append(to_host(value))
@@ -60,7 +60,7 @@ class ObservationAggregator(chainer.training.Extension):
 
     @called_by('ObservationAggregator')
     def compute_summary(self, trainer: chainer.training.Trainer | None = None) -> Value | None:
-        """Aggregates the stored values and discards them.  Collective: every rank calls it.
+        """Aggregate the stored values and discard them.  Collective: every rank calls it.
 
         Args:
             trainer: Has no effect.

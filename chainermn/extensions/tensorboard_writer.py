@@ -59,14 +59,14 @@ class TensorBoardWriter(extensions.LogReport):
                 _check_installed()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Opens the file on rank 0."""
+        """Open the file on rank 0."""
         with raise_on_all_ranks(self._comm, 'TensorBoardWriter'):
             if self._comm.rank == 0:
                 self._file = _open(self._log_dir or os.path.join(trainer.out, 'tensorboard'),
                                    trainer.updater.iteration)
 
     def finalize(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -49,7 +49,7 @@ KERNELS = {
 
 @functools.cache
 def kernel(name: str) -> Kernel:
-    """Returns one of `KERNELS`."""
+    """Return one of `KERNELS`."""
     import cupy
 
     kind, *parts = KERNELS[name]
@@ -57,7 +57,7 @@ def kernel(name: str) -> Kernel:
 
 
 def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dtype) -> Array:
-    """Returns the number of elements per channel, the means and the variances, as a flat array."""
+    """Return the number of elements per channel, the means and the variances, as a flat array."""
     import cupy
 
     count = prod(x.shape[i] for i in axis)
@@ -75,7 +75,7 @@ def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dt
 
 
 def table(parts: Sequence[Array]) -> Array:
-    """Returns the statistics of all ranks, one per row, without a copy if they are one buffer."""
+    """Return the statistics of all ranks, one per row, without a copy if they are one buffer."""
     import cupy
 
     first = parts[0].data
@@ -86,7 +86,7 @@ def table(parts: Sequence[Array]) -> Array:
 
 
 def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """Merges statistics of several ranks, one per row.
+    """Merge statistics of several ranks, one per row.
 
     Returns:
         Means, variances, and the number of elements per channel, all by channel.
@@ -102,7 +102,7 @@ def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array,
 
 def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander, mean: Array,
                   inv_std: Array, dtype: np.dtype) -> Array:
-    """Returns the gradients of beta and gamma, stacked."""
+    """Return the gradients of beta and gamma, stacked."""
     import cupy
 
     sums = cupy.empty((2, *mean.shape), dtype)
@@ -113,7 +113,7 @@ def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander
 
 def input_gradient(gy: Array, x: Array, expander: Expander, mean: Array, inv_std: Array,
                    gamma: Array, sums: Array, total: Array) -> Array:
-    """Returns the gradient of the input, from the sums over all ranks."""
+    """Return the gradient of the input, from the sums over all ranks."""
     import cupy
 
     gx = cupy.empty(x.shape, x.dtype)

@@ -18,7 +18,7 @@ Expander = tuple[slice | None, ...]
 
 @with_kernel('batch_normalization.statistics')
 def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dtype) -> Array:
-    """Returns the number of elements per channel, the means and the variances, as a flat array."""
+    """Return the number of elements per channel, the means and the variances, as a flat array."""
     count = prod(x.shape[i] for i in axis)
     if count:
         mean, var = x.mean(axis=axis, dtype=dtype), x.var(axis=axis, dtype=dtype)
@@ -29,12 +29,12 @@ def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dt
 
 
 def table(parts: Sequence[Array]) -> Array:
-    """Returns the statistics of all ranks, one per row."""
+    """Return the statistics of all ranks, one per row."""
     return np.stack(parts)
 
 
 def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """Merges statistics of several ranks, one per row.
+    """Merge statistics of several ranks, one per row.
 
     Returns:
         Means, variances, and the number of elements per channel.
@@ -50,7 +50,7 @@ def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array,
 @with_kernel('batch_normalization.gradient_sums')
 def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander, mean: Array,
                   inv_std: Array, dtype: np.dtype) -> Array:
-    """Returns the gradients of beta and gamma, stacked."""
+    """Return the gradients of beta and gamma, stacked."""
     x_hat = (x - mean[expander]) * inv_std[expander]
     return np.stack([gy.sum(axis=axis, dtype=dtype), (gy * x_hat).sum(axis=axis, dtype=dtype)])
 
@@ -58,7 +58,7 @@ def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander
 @with_kernel('batch_normalization.input_gradient')
 def input_gradient(gy: Array, x: Array, expander: Expander, mean: Array, inv_std: Array,
                    gamma: Array, sums: Array, total: Array) -> Array:
-    """Returns the gradient of the input, from the sums over all ranks."""
+    """Return the gradient of the input, from the sums over all ranks."""
     gbeta, ggamma = sums
     x_hat = (x - mean[expander]) * inv_std[expander]
     gx = (gamma * inv_std)[expander] * (

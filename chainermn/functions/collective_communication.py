@@ -184,7 +184,9 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> tuple[cha
 
 def all_to_all(comm: CommunicatorBase, xs: Sequence[VariableOrArray], device: int = -1
                ) -> tuple[chainer.Variable, ...]:
-    """The name of :func:`alltoall` in ChainerMN 1.0 to 1.2.  Collective: every rank calls it.
+    """Call :func:`alltoall`, by its name in ChainerMN 1.0 to 1.2.
+
+    Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.

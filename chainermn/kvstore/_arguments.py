@@ -24,7 +24,7 @@ RowIdsLike: TypeAlias = (
 
 
 def check_keys(key: KeyLike | KeysLike) -> list[Key]:
-    """Returns one or several keys as a list of int and str."""
+    """Return one or several keys as a list of int and str."""
     keys: list[Key] = []
     for one in key if isinstance(key, (tuple, list)) else [key]:
         if isinstance(one, bool) or not (isinstance(one, str) or hasattr(one, '__index__')):
@@ -34,12 +34,12 @@ def check_keys(key: KeyLike | KeysLike) -> list[Key]:
 
 
 def check_values(key: KeyLike | KeysLike, values: Values) -> list[list[Value]]:
-    """Returns for each key the list of values for its devices."""
+    """Return for each key the list of values for its devices."""
     return [[check_value(x) for x in of_key] for of_key in check_lists(key, values, 'value')]
 
 
 def check_lists(key: KeyLike | KeysLike, values: Values, name: str) -> list[list[Value]]:
-    """Returns for each key the list of values or outputs for its devices, unchecked."""
+    """Return for each key the list of values or outputs for its devices, unchecked."""
     if not isinstance(key, (tuple, list)):
         of_keys: Sequence[Value | Sequence[Value]] = [values]
     elif isinstance(values, (tuple, list)) and len(values) == len(key):
@@ -55,7 +55,7 @@ def check_lists(key: KeyLike | KeysLike, values: Values, name: str) -> list[list
 
 
 def check_value(x: Value) -> Value:
-    """Returns a value that can be stored."""
+    """Return a value that can be stored."""
     if isinstance(x, RowSparse):
         check_value(x.rows)
         return x
@@ -72,7 +72,7 @@ def check_value(x: Value) -> Value:
 
 
 def check_fits(x: Value, layout: Layout) -> None:
-    """Raises if a value has not the dtype and shape of a key."""
+    """Raise if a value has not the dtype and shape of a key."""
     if x.dtype != layout.dtype:
         raise TypeError(f'key {layout.key!r} has the dtype {layout.dtype}, not {x.dtype}; cast '
                         f'before the call, e.g. x.astype(numpy.{layout.dtype})')
@@ -81,7 +81,7 @@ def check_fits(x: Value, layout: Layout) -> None:
 
 
 def check_output(out: Value, layout: Layout) -> None:
-    """Raises if the value of a key cannot be written into ``out``."""
+    """Raise if the value of a key cannot be written into ``out``."""
     if isinstance(out, np.generic) or not getattr(getattr(out, 'flags', None), 'writeable', True):
         raise ValueError('out is read-only')
     check_value(out)
@@ -90,7 +90,7 @@ def check_output(out: Value, layout: Layout) -> None:
 
 def check_row_lists(row_ids: RowIdsLike | None, key: KeyLike | KeysLike,
                     n_outs: Sequence[int], layouts: Sequence[Layout]) -> list[list[np.ndarray]]:
-    """Returns for each key the unique row indices, ascending: once, or for each of its outputs."""
+    """Return for each key the unique row indices, ascending: once, or for each of its outputs."""
     def is_one(x: object) -> bool:
         return isinstance(x, chainer.get_array_types()) or (
             isinstance(x, (tuple, list)) and all(isinstance(i, (int, np.integer)) for i in x))
@@ -114,7 +114,7 @@ def check_row_lists(row_ids: RowIdsLike | None, key: KeyLike | KeysLike,
 
 
 def write(out: Array, x: Array) -> None:
-    """Copies an array into another one, on any devices."""
+    """Copy an array into another one, on any devices."""
     if isinstance(out, chainer.backends.cuda.ndarray):
         with chainer.using_device(chainer.backend.get_device_from_array(out)):
             out[...] = chainer.backend.get_device_from_array(out).send(x)
@@ -123,7 +123,7 @@ def write(out: Array, x: Array) -> None:
 
 
 def write_rows(out: Value, ids: np.ndarray, rows: Array) -> None:
-    """Copies rows into an array, whose other rows become 0, or into a :class:`RowSparse`."""
+    """Copy rows into an array, whose other rows become 0, or into a :class:`RowSparse`."""
     if isinstance(out, RowSparse):
         out.row_ids = ids
         out.rows = chainer.backend.get_device_from_array(out.rows).send(rows)

@@ -46,20 +46,20 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def init(self, layouts: Sequence[Layout], values: Sequence[Array]) -> None:
-        """Gives the servers their shards of new keys, of rank 0's values.  Collective."""
+        """Give the servers their shards of new keys, of rank 0's values.  Collective."""
 
     @abc.abstractmethod
     def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
-        """Sends one value for each key to the servers, whose updaters merge them."""
+        """Send one value for each key to the servers, whose updaters merge them."""
 
     @abc.abstractmethod
     def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
-        """Returns new arrays: for each key one for each of its ``rows``."""
+        """Return new arrays: for each key one for each of its ``rows``."""
 
     def sum_devices(self, layout: Layout, values: Sequence[Array | RowSparse]
                     ) -> Array | RowSparse:
-        """Returns the sum of the values that were pushed for the devices of this process."""
+        """Return the sum of the values that were pushed for the devices of this process."""
         if layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values):
             sparse = [x.unique() for x in values if isinstance(x, RowSparse)]
             return RowSparse(np.concatenate([x.row_ids for x in sparse]),
@@ -72,27 +72,27 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def refuse(self, operation: str, error: Exception) -> NoReturn:
-        """Raises an error on all ranks that take part in an operation of the store."""
+        """Raise an error on all ranks that take part in an operation of the store."""
 
     @abc.abstractmethod
     def check_same(self, operation: str, arguments: str) -> None:
-        """Raises ValueError on all ranks if they made different calls.  Collective."""
+        """Raise ValueError on all ranks if they made different calls.  Collective."""
 
     @abc.abstractmethod
     def gather(self, obj: _T) -> list[_T] | None:
-        """Returns the objects of all ranks on rank 0, else ``None``.  Collective."""
+        """Return the objects of all ranks on rank 0, else ``None``.  Collective."""
 
     @abc.abstractmethod
     def bcast(self, obj: _T) -> _T:
-        """Returns the object of rank 0.  Collective."""
+        """Return the object of rank 0.  Collective."""
 
     @abc.abstractmethod
     def barrier(self) -> None:
-        """Waits until all workers have called it.  Collective."""
+        """Wait until all workers have called it.  Collective."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends this worker's pushes and pulls; its server continues to serve the other workers."""
+        """End this worker's pushes and pulls; its server continues to serve the other workers."""
 
 
 class LocalBackend(Backend):
@@ -223,14 +223,14 @@ class DistSyncBackend(_DistBackend):
 
     def _exchange(self, operation: str, layouts: Sequence[Layout],
                   messages: Sequence[list[Buffer]]) -> list[np.ndarray]:
-        """Sends the n-th message to rank n; returns the messages from all ranks."""
+        """Send the n-th message to rank n; return the messages from all ranks."""
         digest = _digest(operation, layouts)
         return self._check(operation, layouts, digest, self._comm.alltoall(
             [join([digest, *message]) for message in messages]))
 
     def _check(self, operation: str, layouts: Sequence[Layout], digest: bytes,
                received: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns messages without their digests; raises if a digest differs."""
+        """Return messages without their digests; raise if a digest differs."""
         if any(message[:len(digest)].tobytes() != digest for message in received):
             self.check_same(operation, ', '.join(map(str, layouts)))
         return [message[len(digest):] for message in received]
@@ -265,7 +265,7 @@ class DistAsyncBackend(_DistBackend):
                                   for server, some in entries.items() if some})
 
     def _serve(self, source: int, request: np.ndarray) -> list[Buffer]:
-        """Runs in the thread of the service, or for this rank's own requests in the worker's."""
+        """Run in the thread of the service, or for this rank's own requests in the worker's."""
         operation, message = request[:8].tobytes(), request[8:]
         if operation == _PULL:
             return self.server.reply(message)
@@ -286,7 +286,7 @@ _PUSH, _PULL = bytes(8), bytes([1, *bytes(7)])  # a request begins with these ei
 
 
 def check_same(comm: CommunicatorBase, operation: str, arguments: str) -> None:
-    """Raises the same ValueError on all ranks if they made different calls.  Collective."""
+    """Raise the same ValueError on all ranks if they made different calls.  Collective."""
     calls = comm.allgather_obj(f'{operation} {arguments}'.rstrip())
     if len(set(calls)) > 1:
         raise ValueError('\n'.join([

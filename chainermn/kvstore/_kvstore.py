@@ -61,7 +61,7 @@ class KVStore:
     # --- values ----------------------------------------------------------------------------------
 
     def init(self, key: KeyLike | KeysLike, value: Values) -> None:
-        """Adds keys with their initial values.  Each key is initialized once, before any push.
+        """Add keys with their initial values.  Each key is initialized once, before any push.
 
         ``dist`` types: collective, every rank calls it with the same keys, dtypes and shapes.  The
         values of rank 0 are used.
@@ -124,7 +124,7 @@ class KVStore:
              priority: float | Sequence[float] = 0) -> None: ...
     def pull(self, key: KeyLike | KeysLike, out: Values | None = None,
              priority: float | Sequence[float] = 0) -> Array | list[Array] | None:
-        """Reads the values of keys.
+        """Read the values of keys.
 
         ``dist_sync``: collective, every rank calls it with the same keys.  ``dist_async``: not
         collective.
@@ -183,7 +183,7 @@ class KVStore:
     def row_sparse_pull(self, key: KeyLike | KeysLike, out: Values | None = None,
                         priority: float | Sequence[float] = 0,
                         row_ids: RowIdsLike | None = None) -> RowSparse | list[RowSparse] | None:
-        """Reads some rows of row-sparse keys.
+        """Read some rows of row-sparse keys.
 
         ``dist_sync``: collective, every rank calls it with the same keys; the rows may differ.
         ``dist_async``: not collective.
@@ -229,7 +229,7 @@ class KVStore:
     # --- updates ---------------------------------------------------------------------------------
 
     def set_updater(self, updater: Updater) -> None:
-        """Sets the function that merges pushed values; the default replaces the stored value.
+        """Set the function that merges pushed values; the default replaces the stored value.
 
         ``dist`` types: collective, every rank calls it with the same function.  It is called on the
         rank that stores the key; for a large array, on each rank with its shard.
@@ -254,7 +254,7 @@ class KVStore:
 
     def set_optimizer(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.
                       ) -> None:
-        """Makes the store step an optimizer: pushed values are the gradients of the stored arrays.
+        """Make the store step an optimizer: pushed values are the gradients of the stored arrays.
 
         ``dist`` types: collective, every rank calls it with an optimizer of the same class and
         hyperparameters.  Each server reads the hyperparameters of its rank's optimizer at each
@@ -320,7 +320,7 @@ class KVStore:
 
     def save_optimizer_states(self, fname: str | os.PathLike[str],
                               dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's states, such as momenta, to an npz file.
+        """Write the optimizer's states, such as momenta, to an npz file.
 
         The file does not hold the values of the keys: pull and save these.  It is replaced
         atomically.
@@ -353,7 +353,7 @@ class KVStore:
         self._backend.barrier()
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Reads a file of :meth:`save_optimizer_states`.  No code from the file is run.
+        """Read a file of :meth:`save_optimizer_states`.  No code from the file is run.
 
         Keys that are not initialized yet get their states when they are.  If the file holds
         hyperparameters, they are set in the optimizer.
@@ -389,7 +389,7 @@ class KVStore:
     # --- synchronization -------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Waits until all workers have called it.  ``dist`` types: collective, every rank calls it.
+        """Wait until all workers have called it.  ``dist`` types: collective, every rank calls it.
 
         All pushes that any worker made before are merged when it returns.
         """
@@ -399,7 +399,7 @@ class KVStore:
         self.barrier()
 
     def close(self) -> None:
-        """Closes the store on this worker, which must not use it afterwards.
+        """Close the store on this worker, which must not use it afterwards.
 
         Not collective.  In a ``dist_async`` store this rank continues to serve the other workers
         until all of them have closed it.  Open stores are closed at the end of the program.
@@ -416,7 +416,7 @@ class KVStore:
 
     def _new_layouts(self, key: KeyLike | KeysLike, value: Values
                      ) -> tuple[list[Layout], list[Array]]:
-        """Returns for each new key its layout, and a copy of its value where the store keeps it."""
+        """Return for each new key its layout, and a copy of its value where the store keeps it."""
         updater = self._backend.server.updater
         may_split = not isinstance(updater, OptimizerUpdater) or updater.is_elementwise
         bound = self._bigarray_bound if may_split else float('inf')

@@ -87,7 +87,7 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
         self._initialized = set()
 
     def setup(self, link: chainer.Link) -> _KVStoreOptimizer:
-        """Sets the model to train; see :meth:`chainer.Optimizer.setup`.
+        """Set the model to train; see :meth:`chainer.Optimizer.setup`.
 
         Args:
             link: The model.
@@ -150,12 +150,12 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
                           priority=[-i for i in range(len(parameters))])
 
     def _pull(self, parameters: _Parameters) -> None:
-        """Pulls the parameters, including parameters that this optimizer does not update."""
+        """Pull the parameters, including parameters that this optimizer does not update."""
         self.kvstore.pull(list(parameters), [parameter.array for parameter in parameters.values()],
                           priority=[-i for i in range(len(parameters))])
 
     def _check(self, parameters: _Parameters) -> None:
-        """Raises on all ranks if this optimizer cannot update the parameters."""
+        """Raise on all ranks if this optimizer cannot update the parameters."""
 
     def _step(self, parameters: _Parameters) -> None:
         """Pushes the gradients of the parameters, and updates them."""
@@ -184,7 +184,7 @@ class _StoreUpdate(_KVStoreOptimizer):
     """The store updates the parameters; each rank pulls them."""
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Saves or loads ``t`` and the epoch; the store has the other states.
+        """Save or load ``t`` and the epoch; the store has the other states.
 
         Args:
             serializer: Serializer or deserializer of Chainer.
@@ -222,7 +222,7 @@ class _StoreUpdate(_KVStoreOptimizer):
 
 
 def _fill_missing_grad(parameter: chainer.Parameter) -> None:
-    """Sets the gradient of a parameter that the loss did not use to 0."""
+    """Set the gradient of a parameter that the loss did not use to 0."""
     if parameter.grad is None:
         with chainer.using_device(parameter.device):
             parameter.grad = parameter.device.xp.zeros_like(parameter.array)

@@ -58,7 +58,7 @@ class OptimizerUpdater:
                 and all(type(hook) in _ELEMENTWISE_HOOKS for hook in hooks))
 
     def __call__(self, key: Key, input: Array, stored: Array) -> None:
-        """Updates ``stored`` in place.  ``input`` may be overwritten."""
+        """Update ``stored`` in place.  ``input`` may be overwritten."""
         rule = self._rules.get(key)
         if rule is None:
             rule = self._rules[key] = self._new_rule()
@@ -75,13 +75,13 @@ class OptimizerUpdater:
             stored[...] = parameter.array
 
     def states(self) -> dict[Key, OptimizerState]:
-        """Returns the states of all keys that were updated."""
+        """Return the states of all keys that were updated."""
         return {key: {'t': rule.t, **{name: chainer.cuda.to_cpu(value) if hasattr(value, 'shape')
                                       else value for name, value in (rule.state or {}).items()}}
                 for key, rule in self._rules.items()}
 
     def check_state(self, layout: Layout, state: OptimizerState) -> None:
-        """Raises ValueError if these are not states of this optimizer for a full array."""
+        """Raise ValueError if these are not states of this optimizer for a full array."""
         expected = {'t': 0, **self._rule_with_states(np.zeros(layout.shape, layout.dtype)).state}
         if set(expected) != set(state):
             raise ValueError(f'the states of key {layout.key!r} are {sorted(state)}, but '
@@ -92,7 +92,7 @@ class OptimizerUpdater:
                                  f'{np.shape(state[name])}, not {np.shape(value)}')
 
     def restore(self, key: Key, stored: Array, state: OptimizerState) -> None:
-        """Sets the states of a shard."""
+        """Set the states of a shard."""
         rule = self._rule_with_states(stored)
         device = chainer.backend.get_device_from_array(stored)
         for name, value in rule.state.items():
@@ -136,7 +136,7 @@ class OptimizerDescription(TypedDict):
 
 
 def describe(optimizer: chainer.optimizer.GradientMethod) -> OptimizerDescription:
-    """Returns the class and the hyperparameters of an optimizer."""
+    """Return the class and the hyperparameters of an optimizer."""
     values = optimizer.hyperparam.get_dict()
     return {'optimizer': f'{type(optimizer).__module__}.{type(optimizer).__qualname__}',
             'hyperparameters': {name: value.item() if isinstance(value, np.generic) else value
@@ -149,7 +149,7 @@ _FORMAT = 1
 
 
 def join_states(layout: Layout, states: Mapping[int, OptimizerState]) -> OptimizerState:
-    """Joins the states of a key's shards.
+    """Join the states of a key's shards.
 
     Args:
         layout: The layout of the key.
@@ -174,7 +174,7 @@ def join_states(layout: Layout, states: Mapping[int, OptimizerState]) -> Optimiz
 
 def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerState],
                  optimizer: OptimizerDescription | None) -> None:
-    """Writes optimizer states to an npz file, atomically.
+    """Write optimizer states to an npz file, atomically.
 
     Args:
         path: Path of the file.
@@ -198,7 +198,7 @@ def write_states(path: str | os.PathLike[str], states: Mapping[Key, OptimizerSta
 
 def read_states(path: str | os.PathLike[str]
                 ) -> tuple[Mapping[Key, OptimizerState], OptimizerDescription | None]:
-    """Reads a file of :func:`write_states`; runs no code from the file.
+    """Read a file of :func:`write_states`; run no code from the file.
 
     Returns:
         The states by key, and the description of the optimizer, if there is one.

@@ -36,7 +36,7 @@ class Server:
         self._lock = threading.RLock()
 
     def add_keys(self, layouts: Sequence[Layout], shards: Mapping[int, Array]) -> None:
-        """Adds keys.  ``shards`` are this server's, by number of the key; the server owns them now.
+        """Add keys.  ``shards`` are this server's, by number of the key; the server owns them now.
 
         Raises:
             ValueError: If loaded optimizer states do not fit a key; no key is added then.
@@ -48,7 +48,7 @@ class Server:
             self._restore(loaded)
 
     def update(self, key_id: int, inputs: Sequence[Array]) -> None:
-        """Calls the updater with the sum of arrays of the shape of the shard."""
+        """Call the updater with the sum of arrays of the shape of the shard."""
         with self._lock:
             stored = self.shards[key_id]
             device = chainer.backend.get_device_from_array(stored)
@@ -57,12 +57,12 @@ class Server:
                              sum_arrays([device.send(x) for x in inputs]), stored)
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Updates a shard once with the sum of the values that workers pushed for it."""
+        """Update a shard once with the sum of the values that workers pushed for it."""
         layout = self.layouts[entries[0].key_id]
         self.update(layout.key_id, [self.values_of(entry, layout) for entry in entries])
 
     def values_of(self, entry: Entry, layout: Layout) -> np.ndarray:
-        """Returns the values of an entry as an array of the shape of the shard."""
+        """Return the values of an entry as an array of the shape of the shard."""
         shape = layout.shard_shape(self.rank)
         if entry.kind == _sharding.COMPRESSED:
             assert self.compressor is not None
@@ -78,7 +78,7 @@ class Server:
         return dense
 
     def reply(self, request: np.ndarray) -> list[Buffer]:
-        """Returns buffers with the shards, or rows of them, that a message asks for."""
+        """Return buffers with the shards, or rows of them, that a message asks for."""
         return [buffer for entry in _sharding.decode(request)
                 for buffer in _sharding.pad(self._read(entry))]
 
@@ -89,7 +89,7 @@ class Server:
         return chainer.cuda.to_cpu(self.copy(entry.key_id, entry.row_ids - first))
 
     def copy(self, key_id: int, row_ids: np.ndarray | None = None) -> Array:
-        """Returns a copy of a shard, or of some of its rows, on its device."""
+        """Return a copy of a shard, or of some of its rows, on its device."""
         with self._lock:
             stored = self.shards[key_id]
             device = chainer.backend.get_device_from_array(stored)
@@ -97,13 +97,13 @@ class Server:
                 return stored.copy() if row_ids is None else stored[device.send(row_ids)]
 
     def set_updater(self, updater: Updater) -> None:
-        """Replaces the updater, and with it the optimizer states of the keys."""
+        """Replace the updater, and with it the optimizer states of the keys."""
         with self._lock:
             self.updater = updater
             self._restore(self._pop_loaded(self.layouts))
 
     def optimizer_states(self) -> dict[int, OptimizerState]:
-        """Returns the optimizer states of this server's shards, by number of the key."""
+        """Return the optimizer states of this server's shards, by number of the key."""
         with self._lock:
             assert isinstance(self.updater, OptimizerUpdater)
             states = self.updater.states()
@@ -111,7 +111,7 @@ class Server:
                     if self.layouts[key_id].key in states}
 
     def load_optimizer_states(self, states: Mapping[Key, OptimizerState]) -> None:
-        """Sets the optimizer states of full arrays, also of keys that are initialized later.
+        """Set the optimizer states of full arrays, also of keys that are initialized later.
 
         Raises:
             ValueError: If they do not fit the optimizer or an array, on whichever server it is.
@@ -121,7 +121,7 @@ class Server:
             self._restore(self._pop_loaded(self.layouts))
 
     def _pop_loaded(self, layouts: Sequence[Layout]) -> list[tuple[Layout, OptimizerState]]:
-        """Takes the loaded states of keys; checks them for all servers, so all servers raise."""
+        """Take the loaded states of keys; check them for all servers, so all servers raise."""
         if not isinstance(self.updater, OptimizerUpdater):
             return []
         loaded = [(layout, self._loaded.pop(layout.key)) for layout in layouts
@@ -141,12 +141,12 @@ class Server:
 
 
 def assign(key: Key, input: Array, stored: Array) -> None:
-    """Replaces the stored value; the updater of a store without another one."""
+    """Replace the stored value; the updater of a store without another one."""
     stored[...] = input
 
 
 def sum_arrays(xs: Sequence[Array]) -> Array:
-    """Returns the sum of arrays, in their order, as a new array; sums float16 in float32."""
+    """Return the sum of arrays, in their order, as a new array; sum float16 in float32."""
     dtype = xs[0].dtype
     if len(xs) == 1:
         return xs[0].copy()

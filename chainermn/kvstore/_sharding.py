@@ -62,14 +62,14 @@ class Layout(NamedTuple):
         return len(self.shards) > 1
 
     def shard(self, x: Array, server: int) -> Array:
-        """Returns a server's shard of the full array; a view where possible."""
+        """Return a server's shard of the full array; a view where possible."""
         where = self.shards[server]
         if where is ...:
             return x
         return x[where] if self.is_row_sparse else x.reshape(-1)[where]
 
     def shard_shape(self, server: int) -> tuple[int, ...]:
-        """Returns the shape of a server's shard."""
+        """Return the shape of a server's shard."""
         where = self.shards[server]
         if isinstance(where, types.EllipsisType):
             return self.shape
@@ -77,12 +77,12 @@ class Layout(NamedTuple):
         return (length, *self.shape[1:]) if self.is_row_sparse else (length,)
 
     def shard_rows(self, server: int) -> range:
-        """Returns which rows of a row-sparse array a server stores."""
+        """Return which rows of a row-sparse array a server stores."""
         where = self.shards[server]
         return range(self.shape[0])[where] if isinstance(where, slice) else range(self.shape[0])
 
     def slice_of(self, row_ids: np.ndarray, server: int) -> slice:
-        """Returns the slice of row indices, in ascending order, that a server stores."""
+        """Return the slice of row indices, in ascending order, that a server stores."""
         rows = self.shard_rows(server)
         return slice(*np.searchsorted(row_ids, [rows.start, rows.stop]))
 
@@ -112,7 +112,7 @@ _NO_VALUES = np.empty(0, np.uint8)
 
 def shard_values(layouts: Sequence[Layout], values: Sequence[Array | RowSparse], n_servers: int,
                  compressor: TwoBit | None = None) -> dict[int, list[Entry]]:
-    """Splits values into shards.
+    """Split values into shards.
 
     Args:
         layouts: The layouts of the keys.
@@ -144,7 +144,7 @@ def _entry(layout: Layout, x: Array | RowSparse, server: int, compressor: TwoBit
 
 def shard_reads(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]], n_servers: int
                 ) -> dict[int, list[Entry]]:
-    """Splits reads of arrays into reads of shards.
+    """Split reads of arrays into reads of shards.
 
     Args:
         layouts: The layouts of the keys.
@@ -166,7 +166,7 @@ def shard_reads(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]], n_ser
 
 def join_shards(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]],
                 replies: Mapping[int, np.ndarray]) -> list[list[np.ndarray]]:
-    """Joins the shards that the servers sent in reply to :func:`shard_reads`.
+    """Join the shards that the servers sent in reply to :func:`shard_reads`.
 
     Args:
         layouts: The layouts of the keys.
@@ -204,7 +204,7 @@ _HEAD = 4 * _ALIGNMENT
 
 
 def encode(entries: Sequence[Entry]) -> list[Buffer]:
-    """Returns buffers that form a message when they are joined."""
+    """Return buffers that form a message when they are joined."""
     buffers: list[Buffer] = []
     for key_id, kind, row_ids, values in entries:
         head = np.array([key_id, kind, len(row_ids), values.nbytes], np.int64)
@@ -213,7 +213,7 @@ def encode(entries: Sequence[Entry]) -> list[Buffer]:
 
 
 def decode(message: np.ndarray) -> Iterator[Entry]:
-    """Reads a message, a flat uint8 array; the entries share its memory."""
+    """Read a message, a flat uint8 array; the entries share its memory."""
     at = 0
     while at < len(message):
         key_id, kind, n_rows, n_bytes = message[at:at + _HEAD].view(np.int64).tolist()
@@ -225,11 +225,11 @@ def decode(message: np.ndarray) -> Iterator[Entry]:
 
 
 def pad(x: np.ndarray) -> list[Buffer]:
-    """Returns buffers with the bytes of an array, up to a multiple of eight bytes."""
+    """Return buffers with the bytes of an array, up to a multiple of eight bytes."""
     contiguous = np.ascontiguousarray(x)
     return [contiguous.data, bytes(-contiguous.nbytes % _ALIGNMENT)]
 
 
 def join(buffers: Sequence[Buffer]) -> np.ndarray:
-    """Joins buffers into one flat, read-only uint8 array."""
+    """Join buffers into one flat, read-only uint8 array."""
     return np.frombuffer(b''.join(buffers), np.uint8)

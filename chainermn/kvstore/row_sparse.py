@@ -54,7 +54,7 @@ class RowSparse:
 
     @classmethod
     def from_dense(cls, x: Array) -> RowSparse:
-        """Makes a row-sparse array of the rows that have a nonzero element.
+        """Make a row-sparse array of the rows that have a nonzero element.
 
         Args:
             x: NumPy or CuPy array with at least one dimension, any dtype.
@@ -72,7 +72,7 @@ class RowSparse:
         return self.rows.dtype
 
     def todense(self) -> Array:
-        """Makes the full array.
+        """Make the full array.
 
         Returns:
             A new array of this shape and dtype, on the device of the rows.
@@ -84,7 +84,7 @@ class RowSparse:
         return dense
 
     def unique(self) -> RowSparse:
-        """Sums rows with the same index, and sorts the rows by index.
+        """Sum rows with the same index, and sorts the rows by index.
 
         Returns:
             A new row-sparse array in host memory; each index occurs once, in ascending order.
@@ -103,7 +103,7 @@ class RowSparse:
 
 
 def check_row_ids(row_ids: Array | Sequence[int], n_rows: int) -> np.ndarray:
-    """Returns row indices as a one-dimensional int64 array in host memory.
+    """Return row indices as a one-dimensional int64 array in host memory.
 
     Raises:
         TypeError: If they are not a one-dimensional array of integers.

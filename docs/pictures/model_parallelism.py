@@ -116,7 +116,7 @@ def grid() -> tuple[int, int, list[str]]:
 
 
 def draw() -> dict[str, str]:
-    """Returns the pictures by name of the file."""
+    """Return the pictures by name of the file."""
     return {f'{picture.__name__}.svg': '\n'.join([HEAD.format(width, height), *shapes, '</svg>\n'])
             for picture in (chain_list, pseudo_connect, channels, grid)
             for width, height, shapes in [picture()]}

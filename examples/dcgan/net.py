@@ -21,7 +21,7 @@ class Generator(chainer.Chain):
             self.up2 = L.Deconvolution2D(width, channels, ksize=4, stride=2, pad=1)
 
     def noise(self, n):
-        """Returns the input for n images."""
+        """Return the input for n images."""
         xp = self.xp
         return xp.asarray(xp.random.uniform(-1, 1, (n, self.n_hidden)), dtype=xp.float32)
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def draw_sheet(generator, rows=8, columns=8):
-    """Makes an extension that writes ``preview/<iteration>.png``, always from the same noise."""
+    """Make an extension that writes ``preview/<iteration>.png``, always from the same noise."""
     z = generator.noise(rows * columns)
 
     @chainer.training.make_extension()

@@ -9,7 +9,7 @@ import chainermn
 
 
 def main():
-    """Reads the images, and writes the mean as (channels, height, width)."""
+    """Read the images, and write the mean as (channels, height, width)."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('train', nargs='?', default='images/train.txt',

@@ -13,7 +13,7 @@ from PIL import Image
 
 
 def draw(label, n_classes, size, random):
-    """Returns an image of the class, as (height, width, RGB) from 0 to 255."""
+    """Return an image of the class, as (height, width, RGB) from 0 to 255."""
     angle = np.pi * label / n_classes
     row, column = np.mgrid[:size, :size] / size
     across = row * np.cos(angle) + column * np.sin(angle)
@@ -24,7 +24,7 @@ def draw(label, n_classes, size, random):
 
 
 def main():
-    """Writes the images of training and validation."""
+    """Write the images of training and validation."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--out', default='images', help='folder to write to')

@@ -37,7 +37,7 @@ def parse_arguments():
 
 
 def evaluate(model, validation, device, comm):
-    """Returns the accuracy on the validation examples of all processes."""
+    """Return the accuracy on the validation examples of all processes."""
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         n = len(validation)
         correct = 0.

@@ -17,7 +17,7 @@ import chainermn
 
 
 def ring_allreduce(comm, x):
-    """Returns the sum of the arrays of all processes, which is equal on all of them."""
+    """Return the sum of the arrays of all processes, which is equal on all of them."""
     total = x.copy()
     chunks = np.array_split(total.reshape(-1), comm.size)  # they share the memory of the total
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
@@ -33,7 +33,7 @@ def ring_allreduce(comm, x):
 
 
 def main():
-    """Compares with the all-reduce of the communicator; every process runs this."""
+    """Compare with the all-reduce of the communicator; every process runs this."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--size', type=int, default=1_000_000,

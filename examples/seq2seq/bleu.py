@@ -15,7 +15,7 @@ LONGEST = 4  # words
 
 
 def count(references, translations):
-    """Counts sequences of one to four words.
+    """Count sequences of one to four words.
 
     Returns:
         Numbers that can be added for several batches: how many sequences of each length are
@@ -31,7 +31,7 @@ def count(references, translations):
 
 
 def score(counts):
-    """Returns BLEU, from 0 to 1, for what was counted."""
+    """Return BLEU, from 0 to 1, for what was counted."""
     found, there, n_reference = counts[:LONGEST], counts[LONGEST:-1], counts[-1]
     if not found.all():
         return 0.
@@ -50,12 +50,12 @@ class BleuEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
     """
 
     def calc_local(self, xs, ys):
-        """Counts in one batch, on every process."""
+        """Count in one batch, on every process."""
         translations = self._targets['main'].translate(xs)
         # A process that has only the encoder has no translations, and so nothing to count.
         references = [y.tolist() for y in ys] if translations else []
         return count(references, translations)
 
     def aggregate(self, results):
-        """Adds up the counts of all batches of all processes, on one of them."""
+        """Add up the counts of all batches of all processes, on one of them."""
         chainer.report({'validation/bleu': score(sum(results))})

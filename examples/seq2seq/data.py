@@ -11,7 +11,7 @@ UNKNOWN, END = '<unknown>', '<end>'
 
 
 def load(files=None):
-    """Reads the files of training and validation, source and target each; generates without.
+    """Read the files of training and validation, source and target each; generate without.
 
     Returns:
         Training pairs and validation pairs.  A pair is two lists of words.
@@ -26,7 +26,7 @@ def load(files=None):
 
 
 def generate(n, seed=0):
-    """Generates numbers of two to six digits, and their digits as words from right to left."""
+    """Generate numbers of two to six digits, and their digits as words from right to left."""
     random = np.random.RandomState(seed)
     pairs = []
     for _ in range(n):
@@ -36,14 +36,14 @@ def generate(n, seed=0):
 
 
 def make_vocabulary(sentences, size):
-    """Gives the most common words a number each."""
+    """Give the most common words a number each."""
     counts = collections.Counter(word for sentence in sentences for word in sentence)
     words = [UNKNOWN, END, *(word for word, _ in counts.most_common(size - 2))]
     return {word: number for number, word in enumerate(words)}
 
 
 def numbered(pairs, source, target):
-    """Replaces words by their numbers in the vocabularies of both languages."""
+    """Replace words by their numbers in the vocabularies of both languages."""
     return [tuple(np.array([vocabulary.get(word, vocabulary[UNKNOWN]) for word in sentence],
                            np.int32)
                   for vocabulary, sentence in zip((source, target), pair, strict=True))
@@ -52,6 +52,6 @@ def numbered(pairs, source, target):
 
 @chainer.dataset.converter()
 def convert(batch, device):
-    """Makes the arguments of the models, ``xs`` and ``ys``: lists, as lengths differ."""
+    """Make the arguments of the models, ``xs`` and ``ys``: lists, as lengths differ."""
     xs, ys = zip(*batch, strict=True)
     return {'xs': [device.send(x) for x in xs], 'ys': [device.send(y) for y in ys]}

@@ -22,7 +22,7 @@ class Encoder(chainer.Chain):
             self.rnn = L.NStepLSTM(n_layers, n_units, n_units, dropout=0.1)
 
     def inputs(self, xs):
-        """Returns what the LSTM reads."""
+        """Return what the LSTM reads."""
         return embedded(self.embed, xs)
 
 
@@ -45,7 +45,7 @@ class Decoder(chainer.Chain):
             self.fc = L.Linear(n_units, n_words)
 
     def inputs(self, ys):
-        """Returns what the LSTM reads while it learns to write ``ys``: each time the word before.
+        """Return what the LSTM reads while it learns to write ``ys``: each time the word before.
 
         It comes to read what it wrote itself in :meth:`translate`.
         """
@@ -53,7 +53,7 @@ class Decoder(chainer.Chain):
         return embedded(self.embed, [F.concat([end, y], axis=0) for y in ys])
 
     def loss(self, outputs, ys):
-        """Returns the mean cross entropy per word."""
+        """Return the mean cross entropy per word."""
         end = self.xp.array([self.end], np.int32)
         words = F.concat([F.concat([y, end], axis=0) for y in ys], axis=0)
         loss = F.softmax_cross_entropy(self.fc(F.concat(outputs, axis=0)), words)
@@ -61,7 +61,7 @@ class Decoder(chainer.Chain):
         return loss
 
     def write(self, h, c, max_length=50):
-        """Returns a translation for each state, always taking the most likely word."""
+        """Return a translation for each state, always taking the most likely word."""
         n = h.shape[1]
         words = self.xp.full(n, self.end, np.int32)
         columns = []

@@ -31,13 +31,13 @@ class Translator(chainer.Chain):
             self.decoder = net.Decoder(n_layers, len(target), n_units, target[data.END])
 
     def forward(self, xs, ys):
-        """Returns the loss."""
+        """Return the loss."""
         h, c, _ = self.encoder.rnn(None, None, self.encoder.inputs(xs))
         _, _, outputs = self.decoder.rnn(h, c, self.decoder.inputs(ys))
         return self.decoder.loss(outputs, ys)
 
     def translate(self, xs):
-        """Returns a list of numbers of words for each sentence."""
+        """Return a list of numbers of words for each sentence."""
         h, c, _ = self.encoder.rnn(None, None, self.encoder.inputs(xs))
         return self.decoder.write(h, c)
 

@@ -31,12 +31,12 @@ class EncoderOn0(net.Encoder):
             self.rnn, comm, rank_out=1)
 
     def forward(self, xs, ys):
-        """Returns an empty Variable in place of a loss, from which backward begins."""
+        """Return an empty Variable in place of a loss, from which backward begins."""
         *_, delegate = self.sending_rnn(self.inputs(xs))
         return delegate
 
     def translate(self, xs):
-        """Sends the states. It is process 1 that writes, so there are no translations here."""
+        """Send the states. It is process 1 that writes, so there are no translations here."""
         self.sending_rnn(self.inputs(xs))
         return []
 
@@ -51,12 +51,12 @@ class DecoderOn1(net.Decoder):
             self.rnn, comm, rank_in=0)
 
     def forward(self, xs, ys):
-        """Returns the loss."""
+        """Return the loss."""
         _, _, outputs, _ = self.receiving_rnn(self.inputs(ys))
         return self.loss(outputs, ys)
 
     def translate(self, xs):
-        """Returns a list of numbers of words for each sentence that process 0 reads."""
+        """Return a list of numbers of words for each sentence that process 0 reads."""
         # (MN) As the first call of receiving_rnn would; later words start from our own states.
         h, c = chainermn.functions.recv(self.comm, 0)
         return self.write(h, c)

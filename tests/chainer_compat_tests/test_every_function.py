@@ -49,7 +49,7 @@ class Draw:
 
 
 def on(*shape):
-    """Returns a case for a function of one array."""
+    """Return a case for a function of one array."""
     return lambda f, v: f(v(*shape))
 
 
@@ -58,7 +58,7 @@ def two(*shape):
 
 
 def to(*args, **kwargs):
-    """Returns a case for a function of one 2-d array and these arguments."""
+    """Return a case for a function of one 2-d array and these arguments."""
     return lambda f, v: f(v(2, 3), *args, **kwargs)
 
 
@@ -67,7 +67,7 @@ def image(*args, **kwargs):
 
 
 def rnn(gates, layers=1, directions=1, cell=False):
-    """Returns a case for one of the n_step functions: three sequences of 3, 2, 2."""
+    """Return a case for one of the n_step functions: three sequences of 3, 2, 2."""
     def case(f, v):
         n = layers * directions
         h = [v(n, 3, 4) for _ in range(1 + cell)]
@@ -79,7 +79,7 @@ def rnn(gates, layers=1, directions=1, cell=False):
 
 
 def pooled(n):
-    """Returns a case for a pooling or unpooling function of n dimensions."""
+    """Return a case for a pooling or unpooling function of n dimensions."""
     return lambda f, v: f(v(2, 3, *[4] * n), 2)
 
 
@@ -295,7 +295,7 @@ def test_every_function_has_a_case():
 
 
 def run(name, v, twice):
-    """Returns [(a sum over the outputs, its gradients), (a sum over those, its gradients)]."""
+    """Return [(a sum over the outputs, its gradients), (a sum over those, its gradients)]."""
     np.random.seed(0)  # for dropout and others that draw numbers of their own
     ys = CASES[name](getattr(F, name), v)
     ys = [y for y in (ys if isinstance(ys, list | tuple) else [ys])
@@ -382,7 +382,7 @@ def test_options_can_be_numpy_scalars():
 
 
 def arrays(x):
-    """Returns ``x`` with arrays for Variables, also in lists and tuples."""
+    """Return ``x`` with arrays for Variables, also in lists and tuples."""
     if isinstance(x, list | tuple):
         return type(x)(map(arrays, x))
     return x.array if isinstance(x, chainer.Variable) else x

@@ -28,7 +28,7 @@ CUPY_14 = int(cupy.__version__.split('.')[0]) >= 14
 
 @pytest.fixture(scope='module')
 def compiler():
-    """Returns a function that compiles CUDA source as CuPy would for an H100."""
+    """Return a function that compiles CUDA source as CuPy would for an H100."""
     return nvrtc.compiler()
 
 
@@ -36,7 +36,7 @@ NDARRAY, INDEXER, SCALAR = 1, 2, 3  # as in cupy/_core/_kernel.pxd
 
 
 def source(kernel, arguments):
-    """Returns the CUDA source that CuPy makes of an elementwise kernel for such arguments."""
+    """Return the CUDA source that CuPy makes of an elementwise kernel for such arguments."""
     from cupy._core import _carray, _kernel, _scalar
 
     given = list(zip(kernel.params[:-1], arguments, strict=True))  # the last is CuPy's indexer
@@ -190,7 +190,7 @@ SKIPPED = {'chainer.backends.cuda', 'chainer.gradient_check',
 
 
 def elementwise_calls(file):
-    """Yields the arguments of each ``cuda.elementwise`` in a file of Chainer, as patched.
+    """Yield the arguments of each ``cuda.elementwise`` in a file of Chainer, as patched.
 
     Those that are put together while a function runs are left out.
     """
@@ -213,7 +213,7 @@ FILES = [file for file in sorted(CHAINER.rglob('*.py')) if any(elementwise_calls
 
 
 def possible_arguments(kernel, dtype):
-    """Yields arrays for ``kernel``: T is ``dtype``, and other types are tried until one fits.
+    """Yield arrays for ``kernel``: T is ``dtype``, and other types are tried until one fits.
 
     Optimizers compute in T, which is float32, and P is the type of a parameter.
     """

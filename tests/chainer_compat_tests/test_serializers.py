@@ -46,7 +46,7 @@ class Network(chainer.Chain):
 
 @pytest.fixture(params=['npz', 'hdf5'])
 def files(request, tmp_path):
-    """Gives (save, load), of NPZ or HDF5."""
+    """Give (save, load), of NPZ or HDF5."""
     if request.param == 'hdf5':
         pytest.importorskip('h5py', reason='needs h5py')
     save, load = (getattr(serializers, f'{action}_{request.param}') for action in ('save', 'load'))

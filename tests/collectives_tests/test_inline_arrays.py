@@ -31,7 +31,7 @@ def separate():
 
 
 def same(a, b):
-    """Compares results of operations: arrays, sequences of them, or objects."""
+    """Compare results of operations: arrays, sequences of them, or objects."""
     assert type(a) is type(b)
     if isinstance(a, tuple):
         for x, y in zip(a, b, strict=True):

@@ -16,7 +16,7 @@ def messages():
 
 
 def exchange(send, recv, value):
-    """Sends from the first rank to the last; returns the received value there, else ``value``."""
+    """Send from the first rank to the last; return the received value there, else ``value``."""
     if WORLD.size == 1:
         return value
     if WORLD.rank == 0:

@@ -22,7 +22,7 @@ def comm():
 
 @pytest.fixture
 def serve(comm):
-    """Makes services that are closed after the test."""
+    """Make services that are closed after the test."""
     services = []
 
     def serve(answer):

@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def events(folder):
-    """Ends the timeline; returns its events by start time."""
+    """End the timeline; return its events by start time."""
     def read():
         recorder.close()
         recorded = json.loads((folder / f'out.{MPI.COMM_WORLD.rank}.json').read_text())

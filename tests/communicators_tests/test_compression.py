@@ -13,7 +13,7 @@ FLOATS = ['float16', 'float32', 'float64']
 
 
 def sent(compressor, x, key='key'):
-    """Returns the decoded array."""
+    """Return the decoded array."""
     before = x.copy()
     encoded = compressor.compress(x, key)
     np.testing.assert_array_equal(x, before)

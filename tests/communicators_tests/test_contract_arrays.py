@@ -13,7 +13,7 @@ OPS = {'sum': np.add, 'prod': np.multiply, 'max': np.maximum, 'min': np.minimum}
 
 
 def each_array(test):
-    """Runs a test for each dtype and kind; ``given`` makes arrays, which must not change."""
+    """Run a test for each dtype and kind; ``given`` makes arrays, which must not change."""
     @each_case('dtype, kind', dtypes_and_kinds)
     def run(comms, check, dtype, kind):
         made = []

@@ -49,7 +49,7 @@ class Model(chainer.Chain):
 
 
 def set_gradients(model, comm):
-    """Assigns gradients with a known mean; returns the means and this rank's gradients by path."""
+    """Assign gradients with a known mean; return the means and this rank's gradients by path."""
     means, own = {}, {}
     for n, (path, param) in enumerate(sorted(model.namedparams())):
         if param.array is not None:

@@ -162,7 +162,7 @@ def test_invalid_mpi_comm(comm):
 
 
 def create(name, **kwargs):
-    """Returns a communicator, or the error about missing requirements."""
+    """Return a communicator, or the error about missing requirements."""
     try:
         return create_communicator(name, **kwargs)
     except RuntimeError as error:

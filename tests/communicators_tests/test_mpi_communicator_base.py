@@ -89,7 +89,7 @@ def shard(rank, n=8):
 
 
 def train(comm, folder, stop=6, load=False):
-    """Returns the trainer, after a run with the usual extensions."""
+    """Return the trainer, after a run with the usual extensions."""
     np.random.seed(comm.rank)
     model = L.Classifier(Model(comm.rank))
     optimizer = chainermn.create_multi_node_optimizer(

@@ -41,7 +41,7 @@ def line_of(text):
 
 
 def assert_both_raise(comm, call, *texts):
-    """Calls a function on the first two ranks, which raise the same error."""
+    """Call a function on the first two ranks, which raise the same error."""
     if comm.rank > 1:
         return
     with pytest.raises(ValueError, match='functions: ranks 0 and 1 wait for each other') as info:
@@ -200,7 +200,7 @@ def test_no_notice_reaches_a_later_communicator(at_once, is_dropped):
 
 
 def play(comm, messages, rng):
-    """Sends messages one after the other, then gradients of some in the opposite order."""
+    """Send messages one after the other, then gradients of some in the opposite order."""
     sent, received, pending = {}, {}, []
     for message in messages:
         value = np.full(message.size, message.number, np.float32)

@@ -142,7 +142,7 @@ def needs_launcher():
 
 def monitored(status, alone=True, received=(), is_busy=False, first=0, is_slow=False,
               has_launcher=False):
-    """Monitors two processes; returns their signals and the report.
+    """Monitor two processes; return their signals and the report.
 
     The first one may be slow to exit after its files are closed.  Their launcher is killed last.
     """

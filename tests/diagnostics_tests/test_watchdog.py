@@ -29,7 +29,7 @@ def load():
 
 
 def start(folder, body, ranks=3, name='naive', timeout='3', **env):
-    """Runs a script; gives exit status and what was printed."""
+    """Run a script; give exit status and what was printed."""
     folder.mkdir()
     script = folder / 'script.py'
     script.write_text(START.format(name=name) + body)

@@ -30,13 +30,13 @@ FIXED = {}
 
 
 def same(function):
-    """Registers a scenario whose results have to agree."""
+    """Register a scenario whose results have to agree."""
     SAME[function.__name__] = function
     return function
 
 
 def fixed(function):
-    """Registers a scenario whose result differs on purpose."""
+    """Register a scenario whose result differs on purpose."""
     FIXED[function.__name__] = function
     return function
 

@@ -19,7 +19,7 @@ SCRIPT = pathlib.Path(__file__).parents[2] / 'examples' / 'mnist' / 'train_mnist
 
 
 def train(ranks, cwd, *options):
-    """Runs the example; gives what it printed."""
+    """Run the example; give what it printed."""
     done = subprocess.run(
         ['mpiexec', '-n', str(ranks), sys.executable, SCRIPT, *options],
         cwd=cwd, timeout=seconds(90), text=True, capture_output=True,

@@ -169,7 +169,7 @@ def gated_trainer(comm, folder, seed, gate, at, stop=(6, 'iteration')):
 
 
 def extend(trainer, extension, at, priority=0):
-    """Calls a function once at an iteration."""
+    """Call a function once at an iteration."""
     trainer.extend(lambda t: extension() if t.updater.iteration == at else None,
                    trigger=(1, 'iteration'), priority=priority, name=f'at {at}')
 

@@ -493,7 +493,7 @@ def run_script(folder, victim=-1, when=0, moment='never'):
 
 @pytest.fixture(scope='module')
 def undisturbed_run(tmp_path_factory):
-    """Returns the result of an undisturbed run."""
+    """Return the result of an undisturbed run."""
     done = run_script(tmp_path_factory.mktemp('undisturbed'))
     assert done.returncode == 0, done.stderr
     return set(re.findall(r'ends with (-?\d+)', done.stdout))

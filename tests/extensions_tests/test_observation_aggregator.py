@@ -15,7 +15,7 @@ def comm():
 
 
 def run(extension, observations):
-    """Runs the extension over iterations, and returns the observations afterwards."""
+    """Run the extension over iterations, and return the observations afterwards."""
     updater = types.SimpleNamespace(iteration=0, epoch=0, epoch_detail=0.0, is_new_epoch=False)
     trainer = types.SimpleNamespace(updater=updater)
     for updater.iteration, observation in enumerate(observations, 1):

@@ -17,7 +17,7 @@ def compile_for_h100():
 
 
 def infos(params, dtypes):
-    """Describes the arguments of a kernel as CuPy does: arrays of four dimensions, and scalars."""
+    """Describe the arguments of a kernel as CuPy does: arrays of four dimensions, and scalars."""
     import cupy
     from cupy._core import _carray, _kernel, _scalar
 
@@ -34,7 +34,7 @@ def infos(params, dtypes):
 
 
 def source(name, dtypes):
-    """Returns the CUDA source that CuPy makes of a kernel, for dtypes by their letters."""
+    """Return the CUDA source that CuPy makes of a kernel, for dtypes by their letters."""
     from cupy._core import _kernel, _reduction
 
     kernel = _batch_norm_on_device.kernel(name)

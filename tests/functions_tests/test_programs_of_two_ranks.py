@@ -41,7 +41,7 @@ else:
 
 
 def run(tmp_path, answer, question, loss, delegate='a'):
-    """Runs the program; returns its exit status, what it printed, and the numbers of each rank."""
+    """Run the program; return its exit status, what it printed, and the numbers of each rank."""
     path = tmp_path / 'train.py'
     path.write_text(TRAIN.replace('ANSWER', answer).replace('QUESTION', question)
                     .replace('LOSS', loss).replace('DELEGATE', delegate))

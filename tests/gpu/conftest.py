@@ -30,7 +30,7 @@ def device_id():
 
 @pytest.fixture(autouse=True)
 def device(device_id):
-    """Makes a device the current one; tests are skipped before this where there is none."""
+    """Make a device the current one; tests are skipped before this where there is none."""
     import cupy
 
     device = cupy.cuda.Device(device_id)
@@ -42,7 +42,7 @@ def device(device_id):
 
 @pytest.fixture
 def start():
-    """Returns a function: the first words of a command for some ranks, and its environment."""
+    """Return a function: the first words of a command for some ranks, and its environment."""
     import cupy
 
     def start(ranks):
@@ -87,7 +87,7 @@ def comm(name):
 
 @pytest.fixture
 def same_error():
-    """Calls a function on all ranks and returns its error, which has to be the same on all."""
+    """Call a function on all ranks and return its error, which has to be the same on all."""
     def same_error(call, *args):
         with pytest.raises(Exception) as caught:
             call(*args)

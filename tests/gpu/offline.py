@@ -49,13 +49,13 @@ exec python3 tests/run_ranks.py --ranks 1,2 --keep-going -p xdist.plugin -p pyte
 
 
 def pip(*options: str, **env: str) -> None:
-    """Runs pip of this Python."""
+    """Run pip of this Python."""
     subprocess.run([sys.executable, '-m', 'pip', '--quiet', *options], check=True,
                    env=os.environ | env)
 
 
 def collect(folder: pathlib.Path, python: str) -> int:
-    """Writes the wheels and the script; returns the size of the wheels in bytes."""
+    """Write the wheels and the script; return the size of the wheels in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob('*.whl'):
         old.unlink()
@@ -71,7 +71,7 @@ def collect(folder: pathlib.Path, python: str) -> int:
 
 
 def main() -> None:
-    """Collects, and prints the size."""
+    """Collect, and print the size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('folder', type=pathlib.Path)
     parser.add_argument('--python', default='3.12', help='of the GPU machine; default: %(default)s')

@@ -38,7 +38,7 @@ OPERATIONS = {
 
 
 def send_and_recv(comm, data):
-    """Sends to the next rank; returns what the one before sent."""
+    """Send to the next rank; return what the one before sent."""
     if SIZE == 1:
         pytest.skip('needs two ranks')
     if RANK % 2 == 0:

@@ -35,7 +35,7 @@ def run(bn, x, weight):
 
 
 def compare(comm, xs, weights, dtype, parameters=None, **options):
-    """Compares with one process that has the batches of all ranks."""
+    """Compare with one process that has the batches of all ranks."""
     import cupy
 
     size = xs[0].shape[1]

@@ -88,7 +88,7 @@ NETWORKS = {
 
 
 def make(name, dtype):
-    """Returns a network and its input, both on the host."""
+    """Return a network and its input, both on the host."""
     draw, network = NETWORKS[name]
     np.random.seed(0)  # Chainer's initializers draw from it
     net = network()

@@ -100,7 +100,7 @@ OPERATIONS = {
 
 
 def send_and_recv(comm, data):
-    """Sends to the next rank; returns the data of the previous one."""
+    """Send to the next rank; return the data of the previous one."""
     if RANK % 2 == 0:
         comm.send(data, (RANK + 1) % SIZE, 3)
         return comm.recv((RANK - 1) % SIZE, 3)

@@ -35,7 +35,7 @@ def gpu(device):
 
 
 def sent(x, device):
-    """Returns arguments on a device, also in lists; Variables keep their history."""
+    """Return arguments on a device, also in lists; Variables keep their history."""
     if isinstance(x, list | tuple):
         return type(x)(sent(each, device) for each in x)
     if isinstance(x, dict):
@@ -51,7 +51,7 @@ def sent(x, device):
 
 
 def with_scalars(x, scalar):
-    """Returns arguments with a type of scalar for Python's floats."""
+    """Return arguments with a type of scalar for Python's floats."""
     if isinstance(x, dict):
         return {name: with_scalars(each, scalar) for name, each in x.items()}
     return scalar(x) if type(x) is float else x
@@ -63,7 +63,7 @@ def float_defaults(f):
 
 
 def arrays_of(y):
-    """Returns the arrays of nested results, on the CPU."""
+    """Return the arrays of nested results, on the CPU."""
     if isinstance(y, list | tuple):
         return [array for each in y for array in arrays_of(each)]
     if isinstance(y, chainer.Variable):
@@ -78,7 +78,7 @@ def variables_of(y):
 
 
 def outcome(call):
-    """Returns the arrays that a call gives, or the type of its error."""
+    """Return the arrays that a call gives, or the type of its error."""
     np.random.seed(0)
     with np.errstate(all='ignore'):
         try:
@@ -310,7 +310,7 @@ OPTIMIZERS = sorted(name for name, each in inspect.getmembers(optimizers, inspec
 
 
 def updated(device, dtype, optimizer, hook=None, n=2):
-    """Returns the parameter and the numbers of the optimizer's state after n updates."""
+    """Return the parameter and the numbers of the optimizer's state after n updates."""
     random = np.random.RandomState(1)
     link = chainer.Link()
     with link.init_scope():

@@ -30,7 +30,7 @@ FUNCTIONS = {
 
 
 def ring(comm, x):
-    """Sends to the next rank; returns the array of the rank before."""
+    """Send to the next rank; return the array of the rank before."""
     if SIZE == 1:
         pytest.skip('needs two ranks')
     if RANK == 0:

@@ -61,7 +61,7 @@ def group(monkeypatch):
 
 
 def replaced(group, **methods):
-    """Replaces methods of the NCCL communicator of a group; returns the real ones."""
+    """Replace methods of the NCCL communicator of a group; return the real ones."""
     real = group.nccl_comm
     group.nccl_comm = types.SimpleNamespace(**{
         'destroy': real.destroy, 'abort': real.abort,

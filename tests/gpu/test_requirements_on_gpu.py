@@ -17,7 +17,7 @@ IS_LAST = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
 
 @pytest.fixture(params=CLASSES)
 def refused(request, same_error):
-    """Checks the error of both ways to create a communicator: ``refused(text)``."""
+    """Check the error of both ways to create a communicator: ``refused(text)``."""
     def refused(text):
         for create in (lambda: chainermn.create_communicator(request.param),
                        lambda: CLASSES[request.param](MPI.COMM_WORLD)):

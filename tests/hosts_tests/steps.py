@@ -18,7 +18,7 @@ import chainermn
 
 
 def hold_lock():
-    """Holds the GIL, as a long call of C code does."""
+    """Hold the GIL, as a long call of C code does."""
     ctypes.PyDLL(None).sleep(45)
 
 

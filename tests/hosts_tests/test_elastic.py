@@ -22,7 +22,7 @@ class Job:
         self.output = ''
 
     def wait_for(self, pattern):
-        """Reads lines until one matches; returns its numbers."""
+        """Read lines until one matches; return its numbers."""
         for line in self.process.stdout:
             self.output += line
             if re.fullmatch(pattern, line.rstrip()):
@@ -33,7 +33,7 @@ class Job:
         return int(re.findall(r'^step \d+ (\d+)$', self.output, re.M)[-1])
 
     def resumes_with(self, ranks):
-        """Waits for a restart; it must resume from the last complete checkpoint or a later one."""
+        """Wait for a restart; it must resume from the last complete checkpoint or a later one."""
         _, start = self.wait_for(rf'start {ranks} \d+')
         last = self.last_step()
         # At most one checkpoint is in flight, and rank 0 may have printed one step less.

@@ -32,7 +32,7 @@ def job(hosts, *args, timeout=TIMEOUT):
 
 
 def wait_for(process, expected):
-    """Reads up to the expected line, but no further: ``finish`` reads the rest."""
+    """Read up to the expected line, but no further: ``finish`` reads the rest."""
     seen, expected = b'\n', f'\n{expected}\n'.encode()
     while not seen.endswith(expected):
         byte = os.read(process.stdout.fileno(), 1)
@@ -154,7 +154,7 @@ def test_a_host_whose_processes_are_killed(killed):
 
 
 def wait_until_empty(hosts, n):
-    """Waits until a host has no processes but its first one, and those of this command."""
+    """Wait until a host has no processes but its first one, and those of this command."""
     end = time.monotonic() + seconds(WITHIN)
     while True:
         with hosts.start(n, ['bash', '-c', 'echo /proc/[0-9]*'], stdout=-1) as listing:

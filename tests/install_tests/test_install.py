@@ -106,7 +106,7 @@ def run(command: list[str], cwd: pathlib.Path | str, env: dict[str, str]) -> str
 
 
 def pythons() -> dict[str, str]:
-    """Returns the supported Pythons of this machine: '3.12' -> path."""
+    """Return the supported Pythons of this machine: '3.12' -> path."""
     found = {}
     pyenv = pathlib.Path(os.environ.get('PYENV_ROOT', '~/.pyenv')).expanduser()
     for name in NAMES:

@@ -14,7 +14,7 @@ from chainermn.kvstore import create_kvstore_optimizer
 
 
 def start(x):
-    """Initializes an array with values of this rank."""
+    """Initialize an array with values of this rank."""
     x[...] = np.random.RandomState(MPI.COMM_WORLD.rank).randn(*x.shape)
 
 

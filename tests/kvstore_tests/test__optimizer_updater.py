@@ -34,7 +34,7 @@ def gradient(step, shape=(5, 3), dtype=np.float32):
 
 
 def one_process(optimizer, scale=1, dtype=np.float32, add=()):
-    """Returns the parameter after some steps with gradients times ``scale``."""
+    """Return the parameter after some steps with gradients times ``scale``."""
     model = chainer.Link()
     with model.init_scope():
         model.w = chainer.Parameter(gradient(99, dtype=dtype))
@@ -193,7 +193,7 @@ def init(kv, values=None):
 
 
 def steps(kv, first, last):
-    """Makes the same steps on all ranks; in dist_async only rank 0 pushes."""
+    """Make the same steps on all ranks; in dist_async only rank 0 pushes."""
     for step in range(first, last):
         if kv.type != 'dist_async' or kv.rank == 0:
             kv.push(list(SHAPES), gradients(step, kv))

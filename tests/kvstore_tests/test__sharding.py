@@ -106,7 +106,7 @@ def adding(kv):
 
 
 def quantized(values, residual, threshold):
-    """Returns the values that are sent, and the residual, as MXNet's page defines them."""
+    """Return the values that are sent, and the residual, as MXNet's page defines them."""
     value = values + residual
     sent = threshold * ((value >= threshold).astype('f') - (value <= -threshold))
     return sent, value - sent

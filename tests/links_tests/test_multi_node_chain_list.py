@@ -39,7 +39,7 @@ class Part(chainer.Chain):
 
 
 def compare(model, parts, seeds):
-    """Compares gradients with those of the parts of the one-process model."""
+    """Compare gradients with those of the parts of the one-process model."""
     for link, seed in zip(model, seeds, strict=True):
         np.testing.assert_allclose(link.fc.W.grad, parts[seed].fc.W.grad, rtol=1e-4, atol=1e-6)
 
@@ -52,7 +52,7 @@ def one_process(seeds, **kwargs):
 
 
 def finish(y):
-    """Runs backward from a loss on the model's output, or from the empty variable."""
+    """Run backward from a loss on the model's output, or from the empty variable."""
     (F.sum(y * y) if y.size else y).backward()
 
 

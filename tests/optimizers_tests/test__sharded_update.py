@@ -339,7 +339,7 @@ def test_each_rank_has_its_share_of_the_states(comm):
 # --- snapshots -----------------------------------------------------------------------------------
 
 def copied(optimizer, into, tmp_path, comm, rank=None):
-    """Saves an optimizer on each rank, and loads the file of a rank into another optimizer."""
+    """Save an optimizer on each rank, and load the file of a rank into another optimizer."""
     folder = comm.bcast_obj(str(tmp_path))
     chainer.serializers.save_npz(f'{folder}/{comm.rank}', optimizer)
     comm.barrier()

@@ -89,7 +89,7 @@ class Run:
         optimizer.target.fails_below = None
 
     def raise_if_some_failed(self, optimizer, where):
-        """Raises once; after loading, all ranks are in step again."""
+        """Raise once; after loading, all ranks are in step again."""
         if len(set(self.comm.allgather_obj(where is None))) > 1:
             with pytest.raises(ValueError, match='updates differ between ranks'):
                 self.update(optimizer)

@@ -62,7 +62,7 @@ class Case:
         return optimizer
 
     def run(self, shard):
-        """Returns the parameters after each step."""
+        """Return the parameters after each step."""
         optimizer = self.start(shard)
         steps = []
         for step in range(STEPS):

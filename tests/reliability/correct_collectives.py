@@ -13,7 +13,7 @@ from chainermn import functions
 
 
 def _operate(play: Play, comm: chainermn.CommunicatorBase) -> None:
-    """Calls a random operation."""
+    """Call a random operation."""
     root = play.rng.randrange(comm.size)
     xs = np.ones((comm.size, 5), 'f')
     play.rng.choice([

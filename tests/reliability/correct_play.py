@@ -71,7 +71,7 @@ class Play:
 
 
 def part(play: Callable[[Play], None]) -> Callable[[Play], None]:
-    """Adds a part of programs.  Every rank calls it."""
+    """Add a part of programs.  Every rank calls it."""
     PARTS[play.__name__] = play
     return play
 

@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 
 def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
-    """Runs a job; returns what is wrong, or '', and its output."""
+    """Run a job; return what is wrong, or '', and its output."""
     env = _mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1'}
     env.pop('CHAINERMN_TIMEOUT', None)
     if not job.checks:
@@ -72,7 +72,7 @@ def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Runs the jobs and counts programs."""
+    """Run the jobs and count programs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--count', type=int, default=1000,
                         help='number of programs; default: %(default)s')

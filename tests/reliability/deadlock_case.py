@@ -65,7 +65,7 @@ class Deadlock(NamedTuple):
 
 def deadlock(n: int, bystanders: int = 0, error: str = '', needs_timeout: bool = False
              ) -> Callable[..., Any]:
-    """Adds a program to the catalogue.
+    """Add a program to the catalogue.
 
     Args:
         n: The number of ranks that take part.
@@ -84,7 +84,7 @@ def deadlock(n: int, bystanders: int = 0, error: str = '', needs_timeout: bool =
 
 
 def stand_by(comm: Any, n: int) -> None:
-    """Waits in a barrier, or computes: not a part of the deadlock."""
+    """Wait in a barrier, or computes: not a part of the deadlock."""
     if comm.rank == n:
         comm.barrier()
     while True:

@@ -70,7 +70,7 @@ def jobs(mpi: str = '') -> list[Job]:
 
 
 def run(job: Job, python: str, limit: float = HANGS) -> Result:
-    """Runs one job.
+    """Run one job.
 
     Args:
         job: The job.
@@ -111,12 +111,12 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
 
 
 def _problem_of_error(case: Deadlock, output: str) -> str:
-    """Returns what is wrong with the errors of chainermn.functions, or ''."""
+    """Return what is wrong with the errors of chainermn.functions, or ''."""
     return '' if f'ValueError: {case.error}\n' in output else 'other error'
 
 
 def _problem_of_timeout(case: Deadlock, output: str) -> str:
-    """Returns what is wrong with the report after the timeout, or ''."""
+    """Return what is wrong with the report after the timeout, or ''."""
     if ' aborts the job: no progress for ' not in output:
         return 'other message'
     missing = [wait for own in case.waits().values() for wait in own
@@ -125,7 +125,7 @@ def _problem_of_timeout(case: Deadlock, output: str) -> str:
 
 
 def problem_of_report(case: Deadlock, output: str) -> str:
-    """Returns what is wrong with the report, or ''."""
+    """Return what is wrong with the report, or ''."""
     messages = re.findall(r'^chainermn: .*$', output, re.MULTILINE)
     if len(messages) != 1:
         return f'{len(messages)} messages'
@@ -152,7 +152,7 @@ def problem_of_report(case: Deadlock, output: str) -> str:
 
 
 def _problem_of_wait(wait: Wait, line: str, operation: str, awaited: set[int]) -> str:
-    """Returns how a wait differs from the expected one, or ''.
+    """Return how a wait differs from the expected one, or ''.
 
     Args:
         wait: The expected wait.
@@ -171,7 +171,7 @@ def _problem_of_wait(wait: Wait, line: str, operation: str, awaited: set[int]) -
 
 
 def _problem_of_cycle(waits: dict[int, list[Wait]], named: list[tuple[int, set[int]]]) -> str:
-    """Returns why the named ranks are not the deadlock, or ''."""
+    """Return why the named ranks are not the deadlock, or ''."""
     ranks = [rank for rank, _ in named]
     if missing := {rank for rank, own in waits.items()
                    if any(wait.is_part for wait in own)} - {*ranks}:
@@ -217,7 +217,7 @@ def _load(path: pathlib.Path | None) -> dict[Job, Result]:
 
 
 def main() -> int:
-    """Runs the jobs and prints the table."""
+    """Run the jobs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
     parser.add_argument('--only', default='', help='run jobs whose name contains this')

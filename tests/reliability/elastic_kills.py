@@ -88,7 +88,7 @@ def work(folder: pathlib.Path) -> None:
 
 
 def say(folder: pathlib.Path, text: str) -> None:
-    """Appends a line to the log in one write, so that lines of ranks do not mix."""
+    """Append a line to the log in one write, so that lines of ranks do not mix."""
     with open(folder / 'log', 'ab', buffering=0) as file:
         file.write(f'{text}\n'.encode())
 
@@ -101,7 +101,7 @@ class Start(NamedTuple):
 
 
 def starts(folder: pathlib.Path) -> list[Start]:
-    """Returns the starts so far."""
+    """Return the starts so far."""
     path = folder / 'log'
     lines = re.findall(r'^start (\d+) (.*)$', path.read_text() if path.exists() else '', re.M)
     return [Start(int(iteration), {int(host): int(pid) for host, pid in re.findall(
@@ -118,7 +118,7 @@ class Job:
         self.disconnected: list[int] = []
 
     def live(self, kills: int) -> None:
-        """Runs the training."""
+        """Run the training."""
         with (tempfile.TemporaryDirectory(prefix='elastic-kills-') as name,
               Hosts([1] * HOSTS) as self.hosts):
             self.folder = pathlib.Path(name)
@@ -146,12 +146,12 @@ class Job:
         self.counts['jobs succeeded'] += 1
 
     def read(self) -> None:
-        """Reads the output of the job."""
+        """Read the output of the job."""
         assert self.process.stdout is not None
         self.output.extend(self.process.stdout)
 
     def wait_for_start(self, n: int) -> None:
-        """Waits for a start after the first ``n``."""
+        """Wait for a start after the first ``n``."""
         end = time.monotonic() + seconds(WITHIN)
         while len(starts(self.folder)) <= n:
             assert self.process.poll() is None, ''.join(self.output)
@@ -187,11 +187,11 @@ class Job:
         return None
 
     def restore(self) -> None:
-        """Connects a host again."""
+        """Connect a host again."""
         self.hosts.restore(self.disconnected.pop(self.rng.randrange(len(self.disconnected))))
 
     def check_samples(self) -> None:
-        """Asserts that all samples were seen in each epoch, and only a few twice."""
+        """Assert that all samples were seen in each epoch, and only a few twice."""
         begun = starts(self.folder)
         batches: dict[int, dict[int, list[str]]] = collections.defaultdict(
             lambda: collections.defaultdict(list))  # by iteration and attempt
@@ -234,7 +234,7 @@ class Job:
 
 
 def run(kills: int, jobs: int, seed: int) -> collections.Counter[str]:
-    """Runs until that many kills; returns counts of events."""
+    """Run until that many kills; return counts of events."""
     counts: collections.Counter[str] = collections.Counter()
     parts = [min(KILLS_PER_JOB, kills - n) for n in range(0, kills, KILLS_PER_JOB)]
 

@@ -75,7 +75,7 @@ def cases(ranks: tuple[int, ...]) -> list[Case]:
 
 
 def run(case: Case, hosts: Hosts | None = None) -> Result:
-    """Runs one case, on this machine or on several hosts."""
+    """Run one case, on this machine or on several hosts."""
     with tempfile.TemporaryDirectory(prefix='fault-matrix-') as folder:
         env = {'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
         env['CHAINERMN_TIMEOUT'] = str(seconds(TIMEOUT)) if _needs_a_limit(case) else '0'
@@ -121,7 +121,7 @@ def _is_told_by_mpiexec(case: Case) -> bool:
 
 
 def _problem(case: Case, host: str, status: int, output: str, took: float) -> str:
-    """Returns the problem of a case, or ''."""
+    """Return the problem of a case, or ''."""
     _, cause, stack = program.WAYS[case.way]
     rank = case.ranks - 1
     is_hang = _needs_a_limit(case)
@@ -180,7 +180,7 @@ def ranks_in(line: str) -> set[int]:
 
 
 def left_behind(folder: str, roots: list[str]) -> str:
-    """Processes left by the job, and shared memory in these root folders, after a grace period."""
+    """Process left by the job, and shared memory in these root folders, after a grace period."""
     give_up = time.monotonic() + seconds(WITHIN)
     while True:
         left = _processes(folder) + _shared_memory(folder, roots)
@@ -236,7 +236,7 @@ def table(results: dict[Case, Result]) -> str:
 
 
 def machine(libraries: Sequence[str] = ()) -> str:
-    """Describes date, commit, machine and MPI libraries (by default, the one of this Python)."""
+    """Describe date, commit, machine and MPI libraries (by default, the one of this Python)."""
     commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=HERE, text=True,
                             capture_output=True, check=False).stdout.strip() or 'unknown'
     names = ', '.join(libraries or [mpi_library(sys.executable)])
@@ -246,7 +246,7 @@ def machine(libraries: Sequence[str] = ()) -> str:
 
 
 def mpi_library(python: str) -> str:
-    """Returns name and version of the MPI library of a Python."""
+    """Return name and version of the MPI library of a Python."""
     text = subprocess.run(
         [python, '-c', 'from mpi4py import MPI; print(MPI.Get_library_version())'],
         text=True, capture_output=True, check=True).stdout.split('\n')[0]
@@ -260,7 +260,7 @@ def _load(path: pathlib.Path | None) -> dict[Case, Result]:
 
 
 def main() -> int:
-    """Runs the cases and prints the table."""
+    """Run the cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
     parser.add_argument('--only', default='', help='run cases whose name contains this')

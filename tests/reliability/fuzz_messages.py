@@ -52,7 +52,7 @@ def _payload_errors(payload: Any) -> tuple[type[Exception], ...]:
 
 
 def _send(comm: Any, i: int, message: Message, outcomes: Outcomes, way: str) -> Any:
-    """Sends if this rank is the sender; returns a request for ``isend``."""
+    """Send if this rank is the sender; return a request for ``isend``."""
     if comm.rank != message.source:
         return None
     is_object = isinstance(message.payload, Object)
@@ -86,7 +86,7 @@ def _receive(comm: Any, i: int, message: Message, outcomes: Outcomes) -> None:
 
 def _note(outcomes: Outcomes, i: int, message: Message, what: str, act: Any,
           errors: Any = None, value: Any = ...) -> None:
-    """Calls ``act`` and records the outcome; errors under a key that both ends share."""
+    """Call ``act`` and record the outcome; errors under a key that both ends share."""
     if errors is None:
         errors = _payload_errors(message.payload)
     is_shared = bool(_payload_errors(message.payload)) and not _own_errors(message, True)

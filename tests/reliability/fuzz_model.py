@@ -44,7 +44,7 @@ def expected(calls: Sequence[Call]) -> Fails | Gives:
 # --- results ---------------------------------------------------------------------------------
 
 def combine(xs: Sequence[np.ndarray], op: str) -> np.ndarray:
-    """Combines arrays of one dtype element by element."""
+    """Combine arrays of one dtype element by element."""
     dtype = xs[0].dtype
     if dtype == np.float16:
         return np.asarray(combine([x.astype('f') for x in xs], op)).astype(dtype)

@@ -67,7 +67,7 @@ def _collective(comm: Any, step: Collective) -> Outcomes:
 
 
 def _call(comm: Any, calls: tuple[Call, ...]) -> tuple[tuple[str, Any], Any]:
-    """Makes this rank's call; returns the outcome and the result."""
+    """Make this rank's call; return the outcome and the result."""
     outcome, call = expected(calls), calls[comm.rank]
     arguments, keep, state = _made(call)
     before = [np.array(x, subok=True) for x in keep]

@@ -77,7 +77,7 @@ def work(folder: str, steps: int) -> None:
 
 
 def say(text: str) -> None:
-    """Prints a line in one write, so that lines of ranks do not mix."""
+    """Print a line in one write, so that lines of ranks do not mix."""
     os.write(1, f'{text}\n'.encode())
 
 
@@ -92,7 +92,7 @@ class Life:
         self.may_kill = may_kill
 
     def live(self) -> str:
-        """Returns the digest of the parameters at the end."""
+        """Return the digest of the parameters at the end."""
         newest = 0
         with tempfile.TemporaryDirectory(prefix='kills-') as folder:
             while True:
@@ -115,7 +115,7 @@ class Life:
                     newest = 0
 
     def start(self, folder: str, kills: bool) -> tuple[str, bool]:
-        """Starts the training and kills it; returns its output, and whether it succeeded."""
+        """Start the training and kill it; return its output, and whether it succeeded."""
         process = subprocess.Popen(
             ['mpiexec', '-n', str(RANKS), sys.executable, os.path.abspath(__file__),
              '--work', folder, '--steps', str(self.steps)],
@@ -141,7 +141,7 @@ class Life:
         return ''.join(lines), process.returncode == 0
 
     def kill(self, arrived: queue.Queue[str | None]) -> None:
-        """Waits for a random moment, mostly after the training resumed, and kills."""
+        """Wait for a random moment, mostly after the training resumed, and kills."""
         event = self.rng.choice(['is'] + 9 * ['starts'])
         pids: dict[int, int] = {}
         while line := arrived.get():
@@ -162,7 +162,7 @@ class Life:
         self.counts['of all ranks' if len(victims) > 1 else f'of rank {victims[0]}'] += 1
 
     def check(self, folder: str) -> int:
-        """Asserts that saves with a manifest are complete; returns the newest."""
+        """Assert that saves with a manifest are complete; return the newest."""
         from chainermn.extensions._checkpointing.command import verify_folder
 
         rows = verify_folder(folder)
@@ -175,7 +175,7 @@ class Life:
 
 
 def run(kills: int, jobs: int, seed: int, steps: int) -> collections.Counter[str]:
-    """Runs until that many kills; returns counts of events."""
+    """Run until that many kills; return counts of events."""
     counts: collections.Counter[str] = collections.Counter()
     expected = Life(random.Random(seed), steps, counts, threading.Semaphore(0)).live()
     budget = threading.Semaphore(kills)

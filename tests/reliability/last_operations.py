@@ -205,7 +205,7 @@ class Job(collections.namedtuple('Job', 'seed ranks operation communicator late 
 
 
 def play(job: Job) -> None:
-    """Runs on each rank."""
+    """Run on each rank."""
     import chainermn
 
     comm = chainermn.create_communicator(job.communicator)
@@ -216,7 +216,7 @@ def play(job: Job) -> None:
 
 
 def run(seed: int) -> tuple[Job, int, str]:
-    """Runs a program; returns its status and output."""
+    """Run a program; return its status and output."""
     job = Job.of(seed)
     done = subprocess.run(
         ['mpiexec', '-n', str(job.ranks), sys.executable, pathlib.Path(__file__), '--one',

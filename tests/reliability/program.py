@@ -63,7 +63,7 @@ HANGS = ('SIGSTOP', 'endless loop')
 
 
 def fault():
-    """Ends or hangs this rank; records the time for the runner."""
+    """End or hang this rank; record the time for the runner."""
     write_down_shared_memory()
     with open(f'{FOLDER}/when', 'w') as file:
         file.write(str(time.time()))
@@ -71,7 +71,7 @@ def fault():
 
 
 def write_down_shared_memory():
-    """Records shared memory, so that the runner can check whether it is freed."""
+    """Record shared memory, so that the runner can check whether it is freed."""
     with open('/proc/self/maps') as maps, open(f'{FOLDER}/shared-{os.getpid()}', 'w') as file:
         file.writelines(path for path in (line.split(None, 5)[-1] for line in maps)
                         if path.startswith('/dev/shm/') and '(deleted)' not in path)
@@ -119,7 +119,7 @@ OPERATIONS = (
 
 
 def inside(comm, is_last, call):
-    """Calls an operation in which the last rank fails after the consistency check."""
+    """Call an operation in which the last rank fails after the consistency check."""
     if is_last:
         for name in ('same', 'gather_equal', 'gather', 'bcast'):
             before = getattr(comm._consistency, name)
@@ -288,7 +288,7 @@ FIRST = {'before a communicator': before_a_communicator, 'in create_communicator
 
 
 def main():
-    """Runs the place."""
+    """Run the place."""
     global FOLDER
     _, _, place, name, FOLDER = sys.argv
     is_last = COMM_WORLD.rank == COMM_WORLD.size - 1

@@ -87,7 +87,7 @@ MODULES = {'cupy_backends/cuda/api/runtime': None, 'cupy/cuda/thrust': 'librarie
 
 
 def run(*command: object, env: dict[str, str] | None = None, cwd: object = None) -> str:
-    """Runs a command; returns what it prints. Exits if it fails."""
+    """Run a command; return what it prints. Exits if it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=cwd)
     if done.returncode != 0:
@@ -96,7 +96,7 @@ def run(*command: object, env: dict[str, str] | None = None, cwd: object = None)
 
 
 def pip(*arguments: str, **env: str) -> None:
-    """Runs pip of this Python, with some environment variables."""
+    """Run pip of this Python, with some environment variables."""
     run(sys.executable, '-m', 'pip', '--disable-pip-version-check', '--quiet', *arguments,
         env=os.environ | env)
 
@@ -118,7 +118,7 @@ def install(cupy: CuPy) -> None:
 
 
 def download_source(cupy: CuPy) -> pathlib.Path:
-    """Returns the folder of CuPy's source, which is downloaded once."""
+    """Return the folder of CuPy's source, which is downloaded once."""
     source = FOLDER / f'cupy-{cupy.version}'
     if not source.exists():
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
@@ -134,7 +134,7 @@ def download_source(cupy: CuPy) -> pathlib.Path:
 
 
 def replace(path: pathlib.Path, make: object) -> None:
-    """Makes a file by its new path. Running processes keep the old one."""
+    """Make a file by its new path. Running processes keep the old one."""
     new = path.with_name(f'{path.name}.{os.getpid()}.new')
     make(new)
     new.replace(path)
@@ -164,7 +164,7 @@ class Build:
         self.newest_header = max(path.stat().st_mtime for path in HERE.rglob('*.h'))
 
     def compile(self, source: pathlib.Path, *options: object) -> pathlib.Path:
-        """Returns an object file of a source."""
+        """Return an object file of a source."""
         output = self.objects / f'{source.parent.name}-{source.stem}.o'
         newest = source.stat().st_mtime
         if source.is_relative_to(HERE):
@@ -179,7 +179,7 @@ class Build:
         return list(self.workers.map(self.compile, sources))
 
     def compile_module(self, name: str) -> pathlib.Path:
-        """Returns an object file of one of CuPy's modules."""
+        """Return an object file of one of CuPy's modules."""
         generated = self.objects / f'{name.replace("/", ".")}.cpp'
         if not generated.exists():
             constants = (f'CUPY_CUDA_VERSION={self.cupy.cuda},CUPY_HIP_VERSION=0,'
@@ -239,7 +239,7 @@ class Build:
 
 
 def symbols(*arguments: object) -> set[str]:
-    """Returns names of symbols in object files or libraries."""
+    """Return names of symbols in object files or libraries."""
     if not any(isinstance(argument, pathlib.Path) for argument in arguments):
         return set()
     lines = run('nm', '--format=posix', *arguments).splitlines()
@@ -252,7 +252,7 @@ def starting_with(prefix: str, names: set[str]) -> set[str]:
 
 
 def put_in_place(cupy: CuPy) -> None:
-    """Puts the libraries and one module where CuPy finds them, and sets the variables they need."""
+    """Put the libraries and one module where CuPy finds them, and set the variables they need."""
     for library in LIBRARIES:
         folder = SITE / 'nvidia' / (library.folder or library.prefix) / 'lib'
         link(folder / library.soname, FOLDER / library.soname)
@@ -279,7 +279,7 @@ def put_in_place(cupy: CuPy) -> None:
 
 
 def why_not() -> str:
-    """Returns why there can be no virtual GPU here, or ''."""
+    """Return why there can be no virtual GPU here, or ''."""
     if (sys.platform, platform.machine()) != ('linux', 'x86_64'):
         return 'needs Linux on x86-64'
     if not shutil.which('g++') or int(run('g++', '-dumpversion').partition('.')[0]) < GCC:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 def counts() -> dict[str, int]:
-    """Returns the values of all counters of this process."""
+    """Return the values of all counters of this process."""
     cuda = ctypes.CDLL('libcuda.so.1')
     cuda.virtual_gpu_counter_names.restype = ctypes.c_char_p
     names = cuda.virtual_gpu_counter_names().decode().split()
@@ -20,7 +20,7 @@ def counts() -> dict[str, int]:
 
 @contextlib.contextmanager
 def counting() -> Iterator[dict[str, int]]:
-    """Gives a dict that contains what was counted within the block, after it."""
+    """Give a dict that contains what was counted within the block, after it."""
     before, result = counts(), {}
     yield result
     result.update((name, value - before[name]) for name, value in counts().items())

@@ -74,7 +74,7 @@ MUTATIONS = [
 
 
 def mutated(mutation: Mutation, folder: pathlib.Path) -> None:
-    """Copies the project to a folder, with the mutation."""
+    """Copy the project to a folder, with the mutation."""
     for name in ('chainermn', 'chainer_compat', 'tests', 'pyproject.toml', 'examples'):
         source = ROOT / name
         if source.is_dir():
@@ -88,7 +88,7 @@ def mutated(mutation: Mutation, folder: pathlib.Path) -> None:
 
 
 def is_noticed(mutation: Mutation) -> tuple[bool, str]:
-    """Runs the tests with a mutation; returns whether they fail, and pytest's summary."""
+    """Run the tests with a mutation; return whether they fail, and pytest's summary."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         mutated(mutation, folder)

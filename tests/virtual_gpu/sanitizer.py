@@ -11,7 +11,7 @@ import sys
 
 
 def variables() -> dict[str, str]:
-    """Returns the environment variables. Raises FileNotFoundError if g++ has no sanitizer."""
+    """Return the environment variables. Raises FileNotFoundError if g++ has no sanitizer."""
     library = subprocess.check_output(['g++', '-print-file-name=libasan.so'], text=True).strip()
     if not os.path.isabs(library):
         raise FileNotFoundError(library)

@@ -22,7 +22,7 @@ def comm(virtual_gpu, monkeypatch):
 
 @pytest.fixture
 def sum_of_ranks(virtual_gpu):
-    """Returns a function: the sum of 10 ** rank over the ranks of a communicator."""
+    """Return a function: the sum of 10 ** rank over the ranks of a communicator."""
     nccl = virtual_gpu.cuda.nccl
 
     def sum_of_ranks(comm):

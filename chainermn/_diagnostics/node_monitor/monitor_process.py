@@ -61,7 +61,7 @@ class Rank:
         self.status: int | None = None  # as returned by wait(); None if unknown
 
     def read_status(self) -> None:
-        """Reads the exit status."""
+        """Read the exit status."""
         deadline = time.monotonic() + _STATUS_TIMEOUT
         while self.status is None and time.monotonic() < deadline:
             self._poll_status()
@@ -174,7 +174,7 @@ class Monitor:
             self.epoll.register(file, select.EPOLLIN)
 
     def run(self) -> None:
-        """Returns once all ranks have exited."""
+        """Return once all ranks have exited."""
         while self.running:
             if self.reported_at and time.monotonic() > self.reported_at + _GRACE:
                 for rank in self.running.values():
@@ -199,7 +199,7 @@ class Monitor:
                     os.unlink(path)
 
     def _wait(self) -> None:
-        """Waits for an event; notes ranks that have exited or closed their connection."""
+        """Wait for an event; note ranks that have exited or closed their connection."""
         interval = None
         if self.failed_at > self.reported_at:
             interval = .01
@@ -242,7 +242,7 @@ class Monitor:
         connection.send(READY)
 
     def _receive(self, file: int) -> None:
-        """Reads from the connection of a rank."""
+        """Read from the connection of a rank."""
         connection = self.connections[file]
         with suppress(BlockingIOError):
             while received := self._recv(connection.socket):
@@ -285,7 +285,7 @@ class Monitor:
                 rank.kill()
 
     def _report_failure(self) -> None:
-        """Reports the rank that failed first, once it is known."""
+        """Report the rank that failed first, once it is known."""
         failed = [rank for rank in self.exited if not rank.has_finished]
         if not failed:
             return
@@ -325,7 +325,7 @@ def _report(text: str, stack: bytes = b'') -> None:
 
 
 def _oom_kills() -> int:
-    """Returns how many processes of this host the kernel has killed because memory ran out."""
+    """Return how many processes of this host the kernel has killed because memory ran out."""
     with suppress(OSError, ValueError), open('/proc/vmstat', 'rb') as file:
         for line in file:
             if line.startswith(b'oom_kill '):

@@ -32,7 +32,7 @@ _process = 0
 
 
 def register(mpi_comm: MPI.Intracomm) -> list[str]:
-    """Starts a node monitor for the ranks of each node that has none, and connects to it.
+    """Start a node monitor for the ranks of each node that has none, and connect to it.
 
     Collective: every rank calls it, and then :func:`wait_until_ready`.  Starts nothing on ranks
     where it is disabled or not supported, as on systems other than Linux.
@@ -68,7 +68,7 @@ def register(mpi_comm: MPI.Intracomm) -> list[str]:
 
 
 def wait_until_ready() -> None:
-    """Waits for the node monitor, before a collective of all ranks.
+    """Wait for the node monitor, before a collective of all ranks.
 
     If several ranks fail before it polls them, it cannot tell which was the first.
     """
@@ -85,7 +85,7 @@ def deregister() -> None:
 
 
 def keep_open(file: int) -> None:
-    """Gives the monitor a socket that it keeps open until all ranks of this node have exited."""
+    """Give the monitor a socket that it keeps open until all ranks of this node have exited."""
     if _connection >= 0 and _process == os.getpid():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(_connection)) as monitor:
             socket.send_fds(monitor, [monitor_process.KEEP_OPEN], [file])
@@ -97,7 +97,7 @@ def _is_enabled() -> bool:
 
 
 def _namespaces() -> str:
-    """Identifies the namespaces of processes and sockets, which containers do not share."""
+    """Identify the namespaces of processes and sockets, which containers do not share."""
     with contextlib.suppress(OSError):
         return os.readlink('/proc/self/ns/pid') + os.readlink('/proc/self/ns/net')
     return str(os.getpid())
@@ -105,7 +105,7 @@ def _namespaces() -> str:
 
 def _start(listener: socket.socket, ranks: list[tuple[int, int]], launchers: set[int],
            is_alone: bool) -> None:
-    """Starts the monitor.
+    """Start the monitor.
 
     Args:
         listener: The socket to which the ranks connect.
@@ -144,7 +144,7 @@ def _connect(address: str, rank: int) -> None:
 
 
 def _disconnect() -> None:
-    """Closes the connection in a forked child, which is no rank."""
+    """Close the connection in a forked child, which is no rank."""
     global _connection
     if _connection >= 0:
         faulthandler.disable()
@@ -154,7 +154,7 @@ def _disconnect() -> None:
 
 
 def _is_first() -> bool:
-    """Returns whether this rank is the first one of its node to report a failure."""
+    """Return whether this rank is the first one of its node to report a failure."""
     if _process == os.getpid() and _send(monitor_process.REQUEST):
         with contextlib.suppress(OSError):
             answer = _answer(_ANSWER_TIMEOUT)
@@ -165,7 +165,7 @@ def _is_first() -> bool:
 
 
 def _answer(timeout: float) -> bytes:
-    """Returns a message of the monitor; empty after the timeout.  Blocks in the kernel."""
+    """Return a message of the monitor; empty after the timeout.  Blocks in the kernel."""
     ready, _, _ = select.select([_connection], [], [], timeout)
     return os.read(_connection, 1) if ready else b''
 

@@ -50,7 +50,7 @@ class NcclGroup:
         self.device_id: int | None = None
 
     def connect(self) -> None:
-        """Connects the current devices of the ranks, if not connected yet."""
+        """Connect the current devices of the ranks, if not connected yet."""
         if self.nccl_comm is not None:
             return
         # Exchanges of several groups start in program order on all ranks.  Otherwise two GPUs
@@ -86,7 +86,7 @@ class NcclGroup:
 
     def all_reduce(self, buffer: Array, op: str = 'sum', dtype: np.dtype | str | None = None
                    ) -> None:
-        """Replaces a flat array by the reduction over all ranks, interpreted as ``dtype``."""
+        """Replace a flat array by the reduction over all ranks, interpreted as ``dtype``."""
         if buffer.size:
             self.nccl_comm.allReduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
                                      type_id(buffer.dtype if dtype is None else dtype), _op(op),
@@ -94,7 +94,7 @@ class NcclGroup:
             self._began('all-reduce', buffer)
 
     def reduce(self, buffer: Array, op: str = 'sum', root: int = 0) -> None:
-        """Replaces a flat array on the root by the reduction over all ranks."""
+        """Replace a flat array on the root by the reduction over all ranks."""
         if buffer.size:
             self.nccl_comm.reduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
                                   type_id(buffer.dtype), _op(op), root, _stream())
@@ -108,7 +108,7 @@ class NcclGroup:
             self._began('reduce-scatter', x)
 
     def all_gather(self, x: Array, y: Array) -> None:
-        """Collects flat arrays of any dtype and equal lengths in ``y``, by rank."""
+        """Collect flat arrays of any dtype and equal lengths in ``y``, by rank."""
         if x.size:
             self.nccl_comm.allGather(x.data.ptr, y.data.ptr, x.nbytes, nccl.NCCL_UINT8, _stream())
             self._began('all-gather', x)
@@ -120,7 +120,7 @@ class NcclGroup:
             self._began('broadcast', buffer)
 
     def exchange(self, xs: dict[int, Array], ys: dict[int, Array]) -> None:
-        """Sends and receives flat arrays of any dtype, by rank, in one NCCL group call."""
+        """Send and receives flat arrays of any dtype, by rank, in one NCCL group call."""
         moving = [x for x in (*xs.values(), *ys.values()) if x.size]
         if not moving:
             return
@@ -173,7 +173,7 @@ class NcclGroup:
         return (time.monotonic() - since if is_running else 0.), text
 
     def error(self) -> str:
-        """The error of the device or of NCCL, or ''."""
+        """Return the error of the device or of NCCL, or ''."""
         return self._query(self._error, '')
 
     def abort(self) -> None:
@@ -184,7 +184,7 @@ class NcclGroup:
                     self.nccl_comm.abort()
 
     def _query(self, query: Callable[[], _Result], otherwise: _Result) -> _Result:
-        """Runs a query on the device of this group, unless the group is being destroyed."""
+        """Run a query on the device of this group, unless the group is being destroyed."""
         if not self._lock.acquire(blocking=False):
             return otherwise
         try:
@@ -210,14 +210,14 @@ class NcclGroup:
 
 
 def _status(event: DeviceEvent) -> int:
-    """The CUDA status of an event.  ``Event.done`` treats any error as not done."""
+    """Return the CUDA status of an event.  ``Event.done`` treats any error as not done."""
     import cupy
 
     return cupy.cuda.runtime.eventQuery(event.ptr)
 
 
 def together(mpi_comm: MPI.Comm, what: str, call: Callable[[], _Result]) -> _Result:
-    """Returns ``call()``; if it fails on a rank, all ranks raise the same error.
+    """Return ``call()``; if it fails on a rank, all ranks raise the same error.
 
     Collective: every rank calls it.
     """
@@ -235,7 +235,7 @@ def together(mpi_comm: MPI.Comm, what: str, call: Callable[[], _Result]) -> _Res
 
 
 def type_id(dtype: np.dtype | str) -> int:
-    """Returns NCCL's number for a dtype or its name."""
+    """Return NCCL's number for a dtype or its name."""
     if str(dtype) not in (*_TYPES, 'bfloat16'):
         raise ValueError(f'NCCL reduces arrays of {", ".join(_TYPES)}, not {dtype}')
     return cast(int, getattr(nccl, f'NCCL_{str(dtype).upper()}'))

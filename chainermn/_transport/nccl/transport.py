@@ -107,7 +107,7 @@ class NcclTransport(DeviceTransport):
 
     def begin_mean(self, arrays: ArrayList, results: Sequence[Array] | None = None,
                    codec: Codec | None = None) -> DeviceEvent | None:
-        """Starts to average arrays; returns a completion event, ``None`` if the list is empty."""
+        """Start to average arrays; return a completion event, ``None`` if the list is empty."""
         if not arrays:
             return None
         with self._on_stream():
@@ -118,7 +118,7 @@ class NcclTransport(DeviceTransport):
 
     def begin_new_mean(self, arrays: ArrayList, codec: Codec | None = None
                        ) -> tuple[list[Array], DeviceEvent, Array]:
-        """Starts to average arrays, which must not change meanwhile.
+        """Start to average arrays, which must not change meanwhile.
 
         Returns:
             New arrays for the means, a completion event, and the array that is sent.
@@ -129,7 +129,7 @@ class NcclTransport(DeviceTransport):
             return results, _event(), sent
 
     def send_zeros(self, dtype: np.dtype, size: int, gathered: bool) -> DeviceEvent:
-        """Takes part in an exchange of the other ranks; returns a completion event."""
+        """Take part in an exchange of the other ranks; return a completion event."""
         import cupy
 
         with self._on_stream():
@@ -155,7 +155,7 @@ class NcclTransport(DeviceTransport):
         return self._mean_encoded(codec, encoded, buffer.size, dtype), encoded
 
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Returns the mean of the encoded arrays of all ranks.
+        """Return the mean of the encoded arrays of all ranks.
 
         NCCL adds float16 and bfloat16 itself, and rounds each partial sum.
         """
@@ -184,7 +184,7 @@ class NcclTransport(DeviceTransport):
 
     @contextlib.contextmanager
     def _on_stream(self) -> Iterator[None]:
-        """Uses the stream for models, after the work queued on the caller's stream."""
+        """Use the stream for models, after the work queued on the caller's stream."""
         import cupy
 
         self._nccl.connect()
@@ -262,7 +262,7 @@ class NcclTransport(DeviceTransport):
 
     def _exchange(self, xs: dict[int, Array], shapes: dict[int, tuple[int, ...]],
                   dtype: np.dtype | None = None) -> tuple[Array, ...]:
-        """Sends arrays of one dtype by rank; returns the received arrays, of the given shapes.
+        """Send arrays of one dtype by rank; return the received arrays, of the given shapes.
 
         An array for this rank itself is copied.
         """
@@ -280,7 +280,7 @@ class NcclTransport(DeviceTransport):
 
 
 def check_grad_dtype(dtype: object) -> np.dtype:
-    """Returns a dtype in which NCCL can average, or raises ValueError."""
+    """Return a dtype in which NCCL can average, or raise ValueError."""
     found = np.dtype(dtype)  # type: ignore[call-overload]
     if found not in _GRAD_DTYPES:
         raise ValueError(f'allreduce_grad_dtype must be float16, float32 or float64, not {found}')
@@ -293,7 +293,7 @@ def is_gathered(compressor: Compressor | None) -> bool:
 
 
 def wait(event: DeviceEvent | None) -> None:
-    """Makes the current stream wait for an event.  Does not block."""
+    """Make the current stream wait for an event.  Does not block."""
     if event is not None:
         import cupy
 
@@ -301,7 +301,7 @@ def wait(event: DeviceEvent | None) -> None:
 
 
 def _event() -> DeviceEvent:
-    """Records an event after the work queued on the current stream."""
+    """Record an event after the work queued on the current stream."""
     import cupy
 
     return cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))

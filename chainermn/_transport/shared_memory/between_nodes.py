@@ -25,17 +25,17 @@ class NodeExchange(Protocol):
     """The three stages of an exchange between nodes, on one rank of each."""
 
     def start(self, scale: np.generic | None) -> None:
-        """Starts to send this node's slice, and to receive those of others."""
+        """Start to send this node's slice, and to receive those of others."""
 
     def combine(self, scale: np.generic | None) -> None:
-        """Waits for the slices of other nodes, and starts to send the result, times ``scale``."""
+        """Wait for the slices of other nodes, and start to send the result, times ``scale``."""
 
     def finish(self) -> None:
-        """Waits for the complete result."""
+        """Wait for the complete result."""
 
 
 def split(inter: MPI.Intracomm, data: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
-    """Splits a slice into a part per node; returns the parts, and the other nodes.
+    """Split a slice into a part per node; return the parts, and the other nodes.
 
     Each node begins with the next one, so that they do not all send to the same one first.
     """
@@ -140,7 +140,7 @@ class Waiting:
     is_passive = False
 
     def wait(self, requests: list[MPI.Request]) -> None:
-        """Waits for all requests, and empties the list."""
+        """Wait for all requests, and empties the list."""
         polls = 0
         while not MPI.Request.Testall(requests):
             polls += 1

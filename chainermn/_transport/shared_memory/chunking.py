@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 def cut(sizes: Sequence[int], length: int) -> list[list[Piece]]:
-    """Splits arrays of those sizes, end to end, into chunks; the last may be shorter.
+    """Split arrays of those sizes, end to end, into chunks; the last may be shorter.
 
     >>> cut([3, 2], 4)
     [[Piece(array=0, start=0, stop=3, begin=0), Piece(array=1, start=0, stop=1, begin=3)],
@@ -59,7 +59,7 @@ def cut(sizes: Sequence[int], length: int) -> list[list[Piece]]:
 
 
 def within(pieces: Sequence[Piece], begin: int, end: int) -> list[Piece]:
-    """The parts of pieces within ``chunk[begin:end]``."""
+    """Return the parts of pieces within ``chunk[begin:end]``."""
     clipped = []
     for piece in pieces:
         low, high = max(piece.begin, begin), min(piece.end, end)
@@ -98,13 +98,13 @@ class Run:
         self._shapes += [(piece.stop - piece.start,) for piece in self._last]
 
     def of(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The pieces as views of the arrays, possibly including empty arrays."""
+        """Return the pieces as views of the arrays, possibly including empty arrays."""
         return [*[arrays[piece.array][piece.part] for piece in self._first],
                 *arrays[self._complete],
                 *[arrays[piece.array][piece.part] for piece in self._last]]
 
     def places(self, chunk: np.ndarray) -> list[np.ndarray]:
-        """The pieces as views of the chunk."""
+        """Return the pieces as views of the chunk."""
         ends = itertools.accumulate(map(math.prod, self._shapes), initial=0)
         return [chunk[begin:end].reshape(shape)
                 for (begin, end), shape in zip(itertools.pairwise(ends), self._shapes, strict=True)]

@@ -92,7 +92,7 @@ class EncodedNodeSum:
         return self._encoding.codec.decompress(encoded, part.size, part.dtype)
 
     def _receive(self, sizes: dict[int, int], tag: int) -> None:
-        """Starts to receive parts of those numbers of values from nodes."""
+        """Start to receive parts of those numbers of values from nodes."""
         compressor = self._encoding.compressor
         dtype = np.dtype(compressor.encoded_type)
         ends = [0, *itertools.accumulate(

@@ -159,7 +159,7 @@ class SharedMemory:
 
     def sum(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None,
             scale: float | None = None, shard: tuple[tuple[int, int], ...] | None = None) -> None:
-        """Sums arrays over all ranks, element by element.  Collective: every rank calls it.
+        """Sum arrays over all ranks, element by element.  Collective: every rank calls it.
 
         Args:
             arrays: Host arrays, all float16 (summed in float32 and rounded once), float32 or
@@ -211,7 +211,7 @@ class SharedMemory:
         self._reduce(self._encoded, arrays, results, 1 / self._size)
 
     def bcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
-        """Copies the arrays of the root into those of all ranks.  Collective: every rank calls it.
+        """Copy the arrays of the root into those of all ranks.  Collective: every rank calls it.
 
         Args:
             arrays: Host arrays of one dtype.  The shapes are equal on all ranks.
@@ -225,7 +225,7 @@ class SharedMemory:
             self._run(self._plan(self._copied, data, root).chunks, data, data)
 
     def set_passive_wait(self, passive: bool) -> None:
-        """Selects whether to sleep between polls while waiting for other ranks."""
+        """Select whether to sleep between polls while waiting for other ranks."""
         self._window.is_passive = self._waiting.is_passive = passive
 
     def free(self) -> None:
@@ -241,7 +241,7 @@ class SharedMemory:
 
     def _run(self, chunks: list[Chunk], sources: list[np.ndarray], targets: list[np.ndarray],
              scale: np.generic | None = None, unneeded: frozenset[int] = frozenset()) -> None:
-        """Runs the stages of all chunks, but does not unpack those that are not needed."""
+        """Run the stages of all chunks, but does not unpack those that are not needed."""
         if self._failure is not None:
             raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
         window, base, count = self._window, self._step, len(chunks)
@@ -272,7 +272,7 @@ class SharedMemory:
         self._step = base + count + last
 
     def _plan(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray], *args: int) -> _Plan:
-        """The plan for arrays of these shapes and dtype, cached; ``make`` gets ``args``."""
+        """Return the plan for arrays of these shapes and dtype, cached; ``make`` gets ``args``."""
         if not isinstance(arrays, ArrayList):
             arrays = ArrayList.of(arrays)
         key = make.__name__, arrays.dtypes[:1], arrays.shapes, args
@@ -290,7 +290,7 @@ class SharedMemory:
 
     def _summed(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
                 dtype: np.dtype, flat: set[int], is_encoded: bool = False) -> Chunk:
-        """Creates a chunk; adds the indices of arrays that must be flat to ``flat``."""
+        """Create a chunk; add the indices of arrays that must be flat to ``flat``."""
         views = self._views(pieces, number, dtype, is_encoded)
         if len(pieces) <= FEW:
             flat.update(piece.array for piece in pieces)
@@ -305,7 +305,7 @@ class SharedMemory:
 
     def _views(self, pieces: list[Piece], number: int, dtype: np.dtype, is_encoded: bool
                ) -> tuple[list[np.ndarray], int, np.ndarray, tuple[int, int], NodeExchange | None]:
-        """The arguments of a chunk after its pieces."""
+        """Return the arguments of a chunk after its pieces."""
         length, slot = pieces[-1].end, number % self._n_outputs
         output = self._slot(self._output, slot, dtype)[:length]
         inputs = [self._slot(segment, number % _INPUTS, dtype)[:length]
@@ -351,7 +351,7 @@ class _Plan(NamedTuple):
 @functools.lru_cache(maxsize=_PLANS)
 def _unneeded(sizes: tuple[int, ...], chunk: int, shard: tuple[tuple[int, int], ...]
               ) -> frozenset[int]:
-    """The numbers of the chunks of which a rank needs no element."""
+    """Return the numbers of the chunks of which a rank needs no element."""
     return frozenset(
         number for number, pieces in enumerate(chunking.cut(list(sizes), chunk))
         if not any(max(piece.start, shard[piece.array][0]) < min(piece.stop, shard[piece.array][1])
@@ -360,7 +360,7 @@ def _unneeded(sizes: tuple[int, ...], chunk: int, shard: tuple[tuple[int, int], 
 
 @contextlib.contextmanager
 def _flat(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> Iterator[list[np.ndarray]]:
-    """Yields the arrays, some of them flattened; copies changes back on exit."""
+    """Yield the arrays, some of them flattened; copy changes back on exit."""
     flat = list(arrays)
     for number in numbers:
         flat[number] = arrays[number].ravel()
@@ -372,7 +372,7 @@ def _flat(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> Iterator[list
 
 
 def _check_space(size: int) -> None:
-    """Raises if ``/dev/shm`` has too little space for the window.
+    """Raise if ``/dev/shm`` has too little space for the window.
 
     Otherwise the first write to the window would kill the process; and some MPI libraries do not
     raise on the other ranks if allocation fails on one.
@@ -383,7 +383,7 @@ def _check_space(size: int) -> None:
 
 
 def _failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:
-    """Calls a function on all ranks; returns the errors by rank, the same text on all ranks."""
+    """Call a function on all ranks; return the errors by rank, the same text on all ranks."""
     failure = ''
     try:
         attempt()

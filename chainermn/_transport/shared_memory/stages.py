@@ -18,19 +18,19 @@ class Chunk(Protocol):
     """The stages of a chunk, on this rank."""
 
     def pack(self, arrays: list[np.ndarray]) -> None:
-        """Copies the parts of this rank's arrays that other ranks need into the shared window."""
+        """Copy the parts of this rank's arrays that other ranks need into the shared window."""
 
     def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
-        """Writes this rank's slice of the node's result to the window, and sends it to others."""
+        """Write this rank's slice of the node's result to the window, and send it to others."""
 
     def combine(self, scale: np.generic | None) -> None:
-        """Combines the slices of all nodes, if there are several, and sends the result."""
+        """Combine the slices of all nodes, if there are several, and send the result."""
 
     def finish(self) -> None:
-        """Waits until this rank's slice of the result is complete in the window."""
+        """Wait until this rank's slice of the result is complete in the window."""
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
-        """Copies the result, times ``scale``, into this rank's arrays."""
+        """Copy the result, times ``scale``, into this rank's arrays."""
 
 
 class DirectChunk:
@@ -147,7 +147,7 @@ class BroadcastChunk:
         self._nodes = nodes
 
     def pack(self, arrays: list[np.ndarray]) -> None:
-        """Does nothing: there is a single source."""
+        """Do nothing: there is a single source."""
 
     def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if self._is_root:
@@ -170,7 +170,7 @@ class BroadcastChunk:
 
 
 def _add(terms: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Sums arrays in order."""
+    """Sum arrays in order."""
     if len(terms) == 1:
         out[...] = terms[0]
         return

@@ -62,7 +62,7 @@ class SharedMemoryTransport(MpiTransport):
                 memory.sum(group, targets, scale=1 / self.size)
 
     def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
-        """Copies only the chunks that this rank needs out of the shared memory."""
+        """Copy only the chunks that this rank needs out of the shared memory."""
         if not arrays.on_host or len(arrays.dtypes) != 1 or self.size == 1 or (
                 memory := self._memory()) is None:
             self.mean(arrays)
@@ -119,7 +119,7 @@ class SharedMemoryTransport(MpiTransport):
         return ys
 
     def _memory(self) -> SharedMemory | None:
-        """The shared memory, allocated by the first call; ``None`` if unavailable."""
+        """Return the shared memory, allocated by the first call; ``None`` if unavailable."""
         if not self._is_connected:
             self._is_connected = True
             self._shared = exchange.create(self.mpi_comm, self.group.topology)

@@ -66,12 +66,12 @@ class Window:
                         if rank != mpi_comm.rank}
 
     def publish(self, count: int) -> None:
-        """Sets this rank's counter, after all of its writes."""
+        """Set this rank's counter, after all of its writes."""
         self._window.Sync()
         self._mine[0] = count
 
     def wait(self, count: int) -> None:
-        """Waits until the counters of all other ranks are ``count`` or more.
+        """Wait until the counters of all other ranks are ``count`` or more.
 
         Raises:
             RuntimeError: If one of them failed or ended.
@@ -85,7 +85,7 @@ class Window:
         self._window.Sync()
 
     def fail(self) -> None:
-        """Makes all ranks that wait for this one raise an error."""
+        """Make all ranks that wait for this one raise an error."""
         if not self._mine[1]:
             self._mine[1] = 1 + self._mpi_comm.rank
 

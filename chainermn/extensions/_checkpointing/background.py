@@ -24,7 +24,7 @@ class BackgroundWriter:
         self.is_busy = False
 
     def start(self, path: str, job: Callable[[], None]) -> None:
-        """Starts a job.  The job before must be joined.
+        """Start a job.  The job before must be joined.
 
         Args:
             path: Path of the file that the job writes, for its error.
@@ -55,12 +55,12 @@ class BackgroundWriter:
             self._thread = _newest = thread
 
     def wait(self) -> None:
-        """Waits for the job, and keeps its error."""
+        """Wait for the job, and keep its error."""
         if self._thread is not None:
             self._thread.join()
 
     def join(self) -> str | None:
-        """Waits for the job, if there is one.
+        """Wait for the job, if there is one.
 
         Returns:
             Its error, once; ``None`` if there is none.
@@ -73,7 +73,7 @@ class BackgroundWriter:
 
 
 def wait_for_all() -> None:
-    """Waits for all jobs of this process."""
+    """Wait for all jobs of this process."""
     for writer in list(_pending):
         writer.wait()
 

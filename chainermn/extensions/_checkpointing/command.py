@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 def verify_folder(folder: str) -> list[Row]:
-    """Reads all files of a folder.  Needs no MPI, and runs no code from the files.
+    """Read all files of a folder.  Needs no MPI, and runs no code from the files.
 
     Args:
         folder: Folder of checkpoints or snapshots.  Files on the disks of other nodes are missing.
@@ -59,7 +59,7 @@ def verify_folder(folder: str) -> list[Row]:
 
 
 def _without_manifest(folder: str, names: list[str], all_names: set[str]) -> list[Row]:
-    """Returns rows for the saves of these files, and for other files of ours."""
+    """Return rows for the saves of these files, and for other files of ours."""
     rows: list[Row] = []
     saves: dict[str, dict[str, Tag]] = {}
     for name in names:
@@ -82,7 +82,7 @@ def _without_manifest(folder: str, names: list[str], all_names: set[str]) -> lis
 
 
 def _row_of(folder: str, tags: dict[str, Tag], all_names: set[str]) -> Row:
-    """Returns the row of a save without a manifest."""
+    """Return the row of a save without a manifest."""
     problems = []
     for name, tag in tags.items():
         manifest = _manifest_name(name, tag.rank)
@@ -102,20 +102,20 @@ def _row_of(folder: str, tags: dict[str, Tag], all_names: set[str]) -> Row:
 
 
 def _manifest_name(name: str, rank: int) -> str | None:
-    """Returns the name of the manifest for the file of a rank; ``None`` for another rank's file."""
+    """Return the name of the manifest for the file of a rank; ``None`` for another rank's file."""
     found = re.fullmatch(rf'(.+)\.{rank}((?:\.\d+)?)', name, re.DOTALL)
     return found and SaveName(f'{found[1]}.', found[2]).manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of the command."""
+    """Add the arguments of the command."""
     parser.description = ('Verifies all checkpoints and snapshots in a folder. The exit status is '
                           '1 if one with a manifest is incomplete or damaged.')
     parser.add_argument('folder', metavar='FOLDER', help='folder of checkpoints or snapshots')
 
 
 def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Prints a line for each save.
+    """Print a line for each save.
 
     Returns:
         1 if a manifest, or a file in a manifest, is damaged or missing; otherwise 0.

@@ -17,12 +17,12 @@ Shard = dict[str, np.ndarray]
 
 
 def read_shard(arrays: Mapping[str, np.ndarray]) -> Shard:
-    """Reads the sharded states of one file; empty if the states are not sharded."""
+    """Read the sharded states of one file; empty if the states are not sharded."""
     return {key: arrays[key] for key in sharded_states(list(arrays))}
 
 
 def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
-    """Joins the sharded states of all files.
+    """Join the sharded states of all files.
 
     Raises:
         ValueError: If elements of a state are missing.
@@ -40,12 +40,12 @@ def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
 
 
 def is_sharded(target: object) -> bool:
-    """Returns whether all optimizers of a target, such as a trainer, keep sharded states."""
+    """Return whether all optimizers of a target, such as a trainer, keeps sharded states."""
     return all(_shardings(target))
 
 
 def has_shards(target: object) -> bool:
-    """Returns whether an optimizer of a target, such as a trainer, keeps sharded states."""
+    """Return whether an optimizer of a target, such as a trainer, keep sharded states."""
     return any(_shardings(target))
 
 

@@ -41,7 +41,7 @@ class FileLock:
         self._path = path
 
     def release(self) -> None:
-        """Removes the file when the last user releases it.  Does nothing in a forked process."""
+        """Remove the file when the last user releases it.  Does nothing in a forked process."""
         with _mutex:
             if _held.get(self._path) is not self:
                 return

@@ -33,7 +33,7 @@ class Manifest:
         return len({file.state for file in self.files}) == 1
 
     def write(self, path: str) -> None:
-        """Writes the manifest, atomically.
+        """Write the manifest, atomically.
 
         Raises:
             OSError: If it cannot be written.
@@ -43,7 +43,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: str) -> Manifest:
-        """Reads a manifest.
+        """Read a manifest.
 
         Raises:
             ValueError: If a single character differs from what was written.
@@ -132,11 +132,11 @@ class SaveNames:
         return os.path.join(folder, f'tmp-{name}.lock')
 
     def find(self, rank: int | None) -> dict[int, str]:
-        """Returns the paths of the files of a rank by iteration; for ``None``, of the manifests."""
+        """Return the paths of the files of a rank by iteration; for ``None``, of the manifests."""
         return self._find(self._pattern(rank))
 
     def find_temporary(self, rank: int | None) -> list[str]:
-        """Returns the paths of temporary files, as :meth:`find` those of complete ones."""
+        """Return the paths of temporary files, as :meth:`find` those of complete ones."""
         return list(self._find(temporary_name(self._pattern(rank))).values())
 
     def _pattern(self, rank: int | None) -> str:
@@ -159,7 +159,7 @@ def is_manifest_name(name: str) -> bool:
 
 
 def remove_manifest(folder: str, name: SaveName, writers: Collection[int]) -> None:
-    """Removes a manifest, and files of ranks that this job does not have.
+    """Remove a manifest, and files of ranks that this job does not have.
 
     Args:
         folder: Folder of the save.

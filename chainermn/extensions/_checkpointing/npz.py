@@ -19,13 +19,13 @@ _CHUNK = 1 << 20  # bytes; still in the cache when its checksum is computed
 
 
 def add_array(archive: zipfile.ZipFile, key: str, array: np.ndarray) -> None:
-    """Adds an array to an open npz file."""
+    """Add an array to an open npz file."""
     with archive.open(f'{key}.npy', 'w', force_zip64=True) as member:
         write_array(member, np.asanyarray(array))
 
 
 def write_array(file: IO[bytes], array: np.ndarray) -> None:
-    """Writes the same bytes as ``numpy.lib.format.write_array``, and lets other threads run.
+    """Write the same bytes as ``numpy.lib.format.write_array``, and lets other threads run.
 
     NumPy's function keeps the GIL, and so stops the training, while it copies 16 MB.
     """
@@ -122,7 +122,7 @@ def find_problem(path: str, is_known: bool = False) -> str | None:
 
 
 def check_directory(archive: zipfile.ZipFile) -> None:
-    """Raises ValueError if an archive claims to hold more than the size of its file allows."""
+    """Raise ValueError if an archive claims to hold more than the size of its file allows."""
     assert archive.fp is not None
     members = archive.infolist()
     rest = archive.fp.seek(0, os.SEEK_END)
@@ -141,7 +141,7 @@ def check_directory(archive: zipfile.ZipFile) -> None:
 
 
 def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Raises ValueError if an array claims another size than its member of the archive has."""
+    """Raise ValueError if an array claims another size than its member of the archive has."""
     with archive.open(member) as file:
         head = io.BytesIO(file.read(_HEADER))
     shape, dtype = _read_header(head)
@@ -154,7 +154,7 @@ def check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Reads the header of an array: its shape and dtype."""
+    """Read the header of an array: its shape and dtype."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
@@ -166,7 +166,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _strip_version(data: bytes) -> bytes:
-    """Removes from a pickle the parts that depend on NumPy's version: the module and lengths."""
+    """Remove from a pickle the parts that depend on NumPy's version: the module and lengths."""
     return re.sub(rb'.numpy\._?core\.multiarray', b'', re.sub(rb'\x95.{8}', b'', data, flags=re.S),
                   flags=re.S)
 

@@ -45,11 +45,11 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: str, tag: Tag, size: int, sha256: str) -> FileRecord:
-        """Describes a file."""
+        """Describe a file."""
         return cls(tag.rank, os.path.basename(path), size, sha256, tag.state, tag.buffers)
 
     def find_problem(self, folder: str) -> str | None:
-        """Reads the file and compares it with the record.
+        """Read the file and compare it with the record.
 
         Returns:
             Path of the file and what is wrong with it; ``None`` if nothing is.
@@ -73,7 +73,7 @@ class FileRecord:
 
 def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bool = False,
           buffers: Collection[str] = ()) -> FileRecord:
-    """Writes arrays and a tag to an npz file, atomically.
+    """Write arrays and a tag to an npz file, atomically.
 
     Args:
         path: Path of the file.
@@ -113,7 +113,7 @@ def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[st
 
 
 def sharded_states(keys: Collection[str]) -> set[str]:
-    """Returns the names of the arrays that hold one rank's shard of the states of an optimizer."""
+    """Return the names of the arrays that hold one rank's shard of the states of an optimizer."""
     entries = tuple(key.removesuffix(ENTRY) for key in keys if key.endswith(f'/{ENTRY}'))
     return {key for key in keys if key.startswith(entries) and not key.endswith('/t')}
 
@@ -127,13 +127,13 @@ def _is_shared(key: str, is_trainer: bool) -> bool:
 
 
 def has_shards(path: str) -> bool:
-    """Returns whether a file holds one rank's shard of the states of an optimizer."""
+    """Return whether a file holds one rank's shard of the states of an optimizer."""
     with zipfile.ZipFile(path) as archive:
         return any(name.endswith(f'/{ENTRY}.npy') for name in archive.namelist())
 
 
 def read_tag(path: str) -> Tag | None:
-    """Reads the tag of a file.
+    """Read the tag of a file.
 
     Returns:
         The tag; ``None`` for a file of an older version.
@@ -165,7 +165,7 @@ def read_tag(path: str) -> Tag | None:
 
 
 def digest(path: str) -> tuple[int, str]:
-    """Reads a file.
+    """Read a file.
 
     Returns:
         Its size in bytes and its SHA-256.

@@ -30,7 +30,7 @@ _T = TypeVar('_T')
 
 def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
          group: CommunicatorBase | None = None, allow_other_classes: bool = False) -> None:
-    """Loads a save into an object, and logs its iteration.  Collective: every rank calls it.
+    """Load a save into an object, and logs its iteration.  Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
@@ -103,7 +103,7 @@ def _note_epochs(arrays: Mapping[str, np.ndarray], parts: Mapping[str, Object]) 
 
 def _join_shards(comm: CommunicatorBase, selection: Selection, target: object,
                  opened: Callable[[], Arrays], allow_pickle: bool) -> dict[str, np.ndarray] | None:
-    """Joins the sharded states of all files, unless each rank only needs those in its own file.
+    """Join the sharded states of all files, unless each rank only needs those in its own file.
 
     Collective: every rank calls it.
 

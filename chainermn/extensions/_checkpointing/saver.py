@@ -89,17 +89,17 @@ class Saver:
         self._count = 0
 
     def wait(self) -> None:
-        """Waits for the thread of this rank, which frees the memory that it uses."""
+        """Wait for the thread of this rank, which frees the memory that it uses."""
         self._failure = self.background.join() or self._failure
 
     def pop_failure(self) -> str | None:
-        """Waits for the thread of this rank; returns its error, once."""
+        """Wait for the thread of this rank; return its error, once."""
         self.wait()
         failure, self._failure, self._in_flight = self._failure, None, None
         return failure
 
     def complete(self, next_iteration: int | None) -> None:
-        """Waits until all ranks have written the save in flight.  Collective: every rank calls it.
+        """Wait until all ranks have written the save in flight.  Collective: every rank calls it.
 
         Args:
             next_iteration: Iteration of the next save; ``None`` at the end.
@@ -140,7 +140,7 @@ class Saver:
                     + 'Use a condition that is the same on all ranks.'))
 
     def start(self, save: Save) -> None:
-        """Starts a save in a thread.  The save before must be complete, or have failed."""
+        """Start a save in a thread.  The save before must be complete, or have failed."""
         self._count += 1
         self._in_flight = save
         if save.arrays is None and self._rank and not self._to_remove:
@@ -233,5 +233,5 @@ class Saver:
 
 
 def not_saved(title: str, failures: Sequence[str]) -> OSError:
-    """Returns the error for a save that ranks could not write; a line for each of them."""
+    """Return the error for a save that ranks could not write; a line for each of them."""
     return OSError(f'{title} was not saved; earlier saves are kept\n  ' + '\n  '.join(failures))

@@ -55,7 +55,7 @@ class _FoundFile(NamedTuple):
 
 
 def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> Selection | None:
-    """Finds the newest save that is complete on all ranks.  Collective: every rank calls it.
+    """Find the newest save that is complete on all ranks.  Collective: every rank calls it.
 
     The files of a save must be as its manifest says.  If there is no manifest, because the job
     ended before it was written, and all files belong to the same save, the manifest is written now.
@@ -104,7 +104,7 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> 
 
 
 def _find_saves(names: SaveNames) -> list[_Found]:
-    """Returns the saves of which rank 0 has a manifest or a file, newest first."""
+    """Return the saves of which rank 0 has a manifest or a file, newest first."""
     manifests, files = names.find(None), names.find(0)
     saves = []
     for iteration in sorted({*manifests, *files}, reverse=True):
@@ -127,7 +127,7 @@ def _find_saves(names: SaveNames) -> list[_Found]:
 
 def _add_manifest(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], iteration: int,
                   tag: Tag) -> tuple[Manifest | None, list[str]]:
-    """Writes the manifest of a save, if it is complete.
+    """Write the manifest of a save, if it is complete.
 
     Returns:
         The manifest, or what is wrong; neither if files are missing, as after a job was killed.
@@ -175,7 +175,7 @@ def _inspect(path: str, rank: int) -> _FoundFile:
 
 def _verify(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int], manifest: Manifest
             ) -> tuple[Selection | None, list[str]]:
-    """Compares the files that will be loaded with the manifest.
+    """Compare the files that will be loaded with the manifest.
 
     Returns:
         The selection, or what is wrong.
@@ -223,7 +223,7 @@ def _different_states(names: SaveNames, writers: Sequence[int], manifest: Manife
 
 def _select_older_version(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int],
                           others: set[int]) -> tuple[Selection | None, bool]:
-    """Finds the newest iteration of which each writer has an undamaged file.
+    """Find the newest iteration of which each writer has an undamaged file.
 
     Args:
         comm: ChainerMN communicator.

@@ -52,12 +52,12 @@ class _Parts:
 
 
 def as_serializable(target: object) -> object:
-    """Returns a dictionary of objects as one object; returns other objects unchanged."""
+    """Return a dictionary of objects as one object; return other objects unchanged."""
     return _Parts(target) if isinstance(target, Mapping) else target
 
 
 def copy_state(target: object) -> dict[str, np.ndarray]:
-    """Copies everything that an object serializes.  Waits for the GPU.
+    """Copy everything that an object serializes.  Waits for the GPU.
 
     Args:
         target: An object that Chainer can serialize, such as a trainer or a link.
@@ -95,12 +95,12 @@ def copy_with_random(target: object) -> dict[str, np.ndarray]:
 
 
 def copy_array(array: np.ndarray) -> np.ndarray:
-    """Copies an array, and the objects in it."""
+    """Copy an array, and the objects in it."""
     return copy.deepcopy(array) if array.dtype.hasobject else array.copy(order='K')
 
 
 def check_objects(arrays: Mapping[str, np.ndarray]) -> None:
-    """Checks that all arrays can be loaded without running code.
+    """Check that all arrays can be loaded without running code.
 
     Raises:
         TypeError: If an array holds objects other than ``None``.
@@ -136,7 +136,7 @@ def find_parts(target: object) -> dict[str, Object]:
 
 
 def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
-    """Returns the names of the models' arrays that are not parameters; replicas may differ there.
+    """Return the names of the models' arrays that are not parameters; replicas may differ there.
 
     Args:
         target: The object that was copied.
@@ -152,7 +152,7 @@ def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
 
 
 def capture_random() -> dict[str, np.ndarray]:
-    """Returns the states of ``numpy.random`` and ``random``, by name.
+    """Return the states of ``numpy.random`` and ``random``, by name.
 
     Chainer's shuffling iterators and dropout draw from ``numpy.random``.  A resumed run draws the
     same numbers only if these states are saved.
@@ -169,7 +169,7 @@ def capture_random() -> dict[str, np.ndarray]:
 
 
 def restore_random(arrays: Mapping[str, np.ndarray]) -> None:
-    """Sets the states that :func:`capture_random` returned; ignores missing ones."""
+    """Set the states that :func:`capture_random` returned; ignores missing ones."""
     if f'{_RANDOM}numpy/MT19937' in arrays:
         position, has_gauss = arrays[f'{_RANDOM}numpy/position'].tolist()
         np.random.set_state(('MT19937', arrays[f'{_RANDOM}numpy/MT19937'], position, has_gauss,

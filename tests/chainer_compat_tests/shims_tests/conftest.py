@@ -23,7 +23,7 @@ def compare(a, b, dtype='d'):
 
 
 def differentiate(f, xs, gy, eps):
-    """Returns the gradient of ``sum(f(*xs) * gy)`` for each of ``xs``, by central differences."""
+    """Return the gradient of ``sum(f(*xs) * gy)`` for each of ``xs``, by central differences."""
     grads = []
     for i, x in enumerate(xs):
         grads.append(grad := np.zeros(x.shape))
@@ -36,7 +36,7 @@ def differentiate(f, xs, gy, eps):
 
 
 def check_with_reference(function, reference, *xs, dtype='d', needed=None, eps=1.):
-    """Compares ``function`` of Chainer with ``reference``, and its gradients with differences.
+    """Compare ``function`` of Chainer with ``reference``, and its gradients with differences.
 
     Those of the inputs that are not ``needed`` are arrays rather than Variables.
     """

@@ -62,7 +62,7 @@ def large(shape):
 
 @pytest.fixture
 def last_of(monkeypatch):
-    """Returns what the kernel of a function computes last, and the indices of that."""
+    """Return what the kernel of a function computes last, and the indices of that."""
     kernels = []
 
     def elementwise(in_params, out_params, operation, name):

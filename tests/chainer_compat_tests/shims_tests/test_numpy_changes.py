@@ -11,7 +11,7 @@ pytestmark = pytest.mark.mpi_skip
 
 
 def resizing(size, out, mode, align):
-    """Returns the matrix that resizes one axis."""
+    """Return the matrix that resizes one axis."""
     matrix = np.zeros((out, size))
     for i in range(out):
         if mode == 'nearest':
@@ -83,7 +83,7 @@ def test_fmod(check, normal, dtype):
 
 
 def stored(number, dtype):
-    """Returns what an element of that type holds after ``number`` was stored, as in C."""
+    """Return what an element of that type holds after ``number`` was stored, as in C."""
     dtype = np.dtype(dtype)
     if dtype.kind not in 'iu':
         return dtype.type(number)

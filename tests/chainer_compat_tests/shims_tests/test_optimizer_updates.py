@@ -33,7 +33,7 @@ def sizes(monkeypatch):
 
 
 def updated(make, arrays, gradients):
-    """Returns the parameter and the states after some updates."""
+    """Return the parameter and the states after some updates."""
     link = chainer.Link()
     with link.init_scope():
         link.p = chainer.Parameter(arrays.copy(order='K'))

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.mpi_skip
 
 
 def dense_of(row, column, shape):
-    """Returns the function that makes the dense matrix of the elements' values."""
+    """Return the function that makes the dense matrix of the elements' values."""
     def dense(data):
         y = np.zeros((*data.shape[:-1], *shape))
         for index in np.ndindex(data.shape):

@@ -93,7 +93,7 @@ def signed(body):
 
 
 def judged(folder):
-    """Reads a manifest and its files; raises nothing, or a ValueError."""
+    """Read a manifest and its files; raise nothing, or a ValueError."""
     try:
         manifest = Manifest.read(str(folder / 'commit-run.5'))
     except ValueError as error:

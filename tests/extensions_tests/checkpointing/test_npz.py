@@ -146,7 +146,7 @@ def archive_of(tmp_path, name, content, method=zipfile.ZIP_STORED):
 
 
 def raised(function, *args):
-    """Returns the error, and the peak of allocated bytes."""
+    """Return the error, and the peak of allocated bytes."""
     tracemalloc.start()
     try:
         function(*args)

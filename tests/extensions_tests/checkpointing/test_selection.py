@@ -39,7 +39,7 @@ def names_in(folder):
 
 
 def save(comm, names, iteration, manifest=True, save='a', same=True):
-    """Writes the file of each rank, and the manifest."""
+    """Write the file of each rank, and the manifest."""
     arrays = {'x': np.full(100, iteration), 'own': np.full(100, 0 if same else comm.rank)}
     tag = Tag(f'{save}-{iteration}', iteration, comm.size, list(range(comm.size)), comm.rank)
     records = comm.allgather_obj(rank_file.write(names.path(iteration, comm.rank), arrays, tag))
@@ -265,7 +265,7 @@ def write_claim(path, name, count, content=b''):
 
 
 def sign(path, **fields):
-    """Changes a manifest so that its own SHA-256 is right."""
+    """Change a manifest so that its own SHA-256 is right."""
     with open(path) as file:
         body = {**json.load(file), **fields}
     del body['sha256']
@@ -275,7 +275,7 @@ def sign(path, **fields):
 
 
 def craft(kind, names, last):
-    """Puts files in the place of iteration 2 that no save would leave."""
+    """Put files in the place of iteration 2 that no save would leave."""
     manifest, mine, theirs = names.path(2, None), names.path(2, 0), names.path(2, last)
     if kind == 'deep manifest':
         with open(manifest, 'w') as file:

@@ -25,7 +25,7 @@ def encoding(compressor):
 
 
 def mean(inter, compressor, slices, scale=SCALE):
-    """Replaces slices by their means, two chunks in flight."""
+    """Replace slices by their means, two chunks in flight."""
     waiting = Waiting()
     current = compressor if isinstance(compressor, Encoding) else encoding(compressor)
     chunks = [EncodedNodeSum(inter, data, np.empty(data.size + SIZE, data.dtype), waiting,

@@ -321,7 +321,7 @@ def test_groups_have_their_own_memory():
 
 
 def mpiexec(hosts, program, argument='', shell=()):
-    """Runs a program with one rank per given host name."""
+    """Run a program with one rank per given host name."""
     if SIZE > 1:
         pytest.skip('starts mpiexec, which cannot be done within mpiexec')
     several = len(set(hosts)) > 1

@@ -21,7 +21,7 @@ def flat():
 
 @pytest.fixture
 def sums(monkeypatch):
-    """Counts the sums in shared memory."""
+    """Count the sums in shared memory."""
     sums = []
     original = exchange.SharedMemory.sum
 
