@@ -33,7 +33,7 @@ def work(kind: str, folder: str) -> None:
 
     import chainermn
     from chainermn import _signature
-    from chainermn._consistency.exchange import Exchange
+    from chainermn._consistency.signature_exchange import Exchange
     from chainermn._tracing import recorder
 
     comm = chainermn.create_communicator('flat')

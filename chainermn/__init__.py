@@ -3,8 +3,6 @@ from typing import TYPE_CHECKING
 
 from chainermn import (
     _environment,
-    _forked,
-    _trainer_message,
     communicators,
     datasets,
     extensions,
@@ -15,9 +13,10 @@ from chainermn import (
     links,
     optimizers,
 )
-from chainermn._join import join
+from chainermn._failures import trainer_message
 from chainermn._launch import launch
 from chainermn._rank_filter import RankFilter
+from chainermn._system import forked
 from chainermn._version import __version__
 from chainermn.communicators import (
     CollectiveMismatchError,
@@ -28,6 +27,7 @@ from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
 from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
 from chainermn.links import MultiNodeChainList
 from chainermn.optimizers import create_multi_node_optimizer
+from chainermn.optimizers._join import join
 
 __all__ = [
     'CollectiveMismatchError',
@@ -56,9 +56,9 @@ __all__ = [
 ]
 
 _environment.set_mpi_defaults()
-_forked.skip_mpi_finalize_in_children()
+forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
-_trainer_message.print_errors_once()
+trainer_message.print_errors_once()
 
 #: What to use instead of names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {

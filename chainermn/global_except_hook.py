@@ -41,9 +41,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
-from chainermn import _common_error, _environment, _exit_status, _launcher, _streams
-from chainermn._atomic_file import open_atomic
-from chainermn._exit_status import in_8_bits, status_of
+from chainermn import _environment
+from chainermn._failures import common_error
+from chainermn._system import exit_status, launcher, streams
+from chainermn._system.atomic_file import open_atomic
+from chainermn._system.exit_status import in_8_bits, status_of
 
 _VARIABLES = _environment.FORCE_ABORT
 
@@ -75,9 +77,9 @@ _failure_handler: FailureHandler | None = None
 
 def _is_first_of_node() -> bool:
     """Return whether this rank reports its failure.  Used before there is a node monitor."""
-    if not _launcher.is_on_first_node():
+    if not launcher.is_on_first_node():
         time.sleep(_FIRST_NODE_TIME)
-    return _launcher.claim('report')
+    return launcher.claim('report')
 
 
 _is_first_report: Callable[[], bool] = _is_first_of_node
@@ -154,9 +156,9 @@ def _install() -> None:
     if _installed_by:
         return
     _installed_by = os.getpid()
-    outcome = _exit_status.outcome
+    outcome = exit_status.outcome
     outcome.uncaught, outcome.unraisable, outcome.exits = _uncaught, _unraisable, _exits
-    _exit_status.listen()
+    exit_status.listen()
     # A new thread calls this function for the function that handles its uncaught exception, which
     # reads threading.excepthook only when it is called.
     make = threading._make_invoke_excepthook  # type: ignore[attr-defined]
@@ -180,14 +182,14 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
     is_default = hook is None or hook is sys.__excepthook__
     if is_default and issubclass(exc_type, KeyboardInterrupt) and not _is_debugging():
         _abort('interrupted by Ctrl-C or SIGINT')
-    if is_default and _common_error.is_shown(value):
+    if is_default and common_error.is_shown(value):
         text = ''.join(traceback.format_exception_only(exc_type, value)).partition('\n')[0]
         _abort(f'uncaught {text} (traceback above)')
     text = ''
-    if _common_error.is_common(value) and _abort_function(1) is not None:
-        _common_error.hide_frames(value)
+    if common_error.is_common(value) and _abort_function(1) is not None:
+        common_error.hide_frames(value)
         tb = value.__traceback__
-        if not _common_error.is_printed_here(value):
+        if not common_error.is_printed_here(value):
             time.sleep(_COMMON_ERROR_TIMEOUT)
     with contextlib.suppress(MemoryError, RecursionError):
         text = ''.join(traceback.format_exception(exc_type, value, tb))
@@ -301,7 +303,7 @@ def _abort(reason: str, status: int = 1, details: str = '',
             _reporting_thread = threading.get_ident()
             report = f'{_rank_text()} aborts the job: {reason}'
             _write_to_run_folder(report, error)
-            _streams.write(f'chainermn: {report}\n{details if show is None else ""}')
+            streams.write(f'chainermn: {report}\n{details if show is None else ""}')
             if show is not None:
                 _call(show, details)
     finally:
@@ -321,7 +323,7 @@ def _call(hook: Callable[[], object], details: str) -> None:
     try:
         hook()
     except Exception:
-        _streams.write(f'Error in the hook of the program:\n{traceback.format_exc()}\n'
+        streams.write(f'Error in the hook of the program:\n{traceback.format_exc()}\n'
                        f'It was called for:\n{details}')
 
 
@@ -343,14 +345,14 @@ def _abort_function(status: int) -> Callable[[], object] | None:
         if mpi.Is_finalized() or not (_forced or mpi.COMM_WORLD.size > 1):
             return None
         return lambda: mpi.COMM_WORLD.Abort(status)
-    if _launcher.is_connected() and int(os.environ.get('PMI_SIZE', 1)) > 1:
+    if launcher.is_connected() and int(os.environ.get('PMI_SIZE', 1)) > 1:
         # MPICH's mpiexec ignores a process that exits before MPI_Init; the others wait there.
         return functools.partial(_abort_before_mpi, status)
     return None
 
 
 def _abort_before_mpi(status: int) -> None:
-    _launcher.abort(status)
+    launcher.abort(status)
     time.sleep(_LAUNCHER_TIMEOUT)
     # The launcher did not abort the job.  It does not ignore a process that a signal kills.
     os.kill(os.getpid(), signal.SIGKILL)  # other signals can be caught

@@ -17,10 +17,9 @@ PICTURE = ROOT / 'docs' / 'architecture.svg'
 
 #: From left to right; a layer with many modules has two rows. Others come last.
 ORDER = [
-    'functions', 'testing', '_join', '_timeline', '_check', '_run',
+    'functions', 'testing', '_timeline', '_check', '_run',
     'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_launch',
-    'nccl', '_delegate', '_version', 'global_except_hook', '_forked', '_mpiexec',
-    '_signature', '_ranks', '_atomic_file', '_environment', '_exit_status', '_streams',
+    'nccl', '_delegate', '_version', 'global_except_hook', '_signature', '_environment',
 ]
 PER_ROW = 6
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16

@@ -16,7 +16,7 @@ import chainermn
 from chainermn.__main__ import main
 from chainermn._check import _smoke_tests, _system_info
 from chainermn._check._print import print_report
-from chainermn._check._report import Finding, Report
+from chainermn._check._results import Finding, Report
 from chainermn._check._time_limit import TimeLimit
 
 alone = pytest.mark.mpi_skip

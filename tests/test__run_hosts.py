@@ -20,8 +20,9 @@ import pytest
 from mpi4py import MPI
 from time_limits import seconds
 
-from chainermn import __main__, _connection, _mpiexec
+from chainermn import __main__
 from chainermn._run import _hosts, _links, _pool
+from chainermn._system import host_connection, mpiexec
 
 pytestmark = [pytest.mark.mpi_skip, pytest.mark.limit(180)]
 
@@ -304,7 +305,7 @@ def connected(*numbers):
     for number in numbers:
         found = []
         thread = threading.Thread(target=lambda found=found: found.append(
-            _connection.connect(_connection.Offer.parse(str(links.offer)))))
+            host_connection.connect(host_connection.Offer.parse(str(links.offer)))))
         thread.start()
         while thread.is_alive():
             links.poll()
@@ -452,6 +453,6 @@ def test_assignment():
 
 def test_options_of_mpiexec():
     ranks = {'a': 2, 'b': 1}
-    assert _mpiexec.host_options(False, ranks, ['X']) == ['-hosts', 'a:2,b:1']
-    assert _mpiexec.host_options(True, ranks, ['X']) == ['--host', 'a:2,b:1', '-x', 'X']
-    assert not _mpiexec.is_open_mpi(_mpiexec.find())
+    assert mpiexec.host_options(False, ranks, ['X']) == ['-hosts', 'a:2,b:1']
+    assert mpiexec.host_options(True, ranks, ['X']) == ['--host', 'a:2,b:1', '-x', 'X']
+    assert not mpiexec.is_open_mpi(mpiexec.find())

@@ -15,27 +15,29 @@ ROOT = pathlib.Path(chainermn.__file__).parent
 LAYERS = [
     {'__init__', '__main__'},
     {'links'},
-    {'functions', 'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_join',
+    {'functions', 'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore',
      'testing', '_launch', '_rank_filter', '_run', '_check', '_demo', '_timeline', '_dump'},
-    {'_errors'},
+    {'_sharded_states'},
     {'communicators'},
     {'_collectives'},
     {'_gradients'},
+    {'_compression'},
     {'_transport'},
     {'_consistency'},
     {'_diagnostics'},
     {'_tracing'},
-    {'nccl', 'global_except_hook', '_delegate', '_forked', '_mpiexec', '_ranks',
-     '_shards', '_trainer_message', '_version'},
-    {'_atomic_file', '_clean_end', '_common_error', '_connection', '_exit_status', '_launcher',
-     '_streams', '_types'},
+    {'nccl', 'global_except_hook', '_delegate', '_version'},
+    {'_failures'},
+    {'_system'},
+    {'_types'},
     {'_signature'},
     {'_environment', '_operations'},
 ]
 LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}
 
 #: What communicators are made of, which nothing above them imports.
-BELOW = {'_collectives', '_gradients', '_transport', '_consistency', '_diagnostics', '_tracing'}
+BELOW = {'_collectives', '_gradients', '_compression', '_transport', '_consistency',
+         '_diagnostics', '_tracing'}
 
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob('*.py'))
 
@@ -99,7 +101,7 @@ def test_imports_go_down(path):
     ('datasets/scatter.py', 'chainermn.communicators.naive_communicator.NaiveCommunicator'),
     ('datasets/scatter.py', 'chainermn._transport.array_buffers'),
     ('communicators/naive_communicator.py', 'chainermn.datasets'),
-    ('_transport/mpi.py', 'chainermn._gradients.reducer'),
+    ('_transport/mpi.py', 'chainermn._gradients.mean_queue'),
     ('_diagnostics/watchdog.py', 'chainermn._consistency.mismatch'),
     ('communicators/pure_nccl_communicator.py', 'cupy.cuda.nccl'),
     ('_delegate.py', 'chainermn.nccl'),

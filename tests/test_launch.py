@@ -15,8 +15,8 @@ import pytest
 from time_limits import seconds
 
 import chainermn
-from chainermn import _launcher
 from chainermn._launch import _serialization
+from chainermn._system import launcher
 
 # Some of the tests launch while MPI is initialized in this process, by shared_fixtures.py.
 pytestmark = pytest.mark.mpi_skip
@@ -227,7 +227,7 @@ def test_processes_that_a_rank_leaves_running_are_not_waited_for():
 @pytest.mark.slow
 def test_launch_from_a_rank():
     def outer(comm):
-        assert _launcher.is_connected() == ('PMI_FD' in os.environ)  # although it was forked
+        assert launcher.is_connected() == ('PMI_FD' in os.environ)  # although it was forked
         os.environ['CHAINERMN_RUN_LINK'] = 'for this job'
         return chainermn.launch(
             lambda inner, x: (inner.size, x, os.environ.get('CHAINERMN_RUN_LINK')), 1, comm.rank)

@@ -11,7 +11,7 @@ import threading
 
 from chainermn._check import _smoke_tests, _system_info
 from chainermn._check._print import print_report
-from chainermn._check._report import Report
+from chainermn._check._results import Report
 from chainermn._check._time_limit import TimeLimit
 
 _DESCRIPTION = """\

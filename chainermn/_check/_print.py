@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chainermn import _streams
-from chainermn._check._report import Report
+from chainermn._check._results import Report
 from chainermn._check._smoke_tests import Result
+from chainermn._system import streams
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,7 @@ def print_report(report: Report, svg: str = '') -> None:
     if svg and console is not None:
         console.save_svg(svg, title='python -m chainermn check')
     elif svg:
-        _streams.write(f'chainermn check: {svg} was not written, as --svg needs rich: '
+        streams.write(f'chainermn check: {svg} was not written, as --svg needs rich: '
                        'pip install rich\n')
 
 

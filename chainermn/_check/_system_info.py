@@ -15,7 +15,8 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import NamedTuple
 
-from chainermn import _environment, _mpiexec, nccl
+from chainermn import _environment, nccl
+from chainermn._system import mpiexec
 from chainermn._types import MpiComm
 from chainermn._version import __version__
 
@@ -201,7 +202,7 @@ def _origin(name: str) -> str:
 
 def _mpiexec_path(devices: list[str]) -> Info:
     try:
-        path = _mpiexec.find()
+        path = mpiexec.find()
     except FileNotFoundError as error:
         return Info('none', hint=_missing(str(error)))
     return Info(path, {'path': path})

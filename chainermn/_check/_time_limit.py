@@ -6,7 +6,7 @@ import os
 import threading
 from types import TracebackType
 
-from chainermn import _streams
+from chainermn._system import streams
 
 
 class TimeLimit:
@@ -33,5 +33,5 @@ class TimeLimit:
     def _report(self) -> None:
         rank = next((f'rank {os.environ[name]}' for name in ('PMI_RANK', 'OMPI_COMM_WORLD_RANK')
                      if name in os.environ), 'the process')
-        _streams.write(f'chainermn check: {rank} on {os.uname().nodename} timed out after '
+        streams.write(f'chainermn check: {rank} on {os.uname().nodename} timed out after '
                        f'{self._seconds:g} s while {self.stage}\n')

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from chainermn import _signature
 from chainermn._diagnostics import call_site
-from chainermn._diagnostics.deadlock import mismatch
+from chainermn._diagnostics.deadlocks.pairwise import mismatch
 from chainermn._types import Arrays
 
 _STRUCT = struct.Struct('=q?H')  # number, needs_gradient, length of the text

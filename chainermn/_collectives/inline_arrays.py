@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn._collectives.operation import Operations
-from chainermn._consistency.exchange import Data
+from chainermn._consistency.signature_exchange import Data
 from chainermn._signature import CODES, MAX_INLINE_DIMS, SIZE, unpack
 from chainermn._transport import array_buffers
 from chainermn._transport.elementwise import combined

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import chainer
 from mpi4py import MPI
 
-from chainermn import _signature, _streams
+from chainermn import _signature
 from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import collective, collective_as
+from chainermn._compression import compressors
+from chainermn._compression.power_sgd import PowerSGD
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
-from chainermn._gradients import compressors
 from chainermn._gradients.codec import Codec, average
-from chainermn._gradients.nccl_reducer import NcclMeanQueue
+from chainermn._gradients.mean_queue import MeanQueue
+from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
-from chainermn._gradients.power_sgd import PowerSGD
-from chainermn._gradients.reducer import MeanQueue
 from chainermn._signature import pack
+from chainermn._system import streams
 from chainermn._transport import topology
 from chainermn._transport.base import Compressor, Transport
 from chainermn._types import Array, Model
@@ -172,7 +173,7 @@ class ModelOperations(ObjectOperations):
         if self._rank == 0 and self._size > 1 and not _has_hinted and (
                 self._topology.inter_size == 1):
             _has_hinted = True
-            _streams.write('chainermn: compression makes exchanges slower on a single host. It '
+            streams.write('chainermn: compression makes exchanges slower on a single host. It '
                            'pays off if the network between hosts is the bottleneck.\n')
 
     def _layout(self, arrays: ParameterList, for_mean: bool, compressor: Compressor | None = None

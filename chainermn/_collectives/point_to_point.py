@@ -20,7 +20,7 @@ from typing import NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from chainermn import _signature, _streams
+from chainermn import _signature
 from chainermn._collectives import activations
 from chainermn._collectives.activations import Mark
 from chainermn._collectives.nonblocking import (
@@ -35,10 +35,11 @@ from chainermn._collectives.payloads import Payloads
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import call_site, unusable
-from chainermn._diagnostics.deadlock import Deadlocks, Wait
+from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, Wait
 from chainermn._diagnostics.flight_recorder import FlightRecord, MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._signature import CallSignature
+from chainermn._system import streams
 from chainermn._transport import array_buffers
 from chainermn._transport.pending import Pending
 from chainermn._transport.pickling import Pickled, load
@@ -225,7 +226,7 @@ class Messages:
             time.sleep(1e-3)
         if calls:
             more = [f'and {len(calls) - _SHOWN} more'] if len(calls) > _SHOWN else []
-            _streams.write('\n  '.join([
+            streams.write('\n  '.join([
                 f'chainermn: {self.calls.name}, rank {self.rank}: messages without a counterpart:',
                 *calls[:_SHOWN], *more]) + '\n')
 

@@ -20,10 +20,10 @@ from chainermn._collectives.operation import traced
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._diagnostics import shutdown, unusable
+from chainermn._diagnostics import lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import FlightRecord, ServiceRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._ranks import ranks_text
+from chainermn._failures.ranks import ranks_text
 from chainermn._types import Buffer
 
 _REQUEST = 0  # tag
@@ -62,7 +62,7 @@ class Service:
         self._answering = threading.local()
         self._tracer: Tracer | None = None
         self._thread = threading.Thread(target=self._serve, name='chainermn service', daemon=True)
-        shutdown.add_callback(self._finish)
+        lifecycle.add_callback(self._finish)
         unusable.register(self)
         self._thread.start()
         self._calls.thread = self._thread.ident
@@ -163,7 +163,7 @@ class Service:
                 break  # every request has been answered, and no more will come
             _pause(last)
         self._mpi_comm.Free()
-        shutdown.remove_callback(self._finish)
+        lifecycle.remove_callback(self._finish)
 
     def _checked_answer(self, source: int, request: Buffer) -> Buffer:
         """Return the message with the answer, or with the error of ``answer``."""

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from chainermn import _signature
-from chainermn._diagnostics import shutdown
+from chainermn._diagnostics import lifecycle
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._failures.ranks import ranks_text
 from chainermn._operations import BY_NAME, Payload, Waits
-from chainermn._ranks import ranks_text
 from chainermn._tracing import clock_sync, recorder
 from chainermn._tracing.recorder import Timeline, now
 from chainermn._types import Array
@@ -49,7 +49,7 @@ def begin(mpi_comm: MPI.Intracomm, calls: FlightRecord) -> Tracer:
     ranks = calls.ranks
     name = ranks_text(sorted(ranks))
     if not timeline.communicators:
-        shutdown.add_callback(_at_the_end)
+        lifecycle.add_callback(_at_the_end)
     if len(ranks) > 1 and not any(set(ranks) <= set(group) for group in timeline.compared):
         timeline.compared[ranks] = compare = _comparison(timeline, mpi_comm.Dup(), name)
         compare()

@@ -10,13 +10,14 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-from chainermn import _common_error, _environment, _signature
+from chainermn import _environment, _signature
 from chainermn._consistency import mismatch
-from chainermn._consistency.exchange import MISMATCH, Data, Exchange, TracedExchange
+from chainermn._consistency.signature_exchange import MISMATCH, Data, Exchange, TracedExchange
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._failures import common_error
+from chainermn._failures.ranks import ranks_text
 from chainermn._operations import END
-from chainermn._ranks import ranks_text
 from chainermn._signature import PROGRAM, Caller, CallSignature, identifier
 from chainermn._tracing import recorder
 
@@ -207,7 +208,7 @@ class ConsistencyCheck:
         responses = self.mpi_comm.allgather((failure, details, site, self.caller))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
         common.__dict__['consistency'] = self, signatures  # see `signatures_of`
-        _common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))
+        common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))
         if type(common) is type(error):  # show one error instead of two
             assert error is not None
             cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

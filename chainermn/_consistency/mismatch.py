@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn._operations import CALL, DTYPE, END, SHAPE
-from chainermn._ranks import group_ranks, ranks_text
 from chainermn._signature import PROGRAM, Caller, CallSignature
 
 _MAX_PARAMETERS = 10

@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 
-from chainermn import _mpiexec
+from chainermn._system import mpiexec
 
 _DESCRIPTION = """\
 Trains a small network on 1,797 handwritten digits, on N ranks of this machine, in less than a
@@ -35,13 +35,13 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error('the demo needs scikit-learn. Install it: '
                      f'{sys.executable} -m pip install scikit-learn')
     try:
-        mpiexec = _mpiexec.find()
+        program = mpiexec.find()
         os.makedirs(options.out, exist_ok=True)  # an error now, not after the first epoch
     except OSError as error:
         parser.error(str(error))
-    command = [mpiexec, '-n', str(options.n), sys.executable, str(_script()),
+    command = [program, '-n', str(options.n), sys.executable, str(_script()),
                '--epoch', str(options.epoch), '--out', options.out]
-    os.execve(mpiexec, command, _mpiexec.environment(options.n))
+    os.execve(program, command, mpiexec.environment(options.n))
 
 
 def _script() -> pathlib.Path:

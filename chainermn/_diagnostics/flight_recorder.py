@@ -19,8 +19,8 @@ from mpi4py import MPI
 
 from chainermn import _environment, _signature
 from chainermn._diagnostics import call_site
+from chainermn._failures.ranks import ranks_text
 from chainermn._operations import END
-from chainermn._ranks import ranks_text
 
 #: Capacity of the ring buffer of each communicator.
 LENGTH = 64

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from chainermn._diagnostics import flight_recorder, thread_state
-from chainermn._diagnostics.rank_progress import Progress
+from chainermn._diagnostics.deadlocks.rank_progress import Progress
 from chainermn._diagnostics.thread_state import ThreadState
-from chainermn._ranks import group_ranks, ranks_text
+from chainermn._failures.ranks import group_ranks, ranks_text
 
 #: The number of different stacks shown.
 _STACKS = 8

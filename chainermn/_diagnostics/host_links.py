@@ -28,11 +28,12 @@ from typing import TypeAlias
 
 from mpi4py import MPI
 
-from chainermn import _connection, _environment, _streams, global_except_hook
-from chainermn._connection import Offer
+from chainermn import _environment, global_except_hook
 from chainermn._diagnostics import node_monitor, thread_state
 from chainermn._diagnostics.flight_recorder import world_ranks
-from chainermn._ranks import ranks_text
+from chainermn._failures.ranks import ranks_text
+from chainermn._system import host_connection, streams
+from chainermn._system.host_connection import Offer
 
 _OpenLink: TypeAlias = 'Callable[[], socket.socket | None]'
 
@@ -82,11 +83,11 @@ class HostLinks:
         previous, following = names[place - 1], names[(place + 1) % len(names)]
         # Two hosts have one link.
         accepts, connects = (len(names) > 2 or place == 1), (len(names) > 2 or place == 0)
-        listener, secret, offer = None, _connection.new_secret(), None
+        listener, secret, offer = None, host_connection.new_secret(), None
         if is_leader and accepts:
             with contextlib.suppress(OSError):
-                listener = _connection.listen()
-                offer = Offer(_connection.addresses(), listener.getsockname()[1], secret)
+                listener = host_connection.listen()
+                offer = Offer(host_connection.addresses(), listener.getsockname()[1], secret)
         offers: list[Offer | None] = mpi_comm.allgather(offer)
         if not is_leader:
             return
@@ -102,10 +103,10 @@ class HostLinks:
 
         if listener is not None:
             server = listener
-            start(previous, False, lambda: _connection.accept(server, secret))
+            start(previous, False, lambda: host_connection.accept(server, secret))
         theirs = offers[hosts.index(following)]
         if connects and theirs is not None:
-            start(following, True, lambda: _connection.connect(theirs))
+            start(following, True, lambda: host_connection.connect(theirs))
 
     def failure(self, ask: Callable[[Sequence[int]], None]) -> str:
         """Return why a host is unreachable; '' if none is.
@@ -123,7 +124,7 @@ class HostLinks:
             elif host.has_answered:
                 self._hosts.remove(host)
                 if host.is_next:
-                    _streams.write(
+                    streams.write(
                         f'chainermn: the network connection to {host.text} was lost '
                         f'({os.strerror(host.error)}), but MPI still reaches it. The job '
                         'continues; a later failure of this host may not be detected.\n')
@@ -131,7 +132,7 @@ class HostLinks:
             is_silent = host.error in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
             if host.asked_at is not None and now > host.asked_at + (
                     _ANSWER_TIMEOUT if is_silent else _LONG_ANSWER_TIMEOUT):
-                why = (f'no answer for {_connection.SILENCE} s' if is_silent
+                why = (f'no answer for {host_connection.SILENCE} s' if is_silent
                        else os.strerror(host.error))
                 return f'{host.text} is unreachable: {why}'
         return ''
@@ -156,7 +157,7 @@ class HostLinks:
         link = open_link()
         if link is None:
             if _environment.flag(_environment.DEBUG):
-                _streams.write(f'chainermn: no network connection to {host.text}; if it becomes '
+                streams.write(f'chainermn: no network connection to {host.text}; if it becomes '
                                'unreachable, only the timeout detects it\n')
             return
         with link:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from mpi4py import MPI
 
-from chainermn import _connection, _environment, _streams
-from chainermn._connection import Offer
+from chainermn import _environment
 from chainermn._diagnostics import thread_state
+from chainermn._system import host_connection, streams
+from chainermn._system.host_connection import Offer
 
 _PAUSE = 10  # seconds between a lost connection and the next attempt
 
@@ -35,9 +36,9 @@ def connect(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
 
 def _run(offer: Offer, n_ranks: int) -> None:
     """Keep a connection open, and send the number of ranks of this host over it."""
-    link = _connection.connect(offer)
+    link = host_connection.connect(offer)
     if link is None and _environment.flag(_environment.DEBUG):
-        _streams.write(f'chainermn: no network connection from {os.uname().nodename} to python -m '
+        streams.write(f'chainermn: no network connection from {os.uname().nodename} to python -m '
                        'chainermn run, which therefore relies on new logins to this host\n')
     while link is not None:
         # Python 3.14 crashes if the variable of a with statement gets another value inside it.
@@ -50,4 +51,4 @@ def _run(offer: Offer, n_ranks: int) -> None:
         link = None
         while link is None:
             time.sleep(_PAUSE)
-            link = _connection.connect(offer)
+            link = host_connection.connect(offer)

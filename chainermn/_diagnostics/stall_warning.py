@@ -4,9 +4,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chainermn import _environment
+from chainermn._diagnostics.deadlocks.wait_graph import RankState, WaitGraph
 from chainermn._diagnostics.hang_report import Response
-from chainermn._diagnostics.wait_graph import RankState, WaitGraph
-from chainermn._ranks import group_ranks, ranks_text
+from chainermn._failures.ranks import group_ranks, ranks_text
 
 #: In seconds; the environment variable overrides it.
 DEFAULT = 60.

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from chainermn._diagnostics import call_site, current_operations, flight_recorder, rank_progress
+from chainermn._diagnostics import call_site, current_operations, flight_recorder
 from chainermn._diagnostics.current_operations import Operation
+from chainermn._diagnostics.deadlocks import rank_progress
+from chainermn._diagnostics.deadlocks.wait_graph import ThreadWait, Wait
 from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key, ServiceRecord
-from chainermn._diagnostics.wait_graph import ThreadWait, Wait
 from chainermn._operations import END
 
 #: The start of the names of the threads that ``host_links`` starts.

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, Protocol
 
-from chainermn import _forked
 from chainermn._diagnostics import call_site, current_operations
+from chainermn._system import forked
 
 _SHUT_DOWN = (
     'the communicators of this rank were shut down at the end of the program, so it cannot reach '
@@ -64,15 +64,15 @@ def shut_down() -> None:
 
 def check(operation: str) -> None:
     """Raise if communicators can no longer be created."""
-    if _forked.parent:
+    if forked.parent:
         _in_child()
     if _unusable is not None:
         raise RuntimeError(f'{operation}: {_unusable._reason}')
 
 
 def _in_child() -> None:
-    if _forked.parent:
-        _make_all_unusable(_FORKED.format(_forked.parent))
+    if forked.parent:
+        _make_all_unusable(_FORKED.format(forked.parent))
 
 
 def _make_all_unusable(reason: str) -> None:

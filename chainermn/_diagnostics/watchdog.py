@@ -22,25 +22,26 @@ from typing import TypeAlias
 
 from mpi4py import MPI
 
-from chainermn import _environment, _streams, global_except_hook
+from chainermn import _environment, global_except_hook
 from chainermn._diagnostics import (
     devices,
     dump_request,
     flight_recorder,
     hang_report,
     program_threads,
-    rank_progress,
     stall_warning,
     thread_state,
     timeouts,
 )
+from chainermn._diagnostics.deadlocks import rank_progress
+from chainermn._diagnostics.deadlocks.rank_progress import Progress
+from chainermn._diagnostics.deadlocks.wait_graph import RankState
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
-from chainermn._diagnostics.rank_progress import Progress
 from chainermn._diagnostics.thread_state import Snapshot
-from chainermn._diagnostics.wait_graph import RankState
 from chainermn._diagnostics.watchdog_group import Confirmation, Content, Group, Question, State, Tag
+from chainermn._system import streams
 from chainermn._tracing import recorder
 
 # Seconds.
@@ -145,7 +146,7 @@ class Watchdog:
             except Exception:  # the threads change while it polls them
                 errors += 1
                 if errors == _MAX_ERRORS:
-                    _streams.write(f'{traceback.format_exc()}chainermn: the watchdog of this rank '
+                    streams.write(f'{traceback.format_exc()}chainermn: the watchdog of this rank '
                                    'has stopped because of this error; timeouts have no effect, '
                                    'and deadlocks may not be detected\n')
             finally:
@@ -248,7 +249,7 @@ class Watchdog:
             return
         if question.is_second or group.mpi_comm is None:
             group.question = None
-            _streams.write(question.text(question.answers))
+            streams.write(question.text(question.answers))
         else:
             question.is_second = True
             self._send_question(group, list(question.answers), now)

@@ -8,9 +8,9 @@ import chainer
 import numpy as np
 
 from chainermn import _signature
-from chainermn._gradients import compressors
+from chainermn._compression import compressors
+from chainermn._compression.power_sgd import PowerSGD
 from chainermn._gradients.parameters import ParameterList
-from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor, Transport

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from chainermn import _mpiexec, _streams
 from chainermn._launch import _rank_process, _serialization
 from chainermn._launch._failure import read_failures
+from chainermn._system import mpiexec, streams
 from chainermn._types import Object
 from chainermn.communicators import CommunicatorName
 
@@ -79,7 +79,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
     """
     n = _check_arguments(fn, n, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
-    command = [_mpiexec.find_local(), '-n', str(n), sys.executable, _rank_process.__file__]
+    command = [mpiexec.find_local(), '-n', str(n), sys.executable, _rank_process.__file__]
     with tempfile.TemporaryDirectory(  # only this user can read it
             prefix='chainermn-launch-', ignore_cleanup_errors=True) as folder:
         # The source code of notebook cells, for tracebacks; it is not in any file.
@@ -91,7 +91,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
             raise TypeError(f'{fn!r} or one of its arguments {error}') from error
         with open(f'{folder}/path', 'w') as file:  # where the ranks import modules from
             json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
-        environment = {**_mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
+        environment = {**mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
         with _started([*command, folder], environment, folder, n) as process:
             output = _wait(process, folder, n, timeout, deadline)
             if failures := read_failures(folder):
@@ -140,7 +140,7 @@ def _started(command: list[str], env: dict[str, str], folder: str, n: int
             yield process
         finally:
             caller.close()  # ...when this is closed
-            if os.path.basename(command[0]) == _mpiexec.LOCAL and (
+            if os.path.basename(command[0]) == mpiexec.LOCAL and (
                     _have_exited(folder, n) or _is_closed(ranks)):
                 process.kill()  # otherwise it looks for leftover processes for 2 seconds
             for stop in (None, process.terminate, process.kill):
@@ -210,7 +210,7 @@ def _forward_output(selector: selectors.BaseSelector, seconds: float) -> list[st
             selector.unregister(key.fileobj)
         if text := decoder.decode(content, final=not content):
             texts.append(text)
-            _streams.write(text, name)
+            streams.write(text, name)
     return texts
 
 

@@ -84,8 +84,8 @@ class _Rank:
             tb = tb.tb_next
         error = error.with_traceback(tb)
         with contextlib.suppress(ImportError):  # it may be the error
-            from chainermn import _common_error
-            _common_error.hide_frames(error)
+            from chainermn._failures import common_error
+            common_error.hide_frames(error)
         text = ''.join(traceback.format_exception(error))
         reason = ''.join(traceback.format_exception_only(error)).strip()
         with contextlib.suppress(Exception):  # the text is sufficient

@@ -11,7 +11,7 @@ import mmap
 import pickle
 import struct
 
-from chainermn._atomic_file import open_atomic
+from chainermn._system.atomic_file import open_atomic
 from chainermn._types import Object
 
 _ALIGNMENT = 64  # bytes, as in NumPy

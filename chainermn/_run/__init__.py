@@ -13,11 +13,11 @@ import signal
 import sys
 from collections.abc import Callable
 
-from chainermn import _mpiexec
 from chainermn._run import _hosts
 from chainermn._run._job import Job
 from chainermn._run._report import say, table
 from chainermn._run._signals import Signals
+from chainermn._system import mpiexec
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
@@ -116,15 +116,15 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if not options.is_module and not os.path.isfile(options.script):
         parser.error(f'no such script: {options.script}')
     try:
-        mpiexec, arguments = _mpiexec.find(), shlex.split(options.mpiexec_args)
+        path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
         slots = _slots(options)
     except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
         parser.error(str(error))
     program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
     # MPICH's mpiexec dies of SIGUSR2.
-    signals = Signals([signal.SIGUSR1, *[signal.SIGUSR2] * _mpiexec.is_open_mpi(mpiexec)])
+    signals = Signals([signal.SIGUSR1, *[signal.SIGUSR2] * mpiexec.is_open_mpi(path)])
     with signals.collect():
-        job = Job(mpiexec, arguments, program, options, signals)
+        job = Job(path, arguments, program, options, signals)
         result = job.run_on(slots) if slots else job.run()
     attempts = job.attempts
     if len(attempts) != 1 or attempts[0].status or signals.ending is not None:

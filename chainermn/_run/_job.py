@@ -7,29 +7,30 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 
-from chainermn import _environment, _mpiexec
+from chainermn import _environment
 from chainermn._run._attempt import Attempt, run_once
 from chainermn._run._links import Links
 from chainermn._run._pool import Pool, Watch
 from chainermn._run._probe import Probe
 from chainermn._run._report import failure, say, times
 from chainermn._run._signals import Signals
+from chainermn._system import mpiexec
 
 
 class Job:
     """A job.
 
     Args:
-        mpiexec: The path of mpiexec.
+        path: The path of mpiexec.
         arguments: Additional options for mpiexec.
         program: The command of each rank.
         options: The options of this command.
         signals: The signals of this process.
     """
 
-    def __init__(self, mpiexec: str, arguments: list[str], program: list[str],
+    def __init__(self, path: str, arguments: list[str], program: list[str],
                  options: argparse.Namespace, signals: Signals) -> None:
-        self._mpiexec = mpiexec
+        self._mpiexec = path
         self._arguments = arguments
         self._program = program
         self._options = options
@@ -54,11 +55,11 @@ class Job:
             slots: The number of slots of each host.
         """
         options, signals = self._options, self._signals
-        is_open_mpi = _mpiexec.is_open_mpi(self._mpiexec)
+        is_open_mpi = mpiexec.is_open_mpi(self._mpiexec)
 
         def command(ranks: Mapping[str, int], program: list[str], *exported: str) -> list[str]:
             exported = _environment.RUN_RANKS, 'OMP_NUM_THREADS', *exported
-            return [self._mpiexec, *_mpiexec.host_options(is_open_mpi, ranks, exported),
+            return [self._mpiexec, *mpiexec.host_options(is_open_mpi, ranks, exported),
                     '-n', str(sum(ranks.values())), *self._arguments, *program]
 
         def probe(hosts: Iterable[str]) -> Probe:
@@ -86,7 +87,7 @@ class Job:
             f'answer had fewer than {min_ranks} slots')
 
     def _environment(self, ranks_per_host: int) -> dict[str, str]:
-        return {**_mpiexec.environment(ranks_per_host),
+        return {**mpiexec.environment(ranks_per_host),
                 _environment.RUN_RANKS: str(self._options.n)}
 
     def _interruption(self) -> str:

@@ -6,8 +6,8 @@ import hmac
 import selectors
 import socket
 
-from chainermn import _connection
-from chainermn._connection import Offer
+from chainermn._system import host_connection
+from chainermn._system.host_connection import Offer
 
 _NUMBER = 4  # bytes: the number of ranks on a host, which follows the secret
 _MAX_STRANGERS = 100  # connections that have not yet sent the secret
@@ -26,11 +26,11 @@ class Links:
         self.are_complete = False  # whether the hosts of all ranks are connected
         self.has_lost_host = False  # a connection failed since then; a clean close does not count
         self._n_ranks = n_ranks
-        self._listener = _connection.listen()
+        self._listener = host_connection.listen()
         self._listener.setblocking(False)
-        secret = _connection.new_secret()
-        self._question, self._answer = _connection.halves(secret)
-        self.offer = Offer([*_connection.addresses(), '127.0.0.1', '::1'],
+        secret = host_connection.new_secret()
+        self._question, self._answer = host_connection.halves(secret)
+        self.offer = Offer([*host_connection.addresses(), '127.0.0.1', '::1'],
                            self._listener.getsockname()[1], secret)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -61,7 +61,7 @@ class Links:
     def _accept(self) -> None:
         link, _ = self._listener.accept()
         link.setblocking(False)
-        _connection.set_options(link)
+        host_connection.set_options(link)
         self._received[link] = b''
         self._selector.register(link, selectors.EVENT_READ)
         strangers = [link for link, received in self._received.items()

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from chainermn import _streams
 from chainermn._run import _hosts
+from chainermn._system import streams
 
 if TYPE_CHECKING:
     from chainermn._run._attempt import Attempt
@@ -16,7 +16,7 @@ _MAX_MESSAGES = 3  # per attempt; one bug can fail on a thousand ranks
 
 def say(text: str) -> None:
     """Print a message of this command on stderr."""
-    _streams.write(f'chainermn run: {text}\n')
+    streams.write(f'chainermn run: {text}\n')
 
 
 def failure(attempts: Sequence[Attempt], max_restarts: int, startup: float) -> str | None:

@@ -8,7 +8,7 @@ import argparse
 import pathlib
 import sys
 
-from chainermn import _streams
+from chainermn._system import streams
 from chainermn._timeline import _plot, _summary, _trace_files
 
 _DESCRIPTION = """\
@@ -54,7 +54,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
               'chrome://tracing')
     if options.png is not None and not _plot.is_available():
         sys.stdout.flush()
-        _streams.write(f'chainermn timeline: {options.png} was not written, as --png needs '
+        streams.write(f'chainermn timeline: {options.png} was not written, as --png needs '
                        f'matplotlib: {sys.executable} -m pip install matplotlib\n')
         return 1
     if options.png is not None:

@@ -26,7 +26,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from chainermn import _environment, _streams
+from chainermn import _environment
+from chainermn._system import streams
 from chainermn._types import Array
 
 VARIABLE = _environment.TIMELINE
@@ -208,7 +209,7 @@ class Timeline:
             except OSError as error:  # such as a full disk; the program continues
                 self._is_closed = True
                 os.close(self._file)
-                _streams.write(f'chainermn: the timeline of rank {self._pid} ends here: {error}\n')
+                streams.write(f'chainermn: the timeline of rank {self._pid} ends here: {error}\n')
 
     def close(self) -> None:
         """Write the end of the file."""

@@ -9,7 +9,7 @@ import numpy as np
 from chainermn._transport import packing
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec
-from chainermn._transport.shared_memory.transport import SharedMemoryTransport
+from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 from chainermn._types import Array
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import chainer
 
-from chainermn import _common_error
 from chainermn._consistency.mismatch import CollectiveMismatchError
-from chainermn._ranks import ranks_text
+from chainermn._failures import common_error
+from chainermn._failures.ranks import ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
             '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
     from chainermn._consistency import mismatch
-    from chainermn._diagnostics import current_operations, shutdown, unusable, watchdog
+    from chainermn._diagnostics import current_operations, lifecycle, unusable, watchdog
     from chainermn._diagnostics.flight_recorder import CreationRecord
 
     unusable.check('create_communicator')
@@ -125,7 +125,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
             f'mpi_comm must be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
         mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
     create = current_operations.recorded('create_communicator')(_create)
-    with shutdown.creation():
+    with lifecycle.creation():
         return create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
 
 
@@ -141,10 +141,10 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure: An error of this rank.
     """
     from chainermn._consistency import mismatch
-    from chainermn._diagnostics import shutdown, timeouts
+    from chainermn._diagnostics import lifecycle, timeouts
 
     # This starts a process, which takes a while: the imports below run beside it.
-    shutdown.add_group(mpi_comm)
+    lifecycle.add_group(mpi_comm)
     communicator_class, config = None, cast('dict[str, object]', options)
     lacks_nccl = ''
     try:
@@ -165,7 +165,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     elif len(set(calls)) > 1:
         common = mismatch.calls_differ_error('create_communicator', calls)
     if common is not None:
-        _common_error.mark_failure(common, mpi_comm.rank, failures)
+        common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
     if name == 'auto':
         communicator_class = _select(mpi_comm.rank, [each[2] for each in responses])

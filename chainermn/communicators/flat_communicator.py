@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from chainermn._transport.base import TransportType
-from chainermn._transport.shared_memory.transport import SharedMemoryTransport
+from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 

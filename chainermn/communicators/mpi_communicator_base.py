@@ -18,7 +18,7 @@ from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
 from chainermn._consistency.check import ConsistencyCheck
-from chainermn._diagnostics import flight_recorder, shutdown, timeouts, unusable, watchdog
+from chainermn._diagnostics import flight_recorder, lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations import END
@@ -60,11 +60,11 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
-        shutdown.add_group(mpi_comm)
+        lifecycle.add_group(mpi_comm)
         lifetime.free_unreferenced(mpi_comm, flight_recorder.world_ranks(mpi_comm))
         signatures, self._arrays = lifetime.duplicates(mpi_comm)
         self._consistency = ConsistencyCheck(signatures)
-        shutdown.add_check(self._consistency)
+        lifecycle.add_check(self._consistency)
         # MPI keeps collectives and messages of one communicator apart.
         self._messages = Messages(self._arrays, signatures)
         self._activations = Activations(self._messages)
@@ -74,11 +74,11 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._sums = {}
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
         self._to_free: list[Callable[[], Any]] = [
-            functools.partial(shutdown.remove_check, self._consistency),
+            functools.partial(lifecycle.remove_check, self._consistency),
             self._messages.deadlocks.drain, signatures.Free, self._arrays.Free]
         lifetime.hold(self._messages, self._consistency.calls.key, self._to_free,
                        self._messages.pending)
-        shutdown.wait_until_ready()
+        lifecycle.wait_until_ready()
         self._topology = topology.discover(self._arrays)
         self._group = Group(self._arrays, self._topology,
                             weakref.ref(self._consistency.calls))

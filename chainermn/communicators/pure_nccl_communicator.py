@@ -9,10 +9,10 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn._collectives.operation import collective_as
-from chainermn._gradients.nccl_reducer import NcclMeanQueue
+from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import ParameterList
 from chainermn._transport.base import Transport, TransportType
-from chainermn._transport.nccl.transport import NcclTransport, check_grad_dtype, wait
+from chainermn._transport.nccl.nccl_transport import NcclTransport, check_grad_dtype, wait
 from chainermn._types import DeviceEvent, Model, Stream
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from chainer.datasets import SubDataset
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase, CommunicatorLike

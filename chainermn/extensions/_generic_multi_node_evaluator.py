@@ -8,7 +8,7 @@ from typing import Any
 
 import chainer
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _NOTHING = object()

@@ -14,7 +14,7 @@ import numpy as np
 from chainer.training.extensions import _snapshot as chainer_snapshot
 from chainer.training.extensions import snapshot_writers
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import joined, resume, state

@@ -13,8 +13,8 @@ from typing import Protocol
 import chainer
 import numpy as np
 
-from chainermn._errors import on_all_ranks, raise_on_all_ranks
-from chainermn._ranks import group_ranks, ranks_text
+from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
+from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import resume, state

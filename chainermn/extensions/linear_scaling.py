@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import chainer
 
-from chainermn._errors import on_all_ranks, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
 from chainermn._types import Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 

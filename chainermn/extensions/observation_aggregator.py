@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 import chainer
 import numpy as np
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._types import Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by

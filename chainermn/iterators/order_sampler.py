@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _MAX_EPOCHS = 10_000  # that are searched for an order that was loaded

@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 import chainer
 import numpy as np
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.kvstore._server import Server, sum_arrays
 from chainermn.kvstore._sharding import (

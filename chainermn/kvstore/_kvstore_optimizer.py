@@ -7,7 +7,7 @@ from typing import TypeAlias
 import chainer
 
 from chainermn._delegate import Delegate
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn.kvstore._kvstore import KVStore
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]

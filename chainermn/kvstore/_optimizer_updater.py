@@ -11,7 +11,7 @@ import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
-from chainermn._atomic_file import open_atomic
+from chainermn._system.atomic_file import open_atomic
 from chainermn.kvstore._sharding import Key, Layout
 from chainermn.kvstore.row_sparse import Array
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import chainer
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._sharded_states.sharded_update import ShardedUpdate
 from chainermn._types import Optimizer
 from chainermn.communicators import compression as compression_module
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
 from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
-from chainermn.optimizers._sharded_update import ShardedUpdate
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD

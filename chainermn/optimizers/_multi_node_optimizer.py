@@ -12,6 +12,8 @@ import numpy as np
 
 from chainermn import _environment
 from chainermn._delegate import Delegate
+from chainermn._sharded_states import sharded_update
+from chainermn._sharded_states.sharded_update import ShardedUpdate, as_updated
 from chainermn._signature import Caller
 from chainermn._types import (
     Array,
@@ -23,9 +25,7 @@ from chainermn._types import (
     Variable,
 )
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers import _sharded_update
 from chainermn.optimizers._accumulation import Accumulation
-from chainermn.optimizers._sharded_update import ShardedUpdate, as_updated
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor
@@ -182,7 +182,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """
         if isinstance(serializer, chainer.Deserializer):
             self._n_started, self._is_started = 0, False
-            loaded = _sharded_update.load_shard(serializer, self.target)
+            loaded = sharded_update.load_shard(serializer, self.target)
             if self.sharding is not None:
                 self.sharding.begin_loading(self.target, loaded)
             elif loaded:

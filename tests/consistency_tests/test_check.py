@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn import _common_error, _signature
+from chainermn import _signature
 from chainermn._consistency.check import ConsistencyCheck
+from chainermn._failures import common_error
 from chainermn._operations import END
 from chainermn._signature import pack, unpack
 
@@ -128,7 +129,7 @@ def test_refuse(check, same_error):
             assert error.__cause__ is None and (error.__suppress_context__ or SIZE == 1)
             assert traceback.extract_tb(error.__traceback__)[-1].name == 'fail'
         if SIZE > 1:
-            assert _common_error.is_printed_here(error) == (odd == RANK)
+            assert common_error.is_printed_here(error) == (odd == RANK)
     check.same(pack('barrier'))
 
 
@@ -154,4 +155,4 @@ def test_the_cause_of_an_error_is_kept(check, same_error, make):
 @pytest.mark.mpi(min_size=2)
 def test_the_first_rank_that_has_not_ended_prints_a_mismatch(check, same_error):
     error = same_error(check.same, pack('barrier' if RANK else END))
-    assert _common_error.is_printed_here(error) == (RANK == 1)
+    assert common_error.is_printed_here(error) == (RANK == 1)

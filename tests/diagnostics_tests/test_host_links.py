@@ -8,9 +8,9 @@ import time
 import pytest
 from time_limits import seconds
 
-from chainermn._connection import Offer
 from chainermn._diagnostics import host_links
 from chainermn._diagnostics.host_links import Host, HostLinks
+from chainermn._system.host_connection import Offer
 
 pytestmark = pytest.mark.mpi_skip
 

@@ -105,12 +105,12 @@ def test_it_exits_with_the_ranks(tmp_path):
 
 ORPHANS = """
 import pathlib
-from chainermn import _launcher
-launcher = _launcher.process()
-assert launcher
+from chainermn._system import launcher
+process = launcher.process()
+assert process
 pathlib.Path(sys.argv[1], f'rank{comm.rank}').write_text(str(os.getpid()))
 comm.barrier()
-if comm.rank == 1: os.kill(launcher, 9)
+if comm.rank == 1: os.kill(process, 9)
 time.sleep(60)
 """
 

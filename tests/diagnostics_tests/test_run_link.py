@@ -8,9 +8,9 @@ import threading
 import pytest
 from time_limits import seconds
 
-from chainermn._connection import Offer
 from chainermn._diagnostics import run_link
 from chainermn._run._links import Links
+from chainermn._system.host_connection import Offer
 
 pytestmark = pytest.mark.mpi_skip
 

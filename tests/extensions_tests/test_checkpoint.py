@@ -14,7 +14,7 @@ from mpi4py import MPI
 from time_limits import seconds
 
 import chainermn
-from chainermn._ranks import ranks_text
+from chainermn._failures.ranks import ranks_text
 from chainermn.extensions.checkpoint import _CheckpointStats
 from chainermn.iterators import create_synchronized_iterator
 

@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from time_limits import seconds  # noqa: E402
 
-from chainermn import _mpiexec  # noqa: E402
+from chainermn._system import mpiexec  # noqa: E402
 
 PER_JOB = 20
 LONGEST = 5  # seconds that a rank is late
@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
 def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
     """Run a job; return what is wrong, or '', and its output."""
-    env = _mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1'}
+    env = mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1'}
     env.pop('CHAINERMN_TIMEOUT', None)
     if not job.checks:
         env['CHAINERMN_AGREE'] = '0'

@@ -33,7 +33,7 @@ from deadlock_case import CASES, Deadlock, Wait  # noqa: E402
 from fault_matrix import left_behind, machine, mpi_library, ranks_in  # noqa: E402
 from time_limits import seconds  # noqa: E402
 
-from chainermn import _mpiexec  # noqa: E402
+from chainermn._system import mpiexec  # noqa: E402
 
 COMMUNICATORS = ('naive', 'flat')
 # Seconds on an idle machine.
@@ -78,7 +78,7 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
         limit: After this number of seconds it hangs.
     """
     with tempfile.TemporaryDirectory(prefix='deadlocks-') as folder:
-        env = _mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
+        env = mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1', 'FAULT_MATRIX': folder}
         env.pop('CHAINERMN_TIMEOUT', None)
         case = CASES[job.name]
         if case.needs_timeout:

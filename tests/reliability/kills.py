@@ -43,7 +43,7 @@ def work(folder: str, steps: int) -> None:
     import numpy as np
 
     import chainermn
-    from chainermn import _clean_end
+    from chainermn._system import clean_end
     from chainermn.extensions._checkpointing.command import verify_folder
 
     comm = chainermn.create_communicator('naive')
@@ -69,7 +69,7 @@ def work(folder: str, steps: int) -> None:
                 and row.name == f'commit-run.{start}'] if start else []
         is_complete = not start or (rows and not rows[0].problems)
         say(f'starts at {start} {"complete" if is_complete else "incomplete"}')
-    _clean_end.add(lambda: say('has ended'))  # the files are removed after this
+    clean_end.add(lambda: say('has ended'))  # the files are removed after this
     trainer.run()
     digest = hashlib.sha256(b''.join(
         param.array.tobytes() for _, param in sorted(model.namedparams()))).hexdigest()

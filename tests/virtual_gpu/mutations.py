@@ -16,10 +16,10 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parents[2]
-TRANSPORT = 'chainermn/_transport/nccl/transport.py'
+TRANSPORT = 'chainermn/_transport/nccl/nccl_transport.py'
 BUFFERS = 'chainermn/_transport/array_buffers.py'
-REDUCER = 'chainermn/_gradients/reducer.py'
-QUEUE = 'chainermn/_gradients/nccl_reducer.py'
+REDUCER = 'chainermn/_gradients/mean_queue.py'
+QUEUE = 'chainermn/_gradients/nccl_mean_queue.py'
 BATCHED = 'chainermn/_transport/batched_copy.py'
 
 

@@ -18,9 +18,10 @@ import sys
 
 from mpi4py import MPI
 
-from chainermn import _launcher, global_except_hook
+from chainermn import global_except_hook
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.node_monitor import monitor_process
+from chainermn._system import launcher
 
 # Seconds.
 _READY_TIMEOUT = 5
@@ -51,12 +52,12 @@ def register(mpi_comm: MPI.Intracomm) -> list[str]:
                 listener.bind(address)
                 listener.listen(4096)
         responses = mpi_comm.allgather(
-            (node, rank, os.getpid(), _launcher.process(), address, MPI.Get_processor_name()))
+            (node, rank, os.getpid(), launcher.process(), address, MPI.Get_processor_name()))
         here = [each for each in responses if each[0] == node]
         ranks = [(theirs, process) for _, theirs, process, *_ in here]
         if node is not None and ranks[0][0] == rank:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                _start(listener, ranks, {launcher for *_, launcher, _, _ in here if launcher},
+                _start(listener, ranks, {parent for *_, parent, _, _ in here if parent},
                        is_alone=len(here) == len(responses))
     if node is not None:
         with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.base import Group
 from chainermn._transport.nccl.connection import NcclGroup
-from chainermn._transport.nccl.transport import DeviceTransport
+from chainermn._transport.nccl.nccl_transport import DeviceTransport
 from chainermn._types import Array
 
 

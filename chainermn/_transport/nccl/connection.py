@@ -11,10 +11,11 @@ from typing import TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from chainermn import _common_error, nccl
+from chainermn import nccl
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import devices
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._failures import common_error
 from chainermn._transport import array_buffers
 from chainermn._types import Array, Device, DeviceEvent, NcclComm
 
@@ -229,7 +230,7 @@ def together(mpi_comm: MPI.Comm, what: str, call: Callable[[], _Result]) -> _Res
     failures = mpi_comm.allgather(failure)
     if any(failures):
         common = mismatch.remote_error([what] * len(failures), failures)
-        _common_error.mark_failure(common, mpi_comm.rank, failures)
+        common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
     return result
 

@@ -6,7 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
-from chainermn._ranks import ranks_text
+from chainermn._failures.ranks import ranks_text
 from chainermn.extensions._checkpointing import npz
 from chainermn.extensions._checkpointing.manifest import Manifest, SaveName, is_manifest_name
 from chainermn.extensions._checkpointing.rank_file import Tag, read_tag

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import warnings
 
-from chainermn import _clean_end
-from chainermn._atomic_file import remove
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._system import clean_end
+from chainermn._system.atomic_file import remove
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.lock import JobLock
 from chainermn.extensions._checkpointing.manifest import SaveNames, remove_manifest
@@ -62,10 +62,10 @@ class _CompletedTraining:
         self._release = lock.release
         self._key = names.lock_path(comm.rank)
         _kept[self._key] = self
-        _clean_end.add(self._end)
+        clean_end.add(self._end)
 
     def remove(self) -> None:
-        _clean_end.remove(self._end)
+        clean_end.remove(self._end)
         del _kept[self._key]
         remove_files(self._comm, self._names)
         self._release()

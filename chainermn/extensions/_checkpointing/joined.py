@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from chainermn import _shards
-from chainermn._shards import Part
+from chainermn._sharded_states import combine
+from chainermn._sharded_states.combine import Part
 from chainermn._types import Object
 from chainermn.extensions._checkpointing.rank_file import sharded_states
 
-_SUFFIX = f'/{_shards.ENTRY}'
+_SUFFIX = f'/{combine.ENTRY}'
 
 #: The sharded states in one file, by name.
 Shard = dict[str, np.ndarray]
@@ -29,12 +29,12 @@ def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
     """
     joined: dict[str, np.ndarray] = {}
     for entry in sorted(key for key in shards[0] if key.endswith(_SUFFIX)):
-        prefix = entry.removesuffix(_shards.ENTRY)
+        prefix = entry.removesuffix(combine.ENTRY)
         shape = tuple(shards[0][entry][2:].tolist())
         parts = [Part(int(shard[entry][0]), int(shard[entry][1]), {
             key.removeprefix(prefix): value for key, value in shard.items()
             if key.startswith(prefix) and key != entry}) for shard in shards]
-        for key, value in _shards.join(prefix, shape, parts).items():
+        for key, value in combine.join(prefix, shape, parts).items():
             joined[prefix + key] = value
     return joined
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
-from chainermn._atomic_file import open_atomic, remove, temporary_name
+from chainermn._system.atomic_file import open_atomic, remove, temporary_name
 from chainermn.extensions._checkpointing.rank_file import FileRecord
 
 _PREFIX = 'commit-'

@@ -12,8 +12,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from chainermn._atomic_file import open_atomic
-from chainermn._shards import ENTRY
+from chainermn._sharded_states.combine import ENTRY
+from chainermn._system.atomic_file import open_atomic
 from chainermn.extensions._checkpointing import npz
 
 TAG = 'chainermn/save'  # name of the array with the tag, as JSON

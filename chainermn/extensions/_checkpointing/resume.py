@@ -12,7 +12,7 @@ from typing import TypeVar
 import chainer
 import numpy as np
 
-from chainermn._errors import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import classes, state

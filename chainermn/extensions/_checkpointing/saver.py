@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._atomic_file import remove
-from chainermn._errors import on_all_ranks, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
+from chainermn._system.atomic_file import remove
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter

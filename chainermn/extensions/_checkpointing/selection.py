@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chainermn._errors import on_all_ranks, raise_on_all_ranks
-from chainermn._ranks import group_ranks, ranks_text
+from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
+from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import npz
 from chainermn.extensions._checkpointing.manifest import Manifest, SaveNames

@@ -1,0 +1,1 @@
+"""Deadlocks: ranks that wait for each other."""

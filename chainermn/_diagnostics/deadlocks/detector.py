@@ -1,0 +1,72 @@
+"""Detects deadlocks of living ranks: on the first rank of a group, from the states of all.
+
+A rank that has waited for a while sends its state, and notifies the detector when it resumes.
+States of different times could contradict each other.  So if they contain a deadlock, the detector
+starts a confirmation round: it asks these ranks again.  If no state has changed since, all of them
+were true at the same time.
+"""
+from __future__ import annotations
+
+from chainermn._diagnostics.deadlocks.wait_graph import RankState, WaitGraph
+
+
+class DeadlockDetector:
+    """Collects the states of waiting ranks.  Ranks are those of COMM_WORLD."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, RankState] = {}
+        self._since: dict[int, float] = {}
+        self._has_warned = False
+        self._round = 0
+        self._suspects: set[int] = set()
+        self._unseen: set[int] = set()  # suspects that have not answered in this round
+        self._has_changed = False
+
+    def set_state(self, rank: int, state: RankState | None, now: float = 0) -> None:
+        """Replace the state of a rank; ``None`` if it makes progress."""
+        if self.states.get(rank) != state:
+            self._has_changed = True
+            if rank in self._suspects:
+                self._suspects = set()
+            self.states.pop(rank, None)
+            if state is not None:
+                self.states[rank] = state
+                self._since[rank] = now
+
+    def new_suspects(self) -> tuple[int, set[int]]:
+        """Start a confirmation round, if the states contain a deadlock.
+
+        Returns:
+            The number of the round, and the ranks that have to answer, if any.
+        """
+        if not self._has_changed:
+            return self._round, set()
+        self._has_changed = False
+        suspects = WaitGraph(self.states).deadlocked()
+        if suspects == self._suspects:
+            return self._round, set()
+        self._suspects, self._unseen = suspects, set(suspects)
+        self._round += 1
+        return self._round, set(suspects)
+
+    def confirm(self, rank: int, number: int, state: RankState | None, now: float = 0) -> str:
+        """Record the answer of a rank; return the deadlock once all have confirmed it, else ''.
+
+        Args:
+            rank: The rank.
+            number: The number of the round.
+            state: The state of the rank.
+            now: The current time.
+        """
+        self.set_state(rank, state, now)
+        if number != self._round or not self._suspects:
+            return ''
+        self._unseen.discard(rank)
+        return '' if self._unseen else WaitGraph(self.states).cycle(self._suspects)
+
+    def is_stalled(self, now: float, seconds: float) -> bool:
+        """Return whether ranks have been waiting for some time; once for each stall."""
+        stalled = any(not state.is_finished and now - self._since[rank] > seconds
+                      for rank, state in self.states.items())
+        is_new, self._has_warned = stalled and not self._has_warned, stalled
+        return is_new

@@ -1,0 +1,174 @@
+"""Shutdown: the ranks agree that all of them have reached the end of the program.
+
+A rank that ends while others are inside a collective would leave them waiting, and wait for them
+itself in MPI_Finalize.  So each finished rank takes part in one more check of each communicator,
+with an operation of its own; a rank inside another operation raises an error.
+"""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from mpi4py import MPI
+
+from chainermn import _signature, global_except_hook
+from chainermn._diagnostics import (
+    current_operations,
+    dump_request,
+    node_monitor,
+    run_link,
+    unusable,
+    watchdog,
+)
+from chainermn._diagnostics.deadlocks import rank_progress
+from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._operations import END
+from chainermn._system import clean_end
+
+
+class Check(Protocol):
+    """The consistency check of a communicator."""
+
+    calls: FlightRecord
+    is_active: bool  # whether it exchanges anything
+    has_finished_ranks: bool  # whether its last mismatch showed finished ranks
+    on_shutdown: Callable[[], None]
+
+    def same(self, signature: bytes) -> bool:
+        """Return if all ranks call it with the same signature, else raises on all of them."""
+
+
+# In order of creation, which is the same on all their ranks.
+_checks: list[Check] = []
+_callbacks: list[Callable[[], None]] = []
+_process = 0
+_has_ended = False
+_has_left_creation = False
+
+
+def add_group(mpi_comm: MPI.Intracomm) -> None:
+    """Add the ranks of a communicator to the watchdog, the node monitor and the shutdown.
+
+    Collective: every rank of it calls it.
+    """
+    global _process, _has_ended
+    if _process != os.getpid():
+        _process, _has_ended = os.getpid(), False
+        # Registered after mpi4py's function, so called before it: MPI is still initialized.
+        atexit.register(_end)
+        # If the program calls MPI.Finalize(), MPI calls this first.
+        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _end())
+        MPI.COMM_SELF.Set_attr(key, True)
+        dump_request.listen()
+    if mpi_comm.size > 1 and watchdog.get().add_group(mpi_comm):
+        hosts = node_monitor.register(mpi_comm)
+        watchdog.get().connect_hosts(mpi_comm, hosts)
+        run_link.connect(mpi_comm, hosts)
+
+
+@contextlib.contextmanager
+def creation() -> Iterator[None]:
+    """Note it if SystemExit or KeyboardInterrupt interrupts the creation of a communicator.
+
+    The other ranks are waiting there, so that the job is aborted if this rank then finishes.
+    """
+    global _has_left_creation
+    _has_left_creation = True
+    try:
+        yield
+    except Exception:
+        _has_left_creation = False
+        raise
+    _has_left_creation = False
+
+
+def wait_until_ready() -> None:
+    """Wait for the node monitor that :func:`add_group` has started.
+
+    Call it before a collective of all ranks.
+    """
+    node_monitor.wait_until_ready()
+
+
+def add_check(check: Check) -> None:
+    """Add a check that takes part in the shutdown."""
+    _checks.append(check)
+
+
+def remove_check(check: Check) -> None:
+    """Undoes :func:`add_check`.  All ranks call it at the same point of the program."""
+    if check in _checks:
+        _checks.remove(check)
+
+
+def add_callback(callback: Callable[[], None]) -> None:
+    """Add a function to call during shutdown, unless this rank fails.
+
+    It may wait until every rank calls it.
+    """
+    _callbacks.append(callback)
+
+
+def remove_callback(callback: Callable[[], None]) -> None:
+    """Undoes :func:`add_callback`."""
+    if callback in _callbacks:
+        _callbacks.remove(callback)
+
+
+# A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
+@current_operations.recorded(END)
+def _end() -> None:
+    global _has_ended
+    if _has_ended or os.getpid() != _process or MPI.Is_finalized():
+        return
+    _has_ended = True
+    try:
+        if not global_except_hook.is_failing():
+            if left := _incomplete_operation():
+                global_except_hook.abort_job(
+                    'it left an incomplete operation, and reached the end of the program',
+                    f'The operation was {left}.\n')
+            if _agree():
+                clean_end.run()
+            rank_progress.may_exit = True
+            for callback in list(_callbacks):
+                callback()
+            watchdog.get().wait_for_shutdown()
+            node_monitor.deregister()
+            global_except_hook.mark_finished()
+    finally:
+        unusable.shut_down()
+
+
+def _incomplete_operation() -> str:
+    """Return the operation in which other ranks wait for this one; '' if there is none."""
+    if _has_left_creation:
+        return 'create_communicator'
+    for check in _checks:
+        calls = check.calls
+        if 0 < calls.left_at == calls.count and calls.newest:  # it has entered none since
+            return calls.newest.text
+    return ''
+
+
+def _agree() -> bool:
+    """Return whether all ranks have ended; without consistency checks, at least this one."""
+    if any(check.has_finished_ranks for check in _checks):
+        return False  # another rank has finished, and waits for this one in MPI_Finalize
+    for check in _checks:
+        if not check.is_active:
+            continue
+        rank_progress.ending = check.calls
+        try:
+            check.same(_signature.pack(END))
+            check.on_shutdown()
+        except Exception:
+            # Of any type, as the argument of another rank may be invalid.  The error is also raised
+            # on the other ranks, which have not finished and report it.
+            return False
+        finally:
+            rank_progress.ending = None
+    return True

@@ -1,0 +1,1 @@
+"""Errors of ranks: raised on all of them, and printed once."""

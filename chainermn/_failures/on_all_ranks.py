@@ -1,0 +1,55 @@
+"""An error of one rank is raised on all ranks, and printed once."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NoReturn, Protocol, TypeVar
+
+from chainermn._failures import common_error
+
+_E = TypeVar('_E', bound=Exception)
+
+
+class Refuser(Protocol):
+    """A communicator, or another object with its ``refuse``."""
+
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
+        """Raise an error on all ranks."""
+
+
+@contextlib.contextmanager
+def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
+    """Raise an error of the block on all ranks: on the others in their next collective operation.
+
+    The block must not call a collective operation.
+
+    Args:
+        comm: ChainerMN communicator, or the backend of a KVStore.
+        operation: Name of the operation, for the error.
+
+    Raises:
+        Exception: The error of the block.
+    """
+    try:
+        yield
+    except Exception as error:
+        comm.refuse(operation, error)
+
+
+class Ranks(Protocol):
+    """A communicator, of which only the rank is needed."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process in the communicator."""
+
+
+def on_all_ranks(comm: Ranks, error: _E) -> _E:
+    """Return an error that all ranks raise, after noting that only rank 0 prints it.
+
+    Args:
+        comm: ChainerMN communicator of the ranks that raise it.
+        error: The error, equal on all ranks.
+    """
+    common_error.mark(error, comm.rank == 0)
+    return error

@@ -1,0 +1,281 @@
+"""Averages gradients in the background, one list after another, while the caller computes.
+
+A thread of each rank processes the lists in the order of submission, on a separate communicator.
+Before each list the ranks wait passively until all have submitted it, and check that the lists
+match.
+"""
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import chainer
+import numpy as np
+from mpi4py import MPI
+
+from chainermn import _signature
+from chainermn._compression.power_sgd import PowerSGD
+from chainermn._diagnostics import current_operations, lifecycle, unusable
+from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecord
+from chainermn._diagnostics.unusable import Unusable
+from chainermn._gradients.codec import Codec, average
+from chainermn._gradients.parameters import ParameterList
+from chainermn._gradients.result_memory import ResultMemory
+from chainermn._tracing import recorder
+from chainermn._transport import array_buffers
+from chainermn._transport.base import Compressor, Transport
+from chainermn._types import Array, Model
+
+_POLL_INTERVAL = 1e-4  # seconds between polls for the other ranks
+_POLLS = 4  # per interval: an exchange may need one poll for each of its steps
+
+#: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression)``.
+Gradients = Callable[[Model, bool, object], dict[str, Array]]
+#: Makes a codec for an exchange.
+NewCodec = Callable[[ParameterList, Compressor | PowerSGD], Codec]
+
+
+class _Turn(NamedTuple):
+    request: MPI.Request  # complete when all ranks have submitted the list
+    digests: np.ndarray  # once complete: the greatest digest of a rank, and minus the least
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.digests[0] != -self.digests[1])
+
+
+class MeanQueue:
+    """Made by :meth:`CommunicatorBase.mean_queue`, which describes its use.
+
+    Args:
+        mpi_comm: The ranks; nothing else may use this communicator.
+        gradients: Returns the gradients of a model by path, after the consistency check.
+        check: Checks the mean gradients of a model, in debug mode.
+        transport: Averages; only this object uses it, on a communicator of its own.
+        new_codec: Creates the codec of an exchange.
+        is_profitable: Whether the exchange leaves a core to each rank for computing.
+        calls: The flight record of the background communicator, which has its timeout.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, gradients: Gradients,
+                 check: Callable[[Model], None], transport: Transport, new_codec: NewCodec,
+                 is_profitable: bool, calls: FlightRecord) -> None:
+        self._control = mpi_comm
+        self._calls = BackgroundRecord(mpi_comm, calls)
+        self._turns = mpi_comm.Dup()  # for the thread
+        self._transport = transport
+        self._new_codec = new_codec
+        self.gradients = gradients
+        self.is_profitable = is_profitable
+        self.check = check
+        self._number = 0  # of the next list
+        self._limit = sys.maxsize  # lists from this number on are cancelled
+        self._urgent = False  # whether the caller waits
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._in_flight = 0
+        self._memory = ResultMemory()
+        self._has_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        if not self._has_thread:
+            warnings.warn('the MPI library was not started with MPI_THREAD_MULTIPLE, so '
+                          'gradients are exchanged in wait(), not in the background',
+                          RuntimeWarning, stacklevel=3)
+        self._thread: threading.Thread | None = None
+        lifecycle.add_callback(self._finish)
+        unusable.register(self)
+
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+               ) -> list[Array]:
+        """Start to average gradients, after all earlier submissions.
+
+        Args:
+            gradients: By path, at least one; they must not change before :meth:`wait`.
+            compressor: Encodes the gradients, unless it is ``None``.
+
+        Returns:
+            One array per gradient, which contains its mean after :meth:`wait`.
+        """
+        arrays = ParameterList.named(gradients)
+        results = self._results(arrays)
+        number, self._number = self._number, self._number + 1
+        self._calls.exchanges = self._number
+        turn = self._turn(_signature.digest((
+            compressor is not None, '\n'.join(arrays.paths), [x.dtype.num for x in arrays],
+            [x.size for x in arrays])))
+        on_device = _computed_on(arrays)
+
+        def average_list() -> None:
+            if turn.differs:
+                raise ValueError(
+                    'Collective mismatch in the background: ranks submitted gradients of '
+                    'different paths, dtypes or sizes, in different orders, or only some of '
+                    'them with a compressor. Submit the same gradients on all ranks.')
+            with recorder.span('means', 'operation', arrays):
+                if compressor is None:
+                    self._transport.mean(arrays, results)
+                else:
+                    average(self._transport, arrays, results, compressor, self._new_codec)
+
+        def job() -> None:
+            with recorder.span('wait', 'wait'):
+                while not any(turn.request.Test() for _ in range(_POLLS)):
+                    time.sleep(0 if self._urgent else _POLL_INTERVAL)
+            # A discarded list, too, is freed on its device.
+            with on_device():
+                if number < self._limit:
+                    average_list()
+
+        self._in_flight += 1
+        self._jobs.put(job)
+        if self._has_thread and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name='chainermn mean queue',
+                                            daemon=True)
+            self._thread.start()
+        return results
+
+    @current_operations.recorded('wait')
+    def wait(self) -> None:
+        """Wait until everything submitted is averaged.
+
+        Raises:
+            Exception: The error of the first exchange that failed.
+        """
+        with recorder.span('wait for means', 'operation'):
+            self._wait()
+
+    def _wait(self) -> None:
+        first: BaseException | None = None
+        self._calls.count += 1
+        self._calls.record('wait for means in the background')
+        self._urgent = True
+        self._transport.set_passive_wait(False)
+        try:
+            while self._in_flight:
+                if not self._has_thread:
+                    self._work()
+                ended = self._finished.get()
+                self._in_flight -= 1
+                first = first or ended
+        finally:
+            self._transport.set_passive_wait(True)
+            self._urgent = False
+            self._memory.end_round()
+        if first is not None:
+            raise first
+
+    @property
+    def pending(self) -> bool:
+        """Whether gradients are in flight."""
+        return self._in_flight > 0
+
+    def flight_records(self) -> tuple[FlightRecord, ...]:
+        """Return the flight record of :meth:`wait`."""
+        return self._calls,
+
+    def cancel(self) -> None:
+        """Discards everything submitted, as after an error.  Collective: every rank calls it.
+
+        The ranks may have submitted different numbers of lists.
+        """
+        least, most = self._last_numbers()
+        turns = []
+        if least < most:
+            self._limit = least
+            self._control.Barrier()  # all ranks know the limit
+            turns = [self._turn(0) for _ in range(self._number, most)]
+        with contextlib.suppress(Exception):  # of discarded exchanges
+            self.wait()
+        MPI.Request.Waitall([turn.request for turn in turns])
+        self._number, self._limit = most, sys.maxsize
+        self._calls.exchanges = self._number
+
+    def make_unusable(self, unusable: Unusable) -> None:
+        """Make every later exchange raise an error."""
+        for name in ('_control', '_turns', '_calls'):
+            setattr(self, name, unusable)
+
+    def free(self) -> None:
+        """Frees the resources of this queue.  Collective: every rank calls it, once."""
+        self.cancel()
+        lifecycle.remove_callback(self._finish)
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+        self._turns.Free()
+        self._control.Free()
+
+    def _finish(self) -> None:
+        """At the end of the program: MPI must not be finalized while a thread uses it."""
+        self.cancel()
+
+    def _turn(self, digest: int) -> _Turn:
+        """Notifies the other ranks that this one has submitted a list with that digest."""
+        digests = np.array([digest, -digest])
+        return _Turn(self._turns.Iallreduce(MPI.IN_PLACE, digests, MPI.MAX), digests)
+
+    def _last_numbers(self) -> tuple[int, int]:
+        """Return the least and the greatest number of lists that a rank has submitted."""
+        numbers = np.array([-self._number, self._number])
+        self._control.Allreduce(MPI.IN_PLACE, numbers, MPI.MAX)
+        return -int(numbers[0]), int(numbers[1])
+
+    def _run(self) -> None:
+        while self._work():
+            pass
+
+    def _work(self) -> bool:
+        """Process one list; return whether more may follow."""
+        job = self._jobs.get()
+        if job is None:
+            return False
+        try:
+            job()
+        except BaseException as error:
+            self._finished.put(error)
+        else:
+            self._finished.put(None)
+        return True
+
+    def _results(self, arrays: ParameterList) -> list[Array]:
+        """Return new arrays for the means, one buffer for each dtype."""
+        members: dict[tuple[np.dtype, bool], list[int]] = {}
+        for i, x in enumerate(arrays):
+            members.setdefault((x.dtype, array_buffers.on_device(x)), []).append(i)
+        results: list[Array] = [None] * len(arrays)
+        for (dtype, device), indices in members.items():
+            size = sum(arrays[i].size for i in indices)
+            if device:
+                buffer = chainer.backend.get_array_module(arrays[indices[0]]).empty(size, dtype)
+            else:
+                buffer = self._memory.new(arrays.paths[0], dtype, size)
+            start = 0
+            for i in indices:
+                results[i] = buffer[start:start + arrays[i].size].reshape(arrays[i].shape)
+                start += arrays[i].size
+        return results
+
+
+def _computed_on(arrays: Iterable[Array]) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context for the thread: the device of the arrays, after their computation."""
+    device = next((x.device for x in arrays if array_buffers.on_device(x)), None)
+    if device is None:
+        return contextlib.nullcontext
+    import cupy
+
+    computed = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with array_buffers.device_in_thread(device.id):
+            computed.synchronize()
+            yield
+            cupy.cuda.get_current_stream().synchronize()
+
+    return entered

@@ -1,0 +1,91 @@
+"""Averages gradients in the background by NCCL, on a separate CUDA stream.
+
+No thread is needed: each exchange is queued on the stream, after the work of the caller's stream.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from chainermn._compression.power_sgd import PowerSGD
+from chainermn._diagnostics import unusable
+from chainermn._diagnostics.unusable import Unusable
+from chainermn._gradients.codec import Codec
+from chainermn._gradients.mean_queue import Gradients
+from chainermn._gradients.parameters import ParameterList
+from chainermn._tracing import recorder
+from chainermn._transport.base import Compressor
+from chainermn._transport.nccl.nccl_transport import NcclTransport, is_gathered, wait
+from chainermn._types import Array, DeviceEvent, Model
+
+
+class NcclMeanQueue:
+    """Made by :meth:`CommunicatorBase.mean_queue`, which describes its use.
+
+    Args:
+        mpi_comm: The ranks; nothing else may use this communicator.
+        gradients: Returns the gradients of a model by path, after the consistency check.
+        check: Checks the mean gradients of a model, in debug mode.
+        transport: Averages; only this object uses it.
+    """
+
+    is_profitable = True
+
+    def __init__(self, mpi_comm: MPI.Intracomm, gradients: Gradients,
+                 check: Callable[[Model], None], transport: NcclTransport) -> None:
+        self._control = mpi_comm
+        self._transport = transport
+        self._done: DeviceEvent | None = None
+        self._held: list[ParameterList] = []  # alive while the stream reads them
+        self._sent: list[tuple[np.dtype, int, bool]] = []  # since the last wait
+        self.gradients = gradients
+        self.check = check
+        unusable.register(self)
+
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+               ) -> list[Array]:
+        """Start to average gradients by path; return an array for the mean of each."""
+        if isinstance(compressor, PowerSGD):
+            raise ValueError("compression='powersgd' does not work with overlap on this "
+                             'communicator; omit one of them')
+        arrays = ParameterList.named(gradients)
+        # Without a check, which would block.
+        codec = None if compressor is None else Codec(compressor, arrays.paths)
+        results, self._done, sent = self._transport.begin_new_mean(arrays, codec)
+        self._held.append(arrays)
+        self._sent.append((sent.dtype, sent.size, is_gathered(compressor)))
+        if codec is not None:
+            codec.finish()
+        return results
+
+    def wait(self) -> None:
+        """Make the current stream wait for everything submitted.  Does not block."""
+        with recorder.span('wait for means', 'operation'):
+            wait(self._done)
+        self._done = None
+        self._held.clear()
+        self._sent.clear()
+
+    @property
+    def pending(self) -> bool:
+        """Whether gradients are in flight."""
+        return bool(self._sent)
+
+    def cancel(self) -> None:
+        """Discards everything submitted, as after an error.  Collective: every rank calls it."""
+        longest = max(self._control.allgather(self._sent), key=len)
+        for sent in longest[len(self._sent):]:
+            self._done = self._transport.send_zeros(*sent)
+        self.wait()
+
+    def make_unusable(self, unusable: Unusable) -> None:
+        """Make every later exchange raise an error."""
+        for name in ('_control', '_transport'):
+            setattr(self, name, unusable)
+
+    def free(self) -> None:
+        """Frees the resources of this queue.  Collective: every rank calls it, once."""
+        self.cancel()
+        self._control.Free()

@@ -1,0 +1,1 @@
+"""Optimizer states of which each rank keeps one shard."""

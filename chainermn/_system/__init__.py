@@ -1,0 +1,1 @@
+"""What the package needs from the operating system: files, processes and connections."""

@@ -1,0 +1,192 @@
+"""Ranks that wait for each other forever are found; those that may make progress are not."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn._diagnostics import flight_recorder
+from chainermn._diagnostics.deadlocks.rank_progress import Progress
+from chainermn._diagnostics.deadlocks.wait_graph import Kind, RankState, ThreadWait, Wait, WaitGraph
+
+SIZE = MPI.COMM_WORLD.size
+WORLD = ('FlightRecord', (0, 1, 2), 1)
+OTHER = ('FlightRecord', (0, 1, 2), 2)
+MESSAGES = ('MessageRecord', (0, 1, 2), 1)
+needs_others = pytest.mark.skipif(SIZE < 2, reason='needs another rank')
+
+
+@pytest.fixture
+def own():
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
+def state(*waits, entered=None, sent=None, received=None, receiving=None, created=0,
+          is_finished=False, may_exit=False, service=None):
+    """The state of a rank with one thread for each list of waits; the last may answer."""
+    progress = Progress(entered or {}, {(0, 1, 2): created}, {MESSAGES: sent or {}},
+                        {MESSAGES: received or {}}, {MESSAGES: receiving or {}})
+    threads = tuple(ThreadWait(f'in {each[0].kind.name.lower()}' if each else 'nowhere', each,
+                               service if number == len(waits) else None)
+                    for number, each in enumerate(waits, 1))
+    return RankState(progress, threads, is_finished, may_exit)
+
+
+def done(**counts):
+    """The state of a rank that enters no more operations."""
+    return state((), is_finished=True, may_exit=True, **counts)
+
+
+def in_collective(number, key=WORLD, kind=Kind.COLLECTIVE, **entered):
+    return state((Wait(kind, key, number),), entered={
+        WORLD: entered.get('world', 0), OTHER: entered.get('other', 0), key: number})
+
+
+def receiving(peer, tag=0, **counts):
+    return state((Wait(Kind.RECEIVE, MESSAGES, 0, peer, tag),), **counts)
+
+
+def sending(peer, tag=0, sent=1, **counts):
+    return state((Wait(Kind.SEND, MESSAGES, 0, peer, tag),), sent={(peer, tag): sent}, **counts)
+
+
+SERVICE = ('ServiceRecord', (0, 1, 2), 1)
+RECEIVE = Wait(Kind.RECEIVE, MESSAGES, 0, 0, 0)
+
+
+def asking(*ranks):
+    return state((Wait(Kind.ASK, SERVICE, asked=ranks),))
+
+
+creating = state((Wait(Kind.CREATION, ('CreationRecord', (0, 1, 2), 1), 2),), created=2,
+                 entered={WORLD: 4})
+no_wait = state(())
+
+
+@pytest.mark.parametrize(('states', 'expected'), [
+    # Collectives of two communicators in opposite orders; rank 2 has entered both or runs.
+    ([in_collective(5, WORLD), in_collective(3, OTHER)], {0, 1}),
+    ([in_collective(5, WORLD, other=3), in_collective(3, OTHER)], set()),
+    ([in_collective(5, WORLD), in_collective(3, OTHER, world=5)], set()),
+    # Rank 2 waits for rank 1, which waits for rank 0, which runs.
+    ([None, in_collective(5, WORLD), receiving(1)], set()),
+    # All have entered it: one of them may be unpickling.
+    ([in_collective(5)] * 3, set()),
+    # Without the check, ranks that live may not be needed.
+    ([in_collective(5, WORLD, Kind.UNCHECKED), in_collective(3, OTHER, Kind.UNCHECKED)], set()),
+    ([in_collective(5, WORLD, Kind.UNCHECKED), done(entered={WORLD: 4})], {0}),
+    ([in_collective(5, WORLD, Kind.UNCHECKED), done(entered={WORLD: 5})], set()),
+    # A communicator that rank 1 has freed.
+    ([in_collective(5), state((Wait(Kind.COLLECTIVE, OTHER, 3),), entered={OTHER: 3})], set()),
+    ([creating, in_collective(5, WORLD)], {0, 1}),
+    ([creating, creating], set()),
+    # Messages.
+    ([receiving(1), receiving(0)], {0, 1}),
+    ([sending(1), sending(0)], {0, 1}),
+    ([receiving(1), sending(0)], set()),
+    ([receiving(1, 7), sending(0, 8)], {0, 1}),
+    ([receiving(1, -1), sending(0, 8)], set()),
+    ([receiving(1, received={(1, 0): 1}), receiving(0, sent={(0, 0): 1})], {0, 1}),
+    ([receiving(1, received={(1, 0): 1}), receiving(0, sent={(0, 0): 2})], set()),
+    ([sending(1), receiving(0, received={(0, 0): 1}), receiving(0)], set()),
+    # Its large message is being received by an irecv.
+    ([sending(1), receiving(0, 1, receiving={(0, 0): 1})], set()),
+    ([sending(1, sent=2), receiving(0, 1, receiving={(0, 0): 1})], {0, 1}),
+    ([sending(1, receiving={(1, 0): 1}), sending(0, receiving={(0, 0): 1})], set()),
+    ([receiving(1), receiving(2), receiving(0)], {0, 1, 2}),
+    ([receiving(1), receiving(2), None], set()),
+    # Of any rank: one of them has to send.
+    ([receiving(-1, -1), receiving(0), receiving(0)], {0, 1, 2}),
+    ([receiving(-1, -1), receiving(0), None], set()),
+    ([receiving(-1, -1), receiving(0), receiving(0, sent={(0, 9): 1})], set()),
+    ([receiving(-1, -1, sent={(0, 0): 1}), receiving(0), receiving(0)], set()),  # to itself
+    # A service: its thread on rank 1 is blocked, or it answers.
+    ([asking(1), state((RECEIVE,), (RECEIVE,), service=SERVICE)], {0, 1}),
+    ([asking(1), state((RECEIVE,))], set()),
+    ([asking(1, 2), state((RECEIVE,), service=SERVICE), state((RECEIVE,))], set()),
+    ([asking(1, 2), state((RECEIVE,), service=SERVICE), None], set()),
+    ([asking(), receiving(0)], set()),
+    # Finished ranks.
+    ([receiving(1), done()], {0}),
+    ([receiving(1), done(sent={(0, 0): 1})], set()),
+    ([receiving(-1), done(), done()], {0}),
+    ([receiving(-1), done(), None], set()),
+    ([in_collective(5), done(entered={WORLD: 4}), None], {0}),
+    ([done(), done(), done()], set()),
+    # Only some threads are blocked, or one of nested operations.
+    ([state((Wait(Kind.RECEIVE, MESSAGES, 0, 1, 0),), ()), receiving(0)], set()),
+    ([state((Wait(Kind.COLLECTIVE, WORLD, 0), Wait(Kind.RECEIVE, MESSAGES, 0, 1, 0))),
+      receiving(0)], {0, 1}),
+    ([no_wait, receiving(0)], set()),
+    ([state(), receiving(0)], set()),
+])
+def test_deadlocks(states, expected):
+    graph = WaitGraph({rank: each for rank, each in enumerate(states) if each is not None})
+    assert graph.deadlocked() == expected
+
+
+@pytest.mark.parametrize(('states', 'expected'), [
+    ([receiving(1), receiving(0)],
+     'rank 0 waits in receive for rank 1; rank 1 waits in receive for rank 0'),
+    # Rank 0 waits for the cycle, and is no part of it.
+    ([receiving(1), receiving(2), receiving(1)],
+     'rank 1 waits in receive for rank 2; rank 2 waits in receive for rank 1'),
+    ([receiving(-1), receiving(0), done()],
+     'rank 0 waits in receive for ranks 1-2; rank 1 waits in receive for rank 0'),
+    ([receiving(1), receiving(2), done()],
+     'rank 0 waits in receive for rank 1; rank 1 waits in receive for rank 2; rank 2 has reached '
+     'the end of the program'),
+])
+def test_a_cycle_is_described(states, expected):
+    graph = WaitGraph(dict(enumerate(states)))
+    assert graph.cycle(graph.deadlocked()) == expected
+
+
+def test_a_collective_is_waited_for_by_its_number(own):
+    own.barrier()
+    calls, messages = own.flight_records()
+    assert calls.count == calls.entered
+    kind = Kind.COLLECTIVE if SIZE > 1 else Kind.UNCHECKED
+    assert Wait.of(calls, 'barrier') == Wait(kind, calls.key, calls.count)
+    assert Wait.of(messages, 'barrier') is None  # no message
+
+
+@needs_others
+def test_a_message_is_waited_for_in_the_operation_of_its_newest_record(own):
+    calls, messages = own.flight_records()
+    messages.count += 1
+    messages.record(('send', 1, 5, None))
+    assert Wait.of(messages, 'send') is None  # it may still be pickling
+    messages.count_sent(1, 5)
+    assert Wait.of(messages, 'send') == Wait(Kind.SEND, messages.key, 0, 1, 5)
+    assert Wait.of(messages, 'recv') is None
+    assert Wait.of(calls, 'send') is None
+    messages.record(('wait', -2, -1, None))
+    assert Wait.of(messages, 'wait') == Wait.of(messages, 'waitall') == Wait(
+        Kind.RECEIVE, messages.key, 0, -2, -1)
+    assert Wait.of(messages, 'send') is None
+    messages.sent.clear()
+    own.barrier()
+
+
+@needs_others
+def test_messages_are_counted_before_they_leave_and_after_they_are_received(own):
+    own.isend(np.zeros(1), (own.rank + 1) % SIZE, 3)
+    before = (own.rank - 1) % SIZE
+    own.recv(before, 3)
+    key, progress = own.flight_records()[1].key, Progress.own()
+    assert progress.sent[key] == {((own.rank + 1) % SIZE, 3): 1}
+    assert progress.received[key] == {(before, 3): 1}
+    own.barrier()
+
+
+def test_create_communicator_waits_for_ranks_that_have_not_called_it():
+    calls = flight_recorder.CreationRecord(MPI.COMM_WORLD)
+    try:
+        n = flight_recorder.creations[calls.ranks]
+        assert Wait.of(calls, 'create_communicator') == Wait(Kind.CREATION, calls.key, n)
+        assert Progress.own().creations[calls.ranks] == n
+    finally:
+        flight_recorder.creations[calls.ranks] -= 1  # as none has been created
