@@ -41,7 +41,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
-from chainermn import _environment
+from chainermn import _environment, _runtime
 from chainermn._failures import common_error
 from chainermn._system import exit_status, launcher, streams
 from chainermn._system.atomic_file import open_atomic
@@ -67,12 +67,6 @@ _UnraisableHook: TypeAlias = 'Callable[[sys.UnraisableHookArgs], object]'
 FailureHandler: TypeAlias = Callable[[str, str, BaseException | None], NoReturn]
 
 _os_exit = os._exit
-_forced = False  # whether to abort the job even if this process is its only one
-_installed_by = 0  # process ID; a forked child has another one
-_exit_code = 0  # the requested exit status, of any size, once it is known
-_reporting_thread: int | None = None
-_has_finished = False
-_failure_handler: FailureHandler | None = None
 
 
 def _is_first_of_node() -> bool:
@@ -82,7 +76,29 @@ def _is_first_of_node() -> bool:
     return launcher.claim('report')
 
 
-_is_first_report: Callable[[], bool] = _is_first_of_node
+class _Hook(_runtime.Part):
+    """The state of the hook."""
+
+    def __init__(self) -> None:
+        self.is_installed = False
+        #: Whether this process is a rank.  A forked child is not.
+        self.is_rank = True
+        #: Whether to abort the job even if this process is its only one.
+        self.is_forced = False
+        #: The requested exit status, of any size, once it is known.
+        self.exit_code = 0
+        self.reporting_thread: int | None = None
+        self.has_finished = False
+        self.failure_handler: FailureHandler | None = None
+        self.is_first_report: Callable[[], bool] = _is_first_of_node
+
+    def in_child(self) -> bool:
+        self.is_rank = False
+        return True
+
+
+def _hook() -> _Hook:
+    return _runtime.get(_Hook)
 
 
 def add_hook() -> None:
@@ -90,12 +106,11 @@ def add_hook() -> None:
 
     With several processes, ``import chainermn`` is sufficient. A second call has no effect.
     """
-    global _forced
-    if _forced:
+    if _hook().is_forced:
         warnings.warn('chainermn.global_except_hook.add_hook() was called before, or '
                       f'{_VARIABLES[0]} is set; this call has no effect.', stacklevel=2)
         return
-    _forced = True
+    _hook().is_forced = True
     _install()
 
 
@@ -112,8 +127,8 @@ def abort_job(reason: str, details: str) -> None:
 
     Does not return. It works even if the hook is disabled.
     """
-    if _failure_handler is not None:
-        _failure_handler(reason, details, None)
+    if (handler := _hook().failure_handler) is not None:
+        handler(reason, details, None)
     mpi = sys.modules['mpi4py.MPI']
     _abort(reason, details=details, abort=lambda: mpi.COMM_WORLD.Abort(1))
 
@@ -125,38 +140,34 @@ def set_report_arbiter(is_first: Callable[[], bool]) -> None:
         is_first: Called before a failure is reported. Returns whether this rank is the first one to
             fail; then the failures of others are consequences, and are not reported.
     """
-    global _is_first_report
-    _is_first_report = is_first
+    _hook().is_first_report = is_first
 
 
 def set_failure_handler(handler: FailureHandler) -> None:
     """Set a function that handles failures instead of aborting the job."""
-    global _failure_handler
-    _failure_handler = handler
+    _hook().failure_handler = handler
 
 
 def mark_finished() -> None:
     """Note that all ranks have finished: a daemon thread that fails no longer aborts the job."""
-    global _has_finished
-    _has_finished = True
+    _hook().has_finished = True
 
 
 def aborts_job() -> bool:
     """Return whether a failure of this process aborts the job, without a failure handler."""
-    return _is_installed() and _failure_handler is None
+    return _is_installed() and _hook().failure_handler is None
 
 
 def is_failing() -> bool:
     """Return whether the process is about to exit with an error."""
-    return _exit_code != 0
+    return _hook().exit_code != 0
 
 
 def _install() -> None:
-    global _installed_by
-    if _installed_by:
+    if _hook().is_installed:
         return
-    _installed_by = os.getpid()
-    outcome = exit_status.outcome
+    _hook().is_installed = True
+    outcome = exit_status.outcome()
     outcome.uncaught, outcome.unraisable, outcome.exits = _uncaught, _unraisable, _exits
     exit_status.listen()
     # A new thread calls this function for the function that handles its uncaught exception, which
@@ -173,7 +184,7 @@ def _install() -> None:
 
 def _is_installed() -> bool:
     """Return whether this process is a rank with the hook.  A forked child is not."""
-    return _installed_by == os.getpid()
+    return _hook().is_installed and _hook().is_rank
 
 
 def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: BaseException,
@@ -207,11 +218,11 @@ def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: thre
     """Report the exception of a thread; ``invoke`` calls ``threading.excepthook``."""
     error = sys.exc_info()[1]
     # SystemExit only ends the thread. After the shutdown, only daemon threads are left.
-    if error is not None and not isinstance(error, SystemExit) and not _has_finished:
+    if error is not None and not isinstance(error, SystemExit) and not _hook().has_finished:
         reason = f'uncaught {type(error).__name__} in thread {thread.name}'
         text = f'Exception in thread {thread.name}:\n{"".join(traceback.format_exception(error))}'
-        if _failure_handler is not None and _is_installed():
-            _failure_handler(reason, text, error)
+        if (handler := _hook().failure_handler) is not None and _is_installed():
+            handler(reason, text, error)
         is_default = threading.excepthook is threading.__excepthook__
         _abort(reason, 1, text, None if is_default else functools.partial(invoke, thread),
                error=error)
@@ -238,11 +249,10 @@ def _unraisable(hook: _UnraisableHook | None, args: sys.UnraisableHookArgs) -> N
 
 def _exits(code: object) -> object:
     """Record the code of an uncaught SystemExit; return the code to exit with."""
-    global _exit_code
     if not _is_installed():
         return code
-    _exit_code = status_of(code)
-    return in_8_bits(_exit_code) if isinstance(code, int) else code
+    _hook().exit_code = status_of(code)
+    return in_8_bits(status_of(code)) if isinstance(code, int) else code
 
 
 def _exit_at_once(status: int) -> NoReturn:
@@ -250,7 +260,7 @@ def _exit_at_once(status: int) -> NoReturn:
     status = operator.index(status)
     if not _is_installed() or not -2 ** 31 <= status < 2 ** 31:
         _os_exit(status)  # raises if the status is that large
-    if _failure_handler is not None or _abort_function(1) is None:
+    if _hook().failure_handler is not None or _abort_function(1) is None:
         _os_exit(in_8_bits(status))
     stack = ''.join(traceback.format_stack(sys._getframe(1)))
     _abort(f'os._exit with status {status}', in_8_bits(status) or 1,
@@ -259,8 +269,8 @@ def _exit_at_once(status: int) -> NoReturn:
 
 
 def _at_exit() -> None:
-    if _exit_code:
-        _abort(f'sys.exit with status {_exit_code}', in_8_bits(_exit_code))
+    if code := _hook().exit_code:
+        _abort(f'sys.exit with status {code}', in_8_bits(code))
 
 
 def _write_to_run_folder(text: str, error: BaseException | None) -> None:
@@ -289,18 +299,17 @@ def _abort(reason: str, status: int = 1, details: str = '',
         abort: Aborts the job; found out by default.
         error: The exception, if that is the reason.
     """
-    global _reporting_thread
     abort = _abort_function(status) if abort is None else abort
     if abort is None:
         return
     try:
         _flush()
-        if _reporting_thread == threading.get_ident():
+        if _hook().reporting_thread == threading.get_ident():
             pass  # such as a hook that calls os._exit
-        elif _reporting_thread is not None or not _is_first_report():
+        elif _hook().reporting_thread is not None or not _hook().is_first_report():
             time.sleep(_ABORT_TIMEOUT)
         else:
-            _reporting_thread = threading.get_ident()
+            _hook().reporting_thread = threading.get_ident()
             report = f'{_rank_text()} aborts the job: {reason}'
             _write_to_run_folder(report, error)
             streams.write(f'chainermn: {report}\n{details if show is None else ""}')
@@ -342,7 +351,7 @@ def _abort_function(status: int) -> Callable[[], object] | None:
     # Not imported here: importing it initializes MPI, which waits for the other processes.
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized():
-        if mpi.Is_finalized() or not (_forced or mpi.COMM_WORLD.size > 1):
+        if mpi.Is_finalized() or not (_hook().is_forced or mpi.COMM_WORLD.size > 1):
             return None
         return lambda: mpi.COMM_WORLD.Abort(status)
     if launcher.is_connected() and int(os.environ.get('PMI_SIZE', 1)) > 1:

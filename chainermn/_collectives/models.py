@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import chainer
@@ -23,8 +24,6 @@ from chainermn._system import streams
 from chainermn._transport import topology
 from chainermn._transport.base import Compressor, Transport
 from chainermn._types import Array, Model
-
-_has_hinted = False
 
 
 class ModelOperations(ObjectOperations):
@@ -169,12 +168,9 @@ class ModelOperations(ObjectOperations):
 
     def _hint_at_single_host(self) -> None:
         """Print once that compression takes time but saves none, if all ranks are on one host."""
-        global _has_hinted
-        if self._rank == 0 and self._size > 1 and not _has_hinted and (
-                self._topology.inter_size == 1):
-            _has_hinted = True
-            streams.write('chainermn: compression makes exchanges slower on a single host. It '
-                           'pays off if the network between hosts is the bottleneck.\n')
+        if self._rank == 0 and self._size > 1 and self._topology.inter_size == 1:
+            _print_once('chainermn: compression makes exchanges slower on a single host. It '
+                        'pays off if the network between hosts is the bottleneck.\n')
 
     def _layout(self, arrays: ParameterList, for_mean: bool, compressor: Compressor | None = None
                 ) -> Layout:
@@ -209,3 +205,8 @@ def _stateful(compression: object) -> Compressor:
             f'compression={compression!r} has state (the residuals). Create the compressor once, '
             'with chainermn.communicators.compression.get, and pass the same object to each call')
     return compressor
+
+
+@functools.cache
+def _print_once(text: str) -> None:
+    streams.write(text)

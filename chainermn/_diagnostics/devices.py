@@ -5,6 +5,7 @@ import threading
 import weakref
 from typing import Protocol
 
+from chainermn import _runtime
 from chainermn._diagnostics import timeouts
 
 
@@ -25,20 +26,22 @@ class OnDevice(Protocol):
         """Aborts the running exchanges."""
 
 
-#: Replaced instead of changed, as the watchdog may iterate over it.
-_all: weakref.WeakSet[OnDevice] = weakref.WeakSet()
+class _Polled(_runtime.Part):
+    def __init__(self) -> None:
+        #: Replaced instead of changed, as the watchdog may iterate over it.
+        self.exchanges: weakref.WeakSet[OnDevice] = weakref.WeakSet()
 
 
 def add(exchanges: OnDevice) -> None:
     """Add exchanges on a device, until :func:`remove`."""
-    global _all
-    _all = weakref.WeakSet({*_all, exchanges})
+    polled = _runtime.get(_Polled)
+    polled.exchanges = weakref.WeakSet({*polled.exchanges, exchanges})
 
 
 def remove(exchanges: OnDevice) -> None:
     """Undoes :func:`add`."""
-    global _all
-    _all = weakref.WeakSet({*_all} - {exchanges})
+    polled = _runtime.get(_Polled)
+    polled.exchanges = weakref.WeakSet({*polled.exchanges} - {exchanges})
 
 
 def failure(default_timeout: float) -> str:
@@ -47,7 +50,7 @@ def failure(default_timeout: float) -> str:
     Args:
         default_timeout: Timeout per exchange in seconds, 0 for none.
     """
-    for exchanges in list(_all):
+    for exchanges in list(_runtime.get(_Polled).exchanges):
         if error := exchanges.error():
             return f'NCCL failed: {error}'
         seconds, operation = exchanges.running()
@@ -59,5 +62,5 @@ def failure(default_timeout: float) -> str:
 
 def abort() -> None:
     """Aborts all exchanges, in threads, since this may block too."""
-    for exchanges in list(_all):
+    for exchanges in list(_runtime.get(_Polled).exchanges):
         threading.Thread(target=exchanges.abort, daemon=True).start()

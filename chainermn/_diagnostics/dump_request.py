@@ -11,40 +11,45 @@ import faulthandler
 import os
 import signal
 
+from chainermn import _runtime
+
 #: The name of the file.
 NAME = 'chainermn-dump'
 
-_file = -1
-_process = 0
+
+class _Requests(_runtime.Part):
+    """The file of this process to which a request is written."""
+
+    def __init__(self) -> None:
+        self.file = -1  # none
+
+    def in_child(self) -> bool:
+        if self.file >= 0:
+            faulthandler.unregister(signal.SIGUSR1)
+            with contextlib.suppress(OSError):
+                os.close(self.file)
+        return False
 
 
 def listen() -> None:
     """Accept requests.  A program that handles SIGUSR1, or ignores it, keeps its handler."""
-    global _file, _process
-    if _process == os.getpid() or not hasattr(os, 'memfd_create'):
+    requests = _runtime.get(_Requests)
+    if requests.file >= 0 or not hasattr(os, 'memfd_create'):
         return
     with contextlib.suppress(OSError):
-        _file = os.memfd_create(NAME)
-        _process = os.getpid()
-        os.register_at_fork(after_in_child=_close)
+        requests.file = os.memfd_create(NAME)
         # MPICH handles it too, but mpiexec only sends it if ranks may fail without the others.
         if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-            faulthandler.register(signal.SIGUSR1, _file, all_threads=False)
+            faulthandler.register(signal.SIGUSR1, requests.file, all_threads=False)
 
 
 def is_requested() -> bool:
     """Return whether there was a request since the last call."""
-    if _process == os.getpid():
+    file = _runtime.get(_Requests).file
+    if file >= 0:
         with contextlib.suppress(OSError):  # the program has closed it
-            if os.fstat(_file).st_size:
-                os.ftruncate(_file, 0)
-                os.lseek(_file, 0, os.SEEK_SET)
+            if os.fstat(file).st_size:
+                os.ftruncate(file, 0)
+                os.lseek(file, 0, os.SEEK_SET)
                 return True
     return False
-
-
-def _close() -> None:
-    """In a forked child, which is no rank."""
-    faulthandler.unregister(signal.SIGUSR1)
-    with contextlib.suppress(OSError):
-        os.close(_file)

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from mpi4py import MPI
 
-from chainermn import _environment, _signature
+from chainermn import _environment, _runtime, _signature
 from chainermn._diagnostics import call_site
 from chainermn._failures.ranks import ranks_text
 from chainermn._operations import END
@@ -25,22 +25,26 @@ from chainermn._operations import END
 #: Capacity of the ring buffer of each communicator.
 LENGTH = 64
 
-# In order of creation.
-_everything: weakref.WeakValueDictionary[int, FlightRecord] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
-# The number of communicators created so far, by ranks.
-_created: collections.Counter[tuple[int, ...]] = collections.Counter()
-_services: collections.Counter[tuple[int, ...]] = collections.Counter()
-
-#: The number of create_communicator calls that have started, by ranks.
-creations: collections.Counter[tuple[int, ...]] = collections.Counter()
-
 #: Identifies the calls of a communicator on all of its ranks: class name, ranks, number.
 Key: TypeAlias = tuple[str, tuple[int, ...], int]
 #: A message: operation, peer, tag, signature.
 Message: TypeAlias = tuple[str, int, int, bytes | None]
 #: A call as it is passed to the recorder: a packed signature, a message, or text.
 Record: TypeAlias = bytes | Message | str
+
+
+class _Records(_runtime.Part):
+    """The flight records of this process, and their numbers."""
+
+    def __init__(self) -> None:
+        #: In order of creation.
+        self.everything: weakref.WeakValueDictionary[int, FlightRecord] = (
+            weakref.WeakValueDictionary())
+        self.numbers = itertools.count()
+        #: The number of objects created so far, by ranks.
+        self.communicators: collections.Counter[tuple[int, ...]] = collections.Counter()
+        self.services: collections.Counter[tuple[int, ...]] = collections.Counter()
+        self.creations: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
 class FlightRecord:
@@ -71,7 +75,8 @@ class FlightRecord:
         self.record: Callable[[Record], None] = self.ring.append
         if _environment.text(_environment.TIMEOUT) or _environment.flag(_environment.DEBUG):
             self.record = self._record_with_call_site
-        _everything[next(_numbers)] = self
+        records = _runtime.get(_Records)
+        records.everything[next(records.numbers)] = self
 
     def _record_with_call_site(self, record: Record) -> None:
         frame = sys._getframe(1)
@@ -147,8 +152,9 @@ class ServiceRecord(FlightRecord):
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
-        _services[self.ranks] += 1
-        self.number = _services[self.ranks]
+        services = _runtime.get(_Records).services
+        services[self.ranks] += 1
+        self.number = services[self.ranks]
         #: The ranks in COMM_WORLD that each thread has asked most recently, by its identifier.
         self.asked: dict[int, tuple[int, ...]] = {}
         #: The identifier of the thread that answers.
@@ -167,7 +173,7 @@ class CreationRecord(FlightRecord):
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
-        creations[self.ranks] += 1
+        creations()[self.ranks] += 1
 
 
 class BackgroundRecord(FlightRecord):
@@ -250,14 +256,20 @@ class Call(NamedTuple):
 
 def assign_number(communicator: Iterable[FlightRecord]) -> None:
     """Numbers a new communicator among those of the same ranks."""
+    communicators = _runtime.get(_Records).communicators
     for n, calls in enumerate(communicator):
-        _created[calls.ranks] += n == 0
-        calls.number = _created[calls.ranks]
+        communicators[calls.ranks] += n == 0
+        calls.number = communicators[calls.ranks]
+
+
+def creations() -> collections.Counter[tuple[int, ...]]:
+    """Return the number of create_communicator calls that have started, by ranks."""
+    return _runtime.get(_Records).creations
 
 
 def everything() -> list[FlightRecord]:
     """Return the flight records of all existing communicators, in order of creation."""
-    return list(_everything.values())
+    return list(_runtime.get(_Records).everything.values())
 
 
 def summary(recorded: Iterable[Call]) -> str:

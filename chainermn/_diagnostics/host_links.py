@@ -74,7 +74,6 @@ class HostLinks:
         self._hosts: list[Host] = []
         self._links: list[socket.socket] = []
         self._is_closed = False
-        self._process = os.getpid()
         names = list(dict.fromkeys(hosts))
         if len(names) == 1:
             return
@@ -146,8 +145,6 @@ class HostLinks:
     def close(self) -> None:
         """Announces that all ranks have reached the end of the program."""
         self._is_closed = True
-        if self._process != os.getpid():
-            return
         for link in self._links:
             with contextlib.suppress(OSError):
                 link.send(FINISHED)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from mpi4py import MPI
 
-from chainermn import _signature, global_except_hook
+from chainermn import _runtime, _signature, global_except_hook
 from chainermn._diagnostics import (
     current_operations,
     dump_request,
@@ -41,12 +40,20 @@ class Check(Protocol):
         """Return if all ranks call it with the same signature, else raises on all of them."""
 
 
-# In order of creation, which is the same on all their ranks.
-_checks: list[Check] = []
-_callbacks: list[Callable[[], None]] = []
-_process = 0
-_has_ended = False
-_has_left_creation = False
+class _Lifecycle(_runtime.Part):
+    """What the end of this process needs.  A forked child is no rank, so it starts with nothing."""
+
+    def __init__(self) -> None:
+        #: In order of creation, which is the same on all their ranks.
+        self.checks: list[Check] = []
+        self.callbacks: list[Callable[[], None]] = []
+        self.has_started = False
+        self.has_ended = False
+        self.has_left_creation = False
+
+
+def _state() -> _Lifecycle:
+    return _runtime.get(_Lifecycle)
 
 
 def add_group(mpi_comm: MPI.Intracomm) -> None:
@@ -54,9 +61,9 @@ def add_group(mpi_comm: MPI.Intracomm) -> None:
 
     Collective: every rank of it calls it.
     """
-    global _process, _has_ended
-    if _process != os.getpid():
-        _process, _has_ended = os.getpid(), False
+    state = _state()
+    if not state.has_started:
+        state.has_started = True
         # Registered after mpi4py's function, so called before it: MPI is still initialized.
         atexit.register(_end)
         # If the program calls MPI.Finalize(), MPI calls this first.
@@ -75,14 +82,14 @@ def creation() -> Iterator[None]:
 
     The other ranks are waiting there, so that the job is aborted if this rank then finishes.
     """
-    global _has_left_creation
-    _has_left_creation = True
+    state = _state()
+    state.has_left_creation = True
     try:
         yield
     except Exception:
-        _has_left_creation = False
+        state.has_left_creation = False
         raise
-    _has_left_creation = False
+    state.has_left_creation = False
 
 
 def wait_until_ready() -> None:
@@ -95,13 +102,13 @@ def wait_until_ready() -> None:
 
 def add_check(check: Check) -> None:
     """Add a check that takes part in the shutdown."""
-    _checks.append(check)
+    _state().checks.append(check)
 
 
 def remove_check(check: Check) -> None:
     """Undoes :func:`add_check`.  All ranks call it at the same point of the program."""
-    if check in _checks:
-        _checks.remove(check)
+    if check in _state().checks:
+        _state().checks.remove(check)
 
 
 def add_callback(callback: Callable[[], None]) -> None:
@@ -109,22 +116,22 @@ def add_callback(callback: Callable[[], None]) -> None:
 
     It may wait until every rank calls it.
     """
-    _callbacks.append(callback)
+    _state().callbacks.append(callback)
 
 
 def remove_callback(callback: Callable[[], None]) -> None:
     """Undoes :func:`add_callback`."""
-    if callback in _callbacks:
-        _callbacks.remove(callback)
+    if callback in _state().callbacks:
+        _state().callbacks.remove(callback)
 
 
 # A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
 @current_operations.recorded(END)
 def _end() -> None:
-    global _has_ended
-    if _has_ended or os.getpid() != _process or MPI.Is_finalized():
+    state = _state()
+    if state.has_ended or not state.has_started or MPI.Is_finalized():
         return
-    _has_ended = True
+    state.has_ended = True
     try:
         if not global_except_hook.is_failing():
             if left := _incomplete_operation():
@@ -134,7 +141,7 @@ def _end() -> None:
             if _agree():
                 clean_end.run()
             rank_progress.may_exit = True
-            for callback in list(_callbacks):
+            for callback in list(state.callbacks):
                 callback()
             watchdog.get().wait_for_shutdown()
             node_monitor.deregister()
@@ -145,9 +152,9 @@ def _end() -> None:
 
 def _incomplete_operation() -> str:
     """Return the operation in which other ranks wait for this one; '' if there is none."""
-    if _has_left_creation:
+    if _state().has_left_creation:
         return 'create_communicator'
-    for check in _checks:
+    for check in _state().checks:
         calls = check.calls
         if 0 < calls.left_at == calls.count and calls.newest:  # it has entered none since
             return calls.newest.text
@@ -156,9 +163,9 @@ def _incomplete_operation() -> str:
 
 def _agree() -> bool:
     """Return whether all ranks have ended; without consistency checks, at least this one."""
-    if any(check.has_finished_ranks for check in _checks):
+    if any(check.has_finished_ranks for check in _state().checks):
         return False  # another rank has finished, and waits for this one in MPI_Finalize
-    for check in _checks:
+    for check in _state().checks:
         if not check.is_active:
             continue
         rank_progress.ending = check.calls

@@ -5,13 +5,13 @@ which is no rank.
 """
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, Protocol
 
+from chainermn import _runtime
 from chainermn._diagnostics import call_site, current_operations
 from chainermn._system import forked
 
@@ -43,43 +43,44 @@ class _MpiUser(Protocol):
         """Replace all attributes that reach other ranks."""
 
 
-_registered: weakref.WeakSet[_MpiUser] = weakref.WeakSet()
-_unusable: Unusable | None = None
+class _Users(_runtime.Part):
+    """The objects that reach other ranks, while they can."""
+
+    def __init__(self) -> None:
+        forked.parent()  # created before, so that a child knows its parent first
+        self.registered: weakref.WeakSet[_MpiUser] = weakref.WeakSet()
+        self.unusable: Unusable | None = None
+
+    def in_child(self) -> bool:
+        if parent := forked.parent():
+            self.make_unusable(_FORKED.format(parent))
+        return True
+
+    def make_unusable(self, reason: str) -> None:
+        self.unusable = Unusable(reason)
+        for user in list(self.registered):
+            user.make_unusable(self.unusable)
 
 
 def register(user: _MpiUser) -> None:
     """Register an object that becomes unusable when the program ends or the process is forked."""
-    _registered.add(user)
+    _runtime.get(_Users).registered.add(user)
 
 
 def deregister(user: _MpiUser) -> None:
     """Undoes :func:`register`."""
-    _registered.discard(user)
+    _runtime.get(_Users).registered.discard(user)
 
 
 def shut_down() -> None:
     """Make all communicators of this process unusable, at the end of the program."""
-    _make_all_unusable(_SHUT_DOWN)
+    _runtime.get(_Users).make_unusable(_SHUT_DOWN)
 
 
 def check(operation: str) -> None:
     """Raise if communicators can no longer be created."""
-    if forked.parent:
-        _in_child()
-    if _unusable is not None:
-        raise RuntimeError(f'{operation}: {_unusable._reason}')
-
-
-def _in_child() -> None:
-    if forked.parent:
-        _make_all_unusable(_FORKED.format(forked.parent))
-
-
-def _make_all_unusable(reason: str) -> None:
-    global _unusable
-    _unusable = Unusable(reason)
-    for user in list(_registered):
-        user.make_unusable(_unusable)
+    if (unusable := _runtime.get(_Users).unusable) is not None:
+        raise RuntimeError(f'{operation}: {unusable._reason}')
 
 
 def _operation() -> str:
@@ -92,6 +93,3 @@ def _operation() -> str:
         frame = frame.f_back
     return name
 
-
-# Registered after _forked, so called after it.
-os.register_at_fork(after_in_child=_in_child)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import threading
 import time
 import traceback
@@ -22,7 +21,7 @@ from typing import TypeAlias
 
 from mpi4py import MPI
 
-from chainermn import _environment, global_except_hook
+from chainermn import _environment, _runtime, global_except_hook
 from chainermn._diagnostics import (
     devices,
     dump_request,
@@ -61,7 +60,7 @@ _MAX_REPORTERS = 16
 _Snapshots: TypeAlias = dict[int, Snapshot]  # by thread
 
 
-class Watchdog:
+class Watchdog(_runtime.Part):
     """Polls the threads of this process, and exchanges alarms with other ranks."""
 
     def __init__(self) -> None:
@@ -333,13 +332,6 @@ class Watchdog:
                                 group is self._alone, group.hosts if can_answer else ())
 
 
-_watchdog: Watchdog | None = None
-_process = 0
-
-
 def get() -> Watchdog:
     """Return the watchdog of this process."""
-    global _watchdog, _process
-    if _watchdog is None or _process != os.getpid():
-        _watchdog, _process = Watchdog(), os.getpid()
-    return _watchdog
+    return _runtime.get(Watchdog)

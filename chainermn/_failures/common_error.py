@@ -12,7 +12,7 @@ from types import TracebackType
 
 from chainermn import _environment
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INTERNAL = _PACKAGE, contextlib.__file__  # context managers of this package run there
 _ATTRIBUTE = '_chainermn_is_printed_here'
 _SHOWN = '_chainermn_is_shown'

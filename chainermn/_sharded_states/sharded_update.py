@@ -19,6 +19,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
+from chainermn import _runtime
 from chainermn._sharded_states import combine
 from chainermn._sharded_states.partition import Item, Range, Shard, partition
 from chainermn._signature import Caller
@@ -44,8 +45,19 @@ class _Found(NamedTuple):
     t: int
 
 
-#: By rule, if its state may not be that of all elements.  Two optimizers may have the same rule.
-_held: weakref.WeakKeyDictionary[UpdateRule, _Held] = weakref.WeakKeyDictionary()
+
+class _States(_runtime.Part):
+    def __init__(self) -> None:
+        #: If the state of a rule may not be that of all elements.  Two optimizers may have the
+        #: same rule.
+        self.by_rule: weakref.WeakKeyDictionary[UpdateRule, _Held] = weakref.WeakKeyDictionary()
+
+    def in_child(self) -> bool:
+        return True  # which may save the optimizer
+
+
+def _held() -> weakref.WeakKeyDictionary[UpdateRule, _Held]:
+    return _runtime.get(_States).by_rule
 
 
 class ShardedUpdate:
@@ -88,8 +100,9 @@ class ShardedUpdate:
         items = [Item(path, param.size, _is_divisible(param.update_rule),
                       param.update_rule.enabled) for path, param in params.items()]
         rules = [param.update_rule for param in params.values()]
+        held = _held()
         if items == self._items and rules == self._rules and all(
-                rule in _held and _held[rule].owner is self._owner for rule in rules):
+                rule in held and held[rule].owner is self._owner for rule in rules):
             return
         self.clear()  # after an error, the next call starts again
         comm = self._communicator
@@ -155,9 +168,9 @@ class ShardedUpdate:
             target: The model.
         """
         for path, param in target.namedparams():
-            if param.update_rule in _held:
+            if param.update_rule in _held():
                 serializer[path](combine.ENTRY, np.array(
-                    [*_held[param.update_rule].elements, *param.shape]))
+                    [*_held()[param.update_rule].elements, *param.shape]))
 
     def begin_loading(self, target: Model, loaded: Shard) -> None:
         """Drop all states, since those in the snapshot may have other lengths.
@@ -171,9 +184,9 @@ class ShardedUpdate:
             rule = param.update_rule
             if rule is not None:
                 rule._state = rule._fp32_param = None
-                _held.pop(rule, None)
+                _held().pop(rule, None)
                 if path in loaded:
-                    _held[rule] = _Held(loaded[path], None)
+                    _held()[rule] = _Held(loaded[path], None)
 
     def _update(self, path: str, param: Parameter) -> None:
         """Update this rank's elements of a parameter."""
@@ -237,7 +250,7 @@ class ShardedUpdate:
             rule._fp32_param = None if copy is None else chainer.Parameter(
                 chainer.backend.get_device_from_array(param.array).send(copy))
             rule._state = state or None
-        _held[rule] = _Held((begin, end), self._owner)
+        _held()[rule] = _Held((begin, end), self._owner)
         if rule.enabled:
             rule._init_states(as_updated(rule, piece))
 
@@ -294,7 +307,8 @@ def _piece(param: Parameter, begin: int, end: int) -> Parameter:
 
 
 def _find(rule: UpdateRule) -> _Found:
-    return _Found(_held[rule].elements if rule in _held else None, rule.state is not None, rule.t)
+    held = _held().get(rule)
+    return _Found(None if held is None else held.elements, rule.state is not None, rule.t)
 
 
 def _state_of(rule: UpdateRule) -> dict[str, Object]:

@@ -3,7 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_callbacks: list[Callable[[], None]] = []
+from chainermn import _runtime
+
+
+class _Callbacks(_runtime.Part):
+    def __init__(self) -> None:
+        self.functions: list[Callable[[], None]] = []
 
 
 def add(callback: Callable[[], None]) -> None:
@@ -11,16 +16,18 @@ def add(callback: Callable[[], None]) -> None:
 
     Without consistency checks, it may run on this rank although another rank fails later.
     """
-    _callbacks.append(callback)
+    _runtime.get(_Callbacks).functions.append(callback)
 
 
 def remove(callback: Callable[[], None]) -> None:
     """Undo :func:`add`."""
-    if callback in _callbacks:
-        _callbacks.remove(callback)
+    functions = _runtime.get(_Callbacks).functions
+    if callback in functions:
+        functions.remove(callback)
 
 
 def run() -> None:
     """Call the functions in the order in which they were added."""
-    while _callbacks:
-        _callbacks.pop(0)()
+    functions = _runtime.get(_Callbacks).functions
+    while functions:
+        functions.pop(0)()

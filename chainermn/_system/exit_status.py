@@ -16,11 +16,13 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias, cast
 
+from chainermn import _runtime
+
 #: The code of a SystemExit: usually an integer, a message or None.
 Code: TypeAlias = object
 
 
-class Outcome:
+class Outcome(_runtime.Part):
     """How the process ends, and callbacks for when that is known."""
 
     def __init__(self) -> None:
@@ -32,18 +34,23 @@ class Outcome:
         self.unraisable: Callable[..., object] | None = None
         #: Called for an uncaught SystemExit with its code; returns the code to exit with.
         self.exits: Callable[[Code], Code] | None = None
+        #: Whether this object is updated.
+        self.is_updated = False
+
+    def in_child(self) -> bool:
+        return True
 
 
-outcome = Outcome()
-_is_listening = False
+def outcome() -> Outcome:
+    """Return how this process ends."""
+    return _runtime.get(Outcome)
 
 
 def listen() -> None:
-    """Start updating ``outcome``, also in forked children."""
-    global _is_listening
-    if _is_listening:
+    """Start updating ``outcome()``, also in forked children."""
+    if outcome().is_updated:
         return
-    _is_listening = True
+    outcome().is_updated = True
     sys.addaudithook(_audit)
     # SystemExit is immutable for Python code, so replace the descriptor in its dictionary.
     attributes, = gc.get_referents(vars(SystemExit))
@@ -95,16 +102,17 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
         if _is_called_by_the_interpreter():
             if threading.current_thread() is threading.main_thread():
                 is_interrupt = issubclass(cast(type, arguments[1]), KeyboardInterrupt)
-                outcome.status = -signal.SIGINT if is_interrupt else 1
-            if outcome.uncaught is not None:
-                outcome.uncaught(*arguments)
-    elif event == 'sys.unraisablehook' and outcome.unraisable is not None:
-        outcome.unraisable(*arguments)
+                outcome().status = -signal.SIGINT if is_interrupt else 1
+            if (uncaught := outcome().uncaught) is not None:
+                uncaught(*arguments)
+    elif event == 'sys.unraisablehook' and (unraisable := outcome().unraisable) is not None:
+        unraisable(*arguments)
 
 
 def _exits_with(code: Code) -> Code:
-    outcome.status = status_of(code) & 0xff
-    return code if outcome.exits is None else outcome.exits(code)
+    current = outcome()
+    current.status = status_of(code) & 0xff
+    return code if current.exits is None else current.exits(code)
 
 
 def _is_called_by_the_interpreter() -> bool:

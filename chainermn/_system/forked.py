@@ -13,17 +13,40 @@ import gc
 import os
 import sys
 
+from chainermn import _runtime
 from chainermn._system import exit_status
-
-#: Process ID of the rank that forked this process while MPI was initialized; 0 otherwise.
-parent = 0
 
 _os_exit = os._exit
 
 
+class _Fork(_runtime.Part):
+    """Whether this process is a child of a rank."""
+
+    def __init__(self) -> None:
+        self.parent = 0
+
+    def in_child(self) -> bool:
+        mpi = sys.modules.get('mpi4py.MPI')
+        # Another thread may be importing it.
+        with contextlib.suppress(AttributeError):
+            if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+                self.parent = self.parent or os.getppid()
+                exit_status.listen()
+                exit_status.outcome().status = 0
+                # The interpreter clears sys last, and in it the names with an underscore first.
+                sys._end_of_a_child_of_chainermn = (  # type: ignore[attr-defined]
+                    _ExitOnDelete())
+        return True
+
+
 def skip_mpi_finalize_in_children() -> None:
     """Apply this to all children forked from now on."""
-    os.register_at_fork(after_in_child=_in_child)
+    _runtime.get(_Fork)
+
+
+def parent() -> int:
+    """Return the rank's process that forked this one while MPI was initialized; 0 if none did."""
+    return _runtime.get(_Fork).parent
 
 
 class _ExitOnDelete:
@@ -33,7 +56,7 @@ class _ExitOnDelete:
     """
 
     def __init__(self) -> None:
-        self._outcome = exit_status.outcome
+        self._outcome = exit_status.outcome()
         self._sys = sys
         self._exit, self._kill, self._process = _os_exit, os.kill, os.getpid()
         library = ctypes.CDLL(None)
@@ -57,16 +80,3 @@ class _ExitOnDelete:
             status = 120  # as in the interpreter
         finally:
             self._exit(status)
-
-
-def _in_child() -> None:
-    global parent
-    mpi = sys.modules.get('mpi4py.MPI')
-    # Another thread may be importing it.
-    with contextlib.suppress(AttributeError):
-        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-            parent = parent or os.getppid()
-            exit_status.listen()
-            exit_status.outcome.status = 0
-            # The interpreter clears sys last, and in it the names with an underscore first.
-            sys._end_of_a_child_of_chainermn = _ExitOnDelete()  # type: ignore[attr-defined]

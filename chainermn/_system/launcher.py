@@ -14,6 +14,8 @@ import stat
 import struct
 import time
 
+from chainermn import _runtime
+
 # Seconds.
 _TIMEOUT = 1  # for an answer
 _POLL_INTERVAL = .01
@@ -23,8 +25,15 @@ _RANKS = (('PMI_RANK', 'MPI_LOCALRANKID'), ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_W
 
 _MAX_CLAIMS = 16
 
-#: Sockets by the addresses of the last claims of this process.
-_claims: dict[str, int] = {}
+
+class _Claims(_runtime.Part):
+    """The last claims of this process."""
+
+    def __init__(self) -> None:
+        self.sockets: dict[str, int] = {}  # by address
+
+    def in_child(self) -> bool:
+        return True
 
 
 def is_connected() -> bool:
@@ -68,17 +77,18 @@ def claim(name: str) -> bool:
     # An abstract address: there is no file that might be left.  Containers can share it.
     parts = os.getuid(), _process_namespace(), job, name
     address = f'\0chainermn-{hashlib.sha256(repr(parts).encode()).hexdigest()}'
-    if address in _claims:
+    sockets = _runtime.get(_Claims).sockets
+    if address in sockets:
         return True
     try:
         with socket.socket(socket.AF_UNIX) as claimed:
             claimed.bind(address)
             claimed.listen(4096)  # for _is_claimed
-            _claims[address] = claimed.detach()
+            sockets[address] = claimed.detach()
     except OSError as error:
         return error.errno != errno.EADDRINUSE or not _is_claimed(address)
-    if len(_claims) > _MAX_CLAIMS:
-        os.close(_claims.pop(next(iter(_claims))))
+    if len(sockets) > _MAX_CLAIMS:
+        os.close(sockets.pop(next(iter(sockets))))
     return True
 
 

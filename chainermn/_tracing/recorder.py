@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from chainermn import _environment
+from chainermn import _environment, _runtime
 from chainermn._system import streams
 from chainermn._types import Array
 
@@ -42,7 +42,17 @@ _Event: TypeAlias = tuple[int, str, str, int, int, str]
 
 now = time.perf_counter_ns
 
-_current: Timeline | None = None
+
+class _Recorder(_runtime.Part):
+    """The timeline of this process, if there is one."""
+
+    def __init__(self) -> None:
+        self.timeline: Timeline | None = None
+
+    def in_child(self) -> bool:
+        if self.timeline is not None:
+            self.timeline.abandon()
+        return False
 
 
 def is_on() -> bool:
@@ -52,7 +62,7 @@ def is_on() -> bool:
 
 def get() -> Timeline | None:
     """Return the timeline of this process, or ``None``."""
-    return _current
+    return _runtime.get(_Recorder).timeline
 
 
 def span(name: str, category: str = '', arrays: Iterable[Array] = ()
@@ -64,9 +74,10 @@ def span(name: str, category: str = '', arrays: Iterable[Array] = ()
         category: ``'operation'`` for communication, ``'wait'`` for waiting for other ranks.
         arrays: Exchanged arrays.
     """
-    if _current is None:
+    timeline = _runtime.get(_Recorder).timeline
+    if timeline is None:
         return _NOTHING
-    return _Span(_current, name, category, describe(arrays) if category == 'operation' else '')
+    return _Span(timeline, name, category, describe(arrays) if category == 'operation' else '')
 
 
 def open_file(rank: int, size: int) -> None:
@@ -75,22 +86,22 @@ def open_file(rank: int, size: int) -> None:
     Raises:
         OSError: If the file cannot be created.
     """
-    global _current
-    if _current is None or _current.process != os.getpid():
-        _current = Timeline(path_of(_environment.text(VARIABLE), rank), rank, size)
+    recorder = _runtime.get(_Recorder)
+    if recorder.timeline is None:
+        recorder.timeline = Timeline(path_of(_environment.text(VARIABLE), rank), rank, size)
         atexit.register(write)
 
 
 def write() -> None:
     """Write pending events."""
-    if _current is not None:
-        _current.write()
+    if (timeline := get()) is not None:
+        timeline.write()
 
 
 def close() -> None:
-    """Completes the timeline; later events are not recorded."""
-    global _current
-    timeline, _current = _current, None
+    """Complete the timeline; later events are not recorded."""
+    recorder = _runtime.get(_Recorder)
+    timeline, recorder.timeline = recorder.timeline, None
     if timeline is not None:
         timeline.close()
 
@@ -141,7 +152,6 @@ class Timeline:
     def __init__(self, path: pathlib.Path, rank: int, size: int) -> None:
         path.unlink(missing_ok=True)  # others may own it or be able to read it
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        self.process: int = os.getpid()
         self.origin: int = now()
         #: The number of communicators, by the names of their ranks.
         self.communicators: collections.Counter[str] = collections.Counter()
@@ -150,7 +160,6 @@ class Timeline:
         self.compared: dict[tuple[int, ...], Callable[[], None]] = {}
         self._pid = rank
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._in_child)
         self._threads: dict[int, int] = {}  # rows by identifier
         # Pending: lines, and events that are formatted later.
         self._events: collections.deque[str | _Event] = collections.deque(['[\n'])
@@ -187,7 +196,7 @@ class Timeline:
             'ts': (now() - self.origin) / 1000, 'args': details}) + ',\n')
         self.write()
 
-    def _in_child(self) -> None:
+    def abandon(self) -> None:
         """Close the timeline in a forked child; another thread of the rank may hold the lock."""
         self._lock = threading.Lock()
         self._is_closed = True

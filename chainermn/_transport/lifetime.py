@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
+from chainermn import _runtime
 from chainermn._diagnostics.flight_recorder import Key
 from chainermn._transport.pending import Pending
 
@@ -28,9 +29,13 @@ class _Held(NamedTuple):
     pending: Pending  # messages that may still be in flight
 
 
-_held: dict[Key, _Held] = {}
-_gone: set[Key] = set()
-_collect_at = _COLLECT_EVERY  # number of held communicators
+class _Communicators(_runtime.Part):
+    """The communicators of this process."""
+
+    def __init__(self) -> None:
+        self.held: dict[Key, _Held] = {}
+        self.gone: set[Key] = set()
+        self.collect_at = _COLLECT_EVERY  # number of held communicators
 
 
 def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pending) -> None:
@@ -42,13 +47,14 @@ def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pen
         free: Called in this order, on all ranks; the list may still grow.
         pending: The communicator is not freed before these messages are received.
     """
-    _held[key] = _Held(free, pending)
-    weakref.finalize(owner, _gone.add, key).atexit = False
+    communicators = _runtime.get(_Communicators)
+    communicators.held[key] = _Held(free, pending)
+    weakref.finalize(owner, communicators.gone.add, key).atexit = False
 
 
 def release(key: Key) -> None:
     """Undoes :func:`hold`, for a finalized communicator."""
-    _held.pop(key, None)
+    _runtime.get(_Communicators).held.pop(key, None)
 
 
 def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
@@ -60,20 +66,21 @@ def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
         mpi_comm: The parent of the communicator that will be created.
         ranks: Its ranks in COMM_WORLD.
     """
-    global _collect_at
-
-    if collects := len(_held) >= _collect_at:
+    communicators = _runtime.get(_Communicators)
+    held, unreferenced = communicators.held, communicators.gone
+    if collects := len(held) >= communicators.collect_at:
         gc.collect()
-    mine = {key for key in _gone & _held.keys() if set(key[1]) <= set(ranks)
-            and not _held[key].pending.calls()}
+    mine = {key for key in unreferenced & held.keys() if set(key[1]) <= set(ranks)
+            and not held[key].pending.calls()}
     gone = dict(zip(ranks, mpi_comm.allgather(mine), strict=True))
     for key in sorted(mine):
         if all(key in gone[rank] for rank in key[1]):
-            for free in _held.pop(key).free:
+            for free in held.pop(key).free:
                 free()
-            _gone.discard(key)
-    following = len(_held) + _COLLECT_EVERY
-    _collect_at = following if collects else min(_collect_at, following)
+            unreferenced.discard(key)
+    following = len(held) + _COLLECT_EVERY
+    communicators.collect_at = (
+        following if collects else min(communicators.collect_at, following))
 
 
 def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
@@ -97,7 +104,7 @@ def explained(mpi_comm: MPI.Intracomm) -> Iterator[None]:
     try:
         yield
     except MPI.Exception as error:
-        counts = mpi_comm.allgather(len(_held))
+        counts = mpi_comm.allgather(len(_runtime.get(_Communicators).held))
         raise RuntimeError(
             f'MPI cannot create another communicator; ChainerMN holds {counts} (by rank).  Call '
             'finalize() on unused communicators, on all of their ranks, or drop all references '

@@ -13,6 +13,7 @@ from typing import Protocol
 import chainer
 import numpy as np
 
+from chainermn import _runtime
 from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
 from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -99,9 +100,12 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
                                   allow_other_classes)
 
 
-#: By lock file, the checkpointer of this process that saved last.
-_last_to_save: weakref.WeakValueDictionary[str, _MultiNodeCheckpointer] = (
-    weakref.WeakValueDictionary())
+
+class _Checkpointers(_runtime.Part):
+    def __init__(self) -> None:
+        #: By lock file, the checkpointer of this process that saved last.
+        self.last_to_save: weakref.WeakValueDictionary[str, _MultiNodeCheckpointer] = (
+            weakref.WeakValueDictionary())
 
 
 class _CheckpointStats:
@@ -305,13 +309,14 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
     def _check_target(self, target: object) -> None:
         """Raise ValueError if two checkpointers replace each other's files."""
         path = self._names.lock_path(self._rank)
-        theirs = _last_to_save.get(path, self)._target()
+        last_to_save = _runtime.get(_Checkpointers).last_to_save
+        theirs = last_to_save.get(path, self)._target()
         is_replaced = theirs is not None and theirs is not self._target()
         if is_replaced and self._target() is not None and theirs is not target:
             raise ValueError(
                 f'two checkpointers named {self.name!r} save different objects to {self.path} and '
                 "replace each other's files. Give them different names or folders.")
-        _last_to_save[path] = self
+        last_to_save[path] = self
         try:
             self._target = weakref.ref(target)
         except TypeError:  # such as a dictionary

@@ -13,12 +13,17 @@ from collections.abc import Callable, Collection, Iterator
 
 from chainer import _backprop_utils
 
+from chainermn import _runtime
 from chainermn._types import Array, FunctionNode, Variable, VariableNode
 
 _step = _backprop_utils.backprop_step
-_lock = threading.Lock()
-_watches = 0  # of all threads
 _of_thread = threading.local()
+
+
+class _Watches(_runtime.Part):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0  # of all threads
 
 
 class _Watch:
@@ -77,10 +82,10 @@ def watch(loss: Variable, nodes: Collection[VariableNode],
 
 
 def _count(change: int) -> None:
-    global _watches
-    with _lock:
-        _watches += change
-        _backprop_utils.backprop_step = _watched_step if _watches else _step
+    watches = _runtime.get(_Watches)
+    with watches.lock:
+        watches.count += change
+        _backprop_utils.backprop_step = _watched_step if watches.count else _step
 
 
 def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],

@@ -20,6 +20,7 @@ from typing import Literal, Protocol
 
 import chainer
 
+from chainermn import _runtime
 from chainermn._types import Model, Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -35,7 +36,10 @@ _CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
 _OPERATIONS = {code: operation for operation, code in _CODES.items()}
 _ENTER = 4  # and above: the options
 
-_communicators: list[CommunicatorBase] = []  # in a join
+
+class _Joins(_runtime.Part):
+    def __init__(self) -> None:
+        self.communicators: list[CommunicatorBase] = []  # in a join
 
 
 class JoinableOptimizer(Protocol):
@@ -130,7 +134,7 @@ class _Join(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         self._active, self._termination = [], None
-        if self._comm in _communicators:
+        if self._comm in _runtime.get(_Joins).communicators:
             self._comm.refuse('join', RuntimeError(
                 'this communicator is already in a join. Leave that context first.'))
         self._optimizer.enter_join(self)
@@ -147,7 +151,7 @@ class _Join(AbstractContextManager[None]):
         except BaseException:
             self._optimizer.enter_join(None)
             raise
-        _communicators.append(self._comm)
+        _runtime.get(_Joins).communicators.append(self._comm)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None:
@@ -161,7 +165,7 @@ class _Join(AbstractContextManager[None]):
             if isinstance(error, Exception):
                 self._raise_on_all_ranks(error)
         finally:
-            _communicators.remove(self._comm)
+            _runtime.get(_Joins).communicators.remove(self._comm)
             self._optimizer.enter_join(None)
 
     def announce(self, what: Operation) -> None:

@@ -234,7 +234,7 @@ def test_all_ranks_of_a_host_are_killed_at_once(alone, number, said):
 
 
 def test_one_monitor_for_all_communicators(comm):
-    first = rank_client._connection
+    first = rank_client._file()
     assert (first >= 0) == (comm.size > 1)
     comm.split(0, comm.rank).finalize()
-    assert rank_client._connection == first
+    assert rank_client._file() == first

@@ -134,7 +134,7 @@ JOBS = {
     'slow': ([SLOW + WENT_ON, 2], {}),
     'slow queue': ([SLOW_QUEUE + WENT_ON, 2], {'timeout': '0'}),
     'no communicator': (['from chainermn._diagnostics import watchdog\n'
-                         'watchdog._watchdog._groups.clear()\n'
+                         'watchdog.get()._groups.clear()\n'
                          'if comm.rank == 2: load()\nchainermn.create_communicator("naive")'],
                         {}),
     'an error of the thread': (['from chainermn._diagnostics import thread_state\n'

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from chainermn._system import launcher
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts processes of its own')
 
-CHILDREN = os.path.join(os.path.dirname(__file__), 'reliability', 'child_processes.py')
+CHILDREN = str(pathlib.Path(__file__).parents[1] / 'reliability' / 'child_processes.py')
 
 
 def children(folder, command, *arguments, **env):

@@ -34,7 +34,7 @@ class Progress(NamedTuple):
         everything = flight_recorder.everything()
         messages = [calls for calls in everything if isinstance(calls, MessageRecord)]
         return cls({calls.key: calls.entered for calls in everything},
-                   dict(creations),
+                   dict(creations()),
                    {calls.key: dict(calls.sent) for calls in messages},
                    {calls.key: dict(calls.received) for calls in messages},
                    {calls.key: {which: n for which, n in list(calls.receiving.items()) if n}

@@ -66,7 +66,7 @@ class Wait(NamedTuple):
         if isinstance(calls, ServiceRecord):
             return cls(Kind.ASK, calls.key, asked=calls.asked.get(thread, ()))
         if isinstance(calls, CreationRecord):
-            return cls(Kind.CREATION, calls.key, creations[calls.ranks])
+            return cls(Kind.CREATION, calls.key, creations()[calls.ranks])
         if isinstance(calls, BackgroundRecord) or not (
                 operation in _BLOCKING or isinstance(calls, MessageRecord)):
             kind = Kind.COLLECTIVE if calls.waits_for_all else Kind.UNCHECKED

@@ -18,7 +18,7 @@ import sys
 
 from mpi4py import MPI
 
-from chainermn import global_except_hook
+from chainermn import _runtime, global_except_hook
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.node_monitor import monitor_process
 from chainermn._system import launcher
@@ -27,9 +27,25 @@ from chainermn._system import launcher
 _READY_TIMEOUT = 5
 _ANSWER_TIMEOUT = .5
 
-_connection = -1  # file descriptor
-_is_ready = False  # whether this rank has waited for the monitor
-_process = 0
+
+class Connection(_runtime.Part):
+    """The connection of this rank to the monitor."""
+
+    def __init__(self) -> None:
+        self.file = -1  # none
+        self.is_ready = False  # whether this rank has waited for the monitor
+
+    def in_child(self) -> bool:
+        if self.file >= 0:
+            faulthandler.disable()
+            faulthandler.unregister(signal.SIGTERM)
+            os.close(self.file)
+        return False
+
+
+def _file() -> int:
+    """Return the file descriptor of the connection; -1 if there is none."""
+    return _runtime.get(Connection).file
 
 
 def register(mpi_comm: MPI.Intracomm) -> list[str]:
@@ -41,7 +57,6 @@ def register(mpi_comm: MPI.Intracomm) -> list[str]:
     Returns:
         The name of the host of each rank.
     """
-    global _process
     node = (os.uname().nodename, _namespaces()) if _is_enabled() else None
     rank = world_ranks(mpi_comm)[mpi_comm.rank]
     # Abstract: there is no file that others could open, or that would be left.
@@ -62,8 +77,6 @@ def register(mpi_comm: MPI.Intracomm) -> list[str]:
     if node is not None:
         with contextlib.suppress(OSError):
             _connect(here[0][-2], rank)
-            _process = os.getpid()
-            os.register_at_fork(after_in_child=_disconnect)
             global_except_hook.set_report_arbiter(_is_first)
     return [host for *_, host in responses]
 
@@ -73,9 +86,9 @@ def wait_until_ready() -> None:
 
     If several ranks fail before it polls them, it cannot tell which was the first.
     """
-    global _is_ready
-    if _connection >= 0 and not _is_ready:
-        _is_ready = True
+    connection = _runtime.get(Connection)
+    if connection.file >= 0 and not connection.is_ready:
+        connection.is_ready = True
         with contextlib.suppress(OSError):
             _answer(_READY_TIMEOUT)
 
@@ -87,13 +100,13 @@ def deregister() -> None:
 
 def keep_open(file: int) -> None:
     """Give the monitor a socket that it keeps open until all ranks of this node have exited."""
-    if _connection >= 0 and _process == os.getpid():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(_connection)) as monitor:
+    if _file() >= 0:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(_file())) as monitor:
             socket.send_fds(monitor, [monitor_process.KEEP_OPEN], [file])
 
 
 def _is_enabled() -> bool:
-    return (_connection < 0 and sys.platform == 'linux' and hasattr(os, 'pidfd_open')
+    return (_file() < 0 and sys.platform == 'linux' and hasattr(os, 'pidfd_open')
             and global_except_hook.aborts_job())
 
 
@@ -132,31 +145,20 @@ def _start(listener: socket.socket, ranks: list[tuple[int, int]], launchers: set
 
 
 def _connect(address: str, rank: int) -> None:
-    global _connection
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     connection.sendall(' '.join([str(rank), *global_except_hook.shared_memory()]).encode() + b'\n')
-    _connection = connection.detach()  # open until the process exits
+    file = _runtime.get(Connection).file = connection.detach()  # open until the process exits
     # Stacks are sent to the monitor, which prints them after its message.
     if not faulthandler.is_enabled():
-        faulthandler.enable(_connection)
+        faulthandler.enable(file)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            faulthandler.register(signal.SIGTERM, _connection, all_threads=False, chain=True)
-
-
-def _disconnect() -> None:
-    """Close the connection in a forked child, which is no rank."""
-    global _connection
-    if _connection >= 0:
-        faulthandler.disable()
-        faulthandler.unregister(signal.SIGTERM)
-        os.close(_connection)
-        _connection = -1
+            faulthandler.register(signal.SIGTERM, file, all_threads=False, chain=True)
 
 
 def _is_first() -> bool:
     """Return whether this rank is the first one of its node to report a failure."""
-    if _process == os.getpid() and _send(monitor_process.REQUEST):
+    if _send(monitor_process.REQUEST):
         with contextlib.suppress(OSError):
             answer = _answer(_ANSWER_TIMEOUT)
             if answer == monitor_process.READY:  # this rank has not waited for it
@@ -167,12 +169,12 @@ def _is_first() -> bool:
 
 def _answer(timeout: float) -> bytes:
     """Return a message of the monitor; empty after the timeout.  Blocks in the kernel."""
-    ready, _, _ = select.select([_connection], [], [], timeout)
-    return os.read(_connection, 1) if ready else b''
+    ready, _, _ = select.select([_file()], [], [], timeout)
+    return os.read(_file(), 1) if ready else b''
 
 
 def _send(message: bytes) -> bool:
-    if _connection >= 0 and _process == os.getpid():
+    if _file() >= 0:
         with contextlib.suppress(OSError):
-            return os.write(_connection, message) > 0
+            return os.write(_file(), message) > 0
     return False

@@ -31,6 +31,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from mpi4py import MPI
 
+from chainermn import _runtime
 from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
@@ -69,8 +70,12 @@ FEW = 8
 _INPUTS = 2 * LAG  # for the chunks between `pack` and `reduce`
 _PLANS = 256  # cached; a model has one per bucket
 
-#: Kept forever: messages in flight may still be written to their memory.
-_interrupted: list[SharedMemory] = []
+
+class _Interrupted(_runtime.Part):
+    """Kept forever: messages in flight may still be written to their memory."""
+
+    def __init__(self) -> None:
+        self.memories: list[SharedMemory] = []
 
 
 def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
@@ -266,7 +271,7 @@ class SharedMemory:
         except BaseException as error:
             self._failure = error
             if self._inter is not None:
-                _interrupted.append(self)
+                _runtime.get(_Interrupted).memories.append(self)
             window.fail()
             raise
         self._step = base + count + last

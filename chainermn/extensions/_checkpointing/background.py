@@ -5,13 +5,19 @@ A thread calls no MPI function and uses no device.  The interpreter waits for it
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections.abc import Callable
 
-_pending: set[BackgroundWriter] = set()  # with a job that nobody has joined
-# Each thread waits for the one before, as they may write the same file.
-_newest: threading.Thread | None = None
+from chainermn import _runtime
+
+
+class _Writers(_runtime.Part):
+    """The writers of this process.  A forked child has none of their threads."""
+
+    def __init__(self) -> None:
+        self.pending: set[BackgroundWriter] = set()  # with a job that nobody has joined
+        #: Each thread waits for the one before, as they may write the same file.
+        self.newest: threading.Thread | None = None
 
 
 class BackgroundWriter:
@@ -30,8 +36,8 @@ class BackgroundWriter:
             path: Path of the file that the job writes, for its error.
             job: Function that uses only memory that nobody else changes.
         """
-        global _newest
-        before = _newest
+        writers = _runtime.get(_Writers)
+        before = writers.newest
 
         def run() -> None:
             try:
@@ -44,7 +50,7 @@ class BackgroundWriter:
         # Registered again, so that it runs before what was registered since, such as MPI_Finalize.
         atexit.unregister(_raise_failures)
         atexit.register(_raise_failures)
-        _pending.add(self)
+        writers.pending.add(self)
         self.is_busy = True
         thread = threading.Thread(target=run, name=f'writes {path}')
         try:
@@ -52,7 +58,7 @@ class BackgroundWriter:
         except RuntimeError:  # there are too many threads, or the interpreter is exiting
             run()
         else:
-            self._thread = _newest = thread
+            self._thread = writers.newest = thread
 
     def wait(self) -> None:
         """Wait for the job, and keep its error."""
@@ -68,27 +74,19 @@ class BackgroundWriter:
         self.wait()
         failure = self._failure
         self._thread, self._failure, self.is_busy = None, None, False
-        _pending.discard(self)
+        _runtime.get(_Writers).pending.discard(self)
         return failure
 
 
 def wait_for_all() -> None:
     """Wait for all jobs of this process."""
-    for writer in list(_pending):
+    for writer in list(_runtime.get(_Writers).pending):
         writer.wait()
 
 
 def _raise_failures() -> None:
-    """At exit: raises errors that nobody asked for, which aborts the job."""
-    failures = [failure for writer in list(_pending) if (failure := writer.join())]
+    """At exit: raise errors that nobody asked for, which aborts the job."""
+    pending = list(_runtime.get(_Writers).pending)
+    failures = [failure for writer in pending if (failure := writer.join())]
     if failures:
         raise OSError('writing failed\n  ' + '\n  '.join(failures))
-
-
-def _reset() -> None:
-    global _newest
-    _newest = None
-    _pending.clear()
-
-
-os.register_at_fork(after_in_child=_reset)  # a child has no such thread

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 
+from chainermn import _runtime
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._system import clean_end
 from chainermn._system.atomic_file import remove
@@ -14,7 +15,12 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.lock import JobLock
 from chainermn.extensions._checkpointing.manifest import SaveNames, remove_manifest
 
-_kept: dict[str, _CompletedTraining] = {}  # of this process, by lock file
+
+class _Kept(_runtime.Part):
+    """The completed trainings of this process."""
+
+    def __init__(self) -> None:
+        self.trainings: dict[str, _CompletedTraining] = {}  # by lock file
 
 
 def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
@@ -47,7 +53,7 @@ def remove_completed(comm: CommunicatorBase, names: SaveNames) -> bool:
     Returns:
         Whether there was one.
     """
-    training = _kept.get(names.lock_path(comm.rank))
+    training = _runtime.get(_Kept).trainings.get(names.lock_path(comm.rank))
     if training is not None:
         training.remove()
     return training is not None
@@ -61,12 +67,12 @@ class _CompletedTraining:
         self._names = names
         self._release = lock.release
         self._key = names.lock_path(comm.rank)
-        _kept[self._key] = self
+        _runtime.get(_Kept).trainings[self._key] = self
         clean_end.add(self._end)
 
     def remove(self) -> None:
         clean_end.remove(self._end)
-        del _kept[self._key]
+        del _runtime.get(_Kept).trainings[self._key]
         remove_files(self._comm, self._names)
         self._release()
 

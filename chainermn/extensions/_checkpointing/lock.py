@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from chainermn import _runtime
+
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.extensions._checkpointing.manifest import SaveNames
@@ -24,8 +26,18 @@ TIMEOUT = 15.
 
 _POLL_INTERVAL = 0.1  # seconds
 
-_held: dict[str, FileLock] = {}  # of this process, by path
-_mutex = threading.RLock()  # the garbage collector releases locks in any thread
+
+class _Locks(_runtime.Part):
+    """The locks of this process."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, FileLock] = {}  # by path
+        self.mutex = threading.RLock()  # the garbage collector releases locks in any thread
+
+    def in_child(self) -> bool:
+        for lock in self.held.values():  # or a child that outlives this process keeps the lock
+            os.close(lock.descriptor)
+        return False
 
 
 class InUseError(Exception):
@@ -42,13 +54,14 @@ class FileLock:
 
     def release(self) -> None:
         """Remove the file when the last user releases it.  Does nothing in a forked process."""
-        with _mutex:
-            if _held.get(self._path) is not self:
+        locks = _runtime.get(_Locks)
+        with locks.mutex:
+            if locks.held.get(self._path) is not self:
                 return
             self.users -= 1
             if self.users:
                 return
-            del _held[self._path]
+            del locks.held[self._path]
             with contextlib.suppress(OSError):
                 if _is_at(self._path, self.descriptor):
                     os.remove(self._path)
@@ -72,11 +85,12 @@ def acquire(path: str, timeout: float) -> FileLock:
     folder, name = os.path.split(path)
     path = os.path.join(os.path.realpath(folder), name)
     end = time.monotonic() + timeout
+    locks = _runtime.get(_Locks)
     while True:
-        with _mutex:
-            lock = _held.get(path) or _try(path, time.monotonic() >= end)
+        with locks.mutex:
+            lock = locks.held.get(path) or _try(path, time.monotonic() >= end)
             if lock is not None:
-                _held[path] = lock
+                locks.held[path] = lock
                 lock.users += 1
                 return lock
         time.sleep(_POLL_INTERVAL)
@@ -111,18 +125,6 @@ def _is_at(path: str, descriptor: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def _reset() -> None:
-    """Leaves all locks to the process that this one was forked from."""
-    global _mutex
-    _mutex = threading.RLock()
-    for lock in _held.values():
-        os.close(lock.descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_reset)  # or a child that outlives this process keeps the lock
 
 
 class JobLock:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chainermn import _runtime
 from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
 from chainermn._system.atomic_file import remove
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -40,9 +41,16 @@ class Save:
     has_manifest: bool = False  # on rank 0
 
 
-#: By manifest, the save of this process that wrote its files last.  If two extensions save the same
-#: iteration under the same name, the later one writes the manifest.
-_newest: weakref.WeakValueDictionary[str, Save] = weakref.WeakValueDictionary()
+
+class _Saves(_runtime.Part):
+    """By manifest, the save of this process that wrote its files last.
+
+    If two extensions save the same iteration under the same name, the later one writes the
+    manifest.
+    """
+
+    def __init__(self) -> None:
+        self.newest: weakref.WeakValueDictionary[str, Save] = weakref.WeakValueDictionary()
 
 
 class _Report(NamedTuple):
@@ -188,7 +196,7 @@ class Saver:
     def _write(self, save: Save, arrays: Mapping[str, np.ndarray], tag: Tag) -> None:
         self._folder = os.path.dirname(save.path)
         os.makedirs(self._folder, exist_ok=True)
-        _newest[save.manifest_path] = save
+        _runtime.get(_Saves).newest[save.manifest_path] = save
         if self._rank == 0:
             remove(save.manifest_path)  # of an earlier save with this name
         save.record = rank_file.write(save.path, arrays, tag, compress=save.compress,
@@ -206,7 +214,7 @@ class Saver:
         save = self._complete
         if self._rank or save is None or save.has_manifest:
             return
-        if _newest.get(save.manifest_path) is not save:
+        if _runtime.get(_Saves).newest.get(save.manifest_path) is not save:
             return
         try:
             Manifest(save.iteration, self._size, self._records).write(save.manifest_path)

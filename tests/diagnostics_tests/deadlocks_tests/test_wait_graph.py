@@ -185,8 +185,8 @@ def test_messages_are_counted_before_they_leave_and_after_they_are_received(own)
 def test_create_communicator_waits_for_ranks_that_have_not_called_it():
     calls = flight_recorder.CreationRecord(MPI.COMM_WORLD)
     try:
-        n = flight_recorder.creations[calls.ranks]
+        n = flight_recorder.creations()[calls.ranks]
         assert Wait.of(calls, 'create_communicator') == Wait(Kind.CREATION, calls.key, n)
         assert Progress.own().creations[calls.ranks] == n
     finally:
-        flight_recorder.creations[calls.ranks] -= 1  # as none has been created
+        flight_recorder.creations()[calls.ranks] -= 1  # as none has been created

@@ -60,15 +60,19 @@ def other_job(comm, names, rank):
         comm.barrier()
 
 
+def held():
+    return locking._runtime.get(locking._Locks).held
+
+
 def has_lock(names, comm):
-    return os.path.realpath(names.lock_path(comm.rank)) in locking._held
+    return os.path.realpath(names.lock_path(comm.rank)) in held()
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    before = set(locking._held)  # of extensions that are not collected yet
+    before = set(held())  # of extensions that are not collected yet
     yield
-    assert set(locking._held) <= before
+    assert set(held()) <= before
 
 
 def test_another_job_is_one_error_that_names_it(comm, names, monkeypatch):

@@ -39,11 +39,15 @@ def kill(process):
     process.communicate()
 
 
+def held():
+    return locking._runtime.get(locking._Locks).held
+
+
 @pytest.fixture
 def path(tmp_path):
-    before = set(locking._held)  # of extensions that are not collected yet
+    before = set(held())  # of extensions that are not collected yet
     yield str(tmp_path / 'tmp-run.0.N.lock')
-    assert set(locking._held) <= before
+    assert set(held()) <= before
 
 
 def test_several_users_in_a_process_share_the_lock(path, tmp_path):

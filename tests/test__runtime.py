@@ -1,0 +1,75 @@
+import os
+
+import pytest
+
+import chainermn
+from chainermn import _runtime
+
+pytestmark = pytest.mark.mpi_skip
+
+
+class New(_runtime.Part):
+    def __init__(self):
+        self.value = 0
+
+
+class Kept(New):
+    def in_child(self):
+        self.value += 1
+        return True
+
+
+def in_child(function):
+    """Return the exit status of a forked child that exits with the result of a function."""
+    process = os.fork()
+    if not process:
+        status = 99
+        try:
+            status = function()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def test_a_process_has_one_part_of_each_class():
+    assert _runtime.get(New) is _runtime.get(New)
+    assert type(_runtime.get(Kept)) is Kept
+    assert _runtime.get(Kept) is not _runtime.get(New)
+
+
+def test_a_child_gets_new_parts_except_those_that_are_kept():
+    with _runtime.replaced():
+        _runtime.get(New).value = 10
+        _runtime.get(Kept).value = 20
+        assert in_child(lambda: 10 * _runtime.get(New).value + _runtime.get(Kept).value) == 21
+        assert (_runtime.get(New).value, _runtime.get(Kept).value) == (10, 20)
+
+
+def test_parts_are_prepared_in_order_of_creation():
+    order = []
+    with _runtime.replaced() as runtime:
+        for name in 'abc':
+            runtime.get(type(name, (_runtime.Part,), {
+                'in_child': lambda self: order.append(type(self).__name__)}))
+        runtime.in_child()
+    assert order == ['a', 'b', 'c']
+
+
+def test_a_part_of_the_parent_is_not_deleted_in_a_child():
+    class Deleted(_runtime.Part):
+        def __del__(self):
+            deleted.append(self)
+
+    deleted = []
+    with _runtime.replaced() as runtime:
+        runtime.get(Deleted)
+        runtime.in_child()
+        assert not deleted
+
+
+def test_a_second_runtime_is_independent():
+    before = _runtime.get(New)
+    with _runtime.replaced():
+        assert _runtime.get(New) is not before
+        assert chainermn.create_communicator('dummy').size == 1
+    assert _runtime.get(New) is before
