@@ -1,3 +1,4 @@
+"""State of a process, which a forked child has to itself."""
 import os
 
 import pytest

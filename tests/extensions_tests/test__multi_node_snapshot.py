@@ -1,5 +1,6 @@
 """One snapshot for each replica set; all resume at the newest common one."""
 import os
+import pathlib
 import subprocess
 import sys
 import warnings
@@ -652,15 +653,13 @@ def lock_of(folder, rank, name='snapshot_iter_N'):
 def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, autoload,
                                                           monkeypatch):
     """And another name is not."""
-    code = ('import runpy, sys\n'
-            'lock = runpy.run_path(sys.argv[1])["acquire"](sys.argv[2], 50)\n'
-            'print(flush=True)\n'
-            'sys.stdin.read()\n')
+    code = 'held = lock["acquire"](path, 50)\nprint(flush=True)\nsys.stdin.read()\n'
+    program = pathlib.Path(__file__).with_name('lock_alone.py')
     monkeypatch.setattr(lock, 'TIMEOUT', 0.2)
     process = None
     if comm.rank == 0:
         process = subprocess.Popen(
-            [sys.executable, '-I', '-S', '-c', code, lock.__file__, lock_of(folder, 0)],
+            [sys.executable, '-I', '-S', program, lock.__file__, lock_of(folder, 0), code],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         process.stdout.readline()
     comm.barrier()

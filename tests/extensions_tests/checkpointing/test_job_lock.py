@@ -3,6 +3,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -14,9 +15,9 @@ from chainermn.extensions._checkpointing import lock as locking
 from chainermn.extensions._checkpointing.lock import JobLock
 from chainermn.extensions._checkpointing.manifest import SaveName, SaveNames
 
+PROGRAM = pathlib.Path(__file__).parents[1] / 'lock_alone.py'
 HOLDER = '''
-import runpy, sys
-lock = runpy.run_path(sys.argv[1])['acquire'](sys.argv[2], 50)
+held = lock['acquire'](path, 50)
 print('has it', flush=True)
 sys.stdin.read()
 '''
@@ -47,7 +48,7 @@ def other_job(comm, names, rank):
     process = None
     if comm.rank == rank:
         process = subprocess.Popen(
-            [sys.executable, '-I', '-S', '-c', HOLDER, locking.__file__, names.lock_path(rank)],
+            [sys.executable, '-I', '-S', PROGRAM, locking.__file__, names.lock_path(rank), HOLDER],
             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout.readline() == 'has it\n'
     comm.barrier()

@@ -15,16 +15,12 @@ from chainermn.extensions._checkpointing import lock as locking
 
 ALONE = pytest.mark.mpi_skip
 
-HEAD = '''
-import os, runpy, sys, time
-lock = runpy.run_path(sys.argv[1])  # without the package, it is there at once
-path = sys.argv[2]
-'''
+ALONE_PROGRAM = pathlib.Path(__file__).parents[1] / 'lock_alone.py'
 
 
 def start(path, code, **kwargs):
-    return subprocess.Popen([sys.executable, '-I', '-S', '-c', HEAD + code, locking.__file__, path],
-                            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **kwargs)
+    return subprocess.Popen([sys.executable, '-I', '-S', ALONE_PROGRAM, locking.__file__, path,
+                             f'import time\n{code}'], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **kwargs)
 
 
 def holder(path):
