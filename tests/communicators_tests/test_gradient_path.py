@@ -65,5 +65,5 @@ def test_number_of_modules_in_an_update():
 
     for _ in range(3):
         update()
-    assert len(set(path_of(update))) <= 12
+    assert len({*path_of(update)} - {'_runtime.py'}) <= 12  # which only has the state of others
     comm.finalize()

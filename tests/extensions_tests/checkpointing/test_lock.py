@@ -20,7 +20,8 @@ ALONE_PROGRAM = pathlib.Path(__file__).parents[1] / 'lock_alone.py'
 
 def start(path, code, **kwargs):
     return subprocess.Popen([sys.executable, '-I', '-S', ALONE_PROGRAM, locking.__file__, path,
-                             f'import time\n{code}'], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **kwargs)
+                             f'import time\n{code}'], text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, **kwargs)
 
 
 def holder(path):
