@@ -49,6 +49,7 @@ class Operation(NamedTuple):
         advice: What to do if the digests, or else the shapes, differ.
         is_of_optimizers: Whether optimizers call it, and a program may also call it itself, on some
             of the ranks.
+        is_internal: Whether only this package calls it.  Tests cover all others.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Operation(NamedTuple):
     digest_of: str = ''
     advice: str = ''
     is_of_optimizers: bool = False
+    is_internal: bool = False
 
 
 ARRAYS, OBJECT, MODEL = Payload.ARRAYS, Payload.OBJECT, Payload.MODEL
@@ -77,8 +79,8 @@ OPERATIONS = (
     Operation('reduce_scatter', SHAPE, ARRAYS, digest_of='arrays', advice=(
         'Each rank passes one array per rank. The arrays for one rank must have the same shape, '
         'and all arrays the same dtype.')),
-    Operation('allgather_shards', SHAPE, ARRAYS, digest_of='arrays', advice=(
-        'Pass arrays with the same dtypes and shapes on all ranks.')),
+    Operation('allgather_shards', SHAPE, ARRAYS, digest_of='arrays', is_internal=True,
+              advice=('Pass arrays with the same dtypes and shapes on all ranks.')),
 
     Operation('bcast_obj', CALL, OBJECT),
     Operation('gather_obj', CALL, OBJECT),
@@ -97,13 +99,13 @@ OPERATIONS = (
     Operation('split'),
     Operation('new_group', SHAPE, digest_of='groups', advice=(
         'Pass the same ranks, in the same order, on all ranks.')),
-    Operation('join'),
-    Operation('serve'),
-    Operation('mean_queue'),
+    Operation('join', is_internal=True),
+    Operation('serve', is_internal=True),
+    Operation('mean_queue', is_internal=True),
     Operation('finalize'),
-    Operation('check_replicas', equal=None),
-    Operation(END),
-    Operation('failed'),
+    Operation('check_replicas', equal=None, is_internal=True),
+    Operation(END, is_internal=True),
+    Operation('failed', is_internal=True),
 
     Operation('send', CALL, ARRAYS, Waits.RECEIVER),
     Operation('send_obj', CALL, OBJECT, Waits.RECEIVER),
@@ -127,6 +129,12 @@ OPERATIONS = (
 )
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
+
+
+def collectives() -> frozenset[str]:
+    """Return the names of the collectives that a program calls."""
+    return frozenset(each.name for each in OPERATIONS
+                     if each.waits_for is Waits.RANKS and not each.is_internal)
 
 
 def waiting_for(*kinds: Waits) -> frozenset[str]:

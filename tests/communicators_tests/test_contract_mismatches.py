@@ -137,6 +137,10 @@ def test_different_argument_on_one_rank(comms, operation, what, same_error, chec
 
 
 @pytest.mark.sample(8)
+def test_every_collective_is_tested():
+    assert OPERATIONS.keys() == _operations.collectives()
+
+
 @pytest.mark.parametrize('operation', OPERATIONS)
 def test_different_operation_on_one_rank(comms, operation, same_error, check_usable):
     for comm in comms:

@@ -6,6 +6,8 @@ import sys
 import pytest
 from mpi4py import MPI
 
+from chainermn import _operations
+
 pytestmark = [
     pytest.mark.every_size,
     pytest.mark.skipif(MPI.COMM_WORLD.size not in (2, 3), reason='plays on 2 or 3 ranks'),
@@ -20,6 +22,11 @@ def fuzz_operations(monkeypatch):
     for name in set(sys.modules) - before:
         if name.startswith('fuzz_'):
             del sys.modules[name]
+
+
+def test_every_collective_is_played(fuzz_operations):
+    played = importlib.import_module('fuzz_model')._VALUES.keys()
+    assert played == _operations.collectives() - {'finalize'}  # which ends a sequence
 
 
 def test_outcomes_are_correct(fuzz_operations):
