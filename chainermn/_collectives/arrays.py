@@ -8,7 +8,7 @@ from chainermn._collectives import nonblocking
 from chainermn._collectives.activations import Activation, Activations
 from chainermn._collectives.inline_arrays import InlineArrays, array_of, has_data
 from chainermn._collectives.nonblocking import Request
-from chainermn._collectives.operation import collective, traced
+from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._signature import SIZE, CallSignature, pack, unpack
@@ -30,47 +30,47 @@ class ArrayOperations(InlineArrays):
     def _traced_calls(self) -> FlightRecord:
         return self._messages.calls
 
-    @traced
+    @operation
     def send(self, data: Array, dest: int, tag: int) -> None:
         self._messages.send(data, dest, tag)
 
-    @traced
+    @operation
     def recv(self, source: int, tag: int) -> Array:
         return self._messages.recv(source, tag)
 
-    @traced
+    @operation
     def isend(self, x: Array, dest: int, tag: int = 0) -> Request:
         request = self._messages.isend(x, dest, tag)
         request.trace(self._tracer, self._messages.calls)
         return request
 
-    @traced
+    @operation
     def irecv(self, source: int, tag: int = 0) -> Request:
         request = self._messages.irecv(source, tag)
         request.trace(self._tracer, self._messages.calls)
         return request
 
-    @traced
+    @operation
     def send_activation(self, data: Array, dest: int, tag: int, needs_gradient: bool) -> Activation:
         return self._activations.send(data, dest, tag, needs_gradient)
 
-    @traced
+    @operation
     def recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
         return self._activations.recv(source, tag)
 
-    @traced
+    @operation
     def send_gradient(self, gradients: Array, activation: Activation) -> None:
         self._activations.send_gradient(gradients, activation)
 
-    @traced
+    @operation
     def recv_gradient(self, activation: Activation) -> Array:
         return self._activations.recv_gradient(activation)
 
-    @traced
+    @operation
     def waitall(self, requests: Sequence[Request]) -> list[Array]:
         return nonblocking.waitall(requests)
 
-    @collective
+    @operation
     def bcast(self, x: Array, root: int = 0, max_buf_len: int | None = None) -> Array:
         root = array_buffers.checked_root(root, self.size)
         array = array_buffers.checked(x) if self.rank == root else None
@@ -85,7 +85,7 @@ class ArrayOperations(InlineArrays):
             array, shape, call.dtype, call.device, root)
         return received if array is None else x
 
-    @collective
+    @operation
     def gather(self, x: Array, root: int = 0) -> tuple[Array, ...] | None:
         root = array_buffers.checked_root(root, self.size)
         array = array_buffers.checked(x)
@@ -96,7 +96,7 @@ class ArrayOperations(InlineArrays):
         calls = [*map(unpack, messages)]
         return self._transport_of(calls).gather(array, self._shapes(calls, array), root)
 
-    @collective
+    @operation
     def allgather(self, x: Array) -> tuple[Array, ...]:
         array = array_buffers.checked(x)
         signature = packed('allgather', array)
@@ -106,7 +106,7 @@ class ArrayOperations(InlineArrays):
         calls = [*map(unpack, messages)]
         return self._transport_of(calls).allgather(array, self._shapes(calls, array))
 
-    @collective
+    @operation
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
         if (stack := self._inline_stack(xs)) is not None:
             shape, dtype, data = stack
@@ -133,7 +133,7 @@ class ArrayOperations(InlineArrays):
             shapes = [unpack(theirs, SIZE * rank).shape for rank in range(self.size)]
         return self._transport_of(calls).alltoall(arrays, shapes, kind == _HOMOGENEOUS)
 
-    @collective
+    @operation
     def scatter(self, xs: Array, root: int = 0) -> Array:
         root = array_buffers.checked_root(root, self.size)
         if self._rank != root:

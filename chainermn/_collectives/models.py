@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from chainermn import _signature
 from chainermn._collectives.objects import ObjectOperations
-from chainermn._collectives.operation import collective, collective_as
+from chainermn._collectives.operation import operation
 from chainermn._compression import compressors
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._consistency import debug_checks
@@ -42,7 +42,7 @@ class ModelOperations(ObjectOperations):
         """Give another communicator the configuration of this one."""
         raise NotImplementedError
 
-    @collective
+    @operation
     def bcast_data(self, model: Model) -> None:
         parameters = ParameterList.of_model(model, 'data')
         layout = self._layout(parameters, for_mean=False)
@@ -51,7 +51,7 @@ class ModelOperations(ObjectOperations):
         self._consistency.same(pack('bcast_data', number=layout.digest), layout.described)
         self._transport.bcast_arrays(parameters)
 
-    @collective
+    @operation
     def allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
         if len(shards) != self._size:
             raise ValueError('allgather_shards needs a list of arrays for each of the '
@@ -66,7 +66,7 @@ class ModelOperations(ObjectOperations):
             if arrays:
                 self._transport.bcast_arrays(arrays, root)
 
-    @collective
+    @operation
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
                              compression: object = None) -> None:
         gradients, compressor = self._checked_gradients(model, zero_fill, compression)
@@ -77,7 +77,7 @@ class ModelOperations(ObjectOperations):
         if self._has_debug_variable or chainer.is_debug():
             self._check_means(model)
 
-    @collective_as('multi_node_mean_grad')
+    @operation('multi_node_mean_grad')
     def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
                         ) -> None:
         # A subclass that replaces the mean replaces it for shards too.
@@ -99,7 +99,7 @@ class ModelOperations(ObjectOperations):
         finally:
             check.update, check.note = 0, ''
 
-    @collective
+    @operation
     def mean_queue(self) -> MeanQueue | NcclMeanQueue:
         if type(self).multi_node_mean_grad is not ModelOperations.multi_node_mean_grad:
             raise ValueError(f'{type(self).__name__} averages gradients in its own '
@@ -122,7 +122,7 @@ class ModelOperations(ObjectOperations):
                          self._background._codec, is_profitable,
                          self._background._consistency.calls)
 
-    @collective_as('multi_node_mean_grad')
+    @operation('multi_node_mean_grad')
     def _queue_gradients(self, model: Model, zero_fill: bool, compression: object
                          ) -> dict[str, Array]:
         """Return the gradients of a model by path, after the consistency check."""
@@ -135,7 +135,7 @@ class ModelOperations(ObjectOperations):
         if (self._has_debug_variable or chainer.is_debug()) and self._transport.averages:
             debug_checks.check_means(model)
 
-    @collective
+    @operation
     def check_replicas(self, model: Model) -> None:
         if not self._transport.averages:
             return  # the replicas differ, since no gradients are exchanged

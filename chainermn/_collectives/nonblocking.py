@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 from mpi4py import MPI
 
-from chainermn._collectives.operation import traced
+from chainermn._collectives.operation import operation
 from chainermn._collectives.tracer import Tracer
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
@@ -138,7 +138,7 @@ class Request:
         assert self._calls is not None
         return self._calls
 
-    @traced
+    @operation
     def wait(self) -> Arrays:
         """Return once the message has been sent or received.
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn._collectives.inline_arrays import has_data
-from chainermn._collectives.operation import Operations, collective, collective_as, traced
+from chainermn._collectives.operation import Operations, operation
 from chainermn._collectives.point_to_point import Messages
 from chainermn._signature import SIZE, pack, unpack
 from chainermn._transport import array_buffers
@@ -33,16 +33,16 @@ class ObjectOperations(Operations):
 
     _messages: Messages
 
-    @traced
+    @operation
     def send_obj(self, obj: Object, dest: int, tag: int = 0) -> None:
         self._messages.send_obj(obj, dest, tag)
 
-    @traced
+    @operation
     def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = MPI.ANY_TAG
                  ) -> Object:
         return self._messages.recv_obj(source, tag, status)
 
-    @collective
+    @operation
     def bcast_obj(self, obj: Object, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Object:
         root = array_buffers.checked_root(root, self.size)
         pickled = Pickled(obj) if self.rank == root else None
@@ -59,7 +59,7 @@ class ObjectOperations(Operations):
                 self._arrays.Bcast(chunk, root)
         return obj if pickled is not None else load(parts[0], parts[1:], root, self.rank)
 
-    @collective_as('bcast_obj')
+    @operation('bcast_obj')
     def _memory_for_parts(self, pickled: Pickled | None, root: int) -> list[Object]:
         """Return the root's parts, and memory for them on the other ranks."""
         lengths = self._arrays.bcast(
@@ -69,15 +69,15 @@ class ObjectOperations(Operations):
         self._consistency.same(pack('bcast_obj', root=root))
         return parts
 
-    @collective
+    @operation
     def gather_obj(self, obj: Object, root: int = 0) -> list[Object] | None:
         return self._gathered('gather_obj', obj, array_buffers.checked_root(root, self.size))
 
-    @collective
+    @operation
     def allgather_obj(self, obj: Object) -> list[Object]:
         return cast('list[Object]', self._gathered('allgather_obj', obj))
 
-    @collective
+    @operation
     def scatter_obj(self, objs: Sequence[Object] | None, root: int = 0) -> Object:
         pickled: list[Pickled] = []
         root = array_buffers.checked_root(root, self.size)
@@ -103,7 +103,7 @@ class ObjectOperations(Operations):
             self._arrays.Scatter(sent or None, received, root)
         return load(received, (), root, self.rank)
 
-    @collective
+    @operation
     def allreduce_obj(self, obj: Object, op: str = 'sum') -> Object:
         check_op(op)
         objs = cast('list[Object]', self._gathered('allreduce_obj', obj, op=op))

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
 from mpi4py import MPI
 
@@ -12,7 +12,7 @@ from chainermn._consistency.check import ConsistencyCheck
 from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
-from chainermn._operations import BY_NAME
+from chainermn._operations import BY_NAME, Waits
 from chainermn._signature import PROGRAM, Caller
 from chainermn._transport.base import Transport
 from chainermn._transport.mpi import MpiTransport
@@ -20,55 +20,60 @@ from chainermn._transport.mpi import MpiTransport
 _Method = TypeVar('_Method', bound=Callable[..., Any])
 
 
-def collective(method: _Method) -> _Method:
-    """Make a method an operation of a communicator.
+@overload
+def operation(method: _Method, /) -> _Method: ...
+@overload
+def operation(name: str, /) -> Callable[[_Method], _Method]: ...
+def operation(what: Any, /) -> Any:
+    """Make a method the operation of its name, or of the given name, in ``_operations.py``.
+
+    - The watchdog sees which operation the thread is in.
+    - The operation is recorded on the timeline, if there is one.
+
+    If it waits for all ranks:
 
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
-    - The watchdog sees which operation the thread is in.
     - If SystemExit or KeyboardInterrupt interrupts an operation, for example in a signal handler,
       the flight recorder notes it: the other ranks are waiting there.
-    - The operation is recorded on the timeline, if there is one.
     """
-    return collective_as(method.__name__)(method)
+    if not isinstance(what, str):
+        return operation(what.__name__)(what)
+    assert what in BY_NAME, f'{what} is not declared in _operations.py'
+    return functools.partial(
+        _collective if BY_NAME[what].waits_for is Waits.RANKS else _other, what)
 
 
-def collective_as(name: str) -> Callable[[_Method], _Method]:
-    """Like :func:`collective`, under a name that differs from the method's."""
-    assert name in BY_NAME, f'{name} is not declared in _operations.py'
-
-    def decorate(method: _Method) -> _Method:
-        @functools.wraps(method)
-        def operation(*args: Any, **kwargs: Any) -> Any:
-            self: Operations = args[0]  # passing on `args` as it is is faster
-            thread = local.thread
-            outer = thread.innermost
+def _collective(name: str, method: _Method) -> _Method:
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        self: Operations = args[0]  # passing on `args` as it is is faster
+        thread = local.thread
+        outer = thread.innermost
+        try:
+            thread.innermost = name, self, outer
+            calls = self._consistency.calls
+            tracer = self._tracer
+            count = calls.count
             try:
-                thread.innermost = name, self, outer
-                calls = self._consistency.calls
-                tracer = self._tracer
-                count = calls.count
-                try:
-                    if tracer is None or tracer.is_inside:
-                        return method(*args, **kwargs) if kwargs else method(*args)
-                    return tracer.time(name, calls, method, args, kwargs)
-                except Exception as error:
-                    if calls.count == count:
-                        self.refuse(name, error)
-                    raise
-                except BaseException:
-                    calls.left_at = calls.count
-                    raise
-            finally:
-                thread.innermost = outer
+                if tracer is None or tracer.is_inside:
+                    return method(*args, **kwargs) if kwargs else method(*args)
+                return tracer.time(name, calls, method, args, kwargs)
+            except Exception as error:
+                if calls.count == count:
+                    self.refuse(name, error)
+                raise
+            except BaseException:
+                calls.left_at = calls.count
+                raise
+        finally:
+            thread.innermost = outer
 
-        return cast(_Method, operation)
-
-    return decorate
+    return cast(_Method, run)
 
 
 class Traced(Protocol):
-    """A class with traced operations other than collectives."""
+    """A class with operations that wait for less than all ranks."""
 
     _tracer: Tracer | None
 
@@ -76,16 +81,10 @@ class Traced(Protocol):
         """Return the flight record of these operations."""
 
 
-def traced(method: _Method) -> _Method:
-    """Make a method an operation other than a collective: a message or a request.
-
-    The watchdog sees it, and it is recorded on the timeline, if there is one.
-    """
-    name = method.__name__
-    assert name in BY_NAME, f'{name} is not declared in _operations.py'
-
+def _other(name: str, method: _Method) -> _Method:
+    """Make a method an operation that waits for less than all ranks, such as a message."""
     @functools.wraps(method)
-    def operation(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         self: Traced = args[0]
         thread = local.thread
         outer = thread.innermost
@@ -98,7 +97,7 @@ def traced(method: _Method) -> _Method:
         finally:
             thread.innermost = outer
 
-    return cast(_Method, operation)
+    return cast(_Method, run)
 
 
 class _CalledBy:

@@ -8,7 +8,7 @@ import numpy as np
 from chainermn import _signature
 from chainermn._collectives.arrays import ArrayOperations, packed
 from chainermn._collectives.inline_arrays import reduced, sum_of
-from chainermn._collectives.operation import collective
+from chainermn._collectives.operation import operation
 from chainermn._gradients.parameters import ParameterList
 from chainermn._signature import pack
 from chainermn._transport import array_buffers, packing
@@ -29,7 +29,7 @@ class ReductionOperations(ArrayOperations):
     #: Signatures of sums that are exchanged inline, by shape and dtype; empty for other sums.
     _sums: dict[tuple[tuple[int, ...], np.dtype], bytes]
 
-    @collective
+    @operation
     def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
         if type(x) is np.ndarray and op == 'sum' and out is None:  # fast paths, for most calls
             signature = self._sums.get((x.shape, x.dtype))
@@ -64,7 +64,7 @@ class ReductionOperations(ArrayOperations):
             out[...] = result
         return out
 
-    @collective
+    @operation
     def allreduce_many(self, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
         if not isinstance(xs, (tuple, list)):
             raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}')
@@ -94,7 +94,7 @@ class ReductionOperations(ArrayOperations):
                 start += array.size
         return tuple(results)
 
-    @collective
+    @operation
     def reduce(self, x: Array, op: str = 'sum', root: int = 0) -> Array:
         root = array_buffers.checked_root(root, self.size)
         array = array_buffers.checked(x)
@@ -103,7 +103,7 @@ class ReductionOperations(ArrayOperations):
         transport = self._transport_for(array_buffers.on_device(array), homogeneous)
         return combined(array, op, transport.reduce, root)
 
-    @collective
+    @operation
     def reduce_scatter(self, xs: Array, op: str = 'sum') -> Array:
         arrays = self._checked_sequence(xs)
         check_op(op, arrays[0].dtype)
@@ -113,7 +113,7 @@ class ReductionOperations(ArrayOperations):
         result = combined(packing.pack(arrays), op, transport.reduce_scatter, sizes)
         return result.reshape(arrays[self.rank].shape)
 
-    @collective
+    @operation
     def multi_node_mean(self, x: Array) -> Array:
         array = array_buffers.checked(x)
         if array.dtype.kind != 'f':

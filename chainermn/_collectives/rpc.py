@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._collectives.operation import traced
+from chainermn._collectives.operation import operation
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
@@ -70,7 +70,7 @@ class Service:
     def _traced_calls(self) -> FlightRecord:
         return self._calls
 
-    @traced
+    @operation
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, Buffer]:
         """Send requests to some ranks at once and wait for the answers.  Thread-safe.
 

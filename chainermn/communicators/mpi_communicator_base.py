@@ -13,7 +13,7 @@ from chainermn import _environment, _signature
 from chainermn._collectives import tracer
 from chainermn._collectives.activations import Activations
 from chainermn._collectives.models import ModelOperations
-from chainermn._collectives.operation import collective, collective_as
+from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
@@ -153,7 +153,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     # --- groups ------------------------------------------------------------------------------
 
-    @collective
+    @operation
     def split(self, color: int, key: int) -> Self:
         color, key = operator.index(color), operator.index(key)
         if not (0 <= color <= _INT_MAX and -_INT_MAX <= key <= _INT_MAX):
@@ -164,7 +164,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             mpi_comm = self._arrays.Split(color, key)
         return self._like_this(mpi_comm)
 
-    @collective
+    @operation
     def new_group(self, ranks: Sequence[int]) -> Self | None:
         if isinstance(ranks, (bool, int, str)) or any(isinstance(r, bool) for r in ranks):
             raise TypeError(f'ranks must be a list of integers, not {ranks!r}')
@@ -194,13 +194,13 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             for name, value in self._configs.items():
                 setattr(other, name, value)
 
-    @collective
+    @operation
     def barrier(self) -> None:
         self._consistency.same(pack('barrier'))  # which waits for all ranks
         if not self._consistency.is_active:
             self._arrays.Barrier()
 
-    @collective
+    @operation
     def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:
         check_service(answer)
         self._consistency.same(pack('serve'))
@@ -209,7 +209,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             service._tracer = self._tracer.of_service()
         return service
 
-    @collective_as('join')
+    @operation('join')
     def join_turn(self, number: int) -> tuple[int, ...]:
         messages = self._consistency.gather(pack('join', number=number))
         return tuple(_signature.unpack(message).number for message in messages)
@@ -226,7 +226,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         if not isinstance(self._arrays, Unusable):
             self._finalize()
 
-    @collective_as('finalize')
+    @operation('finalize')
     def _finalize(self) -> None:
         if pending := self._messages.receiving():
             raise RuntimeError(f'{len(pending)} requests are not complete, such as {pending[0]}; '

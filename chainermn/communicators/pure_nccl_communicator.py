@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from chainermn._collectives.operation import collective_as
+from chainermn._collectives.operation import operation
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import ParameterList
 from chainermn._transport.base import Transport, TransportType
@@ -63,7 +63,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         with self.config_scope():
             self.allreduce_grad_dtype = None if value is None else check_grad_dtype(value)
 
-    @collective_as('multi_node_mean_grad')
+    @operation('multi_node_mean_grad')
     def multi_node_mean_grad_async(self, model: Model, zero_fill: bool = False,
                                    compression: object = None) -> Exchange:
         gradients, compressor = self._checked_gradients(model, zero_fill, compression)
