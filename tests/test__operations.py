@@ -3,6 +3,7 @@
 import pytest
 
 from chainermn import _operations
+from chainermn._collectives.operation import operation
 from chainermn._operations import BY_NAME, OPERATIONS, SHAPE, Payload, Waits
 
 pytestmark = pytest.mark.mpi_skip

@@ -79,8 +79,8 @@ def details(event):
 def test_every_operation_is_traced():
     """Each has one of the two wrappers that use the tracer."""
     wrappers = {wrapper.__code__ for wrapper in (
-        operation.collective(MpiCommunicatorBase.barrier),
-        operation.traced(MpiCommunicatorBase.send))}
+        operation.operation(MpiCommunicatorBase.barrier),
+        operation.operation(MpiCommunicatorBase.send))}
     untraced = {
         name for name, value in vars(CommunicatorBase).items()
         if callable(value) and not name.startswith('_')
