@@ -104,7 +104,7 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         with self.communicator.called_by(self.caller), self._at_update():
             self._in_flight = self.communicator.multi_node_mean_grad_async(
                 self.communicated_target, self.zero_fill, **self._compressed())
-        self._is_started = False
+        self._progress.is_started = False
         if arrived:
             self._update_parameters(*args, **kwds)
         else:

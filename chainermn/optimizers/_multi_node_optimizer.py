@@ -56,6 +56,28 @@ class _Compression(TypedDict, total=False):
     compression: Compressor
 
 
+class _Progress:
+    """The progress of an optimizer on this rank.  Not in the proxy, where assignment takes longer.
+
+    Attributes:
+        n_started: Updates since the last exchange.  The ranks compare it when they exchange
+            gradients.  An update that raised an error on one rank counts there, so in the next
+            exchange that rank is ahead of the others.
+        is_started: Whether other ranks still wait for this rank in the current update.
+        n_debugged: Updates in debug mode.
+    """
+
+    __slots__ = 'is_started', 'n_debugged', 'n_started'
+
+    def __init__(self) -> None:
+        self.n_debugged = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Start with the first update of a model."""
+        self.n_started, self.is_started = 0, False
+
+
 class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
@@ -68,11 +90,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     accumulation: Accumulation
     sharding: ShardedUpdate | None
     caller: Caller  # this optimizer, with options that the ranks compare
-    # The ranks compare this count when they exchange gradients.  An update that raised an error on
-    # one rank counts there, so in the next exchange that rank is ahead of the others.
-    _n_started: int  # updates since the last exchange
-    _is_started: bool  # whether other ranks still wait for this rank in the current update
-    _n_debugged: int  # updates in debug mode
+    _progress: _Progress
     _takes_zero_fill: bool
     _has_debug_variable: bool  # when the optimizer was created
 
@@ -105,7 +123,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.accumulation = Accumulation(n_accumulations)
         self.sharding = None
         self.caller = Caller('the multi-node optimizer')
-        self._n_started, self._is_started, self._n_debugged = 0, False, 0
+        self._progress = _Progress()
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
@@ -124,7 +142,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.accumulation.clear()
         if self.sharding is not None:
             self.sharding.clear()
-        self._n_started, self._is_started = 0, False
+        self._progress.restart()
         if self.compression is not None and hasattr(self.compression, 'reset'):
             self.compression.reset()
         return self
@@ -145,14 +163,14 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """
         self.actual_optimizer._check_set_up()
         # After an error, an update without a loss function completes the update of that error.
-        if lossfun is not None or not self._is_started:
-            self._n_started += 1
-        self._is_started = True
+        if lossfun is not None or not self._progress.is_started:
+            self._progress.n_started += 1
+        self._progress.is_started = True
         accumulation = self.accumulation
         span = self.communicator.span
         with span('forward'):
             loss = None if lossfun is None else lossfun(*args, **kwds)
-        named = sorted(self.target.namedparams())
+        named = sorted(self.actual_optimizer.target.namedparams())
         seen = _seen(named)
         is_changed = seen != self.target_params
         if loss is not None:
@@ -168,8 +186,8 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         elif accumulation.n == 1 or accumulation.add(self.target):
             self._announce('exchange')
             self._step(*args, **kwds)
-            self._n_started = 0
-        self._is_started = False
+            self._progress.n_started = 0
+        self._progress.is_started = False
 
     def serialize(self, serializer: Serializer) -> None:
         """Save or load the actual optimizer, and gradients that compression has not sent yet.
@@ -181,7 +199,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             serializer: A Chainer serializer or deserializer.
         """
         if isinstance(serializer, chainer.Deserializer):
-            self._n_started, self._is_started = 0, False
+            self._progress.restart()
             loaded = sharded_update.load_shard(serializer, self.target)
             if self.sharding is not None:
                 self.sharding.begin_loading(self.target, loaded)
@@ -227,9 +245,9 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             is_exchanged: Whether the gradients are exchanged in this update.
         """
         if getattr(self.actual_optimizer, '_use_cleargrads', True):
-            self.target.cleargrads()
+            self.actual_optimizer.target.cleargrads()
         else:
-            self.target.zerograds()
+            self.actual_optimizer.target.zerograds()
         scale = self.actual_optimizer._loss_scale
         loss.backward(loss_scale=scale)
         self._keep_scale(scale)
@@ -238,7 +256,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         if scale is not None:
             # The update rule divides by the scale that backward set in the parameter.  It is not
             # set if this rank's loss did not use the parameter, but its mean gradient is scaled.
-            for param in self.target.params():
+            for param in self.actual_optimizer.target.params():
                 param._loss_scale = scale
 
     def _announce(self, what: Exchange) -> None:
@@ -251,11 +269,11 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def _broadcast(self) -> None:
         with self.communicator.span('broadcast'):
-            self.communicator.bcast_data(self.target)
+            self.communicator.bcast_data(self.actual_optimizer.target)
         if self.sharding is not None:
-            self.sharding.prepare(self.target)
+            self.sharding.prepare(self.actual_optimizer.target)
             return
-        for param in self.target.params():
+        for param in self.actual_optimizer.target.params():
             rule = param.update_rule
             if param.is_initialized and rule is not None and rule.enabled and rule.state is None:
                 # As in the first step; otherwise Chainer could not load a snapshot taken before.
@@ -264,12 +282,13 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     def _step(self, *args: Object, **kwds: Object) -> None:
         with self.communicator.called_by(self.caller):
             if self.sharding is not None:
-                self.sharding.prepare(self.target)
+                self.sharding.prepare(self.actual_optimizer.target)
             with self.communicator.span('exchange'), self._at_update():
                 self._exchange()
-        self._is_started = False
+        self._progress.is_started = False
         if self.joined is not None and (factor := self.joined.factor()) != 1:
-            params = {id(param): param for param in self.target.params(include_uninit=False)}
+            target = self.actual_optimizer.target
+            params = {id(param): param for param in target.params(include_uninit=False)}
             for param in params.values():  # once per shared parameter
                 _multiply(param.grad, factor)
         self._update_parameters(*args, **kwds)
@@ -287,16 +306,17 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """Replace the gradients by their means over all ranks."""
         mean_grad = self.communicator.multi_node_mean_grad
         if self.sharding is not None and self._takes_zero_fill and not self._needs_all_gradients():
-            self.communicator.mean_grad_shard(self.target, self.zero_fill, self.sharding.shard)
+            self.communicator.mean_grad_shard(
+                self.actual_optimizer.target, self.zero_fill, self.sharding.shard)
             return
         if self._takes_zero_fill:
-            mean_grad(self.target, self.zero_fill, **self._compressed())
+            mean_grad(self.actual_optimizer.target, self.zero_fill, **self._compressed())
             return
         if self.zero_fill:
-            for param in self.target.params(include_uninit=False):
+            for param in self.actual_optimizer.target.params(include_uninit=False):
                 if param.grad is None:
                     param.grad = param.xp.zeros_like(param.array)
-        mean_grad(self.target, **self._compressed())
+        mean_grad(self.actual_optimizer.target, **self._compressed())
 
     def _needs_all_gradients(self) -> bool:
         """Whether more than the update rules of this rank's shard uses the mean gradients."""
@@ -311,7 +331,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """Let the ranks compare their updates; not in a join, where the counts may differ."""
         if self.joined is not None:
             return contextlib.nullcontext()
-        count = self._n_started
+        count = self._progress.n_started
         return self.communicator.at_update(
             self.actual_optimizer.t * self.accumulation.n + count, count)
 
@@ -322,9 +342,9 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     def _check_replicas(self) -> None:
         """In debug mode, compare the models of all ranks after every k-th update."""
         if self._has_debug_variable or chainer.is_debug():
-            self._n_debugged += 1
-            if self._n_debugged % _check_interval() == 0:
-                self.communicator.check_replicas(self.target)
+            self._progress.n_debugged += 1
+            if self._progress.n_debugged % _check_interval() == 0:
+                self.communicator.check_replicas(self.actual_optimizer.target)
 
     # --- for chainermn.join -------------------------------------------------------------------
 
@@ -335,7 +355,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             joined: The join; ``None`` leaves it.
         """
         self.joined = joined
-        self._n_started, self._is_started = 0, False
+        self._progress.restart()
 
     def flush(self, as_if_whole: bool) -> None:
         """Exchange accumulated gradients.
@@ -369,14 +389,14 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             what: The operation of the other rank.
             layout: The result of :meth:`layout` there, or ``None`` if it is not needed.
         """
-        self.target.cleargrads()
-        params = dict(self.target.namedparams())
+        self.actual_optimizer.target.cleargrads()
+        params = dict(self.actual_optimizer.target.namedparams())
         if what == 'broadcast':
             for path, shape in (layout or {}).items():
                 if path in params and not params[path].is_initialized:
                     params[path].initialize(shape)
             self._broadcast_as_caller()
-            self.is_changed(self.target)
+            self.is_changed(self.actual_optimizer.target)
             return
         for path in layout or {}:
             if path in params and params[path].is_initialized:
