@@ -14,6 +14,7 @@ from chainermn import (
     optimizers,
 )
 from chainermn._failures import trainer_message
+from chainermn._failures.exceptions import ChainerMNError
 from chainermn._launch import launch
 from chainermn._rank_filter import RankFilter
 from chainermn._system import forked
@@ -30,6 +31,7 @@ from chainermn.optimizers import create_multi_node_optimizer
 from chainermn.optimizers._join import join
 
 __all__ = [
+    'ChainerMNError',
     'CollectiveMismatchError',
     'CommunicatorBase',
     'DataSizeError',

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from chainermn._failures.exceptions import ChainerMNError
 from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn._operations import CALL, DTYPE, END, SHAPE
 from chainermn._signature import PROGRAM, Caller, CallSignature
@@ -38,7 +39,7 @@ _ADVICE = {
 }
 
 
-class CollectiveMismatchError(ValueError):
+class CollectiveMismatchError(ChainerMNError, ValueError):
     """Ranks called different operations, or one operation with arguments that do not match.
 
     All ranks raise it, with the same text, before any data is sent.

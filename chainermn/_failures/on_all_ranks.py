@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from chainermn._failures import common_error
+from chainermn._failures.ranks import group_ranks, ranks_text
 
 _E = TypeVar('_E', bound=Exception)
 
@@ -53,3 +54,23 @@ def on_all_ranks(comm: Ranks, error: _E) -> _E:
     """
     common_error.mark(error, comm.rank == 0)
     return error
+
+
+def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str) -> None:
+    """Raise the same error on all ranks if their values differ.
+
+    Args:
+        comm: ChainerMN communicator.
+        values: The value of each rank, as text or with a ``repr`` of one line; the same list on all
+            ranks, such as the result of ``allgather_obj``.
+        problem: The first line of the error.
+        advice: The last line of the error: what to do.
+
+    Raises:
+        ValueError: On all ranks.  It lists the values with their ranks.
+    """
+    by_text = group_ranks(enumerate(map(str, values)))
+    if len(by_text) > 1:
+        raise on_all_ranks(comm, ValueError('\n'.join([
+            problem, *(f'  {ranks_text(ranks)}: {text}' for text, ranks in by_text.items()),
+            advice])))

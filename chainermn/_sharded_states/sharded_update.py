@@ -20,6 +20,7 @@ import chainer
 import numpy as np
 
 from chainermn import _runtime
+from chainermn._failures.on_all_ranks import check_equal
 from chainermn._sharded_states import combine
 from chainermn._sharded_states.partition import Item, Range, Shard, partition
 from chainermn._signature import Caller
@@ -226,11 +227,9 @@ class ShardedUpdate:
             states: The state on each rank.
         """
         rule, piece, comm = param.update_rule, self._pieces[path], self._communicator
-        if len({state.t for state in states}) > 1:
-            raise ValueError(
-                f'the ranks have states of {path} after different numbers of updates: '
-                + ', '.join(f'{state.t} on rank {rank}' for rank, state in enumerate(states))
-                + '. Load the same snapshot on all ranks.')
+        check_equal(comm, [f'{state.t} updates' for state in states],
+                    f'the states of {path} are those after different numbers of updates',
+                    'Load the same snapshot on all ranks.')
         wanted = [shard.get(path, (0, 0)) for shard in self._shards]
         begin, end = wanted[comm.rank]
         if any(state.has_state for state in states) and not all(

@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from chainer.datasets import SubDataset
 
+from chainermn._failures.exceptions import ChainerMNError
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
@@ -37,7 +38,7 @@ Shards = list[tuple[int, int]]
 _TURNS = 8
 
 
-class DataSizeError(RuntimeError):
+class DataSizeError(ChainerMNError, RuntimeError):
     """Kept for scripts that catch it; nothing raises it."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from chainer.training.extensions import _snapshot as chainer_snapshot
 from chainer.training.extensions import snapshot_writers
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import joined, resume, state
@@ -141,7 +141,9 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._look_up_folder(trainer)
         autoload = self.snapshot.autoload
         if self._is_collective or autoload:
-            _check_equal(self.comm.allgather_obj(self._sets))
+            check_equal(self.comm, self.comm.allgather_obj(self._sets),
+                        'the ranks have different replica_sets',
+                        'Pass the same replica_sets on all ranks.')
         with raise_on_all_ranks(self.comm, 'multi_node_snapshot'):
             if len(self.replica_set) > 1 and joined.has_shards(self._target(trainer)):
                 raise ValueError(
@@ -337,15 +339,6 @@ def _parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int
         raise AssertionError(f'a rank can only be in one replica set, but replica_sets is {sets}')
     rest = set(range(size)) - set(named)
     return [*sets, rest] if rest else sets
-
-
-def _check_equal(by_rank: list[list[list[int]]]) -> None:
-    """Raise the same ValueError on all ranks if they have different replica sets."""
-    if any(sets != by_rank[0] for sets in by_rank):
-        raise ValueError(
-            'the ranks have different replica_sets\n  ' + '\n  '.join(
-                f'rank {rank}: {sets}' for rank, sets in enumerate(by_rank))
-            + '\nPass the same replica_sets on all ranks.')
 
 
 _Filename: TypeAlias = str | Callable[[chainer.training.Trainer], str]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _MAX_EPOCHS = 10_000  # that are searched for an order that was loaded
@@ -55,14 +55,12 @@ class MultiNodeOrderSampler:
                                  f'{comm.size} ranks')
         self._shuffle, self._even = bool(shuffle), bool(even)
         self._rank, self._size = comm.rank, comm.size
-        arguments = (self._n, self._seed, self._shuffle, self._even)
         with comm.called_by('MultiNodeOrderSampler'):
-            by_rank = comm.allgather_obj(arguments)
-        if any(each != arguments for each in by_rank):
-            raise ValueError(
-                'MultiNodeOrderSampler needs the same dataset_size, seed, shuffle and even on all '
-                'ranks\n  ' + '\n  '.join(
-                    f'rank {rank}: {each}' for rank, each in enumerate(by_rank)))
+            by_rank = comm.allgather_obj(
+                f'dataset_size={self._n}, seed={self._seed}, shuffle={self._shuffle}, '
+                f'even={self._even}')
+        check_equal(comm, by_rank, 'MultiNodeOrderSampler: the arguments differ between ranks',
+                    'Pass the same dataset_size, seed, shuffle and even on all ranks.')
         self._epoch = -1  # of the last order
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:

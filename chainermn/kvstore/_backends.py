@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.kvstore._server import Server, sum_arrays
 from chainermn.kvstore._sharding import (
@@ -287,9 +287,6 @@ _PUSH, _PULL = bytes(8), bytes([1, *bytes(7)])  # a request begins with these ei
 
 def check_same(comm: CommunicatorBase, operation: str, arguments: str) -> None:
     """Raise the same ValueError on all ranks if they made different calls.  Collective."""
-    calls = comm.allgather_obj(f'{operation} {arguments}'.rstrip())
-    if len(set(calls)) > 1:
-        raise ValueError('\n'.join([
-            'KVStore: the ranks made different calls',
-            *(f'  rank {rank}: {call}' for rank, call in enumerate(calls)),
-            'Make the same calls with the same arguments on all ranks.']))
+    check_equal(comm, comm.allgather_obj(f'{operation} {arguments}'.rstrip()),
+                'KVStore: the ranks made different calls',
+                'Make the same calls with the same arguments on all ranks.')

@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 import chainer
 
 from chainermn import _runtime
+from chainermn._failures.on_all_ranks import check_equal
 from chainermn._types import Model, Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -141,13 +142,10 @@ class _Join(AbstractContextManager[None]):
         try:
             numbers = self._comm.join_turn(
                 _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
-            if len(set(numbers)) > 1:
-                raise ValueError(
-                    'join: the arguments differ between ranks\n' + '\n'.join(
-                        f'  rank {rank}: divide_by_initial_world_size={bool(number & 2)}, '
-                        f'throw_on_early_termination={bool(number & 1)}'
-                        for rank, number in enumerate(numbers))
-                    + '\nPass the same arguments on all ranks.')
+            check_equal(self._comm, [
+                f'divide_by_initial_world_size={bool(number & 2)}, '
+                f'throw_on_early_termination={bool(number & 1)}' for number in numbers],
+                'join: the arguments differ between ranks', 'Pass the same arguments on all ranks.')
         except BaseException:
             self._optimizer.enter_join(None)
             raise

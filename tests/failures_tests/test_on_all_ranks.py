@@ -2,7 +2,7 @@
 import pytest
 
 from chainermn._failures import common_error
-from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import check_equal, on_all_ranks, raise_on_all_ranks
 from chainermn.communicators import create_communicator
 
 
@@ -22,3 +22,16 @@ def test_rank_0_prints_an_error_of_all_ranks():
     assert on_all_ranks(comm, error) is error
     assert common_error.is_common(error)
     assert common_error.is_printed_here(error) == (comm.rank == 0)
+
+
+def test_equal_values():
+    check_equal(create_communicator('naive'), ['a'] * 3, 'they differ', 'Pass the same.')
+
+
+def test_values_that_differ_are_one_error_with_the_values_of_all_ranks():
+    comm = create_communicator('naive')
+    with pytest.raises(ValueError) as caught:
+        check_equal(comm, ['a', 'b', 'a', 'a'], 'they differ', 'Pass the same.')
+    assert str(caught.value) == 'they differ\n  ranks 0, 2-3: a\n  rank 1: b\nPass the same.'
+    assert common_error.is_common(caught.value)
+    assert common_error.is_printed_here(caught.value) == (comm.rank == 0)

@@ -1,0 +1,30 @@
+"""All exceptions that the package defines have one base class."""
+import pickle
+
+import pytest
+
+import chainermn
+
+pytestmark = pytest.mark.mpi_skip
+
+PUBLIC = [value for value in vars(chainermn).values()
+          if isinstance(value, type) and issubclass(value, Exception)]
+
+
+def test_there_are_some():
+    assert {chainermn.CollectiveMismatchError, chainermn.DataSizeError} < {*PUBLIC}
+
+
+@pytest.mark.parametrize('exception', PUBLIC, ids=lambda exception: exception.__name__)
+def test_base_class(exception):
+    assert issubclass(exception, chainermn.ChainerMNError)
+
+
+def test_old_scripts_still_catch_them():
+    assert issubclass(chainermn.CollectiveMismatchError, ValueError)
+    assert issubclass(chainermn.DataSizeError, RuntimeError)
+
+
+def test_they_can_be_pickled():
+    error = pickle.loads(pickle.dumps(chainermn.CollectiveMismatchError('text')))
+    assert type(error) is chainermn.CollectiveMismatchError and str(error) == 'text'
