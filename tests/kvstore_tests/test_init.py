@@ -73,5 +73,5 @@ def test_bad_arguments(comm, same_error):
 def test_different_arguments_on_the_ranks(comm, same_error, options):
     error = same_error(lambda: kvstore.create(communicator=comm, **options(comm.rank)))
     assert isinstance(error, ValueError)
-    assert 'the ranks made different calls' in str(error) and 'rank 1:' in str(error)
+    assert 'the ranks made different calls' in str(error) and len(str(error).splitlines()) > 3
     comm.barrier()
