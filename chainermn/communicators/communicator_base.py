@@ -105,6 +105,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``.  Create one with
     :func:`chainermn.create_communicator`.
 
+    A subclass defines at least the abstract methods, those of ChainerMN 7.  The other operations
+    raise NotImplementedError unless it defines them, or derives from
+    :class:`~chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase`.
+
     Attributes assigned inside ``with self.config_scope():`` become configuration items, which
     :meth:`get_config` returns.
     """
@@ -113,9 +117,18 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     _configs: dict[str, object]
     _in_config_scope: bool
 
-    def __init__(self) -> None:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: D102
+        self = super().__new__(cls)  # here, since subclasses need not call our __init__
         object.__setattr__(self, '_configs', {})
         object.__setattr__(self, '_in_config_scope', False)
+        return self
+
+    def _missing(self, name: str) -> NoReturn:
+        """Raise the error of an operation that a subclass, such as one for ChainerMN 7, lacks."""
+        raise NotImplementedError(
+            f'{type(self).__name__} does not define {name!r}. Define it, or derive the class from '
+            'chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase, which defines '
+            'everything.')
 
     @classmethod  # noqa: B027  (most communicators have no requirements)
     def check_requirements(cls) -> None:
@@ -150,34 +163,34 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         raise AttributeError(f'{type(self).__name__} was not created from an mpi4py communicator')
 
     @property
-    @abc.abstractmethod
     def rank(self) -> int:
         """Number of this process in the communicator, from 0."""
+        self._missing('rank')
 
     @property
-    @abc.abstractmethod
     def size(self) -> int:
         """Number of ranks."""
+        self._missing('size')
 
     @property
-    @abc.abstractmethod
     def intra_rank(self) -> int:
         """Number of this process among the ranks of its node, from 0."""
+        self._missing('intra_rank')
 
     @property
-    @abc.abstractmethod
     def intra_size(self) -> int:
         """Number of ranks on this node."""
+        self._missing('intra_size')
 
     @property
-    @abc.abstractmethod
     def inter_rank(self) -> int:
         """Number of this node, from 0; nodes are ordered by their lowest rank."""
+        self._missing('inter_rank')
 
     @property
-    @abc.abstractmethod
     def inter_size(self) -> int:
         """Number of nodes."""
+        self._missing('inter_size')
 
     @property
     def can_overlap(self) -> bool:
@@ -294,7 +307,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             configuration.
         """
 
-    @abc.abstractmethod
     def new_group(self, ranks: Sequence[int]) -> Self | None:
         """Create a communicator of some of the ranks (MPI_Group_incl, MPI section 7.3.2).
 
@@ -308,12 +320,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             On the ranks of the group, a communicator with the same class and configuration, in
             which ``ranks[i]`` has rank ``i``.  ``None`` on the other ranks.
         """
+        self._missing('new_group')
 
-    @abc.abstractmethod
     def barrier(self) -> None:
         """Wait until every rank has called it.  Collective: every rank calls it."""
+        self._missing('barrier')
 
-    @abc.abstractmethod
     def serve(self, answer: Callable[[int, np.ndarray], Sequence[Object]]) -> Service:
         """Start a thread on each rank that answers requests of the other ranks.
 
@@ -336,8 +348,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             RuntimeError: If the MPI library does not support calls from several threads.
         """
+        self._missing('serve')
 
-    @abc.abstractmethod
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         """Raise ``error`` on every rank, in place of this rank's next collective operation.
 
@@ -350,8 +362,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             error: The reason.  Every rank raises an error of this type (or of its nearest built-in
                 base, if some rank does not know the type) whose message contains its message.
         """
+        raise error  # the ranks of this communicator have no way to compare their errors
 
-    @abc.abstractmethod
     def join_turn(self, number: int) -> tuple[int, ...]:
         """Exchange the states of all ranks in :func:`chainermn.join`.
 
@@ -363,8 +375,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             The numbers of all ranks, by rank.
         """
+        self._missing('join_turn')
 
-    @abc.abstractmethod
     def join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
         """Find out whether all ranks raised this error, and their states in ``chainermn.join``.
 
@@ -376,6 +388,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             the number of each rank, by rank, with ``None`` for ranks that called something else;
             empty if a rank raised an error before the check, or had exited.
         """
+        self._missing('join_responses')
 
     # --- arrays ------------------------------------------------------------------------------
 
@@ -409,7 +422,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             has CuPy, else on the host.
         """
 
-    @abc.abstractmethod
     def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request:
         """Start to send an array, or a tuple or list of arrays, and return at once (MPI_Isend).
 
@@ -429,8 +441,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             TypeError, ValueError: If an argument is invalid.  A receiver that waits for this
                 message raises the same error.
         """
+        self._missing('isend')
 
-    @abc.abstractmethod
     def irecv(self, source: int, tag: int = 0) -> Request:
         """Start to receive a message of :meth:`isend` or :meth:`send`, and return at once.
 
@@ -446,8 +458,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             So wait before a collective call that the sender makes after :meth:`send` (not
             ``isend``).
         """
+        self._missing('irecv')
 
-    @abc.abstractmethod
     def waitall(self, requests: Sequence[Request]) -> list[Object]:
         """Wait for requests of :meth:`isend` and :meth:`irecv` (MPI_Waitall).
 
@@ -460,8 +472,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             Exception: The first error that one of them raised, after waiting for all.
         """
+        self._missing('waitall')
 
-    @abc.abstractmethod
     def send_activation(self, data: Array | Sequence[Array], dest: int, tag: int,
                         needs_gradient: bool) -> Activation:
         """Send the output of a part of a model, for :func:`chainermn.functions.send`.
@@ -481,8 +493,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If two ranks wait for each other; the error on both ranks names both calls.
         """
+        self._missing('send_activation')
 
-    @abc.abstractmethod
     def recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
         """Receive a message of :meth:`send_activation` or :meth:`send`.
 
@@ -497,8 +509,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If a gradient arrives, or if two ranks wait for each other.
         """
+        self._missing('recv_activation')
 
-    @abc.abstractmethod
     def send_gradient(self, gradients: Array | Sequence[Array], activation: Activation) -> None:
         """Send the gradient of a received activation to its sender, if the sender needs it.
 
@@ -509,8 +521,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If two ranks wait for each other.
         """
+        self._missing('send_gradient')
 
-    @abc.abstractmethod
     def recv_gradient(self, activation: Activation) -> Array:
         """Receive the gradient of a sent activation.
 
@@ -523,6 +535,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If data other than a gradient arrives, or if two ranks wait for each other.
         """
+        self._missing('recv_gradient')
 
     @overload
     @abc.abstractmethod
@@ -592,7 +605,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             combined in float32 and rounded once.
         """
 
-    @abc.abstractmethod
     def allreduce_many(self, xs: Sequence[_A], op: str = 'sum') -> tuple[_A, ...]:
         """Combine several arrays at once: one exchange for all arrays of a dtype.
 
@@ -606,8 +618,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On every rank, a tuple of new arrays with the same bits, in the order of ``xs``.
         """
+        self._missing('allreduce_many')
 
-    @abc.abstractmethod
     def reduce(self, x: _A, op: str = 'sum', root: int = 0) -> _A | None:
         """Combine the arrays of all ranks on the root (MPI_Reduce).
 
@@ -621,8 +633,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On the root a new array.  ``None`` elsewhere.
         """
+        self._missing('reduce')
 
-    @abc.abstractmethod
     def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> Array:
         """Combine one array for each rank, and give each rank its own (MPI_Reduce_scatter).
 
@@ -636,6 +648,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On rank ``i`` a new array: ``xs[i]`` of all ranks combined.
         """
+        self._missing('reduce_scatter')
 
     @abc.abstractmethod
     def alltoall(self, xs: Sequence[_A]) -> tuple[_A, ...]:
@@ -666,7 +679,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             On rank ``i``, ``xs[i]`` of the root.
         """
 
-    @abc.abstractmethod
     def multi_node_mean(self, x: _A) -> _A:
         """Average floating-point arrays over all ranks, element by element.
 
@@ -678,6 +690,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On every rank a new array with the same bits.
         """
+        self._missing('multi_node_mean')
 
     # --- objects -----------------------------------------------------------------------------
 
@@ -746,7 +759,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             On the root, a list with the objects of all ranks, by rank.  ``None`` elsewhere.
         """
 
-    @abc.abstractmethod
     def allgather_obj(self, obj: _T) -> list[_T]:
         """Collect one object from each rank on all ranks.  Collective: every rank calls it.
 
@@ -756,15 +768,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On every rank, a list with the objects of all ranks, by rank.
         """
+        self._missing('allgather_obj')
 
     @overload
-    @abc.abstractmethod
     def scatter_obj(self, objs: None, root: int = 0) -> Object: ...
     @overload
-    @abc.abstractmethod
     def scatter_obj(self, objs: Sequence[_T] | None, root: int = 0) -> _T: ...
 
-    @abc.abstractmethod
     def scatter_obj(self, objs: Sequence[Object] | None, root: int = 0) -> Object:
         """Send one object to each rank from the root.  Collective: every rank calls it.
 
@@ -775,6 +785,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On rank ``i``, ``objs[i]`` of the root.
         """
+        self._missing('scatter_obj')
 
     @abc.abstractmethod
     def allreduce_obj(self, obj: _T, op: str = 'sum') -> _T:
@@ -820,7 +831,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         for root, arrays in enumerate(shards):
             for x in arrays:
-                received = self.bcast(x if root == self.rank else None, root)
+                received = self.bcast(x if root == self.rank else None, root=root)
                 if root != self.rank:
                     x[...] = received
 

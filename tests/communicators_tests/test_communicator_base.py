@@ -2,8 +2,13 @@
 
 import inspect
 
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
 import pytest
 
+import chainermn
 from chainermn.communicators import _CLASSES
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -58,6 +63,91 @@ PROPERTIES = ['inter_rank', 'inter_size', 'intra_rank', 'intra_size', 'rank', 's
 def test_it_cannot_be_instantiated():
     with pytest.raises(TypeError, match='abstract'):
         CommunicatorBase()
+
+
+class OfChainerMN7(CommunicatorBase):
+    """A communicator of one rank that defines what ChainerMN 7 requires."""
+
+    def __init__(self):  # like many, it does not call the base class
+        self.broadcasts = 0
+
+    rank = intra_rank = inter_rank = 0
+    size = intra_size = inter_size = 1
+
+    def split(self, color, key):
+        return self
+
+    def alltoall(self, xs):
+        return tuple(xs)
+
+    def send(self, data, dest, tag):
+        pass
+
+    def recv(self, source, tag):
+        pass
+
+    def bcast(self, data, max_buf_len=None, root=0):
+        return data
+
+    def gather(self, data, root=0):
+        return data,
+
+    def allgather(self, x):
+        return x,
+
+    def allreduce(self, data):
+        return data.copy()
+
+    def scatter(self, xs, root=0):
+        return xs[0]
+
+    def send_obj(self, obj, dest, tag):
+        pass
+
+    def recv_obj(self, source, tag):
+        pass
+
+    def bcast_obj(self, obj, max_buf_len=None, root=0):
+        return obj
+
+    def gather_obj(self, obj, root=0):
+        return [obj]
+
+    def allreduce_obj(self, obj):
+        return obj
+
+    def bcast_data(self, model):
+        self.broadcasts += 1
+
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        pass
+
+
+def test_a_communicator_for_chainermn_7_trains_a_model():
+    comm = OfChainerMN7()
+    model = L.Linear(2, 1)
+    before = model.W.array.copy()
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    for _ in range(2):
+        optimizer.update(lambda: F.sum(model(np.ones((1, 2), np.float32))))
+    assert comm.broadcasts == 1
+    assert np.allclose(model.W.array, before - 0.01)
+    assert comm.get_config() == {}
+
+
+def test_what_it_lacks_raises_an_error_with_advice():
+    comm = OfChainerMN7()
+    for operation in (comm.barrier, lambda: comm.irecv(0), lambda: comm.new_group([0]),
+                      lambda: comm.reduce(np.ones(2)), lambda: comm.scatter_obj([1])):
+        with pytest.raises(NotImplementedError, match=r"OfChainerMN7 does not define '.*MpiComm"):
+            operation()
+    with pytest.raises(ValueError, match='reason'):
+        comm.refuse('update', ValueError('reason'))
+
+
+def test_features_that_need_more_name_it():
+    with pytest.raises(NotImplementedError, match="does not define 'send_activation'"):
+        chainermn.functions.send(np.ones(2, np.float32), OfChainerMN7(), 1)
 
 
 def parameters(function):
