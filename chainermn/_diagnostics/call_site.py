@@ -5,6 +5,8 @@ import contextlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from types import FrameType
 
 import chainer
 
@@ -22,6 +24,13 @@ _COMPAT = [folder + os.sep for folder in getattr(
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep
 #: Folders and files whose frames are never a call site. Context managers of ours run in contextlib.
 PACKAGES = PACKAGE, _CHAINER, *_COMPAT, contextlib.__file__
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def describe() -> str:
@@ -42,7 +51,6 @@ def describe() -> str:
 
 def locate() -> str:
     """Return the call site of the current operation, such as ``train.py:8``."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
-        frame = frame.f_back
+    frame = next(frame for frame in outwards(sys._getframe(1))
+                 if frame.f_back is None or not frame.f_code.co_filename.startswith(PACKAGES))
     return f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'

@@ -9,10 +9,11 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from types import FrameType
 
 from chainermn._diagnostics import call_site, current_operations
+from chainermn._diagnostics.call_site import outwards
 
 _DEBUGGERS = ('bdb', 'pdb', 'pydevd', '_pydevd_bundle', 'debugpy')
 
@@ -55,7 +56,7 @@ def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
               if isinstance(thread, threading.Timer)}
     spec = getattr(sys.modules['__main__'], '__spec__', None)  # None unless started by python -m
     program = {'' if spec is None else spec.name.partition('.')[0], *(
-        _package(frame) for frame in _outwards(frames[main]) if _origin(frame) != 'stdlib')
+        _package(frame) for frame in outwards(frames[main]) if _origin(frame) != 'stdlib')
     } - {'chainermn', 'chainer'}
     activities = {
         _activity(frame, program, ident in users) for ident, frame in frames.items()
@@ -67,11 +68,11 @@ def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
 
 
 def _is_debugged(frame: FrameType) -> bool:
-    return any(_package(each) in _DEBUGGERS for each in _outwards(frame))
+    return any(_package(each) in _DEBUGGERS for each in outwards(frame))
 
 
 def _activity(innermost: FrameType, program: Collection[str], is_user: bool) -> _Activity:
-    modules = [_module(frame) for frame in _outwards(innermost)]
+    modules = [_module(frame) for frame in outwards(innermost)]
     function = innermost.f_code.co_name
     if 'concurrent.futures.thread' in modules:
         waits = (modules[0], function) == ('concurrent.futures.thread', '_worker')
@@ -79,13 +80,13 @@ def _activity(innermost: FrameType, program: Collection[str], is_user: bool) -> 
     if modules[:2] == ['threading', 'queue'] and function == 'wait':  # queue.Queue
         waits = innermost.f_locals.get('timeout', 0) is None
         return _Activity.WAITS_FOR_WORK if waits else _Activity.RUNS
-    origins = {_origin(frame) for frame in _outwards(innermost)}
-    if 'program' in origins or any(_package(frame) in program for frame in _outwards(innermost)):
+    origins = {_origin(frame) for frame in outwards(innermost)}
+    if 'program' in origins or any(_package(frame) in program for frame in outwards(innermost)):
         return _Activity.RUNS
     if 'library' in origins:
         return _Activity.RUNS if is_user else _Activity.LIBRARY
     # Other threads of the standard library, such as servers, call the program.
-    is_idle = 'ours' in origins or any(_is_pool(frame) for frame in _outwards(innermost))
+    is_idle = 'ours' in origins or any(_is_pool(frame) for frame in outwards(innermost))
     return _Activity.IDLE if is_idle else _Activity.RUNS
 
 
@@ -126,9 +127,3 @@ def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
                  *site.getsitepackages(), site.getusersitepackages()}
     return ('<frozen', *(path + os.sep for path in stdlib)), tuple(
         path + os.sep for path in libraries)
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

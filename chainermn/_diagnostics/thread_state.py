@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import NamedTuple
 
@@ -152,7 +152,7 @@ def _of(calls: FlightRecord) -> str:
 
 def _caller(innermost: FrameType) -> FrameType:
     """Return the frame that called the outermost operation of a thread."""
-    wrappers = [frame for frame in _outwards(innermost)
+    wrappers = [frame for frame in call_site.outwards(innermost)
                 if frame.f_code.co_filename in call_site.WRAPPERS]
     outermost = wrappers[-1] if wrappers else innermost
     return outermost.f_back or outermost
@@ -160,14 +160,8 @@ def _caller(innermost: FrameType) -> FrameType:
 
 def _call_site(frame: FrameType) -> str:
     """Return file, line and function of the innermost frame of the program."""
-    found = next((frame for frame in _outwards(frame)
+    found = next((frame for frame in call_site.outwards(frame)
                   if not frame.f_code.co_filename.startswith(call_site.PACKAGES)), frame)
     name = found.f_code.co_name
     return f'{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}' + (
         '' if name == '<module>' else f' in {name}()')
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

@@ -5,10 +5,10 @@ which is no rank.
 """
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator
-from types import FrameType
 from typing import NoReturn, Protocol
 
 from chainermn import _runtime
@@ -87,9 +87,8 @@ def _operation() -> str:
     """Return the name of the operation, or of another method, that the program called."""
     if name := current_operations.outermost():
         return name
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(call_site.LAYERS):
-        name = frame.f_code.co_name
-        frame = frame.f_back
-    return name
+    inside = itertools.takewhile(
+        lambda frame: frame.f_code.co_filename.startswith(call_site.LAYERS),
+        call_site.outwards(sys._getframe(2)))
+    return [frame.f_code.co_name for frame in inside][-1]
 

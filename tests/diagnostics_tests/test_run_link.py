@@ -18,8 +18,8 @@ pytestmark = pytest.mark.mpi_skip
 def test_a_lost_connection_is_restored_until_the_command_ends(monkeypatch):
     monkeypatch.setattr(run_link, '_PAUSE', .01)
     first = []  # addresses
-    connect = run_link._connection.connect
-    monkeypatch.setattr(run_link._connection, 'connect', lambda offer: (
+    connect = run_link.host_connection.connect
+    monkeypatch.setattr(run_link.host_connection, 'connect', lambda offer: (
         first.append(offer.addresses[0]), connect(offer))[1])
     with contextlib.closing(Links(2)) as links:
         offer = links.offer._replace(addresses=['240.0.0.1', '127.0.0.1'])  # no host has that one
