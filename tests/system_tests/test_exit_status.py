@@ -10,7 +10,9 @@ pytestmark = pytest.mark.mpi_skip
 START = '''
 import atexit, ctypes, sys, threading
 atexit.register(lambda: print('outcome', outcome.status, uncaught, flush=True))
-from chainermn._system.exit_status import listen, outcome
+from chainermn._system import exit_status
+from chainermn._system.exit_status import listen
+outcome = exit_status.outcome()
 uncaught = []
 outcome.uncaught = lambda hook, kind, value, tb: uncaught.append(kind.__name__)
 listen()
