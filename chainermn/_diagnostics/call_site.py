@@ -51,6 +51,7 @@ def describe() -> str:
 
 def locate() -> str:
     """Return the call site of the current operation, such as ``train.py:8``."""
-    frame = next(frame for frame in outwards(sys._getframe(1))
-                 if frame.f_back is None or not frame.f_code.co_filename.startswith(PACKAGES))
+    frame = sys._getframe(1)  # not outwards(), which takes longer: every isend calls this
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGES):
+        frame = frame.f_back
     return f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}'
