@@ -13,11 +13,11 @@ from chainermn import (
     links,
     optimizers,
 )
-from chainermn._failures import trainer_message
+from chainermn._failures import trainer_message as _trainer_message
 from chainermn._failures.exceptions import ChainerMNError
 from chainermn._launch import launch
 from chainermn._rank_filter import RankFilter
-from chainermn._system import forked
+from chainermn._system import forked as _forked
 from chainermn._version import __version__
 from chainermn.communicators import (
     CollectiveMismatchError,
@@ -58,9 +58,9 @@ __all__ = [
 ]
 
 _environment.set_mpi_defaults()
-forked.skip_mpi_finalize_in_children()
+_forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
-trainer_message.print_errors_once()
+_trainer_message.print_errors_once()
 
 #: What to use instead of names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {

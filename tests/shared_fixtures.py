@@ -87,7 +87,7 @@ def available():
         module = importlib.import_module(f'chainermn.communicators.{module}')
         found = getattr(module, class_name)
         try:
-            found.check_requirements()
+            found._check_requirements()
         except RuntimeError:
             continue
         if not issubclass(found, NcclCommunicatorBase):

@@ -229,12 +229,12 @@ def test_communicator_that_fails_on_one_rank():
         from chainermn.communicators.flat_communicator import FlatCommunicator
 
         @classmethod
-        def check_requirements(cls):
+        def _check_requirements(cls):
             from mpi4py import MPI
             if MPI.COMM_WORLD.rank == 1:
                 raise RuntimeError('no memory to share')
 
-        FlatCommunicator.check_requirements = check_requirements
+        FlatCommunicator._check_requirements = _check_requirements
         ''')
     assert status != 0
     assert 'aborts the job' not in err and 'Traceback' not in err

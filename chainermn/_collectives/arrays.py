@@ -50,20 +50,21 @@ class ArrayOperations(InlineArrays):
         request.trace(self._tracer, self._messages.calls)
         return request
 
-    @operation
-    def send_activation(self, data: Array, dest: int, tag: int, needs_gradient: bool) -> Activation:
+    @operation('send_activation')
+    def _send_activation(self, data: Array, dest: int, tag: int, needs_gradient: bool
+                         ) -> Activation:
         return self._activations.send(data, dest, tag, needs_gradient)
 
-    @operation
-    def recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
+    @operation('recv_activation')
+    def _recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
         return self._activations.recv(source, tag)
 
-    @operation
-    def send_gradient(self, gradients: Array, activation: Activation) -> None:
+    @operation('send_gradient')
+    def _send_gradient(self, gradients: Array, activation: Activation) -> None:
         self._activations.send_gradient(gradients, activation)
 
-    @operation
-    def recv_gradient(self, activation: Activation) -> Array:
+    @operation('recv_gradient')
+    def _recv_gradient(self, activation: Activation) -> Array:
         return self._activations.recv_gradient(activation)
 
     @operation

@@ -51,8 +51,8 @@ class ModelOperations(ObjectOperations):
         self._consistency.same(pack('bcast_data', number=layout.digest), layout.described)
         self._transport.bcast_arrays(parameters)
 
-    @operation
-    def allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
+    @operation('allgather_shards')
+    def _allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
         if len(shards) != self._size:
             raise ValueError('allgather_shards needs a list of arrays for each of the '
                              f'{self._size} ranks, got {len(shards)} lists')
@@ -78,7 +78,7 @@ class ModelOperations(ObjectOperations):
             self._check_means(model)
 
     @operation('multi_node_mean_grad')
-    def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
+    def _mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
                         ) -> None:
         # A subclass that replaces the mean replaces it for shards too.
         if type(self).multi_node_mean_grad is not ModelOperations.multi_node_mean_grad:
@@ -89,7 +89,7 @@ class ModelOperations(ObjectOperations):
             shard.get(path, (0, x.size)) for path, x in gradients.by_path().items()])
 
     @contextlib.contextmanager
-    def at_update(self, number: int, since_last: int) -> Iterator[None]:
+    def _at_update(self, number: int, since_last: int) -> Iterator[None]:
         check = self._consistency
         check.update = min(since_last, _signature.MAX_UPDATE)
         check.note = f', update {number}' + (

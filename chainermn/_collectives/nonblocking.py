@@ -168,7 +168,7 @@ class Request:
         result, self._result = self._result, None
         return result
 
-    def flight_records(self) -> tuple[FlightRecord, ...]:
+    def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight record of the wait."""
         return (self._record,) if self._record is not None else ()
 
@@ -181,7 +181,7 @@ class Request:
             self._advance()
         return True
 
-    def make_unusable(self, unusable: Unusable) -> None:
+    def _make_unusable(self, unusable: Unusable) -> None:
         """Make this request raise an error, unless it is complete."""
         if self._step is not None:
             setattr(self, '_step', unusable)  # noqa: B010  (of another type)

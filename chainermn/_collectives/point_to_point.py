@@ -239,10 +239,10 @@ class Messages:
         self._receives = [request for request in self._receives if not request.test()]
         return self._receives
 
-    def make_unusable(self, unusable: Unusable) -> None:
+    def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later operation and every incomplete request raise an error."""
         for request in self._receives:
-            request.make_unusable(unusable)
+            request._make_unusable(unusable)
         for name in ('_mpi_comm', '_payloads', 'calls'):
             setattr(self, name, unusable)
 

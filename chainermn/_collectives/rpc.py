@@ -116,11 +116,11 @@ class Service:
                                     f'{failure.text}\n  (raised on rank {rank})')
         return {rank: answer[_HEAD.size:] for rank, answer in answers.items()}
 
-    def flight_records(self) -> tuple[FlightRecord, ...]:
+    def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight record of the requests."""
         return self._calls,
 
-    def make_unusable(self, unusable: Unusable) -> None:
+    def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later :meth:`ask` raise an error."""
         setattr(self, '_answering', unusable)  # noqa: B010  (of another type)
 

@@ -20,7 +20,7 @@ Entry: TypeAlias = 'tuple[str, Any, Entry | None]'
 class Owner(Protocol):
     """A communicator or another object with operations."""
 
-    def flight_records(self) -> tuple[FlightRecord, ...]:
+    def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight records of its operations."""
 
 
@@ -83,7 +83,7 @@ def of_thread(ident: int) -> list[Operation]:
         name, owner, entry = entry
         calls: tuple[FlightRecord, ...] = ()
         with contextlib.suppress(Exception):  # it may be finalized by now, or have no records
-            calls = tuple(owner.flight_records())
+            calls = tuple(owner._flight_records())
         found.append(Operation(name, calls))
     return found
 

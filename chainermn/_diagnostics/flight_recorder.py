@@ -84,7 +84,7 @@ class FlightRecord:
             frame = frame.f_back
         self.ring.append(_WithCallSite(record, frame.f_code, frame.f_lasti))
 
-    def flight_records(self) -> tuple[FlightRecord, ...]:
+    def _flight_records(self) -> tuple[FlightRecord, ...]:
         return self,
 
     @property

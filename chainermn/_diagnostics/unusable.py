@@ -39,7 +39,7 @@ class Unusable:
 
 
 class _MpiUser(Protocol):
-    def make_unusable(self, unusable: Unusable) -> None:
+    def _make_unusable(self, unusable: Unusable) -> None:
         """Replace all attributes that reach other ranks."""
 
 
@@ -59,7 +59,7 @@ class _Users(_runtime.Part):
     def make_unusable(self, reason: str) -> None:
         self.unusable = Unusable(reason)
         for user in list(self.registered):
-            user.make_unusable(self.unusable)
+            user._make_unusable(self.unusable)
 
 
 def register(user: _MpiUser) -> None:

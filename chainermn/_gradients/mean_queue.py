@@ -175,7 +175,7 @@ class MeanQueue:
         """Whether gradients are in flight."""
         return self._in_flight > 0
 
-    def flight_records(self) -> tuple[FlightRecord, ...]:
+    def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight record of :meth:`wait`."""
         return self._calls,
 
@@ -196,7 +196,7 @@ class MeanQueue:
         self._number, self._limit = most, sys.maxsize
         self._calls.exchanges = self._number
 
-    def make_unusable(self, unusable: Unusable) -> None:
+    def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later exchange raise an error."""
         for name in ('_control', '_turns', '_calls'):
             setattr(self, name, unusable)

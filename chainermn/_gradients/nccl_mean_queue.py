@@ -80,7 +80,7 @@ class NcclMeanQueue:
             self._done = self._transport.send_zeros(*sent)
         self.wait()
 
-    def make_unusable(self, unusable: Unusable) -> None:
+    def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later exchange raise an error."""
         for name in ('_control', '_transport'):
             setattr(self, name, unusable)

@@ -214,7 +214,7 @@ class ShardedUpdate:
                   for shard in self._shards]
         if any(shards):
             with self._communicator.called_by(self._caller):
-                self._communicator.allgather_shards(shards)
+                self._communicator._allgather_shards(shards)
 
     def _distribute(self, path: str, param: Parameter, states: Sequence[_Found]) -> None:
         """Give this rank the state of its elements of a parameter.

@@ -208,7 +208,7 @@ def _find_class(name: str) -> type[MpiCommunicatorBase]:
     for known in _CLASSES:
         if name == known:
             found = _class_of(known)
-            found.check_requirements()
+            found._check_requirements()
             return found
     raise ValueError(f'Unrecognized communicator: "{name}"; use one of auto, {", ".join(_CLASSES)}')
 
@@ -250,5 +250,5 @@ def _checked_config(communicator_class: type[MpiCommunicatorBase], kwargs: dict[
     if config.get('timeout') is not None:
         config['timeout'] = timeouts.parse(config['timeout'])
     if grad_dtype is not None:
-        config['allreduce_grad_dtype'] = communicator_class.check_grad_dtype(grad_dtype)
+        config['allreduce_grad_dtype'] = communicator_class._check_grad_dtype(grad_dtype)
     return config

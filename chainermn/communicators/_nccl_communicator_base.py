@@ -13,11 +13,11 @@ class NcclCommunicatorBase(MpiCommunicatorBase):
     """A communicator for models on a GPU, one GPU per rank."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        together(mpi_comm, type(self).__name__, self.check_requirements)
+        together(mpi_comm, type(self).__name__, self._check_requirements)
         super().__init__(mpi_comm)
 
     @classmethod
-    def check_requirements(cls) -> None:
+    def _check_requirements(cls) -> None:
         if missing := _missing():
             raise RuntimeError(
                 f'NCCL is not available: {missing}.\nThe communicator '

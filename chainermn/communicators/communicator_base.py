@@ -131,7 +131,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             'everything.')
 
     @classmethod  # noqa: B027  (most communicators have no requirements)
-    def check_requirements(cls) -> None:
+    def _check_requirements(cls) -> None:
         """Check whether this process can use the communicator.
 
         Raises:
@@ -139,7 +139,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @classmethod
-    def check_grad_dtype(cls, dtype: DTypeLike) -> np.dtype:
+    def _check_grad_dtype(cls, dtype: DTypeLike) -> np.dtype:
         """Check the dtype in which all gradients are to be exchanged.
 
         Args:
@@ -193,12 +193,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self._missing('inter_size')
 
     @property
-    def can_overlap(self) -> bool:
+    def _can_overlap(self) -> bool:
         """Whether :meth:`multi_node_mean_grad_async` runs while the caller computes."""
         return False
 
     @property
-    def has_nccl(self) -> bool:
+    def _has_nccl(self) -> bool:
         """Whether NCCL sends the arrays that are on a device."""
         return False
 
@@ -364,7 +364,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         raise error  # the ranks of this communicator have no way to compare their errors
 
-    def join_turn(self, number: int) -> tuple[int, ...]:
+    def _join_turn(self, number: int) -> tuple[int, ...]:
         """Exchange the states of all ranks in :func:`chainermn.join`.
 
         Collective: every rank calls it.
@@ -375,9 +375,9 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             The numbers of all ranks, by rank.
         """
-        self._missing('join_turn')
+        self._missing('_join_turn')
 
-    def join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
+    def _join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
         """Find out whether all ranks raised this error, and their states in ``chainermn.join``.
 
         Args:
@@ -388,7 +388,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             the number of each rank, by rank, with ``None`` for ranks that called something else;
             empty if a rank raised an error before the check, or had exited.
         """
-        self._missing('join_responses')
+        self._missing('_join_responses')
 
     # --- arrays ------------------------------------------------------------------------------
 
@@ -474,7 +474,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('waitall')
 
-    def send_activation(self, data: Array | Sequence[Array], dest: int, tag: int,
+    def _send_activation(self, data: Array | Sequence[Array], dest: int, tag: int,
                         needs_gradient: bool) -> Activation:
         """Send the output of a part of a model, for :func:`chainermn.functions.send`.
 
@@ -485,49 +485,49 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             data: Array, or a tuple or list of arrays.
             dest: Rank of the receiver; not this rank.
             tag: Number from 0 to 32767; the receiver passes the same one.
-            needs_gradient: Whether :meth:`recv_gradient` will be called.
+            needs_gradient: Whether :meth:`_recv_gradient` will be called.
 
         Returns:
-            An object for :meth:`recv_gradient`.  Its attribute ``needs_gradient`` is the argument.
+            An object for :meth:`_recv_gradient`.  Its attribute ``needs_gradient`` is the argument.
 
         Raises:
             ValueError: If two ranks wait for each other; the error on both ranks names both calls.
         """
-        self._missing('send_activation')
+        self._missing('_send_activation')
 
-    def recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
-        """Receive a message of :meth:`send_activation` or :meth:`send`.
+    def _recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
+        """Receive a message of :meth:`_send_activation` or :meth:`send`.
 
         Args:
             source: Rank of the sender.
             tag: The tag of the sender.
 
         Returns:
-            The array, or a tuple of arrays; and an object for :meth:`send_gradient`, whose
-            attribute ``needs_gradient`` tells whether the sender calls :meth:`recv_gradient`.
+            The array, or a tuple of arrays; and an object for :meth:`_send_gradient`, whose
+            attribute ``needs_gradient`` tells whether the sender calls :meth:`_recv_gradient`.
 
         Raises:
             ValueError: If a gradient arrives, or if two ranks wait for each other.
         """
-        self._missing('recv_activation')
+        self._missing('_recv_activation')
 
-    def send_gradient(self, gradients: Array | Sequence[Array], activation: Activation) -> None:
+    def _send_gradient(self, gradients: Array | Sequence[Array], activation: Activation) -> None:
         """Send the gradient of a received activation to its sender, if the sender needs it.
 
         Args:
             gradients: Array, or a tuple of arrays.
-            activation: The second result of :meth:`recv_activation`.
+            activation: The second result of :meth:`_recv_activation`.
 
         Raises:
             ValueError: If two ranks wait for each other.
         """
-        self._missing('send_gradient')
+        self._missing('_send_gradient')
 
-    def recv_gradient(self, activation: Activation) -> Array:
+    def _recv_gradient(self, activation: Activation) -> Array:
         """Receive the gradient of a sent activation.
 
         Args:
-            activation: The result of :meth:`send_activation`, with ``needs_gradient`` true.
+            activation: The result of :meth:`_send_activation`, with ``needs_gradient`` true.
 
         Returns:
             The array, or a tuple of arrays.
@@ -535,7 +535,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If data other than a gradient arrives, or if two ranks wait for each other.
         """
-        self._missing('recv_gradient')
+        self._missing('_recv_gradient')
 
     @overload
     @abc.abstractmethod
@@ -820,7 +820,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self.bcast_data(model)
 
-    def allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
+    def _allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
         """Copy each rank's arrays into the same arrays of all ranks, in place.
 
         Collective: every rank calls it.
@@ -852,10 +852,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 see :mod:`chainermn.communicators.compression`.
         """
 
-    def at_update(self, number: int, since_last: int) -> AbstractContextManager[None]:
+    def _at_update(self, number: int, since_last: int) -> AbstractContextManager[None]:
         """Return a context in which gradient exchanges check that ranks are at the same update.
 
-        Inside ``with comm.at_update(...):``, :meth:`multi_node_mean_grad` raises ValueError on all
+        Inside ``with comm._at_update(...):``, :meth:`multi_node_mean_grad` raises ValueError on all
         ranks if ``since_last`` differs.  The multi-node optimizer uses it.
 
         Args:
@@ -881,7 +881,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                                    compression: Object = None) -> MeanRequest:
         """Start :meth:`multi_node_mean_grad` and return at once.
 
-        Collective: every rank calls it.  Requires :attr:`can_overlap`.
+        Collective: every rank calls it.  Requires :attr:`_can_overlap`.
 
         Args:
             model: As for :meth:`multi_node_mean_grad`.
@@ -927,7 +927,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 the ranks with equal values.
         """
 
-    def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
+    def _mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
                         ) -> None:
         """Average the gradients of which this rank needs a shard only.
 

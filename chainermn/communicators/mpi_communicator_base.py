@@ -70,7 +70,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._activations = Activations(self._messages)
         if self._consistency.enabled:  # otherwise other ranks may still receive
             self._consistency.on_shutdown = _while_alive(self._messages.warn_of_unmatched)
-        flight_recorder.assign_number(self.flight_records())
+        flight_recorder.assign_number(self._flight_records())
         self._sums = {}
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
         self._to_free: list[Callable[[], Any]] = [
@@ -127,7 +127,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     # --- timeout -----------------------------------------------------------------------------
 
-    def flight_records(self) -> tuple[FlightRecord, ...]:
+    def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight records of this communicator."""
         return self._consistency.calls, self._messages.calls
 
@@ -137,7 +137,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @timeout.setter
     def timeout(self, value: float | None) -> None:
-        for calls in self.flight_records():
+        for calls in self._flight_records():
             calls.timeout = value
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
@@ -210,11 +210,11 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         return service
 
     @operation('join')
-    def join_turn(self, number: int) -> tuple[int, ...]:
+    def _join_turn(self, number: int) -> tuple[int, ...]:
         messages = self._consistency.gather(pack('join', number=number))
         return tuple(_signature.unpack(message).number for message in messages)
 
-    def join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
+    def _join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
         signatures = self._consistency.signatures_of(error)
         if signatures is None:
             return None
@@ -241,10 +241,10 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         while self._to_free:
             self._to_free.pop(0)()
         unusable.deregister(self)
-        self.make_unusable(Unusable('this communicator was finalized; create a new one with '
+        self._make_unusable(Unusable('this communicator was finalized; create a new one with '
                               'chainermn.create_communicator'))
 
-    def make_unusable(self, unusable: Unusable) -> None:
+    def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later operation raise an error."""
         for name in ('_consistency', '_arrays', '_messages', '_activations', '_mpi_transport',
                      '_transport'):

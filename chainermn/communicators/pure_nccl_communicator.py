@@ -45,15 +45,15 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         self._group.grad_dtype = value
 
     @classmethod
-    def check_grad_dtype(cls, dtype: object) -> np.dtype:
+    def _check_grad_dtype(cls, dtype: object) -> np.dtype:
         return check_grad_dtype(dtype)
 
     @property
-    def can_overlap(self) -> bool:
+    def _can_overlap(self) -> bool:
         return True
 
     @property
-    def has_nccl(self) -> bool:
+    def _has_nccl(self) -> bool:
         return True
 
     def set_config(self, name: str, value: object = True, **kwargs: object) -> None:

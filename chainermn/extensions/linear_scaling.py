@@ -91,7 +91,7 @@ class LinearScaling(chainer.training.Extension):
             raise ValueError(f'the optimizer has no hyperparameter {self.attr!r}; pass attr=, one '
                              f'of {", ".join(map(repr, sorted(known)))}')
         iterator = trainer.updater.get_iterator('main')
-        accumulation = getattr(optimizer, 'accumulation', None)
+        accumulation = getattr(optimizer, '_accumulation', None)
         return _Rank(iterator.batch_size, len(iterator.dataset),
                      1 if accumulation is None else accumulation.n,
                      (known[self.attr], self.base_batch_size, self.warmup_epochs))

@@ -115,7 +115,7 @@ def create_multi_node_optimizer(
                             f'argument, got {actual_optimizer!r}.')
         compressor = compression_module.get(compression)
         if isinstance(compressor, compression_module.PowerSGD) and (
-                double_buffering or (overlap and communicator.can_overlap)):
+                double_buffering or (overlap and communicator._can_overlap)):
             raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "
                              'on pure_nccl with overlap')
         n_accumulations = _checked_number(n_accumulations)
@@ -133,7 +133,7 @@ def create_multi_node_optimizer(
             raise TypeError('shard_states=True needs an optimizer with update rules (a '
                             f'chainer.optimizer.GradientMethod), not {actual_optimizer!r}')
         bucket_bytes = _checked_size(bucket_mb)
-    if double_buffering and not communicator.can_overlap:
+    if double_buffering and not communicator._can_overlap:
         raise ValueError('This communicator does not support double buffering. '
                          'Use pure_nccl, or double_buffering=False.')
     optimizer: _MultiNodeOptimizer
@@ -146,12 +146,12 @@ def create_multi_node_optimizer(
     else:
         optimizer = _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
                                         compressor)
-    optimizer.caller.set_options({
+    optimizer._caller.set_options({
         'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
         'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',
         'shard_states': str(shard_states)})
     if shard_states and communicator.size > 1:
-        optimizer.sharding = ShardedUpdate(communicator, optimizer.caller)
+        optimizer._sharding = ShardedUpdate(communicator, optimizer._caller)
     return optimizer
 
 

@@ -83,7 +83,7 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self.wait()
         super().serialize(serializer)
 
-    def enter_join(self, joined: Joined | None) -> NoReturn:
+    def _enter_join(self, joined: Joined | None) -> NoReturn:
         """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
         self.communicator.refuse('join', ValueError(
             'join does not support double buffering. Create the optimizer with '
@@ -95,13 +95,13 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self.communicated_target = copy.deepcopy(self.target)
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        if self.sharding is not None:
-            with self.communicator.called_by(self.caller):
-                self.sharding.prepare(self.target)
+        if self._sharding is not None:
+            with self.communicator.called_by(self._caller):
+                self._sharding.prepare(self.target)
         arrived = self._drop()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
-        with self.communicator.called_by(self.caller), self._at_update():
+        with self.communicator.called_by(self._caller), self._at_update():
             self._in_flight = self.communicator.multi_node_mean_grad_async(
                 self.communicated_target, self.zero_fill, **self._compressed())
         self._progress.is_started = False

@@ -50,18 +50,18 @@ class JoinableOptimizer(Protocol):
     actual_optimizer: Optimizer
     target: Model
     zero_fill: bool
-    sharding: Object  # None, unless the states are sharded
+    _sharding: Object  # None, unless the states are sharded
 
-    def enter_join(self, joined: _Join | None) -> None:
+    def _enter_join(self, joined: _Join | None) -> None:
         """Announce each exchange to ``joined`` first; ``None`` leaves the join."""
 
-    def flush(self, as_if_whole: bool) -> None:
+    def _flush(self, as_if_whole: bool) -> None:
         """Exchange accumulated gradients."""
 
-    def layout(self, what: Operation) -> Layout:
-        """Return the argument for :meth:`shadow` on other ranks."""
+    def _layout(self, what: Operation) -> Layout:
+        """Return the argument for :meth:`_shadow` on other ranks."""
 
-    def shadow(self, what: Operation, layout: Layout | None) -> None:
+    def _shadow(self, what: Operation, layout: Layout | None) -> None:
         """Take part in the update of another rank, with gradients of zero."""
 
 
@@ -110,7 +110,7 @@ def join(optimizer: JoinableOptimizer, divide_by_initial_world_size: bool = True
         RuntimeError: In the context, on all ranks, with ``throw_on_early_termination``; or if the
             communicator is already in a join.
     """
-    if not hasattr(optimizer, 'enter_join'):
+    if not hasattr(optimizer, '_enter_join'):
         raise TypeError(f'join needs a multi-node optimizer, got {optimizer!r}. '
                         'Create one with chainermn.create_multi_node_optimizer().')
     if not enable:
@@ -138,16 +138,16 @@ class _Join(AbstractContextManager[None]):
         if self._comm in _runtime.get(_Joins).communicators:
             self._comm.refuse('join', RuntimeError(
                 'this communicator is already in a join. Leave that context first.'))
-        self._optimizer.enter_join(self)
+        self._optimizer._enter_join(self)
         try:
-            numbers = self._comm.join_turn(
+            numbers = self._comm._join_turn(
                 _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
             check_equal(self._comm, [
                 f'divide_by_initial_world_size={bool(number & 2)}, '
                 f'throw_on_early_termination={bool(number & 1)}' for number in numbers],
                 'join: the arguments differ between ranks', 'Pass the same arguments on all ranks.')
         except BaseException:
-            self._optimizer.enter_join(None)
+            self._optimizer._enter_join(None)
             raise
         _runtime.get(_Joins).communicators.append(self._comm)
 
@@ -164,7 +164,7 @@ class _Join(AbstractContextManager[None]):
                 self._raise_on_all_ranks(error)
         finally:
             _runtime.get(_Joins).communicators.remove(self._comm)
-            self._optimizer.enter_join(None)
+            self._optimizer._enter_join(None)
 
     def announce(self, what: Operation) -> None:
         """Start an operation of this rank, which is active.  Collective: every rank calls it.
@@ -180,7 +180,7 @@ class _Join(AbstractContextManager[None]):
 
     def _turn(self, number: int) -> tuple[Operation, Layout | None] | None:
         """Send a number to all ranks; return the operation of the active ranks, None if none."""
-        numbers = self._comm.join_turn(number)
+        numbers = self._comm._join_turn(number)
         active = [rank for rank, number in enumerate(numbers) if number != _OUT]
         if not active:
             return None
@@ -194,14 +194,14 @@ class _Join(AbstractContextManager[None]):
             # With zero_fill, exhausted ranks need no layout: all gradients are exchanged.
             if what == 'broadcast' or not self._optimizer.zero_fill:
                 with self._comm.called_by('join'):
-                    layout = self._comm.bcast_obj(self._optimizer.layout(what), root=active[0])
+                    layout = self._comm.bcast_obj(self._optimizer._layout(what), root=active[0])
         return what, layout
 
     def _finish(self) -> None:
         """Shadow the active ranks until there are none."""
-        self._optimizer.flush(self._divide_by_initial_world_size)
+        self._optimizer._flush(self._divide_by_initial_world_size)
         while turn := self._turn(_OUT):
-            self._optimizer.shadow(*turn)
+            self._optimizer._shadow(*turn)
         if not self._active or self._comm.size == 1:
             return
         root = self._active[-1]
@@ -209,7 +209,7 @@ class _Join(AbstractContextManager[None]):
         actual = self._optimizer.actual_optimizer
         parts = {'model': self._optimizer.target, 'optimizer': actual}
         saved = {name: _saved(part) for name, part in parts.items()} if is_root else {}
-        if is_root and self._optimizer.sharding is not None:  # each rank has its own states
+        if is_root and self._optimizer._sharding is not None:  # each rank has its own states
             saved['optimizer'] = {key: value for key, value in saved['optimizer'].items()
                                   if key.split('/')[-1] in ('t', 'epoch')}
         with self._comm.called_by('join'):
@@ -220,7 +220,7 @@ class _Join(AbstractContextManager[None]):
                 # Not strict: uninitialized parameters have no state in the optimizer.
                 chainer.serializers.NpzDeserializer(state[0][name], strict=False).load(part)
             _hyperparameters(actual).update(state[1])
-        self._comm.join_turn(_OUT)  # raises on all ranks if one could not load it
+        self._comm._join_turn(_OUT)  # raises on all ranks if one could not load it
 
     def _raise_on_all_ranks(self, error: Exception) -> None:
         """Raise the error on all ranks, unless they have raised it already."""
@@ -228,7 +228,7 @@ class _Join(AbstractContextManager[None]):
         while links is not None:
             if links is self._termination:
                 return
-            numbers = self._comm.join_responses(links)
+            numbers = self._comm._join_responses(links)
             if numbers is not None:
                 if self._throw and _OUT in numbers:  # this rank called another collective
                     raise _early_termination(numbers) from error

@@ -86,10 +86,10 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
     zero_fill: bool
     compression: Compressor | None
-    joined: Joined | None
-    accumulation: Accumulation
-    sharding: ShardedUpdate | None
-    caller: Caller  # this optimizer, with options that the ranks compare
+    _joined: Joined | None
+    _accumulation: Accumulation
+    _sharding: ShardedUpdate | None
+    _caller: Caller  # this optimizer, with options that the ranks compare
     _progress: _Progress
     _takes_zero_fill: bool
     _has_debug_variable: bool  # when the optimizer was created
@@ -119,10 +119,10 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self.target_params = []
         self.zero_fill = zero_fill
         self.compression = compression
-        self.joined = None
-        self.accumulation = Accumulation(n_accumulations)
-        self.sharding = None
-        self.caller = Caller('the multi-node optimizer')
+        self._joined = None
+        self._accumulation = Accumulation(n_accumulations)
+        self._sharding = None
+        self._caller = Caller('the multi-node optimizer')
         self._progress = _Progress()
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
@@ -139,9 +139,9 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """
         self.actual_optimizer.setup(link)
         self.target_params = []  # another model: the next update broadcasts it
-        self.accumulation.clear()
-        if self.sharding is not None:
-            self.sharding.clear()
+        self._accumulation.clear()
+        if self._sharding is not None:
+            self._sharding.clear()
         self._progress.restart()
         if self.compression is not None and hasattr(self.compression, 'reset'):
             self.compression.reset()
@@ -166,7 +166,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         if lossfun is not None or not self._progress.is_started:
             self._progress.n_started += 1
         self._progress.is_started = True
-        accumulation = self.accumulation
+        accumulation = self._accumulation
         span = self.communicator.span
         with span('forward'):
             loss = None if lossfun is None else lossfun(*args, **kwds)
@@ -201,16 +201,16 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         if isinstance(serializer, chainer.Deserializer):
             self._progress.restart()
             loaded = sharded_update.load_shard(serializer, self.target)
-            if self.sharding is not None:
-                self.sharding.begin_loading(self.target, loaded)
+            if self._sharding is not None:
+                self._sharding.begin_loading(self.target, loaded)
             elif loaded:
                 raise ValueError(
                     'the snapshot has one shard of the states of the optimizer. Create the '
                     'optimizer with shard_states=True, or load the snapshot with '
                     'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
         self.actual_optimizer.serialize(serializer)
-        if self.sharding is not None and not isinstance(serializer, chainer.Deserializer):
-            self.sharding.serialize(serializer, self.target)
+        if self._sharding is not None and not isinstance(serializer, chainer.Deserializer):
+            self._sharding.serialize(serializer, self.target)
         compression = self.compression
         if compression is None or not hasattr(compression, 'serialize'):
             return
@@ -260,18 +260,18 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 param._loss_scale = scale
 
     def _announce(self, what: Exchange) -> None:
-        if self.joined is not None:
-            self.joined.announce(what)
+        if self._joined is not None:
+            self._joined.announce(what)
 
     def _broadcast_as_caller(self) -> None:
-        with self.communicator.called_by(self.caller):
+        with self.communicator.called_by(self._caller):
             self._broadcast()
 
     def _broadcast(self) -> None:
         with self.communicator.span('broadcast'):
             self.communicator.bcast_data(self.actual_optimizer.target)
-        if self.sharding is not None:
-            self.sharding.prepare(self.actual_optimizer.target)
+        if self._sharding is not None:
+            self._sharding.prepare(self.actual_optimizer.target)
             return
         for param in self.actual_optimizer.target.params():
             rule = param.update_rule
@@ -280,13 +280,13 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 rule._init_states(as_updated(rule, param))
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        with self.communicator.called_by(self.caller):
-            if self.sharding is not None:
-                self.sharding.prepare(self.actual_optimizer.target)
+        with self.communicator.called_by(self._caller):
+            if self._sharding is not None:
+                self._sharding.prepare(self.actual_optimizer.target)
             with self.communicator.span('exchange'), self._at_update():
                 self._exchange()
         self._progress.is_started = False
-        if self.joined is not None and (factor := self.joined.factor()) != 1:
+        if self._joined is not None and (factor := self._joined.factor()) != 1:
             target = self.actual_optimizer.target
             params = {id(param): param for param in target.params(include_uninit=False)}
             for param in params.values():  # once per shared parameter
@@ -295,7 +295,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def _update_parameters(self, *args: Object, **kwds: Object) -> None:
         """Let the actual optimizer step, with the mean gradients."""
-        sharding = self.sharding
+        sharding = self._sharding
         with self.communicator.span('update'), (
                 contextlib.nullcontext() if sharding is None else
                 sharding.updating(self.actual_optimizer)):
@@ -305,9 +305,9 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     def _exchange(self) -> None:
         """Replace the gradients by their means over all ranks."""
         mean_grad = self.communicator.multi_node_mean_grad
-        if self.sharding is not None and self._takes_zero_fill and not self._needs_all_gradients():
-            self.communicator.mean_grad_shard(
-                self.actual_optimizer.target, self.zero_fill, self.sharding.shard)
+        if self._sharding is not None and self._takes_zero_fill and not self._needs_all_gradients():
+            self.communicator._mean_grad_shard(
+                self.actual_optimizer.target, self.zero_fill, self._sharding.shard)
             return
         if self._takes_zero_fill:
             mean_grad(self.actual_optimizer.target, self.zero_fill, **self._compressed())
@@ -329,11 +329,11 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def _at_update(self) -> AbstractContextManager[None]:
         """Let the ranks compare their updates; not in a join, where the counts may differ."""
-        if self.joined is not None:
+        if self._joined is not None:
             return contextlib.nullcontext()
         count = self._progress.n_started
-        return self.communicator.at_update(
-            self.actual_optimizer.t * self.accumulation.n + count, count)
+        return self.communicator._at_update(
+            self.actual_optimizer.t * self._accumulation.n + count, count)
 
     def _compressed(self) -> _Compression:
         # A user's communicator need not accept this argument if it is not used.
@@ -348,30 +348,30 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     # --- for chainermn.join -------------------------------------------------------------------
 
-    def enter_join(self, joined: Joined | None) -> None:
+    def _enter_join(self, joined: Joined | None) -> None:
         """Announce each exchange to ``joined`` first.
 
         Args:
             joined: The join; ``None`` leaves it.
         """
-        self.joined = joined
+        self._joined = joined
         self._progress.restart()
 
-    def flush(self, as_if_whole: bool) -> None:
+    def _flush(self, as_if_whole: bool) -> None:
         """Exchange accumulated gradients.
 
         Args:
             as_if_whole: Whether to divide them by ``n_accumulations`` instead of by the number of
                 updates so far.
         """
-        accumulation = self.accumulation
+        accumulation = self._accumulation
         if accumulation.count:
             accumulation.give(self.target, accumulation.n if as_if_whole else accumulation.count)
             self._announce('exchange')
             self._step()
 
-    def layout(self, what: Exchange) -> Layout:
-        """Return the argument for :meth:`shadow` on other ranks.
+    def _layout(self, what: Exchange) -> Layout:
+        """Return the argument for :meth:`_shadow` on other ranks.
 
         Args:
             what: The next operation of this rank.
@@ -382,12 +382,12 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         return {path: param.shape for path, param in self.target.namedparams(include_uninit=False)
                 if what == 'broadcast' or param.grad is not None}
 
-    def shadow(self, what: Exchange, layout: Layout | None) -> None:
+    def _shadow(self, what: Exchange, layout: Layout | None) -> None:
         """Take part in the update of another rank, with gradients of zero.
 
         Args:
             what: The operation of the other rank.
-            layout: The result of :meth:`layout` there, or ``None`` if it is not needed.
+            layout: The result of :meth:`_layout` there, or ``None`` if it is not needed.
         """
         self.actual_optimizer.target.cleargrads()
         params = dict(self.actual_optimizer.target.namedparams())

@@ -78,13 +78,13 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
         self._check_previous()
         super().update(lossfun, *args, **kwds)
 
-    def flush(self, as_if_whole: bool) -> None:
+    def _flush(self, as_if_whole: bool) -> None:
         self._check_previous()
-        super().flush(as_if_whole)
+        super()._flush(as_if_whole)
 
-    def shadow(self, what: Exchange, layout: Layout | None) -> None:
+    def _shadow(self, what: Exchange, layout: Layout | None) -> None:
         self._check_previous()
-        super().shadow(what, layout)
+        super()._shadow(what, layout)
 
     def _backward(self, loss: Variable, named: Named, is_exchanged: bool) -> None:
         self._order = []
@@ -101,8 +101,9 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
                 self._early[path] = gradient
                 bucket_of[path].discard(path)
                 while self._n_submitted < len(missing) and not missing[self._n_submitted]:
-                    self._submit({path: self.accumulation.completed(params[path], self._early[path])
-                                  for path in self.buckets[self._n_submitted]})
+                    self._submit({
+                        path: self._accumulation.completed(params[path], self._early[path])
+                        for path in self.buckets[self._n_submitted]})
                     self._n_submitted += 1
 
         with watch(loss, paths, ready):

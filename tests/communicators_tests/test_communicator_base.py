@@ -14,14 +14,14 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 # Method: its parameters, as "name" or "name=default".
 METHODS = {
-    'join_turn': 'number',
+    '_join_turn': 'number',
     'allgather': 'x',
     'allreduce': "x op='sum' out=None",
     'allreduce_grad': 'model zero_fill=False',
     'allreduce_many': "xs op='sum'",
     'allreduce_obj': "obj op='sum'",
     'alltoall': 'xs',
-    'at_update': 'number since_last',
+    '_at_update': 'number since_last',
     'called_by': 'caller',
     'barrier': '',
     'bcast': 'x root=0 max_buf_len=None',
@@ -39,17 +39,17 @@ METHODS = {
     'multi_node_mean_grad': 'model zero_fill=False compression=None',
     'new_group': 'ranks',
     'recv': 'source tag',
-    'recv_activation': 'source tag',
-    'recv_gradient': 'activation',
+    '_recv_activation': 'source tag',
+    '_recv_gradient': 'activation',
     'recv_obj': 'source status=None tag=-1',
-    'join_responses': 'error',
+    '_join_responses': 'error',
     'reduce': "x op='sum' root=0",
     'reduce_scatter': "xs op='sum'",
     'scatter': 'xs root=0',
     'scatter_obj': 'objs root=0',
     'send': 'data dest tag',
-    'send_activation': 'data dest tag needs_gradient',
-    'send_gradient': 'gradients activation',
+    '_send_activation': 'data dest tag needs_gradient',
+    '_send_gradient': 'gradients activation',
     'send_obj': 'obj dest tag=0',
     'serve': 'answer',
     'set_config': 'name value=True kwargs',
@@ -57,7 +57,7 @@ METHODS = {
     'waitall': 'requests',
 }
 PROPERTIES = ['inter_rank', 'inter_size', 'intra_rank', 'intra_size', 'rank', 'size',
-              'within_config_scope', 'can_overlap']
+              'within_config_scope', '_can_overlap']
 
 
 def test_it_cannot_be_instantiated():
@@ -146,7 +146,7 @@ def test_what_it_lacks_raises_an_error_with_advice():
 
 
 def test_features_that_need_more_name_it():
-    with pytest.raises(NotImplementedError, match="does not define 'send_activation'"):
+    with pytest.raises(NotImplementedError, match="does not define '_send_activation'"):
         chainermn.functions.send(np.ones(2, np.float32), OfChainerMN7(), 1)
 
 

@@ -114,7 +114,7 @@ def test_bcast_data_into_strided_arrays(comm):
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 def test_allgather_shards(comm, is_default):
     """Arrays of several dtypes and lengths; some ranks have none, and some arrays no elements."""
-    allgather_shards = (CommunicatorBase if is_default else type(comm)).allgather_shards
+    allgather_shards = (CommunicatorBase if is_default else type(comm))._allgather_shards
 
     def value(rank, length, dtype):
         return (np.arange(length) * 3 + rank).astype(dtype)
@@ -142,7 +142,7 @@ def test_models_with_nothing_to_exchange(comm, operation, model, check_usable):
 @pytest.mark.parametrize('size', [5, 3_000_000])
 def test_mean_grad_shard(comm, mean, is_default, size):
     """Of gradients in one chunk, and in many; one gradient has no entry, so it is needed."""
-    mean_grad_shard = (CommunicatorBase if is_default else type(comm)).mean_grad_shard
+    mean_grad_shard = (CommunicatorBase if is_default else type(comm))._mean_grad_shard
     link = chainer.Link()
     begin, end = size * comm.rank // comm.size, size * (comm.rank + 1) // comm.size
     with link.init_scope():
@@ -323,7 +323,7 @@ def test_debug_mode_finds_non_finite_gradients(comm, name, same_error, check_usa
 
 
 def test_async_mean_is_unsupported(comm, same_error):
-    assert comm.can_overlap is False
+    assert comm._can_overlap is False
     error = same_error(comm.multi_node_mean_grad_async, L.Linear(3, 2), table=False)
     assert isinstance(error, ValueError)
     assert 'pure_nccl' in str(error)

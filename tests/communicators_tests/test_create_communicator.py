@@ -47,7 +47,7 @@ def test_auto_is_flat_unless_every_rank_has_nccl(caplog, monkeypatch, same_error
     # One rank that lacks it decides for all.
     reasons = ['' if rank else 'NCCL is not available: why' for rank in range(WORLD.size)]
     assert communicators._select(1, reasons) is flat_communicator.FlatCommunicator
-    monkeypatch.setattr(pure_nccl_communicator.PureNcclCommunicator, 'check_requirements',
+    monkeypatch.setattr(pure_nccl_communicator.PureNcclCommunicator, '_check_requirements',
                         classmethod(lambda cls: None))
     assert communicators._select(1, [''] * WORLD.size) is (
         pure_nccl_communicator.PureNcclCommunicator)

@@ -76,15 +76,15 @@ def test_nothing_remains_of_a_thread_that_has_ended():
 
 def test_the_flight_records_of_an_owner(comm):
     class Freed:
-        def flight_records(self):
+        def _flight_records(self):
             raise RuntimeError
 
     @current_operations.recorded('operation')
     def operation(owner):
         return current_operations.of_thread(ME)[0].calls
 
-    assert operation(comm) == comm.flight_records()
-    assert operation(comm.flight_records()[0]) == comm.flight_records()[:1]
+    assert operation(comm) == comm._flight_records()
+    assert operation(comm._flight_records()[0]) == comm._flight_records()[:1]
     assert operation(Freed()) == operation(None) == ()
 
 

@@ -24,7 +24,7 @@ def naive():
 
 
 def test_collective_calls(naive):
-    collective, _ = naive.flight_records()
+    collective, _ = naive._flight_records()
     naive.allreduce(np.ones((2, 3), 'f'), op='max')
     naive.reduce(np.ones(4, 'd'), root=0)
     naive.barrier()
@@ -34,7 +34,7 @@ def test_collective_calls(naive):
 
 @pytest.mark.mpi(min_size=2)
 def test_messages(naive):
-    _, messages = naive.flight_records()
+    _, messages = naive._flight_records()
     if naive.rank == 0:
         naive.send(np.ones(3, 'f'), 1, 5)
         naive.send_obj({}, 1, 6)
@@ -87,7 +87,7 @@ def test_call_sites_are_recorded_on_request(monkeypatch):
         site = f'test_flight_recorder.py:{inspect.currentframe().f_lineno + 1}'
         called = comm.barrier(), comm.bcast_data(model), comm.send_obj(1, me), comm.recv_obj(me)
         assert called == (None, None, None, 1)
-        collective, messages = comm.flight_records()
+        collective, messages = comm._flight_records()
         calls = collective.recorded()[-2:] + messages.recorded()
         assert {call.call_site for call in calls} == {site}
         assert flight_recorder.summary(collective.recorded()).endswith(f', called at {site}')
@@ -100,7 +100,7 @@ def test_without_consistency_check(monkeypatch):
     comm = chainermn.create_communicator('naive')
     comm.allreduce(np.ones(1, 'f'))
     comm.barrier()
-    assert texts(comm.flight_records()[0]) == ['allreduce #1', 'barrier #2']
+    assert texts(comm._flight_records()[0]) == ['allreduce #1', 'barrier #2']
     comm.finalize()
 
 
@@ -109,7 +109,7 @@ def test_the_calls_of_a_communicator_go_with_it():
         return {id(calls) for calls in flight_recorder.everything()}
 
     comm = chainermn.create_communicator('naive')
-    collective, messages = comm.flight_records()
+    collective, messages = comm._flight_records()
     assert {id(collective), id(messages)} <= all_ids()
     comm.finalize()
     gone = id(collective), id(messages)

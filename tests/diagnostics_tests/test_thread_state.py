@@ -98,14 +98,14 @@ def test_in_a_collective(naive, monkeypatch):
     state = found.state
     assert state.operation == state.call.operation == 'barrier'
     assert (state.call.number, state.call.peer, state.call.tag) == (1, None, None)
-    assert state.communicator == naive.flight_records()[0].key
+    assert state.communicator == naive._flight_records()[0].key
     assert state.peers == tuple(range(naive.size))
     assert state.call_site == line_in(call, 3)
     of = f' of {state.of}' if state.of else ''
     assert state.text == f'in barrier #1{of}, called at {line_in(call, 3)}'
     assert pickle.loads(pickle.dumps(state)) == state
     assert found.progress[0] == 'barrier'
-    assert [calls for calls, _ in found.progress[1:]] == [*naive.flight_records()]
+    assert [calls for calls, _ in found.progress[1:]] == [*naive._flight_records()]
 
 
 def test_the_call_site_is_that_of_the_outermost_operation(naive):
@@ -116,7 +116,7 @@ def test_the_call_site_is_that_of_the_outermost_operation(naive):
     # It pickles before it records the call.
     assert (state.operation, state.call, state.call_site) == (
         'allgather_obj', None, line_in(call, 1))
-    assert state.communicator == naive.flight_records()[0].key
+    assert state.communicator == naive._flight_records()[0].key
 
 
 def test_in_a_message(naive):
@@ -125,8 +125,8 @@ def test_in_a_message(naive):
         lambda observe: naive.send_obj(Observes(observe), naive.rank, 7))).state
     assert (state.operation, state.call.number, state.call.peer, state.call.tag) == (
         'send_obj', 2, naive.rank, 7)
-    assert state.communicator == naive.flight_records()[1].key
-    assert state.peers == (naive.flight_records()[1].ranks[naive.rank],)
+    assert state.communicator == naive._flight_records()[1].key
+    assert state.peers == (naive._flight_records()[1].ranks[naive.rank],)
     assert state.text.startswith(f'in send_obj #2 to rank {naive.rank} tag 7')
     naive.irecv(naive.rank, 3).wait()
     naive.recv_obj(naive.rank)
@@ -139,7 +139,7 @@ def test_progress_includes_the_calls_of_nested_operations(naive):
         operation(naive, lambda: operation(other, observe))
 
     first = main(observed(call))
-    assert first.state.communicator == naive.flight_records()[0].key
+    assert first.state.communicator == naive._flight_records()[0].key
     assert main(observed(call)).progress == first.progress
     other.barrier()
     assert main(observed(call)).progress != first.progress

@@ -42,7 +42,7 @@ def operations(comm):
         'barrier': comm.barrier,
         'serve': lambda: comm.serve(lambda source, request: []),
         'refuse': lambda: comm.refuse('load', ValueError('is damaged')),
-        'join_turn': lambda: comm.join_turn(1),
+        'join_turn': lambda: comm._join_turn(1),
         'send': lambda: comm.send(x, other, 0),
         'recv': lambda: comm.recv(other, 0),
         'isend': lambda: comm.isend(x, other),
@@ -57,8 +57,8 @@ def operations(comm):
         'alltoall': lambda: comm.alltoall(tuple(xs)),
         'scatter': lambda: comm.scatter(xs),
         'multi_node_mean': lambda: comm.multi_node_mean(x),
-        'send_activation': lambda: comm.send_activation(x, other, 0, True),
-        'recv_activation': lambda: comm.recv_activation(other, 0),
+        'send_activation': lambda: comm._send_activation(x, other, 0, True),
+        'recv_activation': lambda: comm._recv_activation(other, 0),
         'send_obj': lambda: comm.send_obj({}, other),
         'recv_obj': lambda: comm.recv_obj(other),
         'bcast_obj': lambda: comm.bcast_obj({}),
@@ -68,9 +68,9 @@ def operations(comm):
         'allreduce_obj': lambda: comm.allreduce_obj(1),
         'bcast_data': lambda: comm.bcast_data(model),
         'broadcast_data': lambda: comm.broadcast_data(model),
-        'allgather_shards': lambda: comm.allgather_shards([[x]] * comm.size),
+        'allgather_shards': lambda: comm._allgather_shards([[x]] * comm.size),
         'multi_node_mean_grad': lambda: comm.multi_node_mean_grad(model, zero_fill=True),
-        'mean_grad_shard': lambda: comm.mean_grad_shard(model, True, {}),
+        'mean_grad_shard': lambda: comm._mean_grad_shard(model, True, {}),
         'allreduce_grad': lambda: comm.allreduce_grad(model, zero_fill=True),
         'check_replicas': lambda: comm.check_replicas(model),
         'mean_queue': lambda: comm.split(0, 0).mean_queue(),
@@ -143,8 +143,8 @@ assert result.tolist() == [1, 1, 1]
 '''
 
 #: Public methods that need no other rank, or a GPU.
-ALONE = {'check_requirements', 'check_grad_dtype', 'set_config', 'get_config', 'config_scope',
-         'span', 'join_responses', 'finalize', 'multi_node_mean_grad_async', 'called_by'}
+ALONE = {'set_config', 'get_config', 'config_scope', 'span', 'finalize',
+         'multi_node_mean_grad_async', 'called_by'}
 
 #: Operations of methods with other names; `mean_queue` stands for its `wait`.
 OPERATIONS = {'join_turn': 'join', 'broadcast_data': 'bcast_data',
@@ -169,8 +169,7 @@ def check(done, ranks, why):
     methods = {name for name, _ in inspect.getmembers(CommunicatorBase, inspect.isfunction)
                if not name.startswith('_')}
     for failures in found.values():
-        assert methods - ALONE - {
-            'waitall', 'at_update', 'send_gradient', 'recv_gradient'} <= set(failures)
+        assert methods - ALONE - {'waitall'} <= set(failures)
         for name, text in failures.items():
             assert why in text, (name, text)
             assert text.partition(':')[0] == OPERATIONS.get(name, name), text

@@ -281,7 +281,7 @@ def test_the_timeout_is_a_configuration_item():
     assert comm.timeout is None
     comm.set_config('timeout', '7.5')
     part = comm.split(0, comm.rank)
-    assert part.timeout == 7.5 and part.flight_records()[1].timeout == 7.5
+    assert part.timeout == 7.5 and part._flight_records()[1].timeout == 7.5
     part.finalize()
     comm.finalize()
 

@@ -220,7 +220,7 @@ def test_async(side, batched):
     import cupy
 
     comm = chainermn.create_communicator('pure_nccl', batched_copy=batched)
-    assert comm.can_overlap
+    assert comm._can_overlap
     x = cupy.ones((side, side), 'f4')
     for step in range(10):
         models = [make_model(['float32'], step * SIZE + rank) for rank in range(SIZE)]

@@ -285,7 +285,7 @@ def check_raised_on_all_ranks(comm, call, kind, *texts):
 
 
 def check_usable(comm, optimizer):
-    assert optimizer.joined is None
+    assert optimizer._joined is None
     train(comm, 2 + comm.rank, optimizer)
 
 
@@ -443,7 +443,7 @@ def test_nested(comm):
 
 def test_double_buffering_is_rejected(comm):
     class Overlapping(type(comm)):
-        can_overlap = True
+        _can_overlap = True
 
     overlapping = Overlapping(comm.mpi_comm)
     optimizer, _ = make(overlapping, double_buffering=True)
@@ -481,7 +481,7 @@ def test_a_rank_that_does_not_enter(comm):
 def test_disabled_it_does_nothing(comm):
     optimizer, model = make(comm)
     with chainermn.join(optimizer, enable=False):
-        assert optimizer.joined is None
+        assert optimizer._joined is None
         if comm.rank:
             comm.send_obj(1, 0)
         else:

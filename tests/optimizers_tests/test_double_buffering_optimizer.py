@@ -35,7 +35,7 @@ class Exchange:
 class OverlappingCommunicator(NaiveCommunicator):
     """Exchanges gradients in a thread, on a communicator of its own."""
 
-    can_overlap = True
+    _can_overlap = True
 
     def __init__(self, mpi_comm):
         super().__init__(mpi_comm)

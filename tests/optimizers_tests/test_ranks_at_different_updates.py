@@ -214,7 +214,7 @@ def test_loading_after_an_error(comm, options):
             update(optimizer, 3)
     load(optimizer.target, model)
     load(optimizer, state)
-    optimizer.accumulation.clear()
+    optimizer._accumulation.clear()
     update(optimizer, 6)
     if 'compression' not in options:
         assert_in_step(comm, optimizer)

@@ -62,7 +62,7 @@ def test_communicator_in_use_on_one_rank_is_not_freed():
     gc.collect()
     chainermn.create_communicator('naive').finalize()
     if comm.size > 1 and comm.rank == 0:
-        assert kept.flight_records()[0].key in lifetime._runtime.get(lifetime._Communicators).held
+        assert kept._flight_records()[0].key in lifetime._runtime.get(lifetime._Communicators).held
     comm.barrier()
     comm.finalize()
 

@@ -54,7 +54,7 @@ def _shardings(target: object) -> list[bool]:
     optimizers: list[Object] = [target]
     if updater is not None and hasattr(updater, 'get_all_optimizers'):
         optimizers = list(updater.get_all_optimizers().values())
-    return [getattr(optimizer, 'sharding', None) is not None for optimizer in optimizers]
+    return [getattr(optimizer, '_sharding', None) is not None for optimizer in optimizers]
 
 
 class JoinedArrays(Mapping[str, np.ndarray]):

@@ -146,7 +146,7 @@ def test_a_cycle_is_described(states, expected):
 
 def test_a_collective_is_waited_for_by_its_number(own):
     own.barrier()
-    calls, messages = own.flight_records()
+    calls, messages = own._flight_records()
     assert calls.count == calls.entered
     kind = Kind.COLLECTIVE if SIZE > 1 else Kind.UNCHECKED
     assert Wait.of(calls, 'barrier') == Wait(kind, calls.key, calls.count)
@@ -155,7 +155,7 @@ def test_a_collective_is_waited_for_by_its_number(own):
 
 @needs_others
 def test_a_message_is_waited_for_in_the_operation_of_its_newest_record(own):
-    calls, messages = own.flight_records()
+    calls, messages = own._flight_records()
     messages.count += 1
     messages.record(('send', 1, 5, None))
     assert Wait.of(messages, 'send') is None  # it may still be pickling
@@ -176,7 +176,7 @@ def test_messages_are_counted_before_they_leave_and_after_they_are_received(own)
     own.isend(np.zeros(1), (own.rank + 1) % SIZE, 3)
     before = (own.rank - 1) % SIZE
     own.recv(before, 3)
-    key, progress = own.flight_records()[1].key, Progress.own()
+    key, progress = own._flight_records()[1].key, Progress.own()
     assert progress.sent[key] == {((own.rank + 1) % SIZE, 3): 1}
     assert progress.received[key] == {(before, 3): 1}
     own.barrier()
