@@ -59,6 +59,29 @@ class Caller:
 PROGRAM = Caller('')
 
 
+class Update(NamedTuple):
+    """An update of an optimizer.
+
+    Attributes:
+        number: Its number, for errors.
+        since_last: Number of updates begun since the last exchange, with this one.  The ranks
+            compare it.
+    """
+
+    number: int
+    since_last: int
+
+    def __str__(self) -> str:
+        if not self.since_last:
+            return ''
+        return f', update {self.number}' + (
+            f', {self.since_last} since the last exchange' if self.since_last > 1 else '')
+
+
+#: No optimizer calls.
+NO_UPDATE = Update(0, 0)
+
+
 class CallSignature(NamedTuple):
     """The unpacked signature of the call of one rank.
 

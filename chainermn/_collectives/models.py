@@ -1,14 +1,12 @@
 """Model operations: average gradients, broadcast and compare parameters."""
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import chainer
 from mpi4py import MPI
 
-from chainermn import _signature
 from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import operation
 from chainermn._compression import compressors
@@ -19,7 +17,7 @@ from chainermn._gradients.codec import Codec, average
 from chainermn._gradients.mean_queue import MeanQueue
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
-from chainermn._signature import pack
+from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
 from chainermn._transport import topology
 from chainermn._transport.base import Compressor, Transport
@@ -88,17 +86,6 @@ class ModelOperations(ObjectOperations):
         self._transport.mean_shard(gradients, [
             shard.get(path, (0, x.size)) for path, x in gradients.by_path().items()])
 
-    @contextlib.contextmanager
-    def _at_update(self, number: int, since_last: int) -> Iterator[None]:
-        check = self._consistency
-        check.update = min(since_last, _signature.MAX_UPDATE)
-        check.note = f', update {number}' + (
-            f', {since_last} since the last exchange' if since_last > 1 else '')
-        try:
-            yield
-        finally:
-            check.update, check.note = 0, ''
-
     @operation
     def mean_queue(self) -> MeanQueue | NcclMeanQueue:
         if type(self).multi_node_mean_grad is not ModelOperations.multi_node_mean_grad:
@@ -162,8 +149,8 @@ class ModelOperations(ObjectOperations):
         if self._tracer is not None:
             self._tracer.note_model(gradients)
         self._consistency.same(
-            pack('multi_node_mean_grad', number=layout.digest, update=self._consistency.update),
-            layout.described)
+            pack('multi_node_mean_grad', number=layout.digest,
+                 update=min(self._consistency.update.since_last, MAX_UPDATE)), layout.described)
         return gradients, compressor
 
     def _hint_at_single_host(self) -> None:

@@ -13,7 +13,7 @@ from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import BY_NAME, Waits
-from chainermn._signature import PROGRAM, Caller
+from chainermn._signature import NO_UPDATE, PROGRAM, Caller, Update
 from chainermn._transport.base import Transport
 from chainermn._transport.mpi import MpiTransport
 
@@ -101,21 +101,25 @@ def _other(name: str, method: _Method) -> _Method:
 
 
 class _CalledBy:
-    """Sets the caller of the operations in a context, unless there is one."""
+    """Sets the caller of the operations in a context, unless there is one, and its update."""
 
-    __slots__ = '_caller', '_check', '_outer'
+    __slots__ = '_caller', '_check', '_outer', '_update'
 
-    def __init__(self, check: ConsistencyCheck, caller: Caller) -> None:
+    def __init__(self, check: ConsistencyCheck, caller: Caller, update: Update) -> None:
         self._check = check
         self._caller = caller
+        self._update = update
 
     def __enter__(self) -> None:
-        self._outer = self._check.caller
-        if self._outer is PROGRAM:
-            self._check.caller = self._caller
+        check = self._check
+        self._outer = check.caller, check.update
+        if check.caller is PROGRAM:
+            check.caller = self._caller
+        if self._update is not NO_UPDATE:
+            check.update = self._update
 
     def __exit__(self, *error: object) -> None:
-        self._check.caller = self._outer
+        self._check.caller, self._check.update = self._outer
 
 
 _named = functools.lru_cache(maxsize=None)(Caller)
@@ -144,8 +148,9 @@ class Operations:
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         self._consistency.refuse(operation, error)
 
-    def called_by(self, caller: Caller | str) -> _CalledBy:
-        return _CalledBy(self._consistency, _named(caller) if isinstance(caller, str) else caller)
+    def called_by(self, caller: Caller | str, update: Update = NO_UPDATE) -> _CalledBy:
+        return _CalledBy(
+            self._consistency, _named(caller) if isinstance(caller, str) else caller, update)
 
     def _transport_for(self, on_device: bool, homogeneous: bool = True) -> Transport:
         """Select the transport for arrays.

@@ -18,7 +18,7 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._failures import common_error
 from chainermn._failures.ranks import ranks_text
 from chainermn._operations import END
-from chainermn._signature import PROGRAM, Caller, CallSignature, identifier
+from chainermn._signature import NO_UPDATE, PROGRAM, Caller, CallSignature, identifier
 from chainermn._tracing import recorder
 
 
@@ -43,10 +43,8 @@ class ConsistencyCheck:
         self.has_finished_ranks = False
         #: Called once all ranks are known to have reached the end of the program.
         self.on_shutdown: Callable[[], None] = lambda: None
-        #: Text that errors add to each call of this rank, before its call site.
-        self.note = ''
-        #: The updates that the calling optimizer has begun since its last exchange; 0: none calls.
-        self.update = 0
+        #: The update of the calling optimizer.
+        self.update = NO_UPDATE
         self.caller = PROGRAM
         self._size = mpi_comm.size
         self._exchange: Exchange = Exchange(mpi_comm, _signature.SIZE)
@@ -204,7 +202,7 @@ class ConsistencyCheck:
         """Exchanges details and raises the same error on all ranks."""
         self.has_finished_ranks = any(
             signature.operation == END for signature in signatures)
-        site = self.note + call_site.describe()
+        site = str(self.update) + call_site.describe()
         responses = self.mpi_comm.allgather((failure, details, site, self.caller))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
         common.__dict__['consistency'] = self, signatures  # see `signatures_of`

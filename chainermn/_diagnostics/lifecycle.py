@@ -56,8 +56,8 @@ def _state() -> _Lifecycle:
     return _runtime.get(_Lifecycle)
 
 
-def add_group(mpi_comm: MPI.Intracomm) -> None:
-    """Add the ranks of a communicator to the watchdog, the node monitor and the shutdown.
+def start(mpi_comm: MPI.Intracomm) -> None:
+    """Start the watchdog, the node monitor and the shutdown for the ranks of a communicator.
 
     Collective: every rank of it calls it.
     """
@@ -93,7 +93,7 @@ def creation() -> Iterator[None]:
 
 
 def wait_until_ready() -> None:
-    """Wait for the node monitor that :func:`add_group` has started.
+    """Wait for the node monitor that :func:`start` has started.
 
     Call it before a collective of all ranks.
     """

@@ -144,7 +144,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     from chainermn._diagnostics import lifecycle, timeouts
 
     # This starts a process, which takes a while: the imports below run beside it.
-    lifecycle.add_group(mpi_comm)
+    lifecycle.start(mpi_comm)
     communicator_class, config = None, cast('dict[str, object]', options)
     lacks_nccl = ''
     try:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar, overload
 
+from chainermn._signature import NO_UPDATE
+
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from chainermn._collectives.activations import Activation
     from chainermn._collectives.nonblocking import Request
     from chainermn._collectives.rpc import Service
-    from chainermn._signature import Caller
+    from chainermn._signature import Caller, Update
     from chainermn._transport.base import Compressor
     from chainermn._types import Array, Model, Object
 
@@ -852,20 +854,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 see :mod:`chainermn.communicators.compression`.
         """
 
-    def _at_update(self, number: int, since_last: int) -> AbstractContextManager[None]:
-        """Return a context in which gradient exchanges check that ranks are at the same update.
-
-        Inside ``with comm._at_update(...):``, :meth:`multi_node_mean_grad` raises ValueError on all
-        ranks if ``since_last`` differs.  The multi-node optimizer uses it.
-
-        Args:
-            number: Number of the update, for the error message.
-            since_last: Number of updates that this rank has started since the last exchange,
-                including this one.
-        """
-        return contextlib.nullcontext()
-
-    def called_by(self, caller: Caller | str) -> AbstractContextManager[object]:
+    def called_by(self, caller: Caller | str, update: Update = NO_UPDATE
+                  ) -> AbstractContextManager[object]:
         """Return a context whose operations name their caller: ``comm.called_by('LogReport')``.
 
         The ranks compare the callers.  If they differ, for example because an extension was added
@@ -874,6 +864,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             caller: The name of the caller, the same on all ranks.
+            update: The update of an optimizer that averages gradients; the ranks compare how many
+                updates it has begun since the last exchange.
         """
         return contextlib.nullcontext()
 

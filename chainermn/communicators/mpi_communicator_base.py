@@ -60,7 +60,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
-        lifecycle.add_group(mpi_comm)
+        lifecycle.start(mpi_comm)
         lifetime.free_unreferenced(mpi_comm, flight_recorder.world_ranks(mpi_comm))
         signatures, self._arrays = lifetime.duplicates(mpi_comm)
         self._consistency = ConsistencyCheck(signatures)

@@ -101,7 +101,7 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         arrived = self._drop()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
-        with self.communicator.called_by(self._caller), self._at_update():
+        with self.communicator.called_by(self._caller, self._current_update()):
             self._in_flight = self.communicator.multi_node_mean_grad_async(
                 self.communicated_target, self.zero_fill, **self._compressed())
         self._progress.is_started = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
 
 import chainer
@@ -14,7 +13,7 @@ from chainermn import _environment
 from chainermn._delegate import Delegate
 from chainermn._sharded_states import sharded_update
 from chainermn._sharded_states.sharded_update import ShardedUpdate, as_updated
-from chainermn._signature import Caller
+from chainermn._signature import NO_UPDATE, Caller, Update
 from chainermn._types import (
     Array,
     Model,
@@ -280,11 +279,12 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 rule._init_states(as_updated(rule, param))
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        with self.communicator.called_by(self._caller):
-            if self._sharding is not None:
+        if self._sharding is not None:
+            with self.communicator.called_by(self._caller):
                 self._sharding.prepare(self.actual_optimizer.target)
-            with self.communicator.span('exchange'), self._at_update():
-                self._exchange()
+        with self.communicator.called_by(self._caller, self._current_update()), (
+                self.communicator.span('exchange')):
+            self._exchange()
         self._progress.is_started = False
         if self._joined is not None and (factor := self._joined.factor()) != 1:
             target = self.actual_optimizer.target
@@ -327,13 +327,12 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             or hookable._pre_update_hooks or hookable._post_update_hooks
             or self._has_debug_variable or chainer.is_debug())
 
-    def _at_update(self) -> AbstractContextManager[None]:
-        """Let the ranks compare their updates; not in a join, where the counts may differ."""
+    def _current_update(self) -> Update:
+        """Return what the ranks compare; nothing in a join, where the counts may differ."""
         if self._joined is not None:
-            return contextlib.nullcontext()
+            return NO_UPDATE
         count = self._progress.n_started
-        return self.communicator._at_update(
-            self.actual_optimizer.t * self._accumulation.n + count, count)
+        return Update(self.actual_optimizer.t * self._accumulation.n + count, count)
 
     def _compressed(self) -> _Compression:
         # A user's communicator need not accept this argument if it is not used.
