@@ -6,6 +6,7 @@ private copies of the pages it changes (copy-on-write).
 """
 from __future__ import annotations
 
+import io
 import itertools
 import mmap
 import pickle
@@ -27,12 +28,13 @@ def save(path: str, obj: Object) -> None:
     Raises:
         TypeError: If the object cannot be pickled.
     """
-    import cloudpickle  # imported late: few programs call launch
+    from chainermn._launch._pickler import Pickler  # imports cloudpickle: few programs call launch
 
+    stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     try:
-        stream = cloudpickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
-        parts = [memoryview(stream), *(buffer.raw() for buffer in buffers)]
+        Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+        parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
     except Exception as error:  # pickling can run arbitrary code
         raise TypeError(f'cannot be pickled: {type(error).__name__}: {error}') from error
     with open_atomic(path, sync=False) as file:

@@ -873,7 +873,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                                    compression: Object = None) -> MeanRequest:
         """Start :meth:`multi_node_mean_grad` and return at once.
 
-        Collective: every rank calls it.  Requires :attr:`_can_overlap`.
+        Collective: every rank calls it.  Only pure_nccl supports it.
 
         Args:
             model: As for :meth:`multi_node_mean_grad`.

@@ -1,10 +1,12 @@
 """The base class of communicators on MPI: ranks, groups, configuration and all operations."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from mpi4py import MPI
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _INT_MAX = 2**31 - 1  # of a C int
+_NO_SPAN: AbstractContextManager[object] = contextlib.nullcontext()
 
 
 class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase):
@@ -149,7 +152,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         with self.config_scope():
             self.timeout = limit
 
-    span = staticmethod(recorder.span)
+    def span(self, name: str) -> AbstractContextManager[object]:
+        return _NO_SPAN if self._tracer is None else recorder.span(name)
 
     # --- groups ------------------------------------------------------------------------------
 
