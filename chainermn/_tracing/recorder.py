@@ -32,7 +32,7 @@ from chainermn._types import Array
 
 VARIABLE = _environment.TIMELINE
 
-_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+NO_SPAN: AbstractContextManager[None] = contextlib.nullcontext()
 
 #: Nanoseconds after which events are written, at the next event.
 _WRITE_INTERVAL = 50_000_000
@@ -76,7 +76,7 @@ def span(name: str, category: str = '', arrays: Iterable[Array] = ()
     """
     timeline = _runtime.get(_Recorder).timeline
     if timeline is None:
-        return _NOTHING
+        return NO_SPAN
     return _Span(timeline, name, category, describe(arrays) if category == 'operation' else '')
 
 

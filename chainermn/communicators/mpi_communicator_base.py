@@ -1,7 +1,6 @@
 """The base class of communicators on MPI: ranks, groups, configuration and all operations."""
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import weakref
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _INT_MAX = 2**31 - 1  # of a C int
-_NO_SPAN: AbstractContextManager[object] = contextlib.nullcontext()
 
 
 class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase):
@@ -153,7 +151,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             self.timeout = limit
 
     def span(self, name: str) -> AbstractContextManager[object]:
-        return _NO_SPAN if self._tracer is None else recorder.span(name)
+        return recorder.NO_SPAN if self._tracer is None else recorder.span(name)
 
     # --- groups ------------------------------------------------------------------------------
 
