@@ -1,7 +1,7 @@
 """Runs deadlocks on real processes, and checks which ranks, operations and lines are reported.
 
 ``python tests/reliability/deadlocks.py [--only TEXT] [--slice 1/4] [--jobs 2] [--python PYTHON]
-[--results FILE [--missing]] [--docs docs/reliability.md]``
+[--results FILE [--missing]] [--docs docs/test_results.md]``
 
 A case passes if mpiexec ends within 5 seconds (more on a slow machine) with a nonzero status, after
 one message that names the ranks, operations and lines of the deadlock, and if no process is left.

@@ -1,7 +1,7 @@
 """Kills a rank in every way at every place, on real processes, and checks how the job ends.
 
 ``python tests/reliability/fault_matrix.py [--ranks 2,3,4] [--only TEXT] [--slice 1/4]
-[--jobs 2] [--results FILE [--missing]] [--docs docs/reliability.md] [--hosts 2,1]``
+[--jobs 2] [--results FILE [--missing]] [--docs docs/test_results.md] [--hosts 2,1]``
 
 A case passes if mpiexec ends within 5 seconds of the fault (more on a slow machine) with a nonzero
 status, after one message with host, rank, cause and, if available, stack, and if no process and no
