@@ -228,8 +228,8 @@ def table(results: dict[Case, Result]) -> str:
     wrong = [(case, result) for case, result in results.items() if result.problem]
     hangs = sum(result.problem == 'hangs' for _, result in wrong)
     ranks = ', '.join(map(str, sorted({case.ranks for case in results})))
-    lines += ['', f'{len(results)} jobs of {ranks} ranks: {len(results) - len(wrong)} right, '
-              f'{hangs} hung; the longest took '
+    lines += ['', f'{len(results)} jobs on {ranks} ranks: {len(results) - len(wrong)} ended '
+              f'correctly, {hangs} hung; the longest took '
               f'{max((result.seconds for result in results.values()), default=0.):.1f} s.']
     lines += [f'- {" / ".join(map(str, case))}: {result.problem}' for case, result in wrong]
     return '\n'.join(lines)
