@@ -205,7 +205,8 @@ def table(results: dict[Job, Result]) -> str:
     longest = max((result.seconds for job, result in results.items()
                    if not CASES[job.name].needs_timeout), default=0.)
     lines += ['', f'{len(CASES)} deadlocks in {len(results)} jobs: {len(results) - len(wrong)} '
-              f'ended correctly, {hangs} hung; without a timeout, the longest took {longest:.1f} s.']
+              f'ended correctly, {hangs} hung; without a timeout, the longest took '
+              f'{longest:.1f} s.']
     lines += [f'- {job}: {result.problem}' for job, result in wrong]
     return '\n'.join(lines)
 
