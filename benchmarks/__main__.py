@@ -11,7 +11,6 @@ they only run if they are named.
 """
 
 import argparse
-import ast
 import datetime
 import importlib.metadata
 import importlib.util
@@ -73,17 +72,8 @@ machine, without a GPU. Only `hosts` used links between hosts: those of network 
 |---|---|
 {questions}"""
 
-DETAILS = """{of}
-<details>
-<summary>Method and output</summary>
-
-{method}
-
-```text
-{output}
-```
-
-</details>
+LINKS = """{of}
+[Method](../benchmarks/{name}.py) and [output]({folder}/{name}.txt)
 """
 
 
@@ -140,18 +130,17 @@ def when() -> str:
 
 
 def section(name: str, page: pathlib.Path, out: pathlib.Path, of: str) -> str:
-    """Return the text of a benchmark's section; copy its PNG into a folder next to the page."""
-    method = ast.get_docstring(ast.parse((HERE / f'{name}.py').read_text())).replace('``', '`')
-    output = (out / f'{name}.txt').read_text().strip('\n')
+    """Return the text of a section; copy its output and PNG into a folder next to the page."""
+    folder = page.with_suffix('')
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in out.glob(f'{name}.*'):
+        shutil.copyfile(path, folder / path.name)
     text = f'## {name}\n\n{_tables.TABLES[name].question}\n'
-    if table := _tables.table(name, output):
+    if table := _tables.table(name, (out / f'{name}.txt').read_text().strip('\n')):
         text += f'\n{table}'
     if (out / f'{name}.png').exists():
-        images = page.with_suffix('')
-        images.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(out / f'{name}.png', images / f'{name}.png')
-        text += f'\n![{name}]({images.name}/{name}.png)\n'
-    return text + DETAILS.format(of=of, method=method, output=output)
+        text += f'\n![{name}]({folder.name}/{name}.png)\n'
+    return text + LINKS.format(of=of, name=name, folder=folder.name)
 
 
 def questions(sections: Container[str]) -> str:

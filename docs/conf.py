@@ -19,7 +19,7 @@ project = 'ChainerMN'
 author = copyright = 'ChainerMN 8 authors'
 version = release = runpy.run_path(str(ROOT / 'chainermn' / '_version.py'))['__version__']
 
-root_doc = 'docs/index'
+root_doc = 'docs/contents'  # index.md has no toctree, which GitHub would show as code
 include_patterns = [
     'docs/**', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'examples/*/README.md',
     'examples/launch/digits.ipynb',

@@ -1,4 +1,4 @@
-"""Generates the images in docs/check.md with the commands shown there.
+"""Generates the images in docs/install.md with the commands shown there.
 
 ``python docs/pictures/check.py``, in an environment that has ChainerMN, MPI and rich.
 """

@@ -38,8 +38,9 @@ def test_prints_ratios(name, tmp_path):
     assert RATIO.search((tmp_path / f'{name}.txt').read_text()), done.stdout
     page = (tmp_path / 'page.md').read_text()
     assert f'\n## {name}\n' in page
-    assert '\n| --- |' in page.partition('<details>')[0]
-    assert (tmp_path / f'{name}.txt').read_text().strip() in page
+    assert '\n| --- |' in page
+    assert f'[output](page/{name}.txt)' in page
+    assert (tmp_path / 'page' / f'{name}.txt').read_text() == (tmp_path / f'{name}.txt').read_text()
 
 
 def test_without_a_gpu(tmp_path):
@@ -70,12 +71,12 @@ PAGE = (BENCHMARKS.parent / 'docs' / 'benchmarks.md').read_text()
 @pytest.mark.parametrize('name', re.findall('^## (.*)$', PAGE, re.MULTILINE))
 def test_the_page_shows_the_table_of_its_output(name):
     section = PAGE.partition(f'\n## {name}\n')[2].partition('\n## ')[0]
-    above, _, details = section.partition('<details>')
-    output = re.search(r'^```text\n(.*?)\n```$', details, re.MULTILINE | re.DOTALL)[1]
+    assert f'[Method](../benchmarks/{name}.py) and [output](benchmarks/{name}.txt)' in section
+    output = (BENCHMARKS.parent / 'docs' / 'benchmarks' / f'{name}.txt').read_text().strip('\n')
     tables = run_path('_tables.py')
     table = tables['table'](name, output)
     assert table.count('\n') > 2
-    assert above.startswith(f'\n{tables["TABLES"][name].question}\n\n{table}\n')
+    assert section.startswith(f'\n{tables["TABLES"][name].question}\n\n{table}\n')
     assert f'| {tables["TABLES"][name].question} | [{name}](#{name}) |' in PAGE
 
 
@@ -109,7 +110,8 @@ def test_a_full_run_keeps_the_section_of_hosts(tmp_path):
         (tmp_path / f'{name}.txt').write_text(f'result of {name}')
     main['write_page'](page, tmp_path, names, [])
     text = page.read_text()
-    assert 'result of startup' in text and 'of old' not in text
+    assert '[output](page/startup.txt)' in text and 'of old' not in text
+    assert (tmp_path / 'page' / 'startup.txt').read_text() == 'result of startup'
     assert '## hosts\n\nkept\n' in text
     assert 'Failures' not in text
 
@@ -125,7 +127,8 @@ def test_writes_one_section_of_a_page_anew(tmp_path):
     assert before == '# Benchmarks\n\nWhat.\n\n## startup\n\n1 ms\n'
     section, _, after = rest.partition('\n## overlap\n')
     assert after == '\n2 ms\n'
-    assert 'of old' not in section and 'with sites' in section
+    assert 'of old' not in section and '| on, with call sites |' in section
+    assert 'with sites' in (tmp_path / 'page' / 'recent.txt').read_text()
     assert re.search(r'Measured on 20..-..-.. at commit \w+, on this machine: .*Python 3',
                      section)
 

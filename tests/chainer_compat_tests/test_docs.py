@@ -1,4 +1,4 @@
-"""The table of shims in docs/chainer_compat.md matches the registry."""
+"""The table of shims in docs/reference/shims.md matches the registry."""
 
 import pathlib
 import re
@@ -9,7 +9,7 @@ from chainer_compat import _patch
 
 pytestmark = pytest.mark.mpi_skip
 
-PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'chainer_compat.md'
+PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'reference' / 'shims.md'
 
 
 def row(shim):

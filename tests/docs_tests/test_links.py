@@ -50,12 +50,14 @@ def test_the_index_has_all_pages():
     pages = {path.name for path in ROOT.glob('docs/*.md')} - {'index.md'}
     assert len(pages) > 10
     assert not {page for page in pages if f']({page})' not in index}
+    contents = ROOT.joinpath('docs/contents.rst').read_text(encoding='utf-8').split()
+    assert not {page for page in pages if page.removesuffix('.md') not in contents}
 
 
 def test_the_index_and_the_site_have_the_same_sections():
     index = ROOT.joinpath('docs/index.md').read_text(encoding='utf-8')
-    text, _, toctrees = index.partition('```{toctree}')
-    assert re.findall(r'^\*\*(.*?)\*\*$', text, re.M) == re.findall(
-        '^:caption: (.*)$', toctrees, re.M) == [
+    contents = ROOT.joinpath('docs/contents.rst').read_text(encoding='utf-8')
+    assert re.findall(r'^\*\*(.*?)\*\*$', index, re.M) == re.findall(
+        '^   :caption: (.*)$', contents, re.M) == [
             'Getting started', 'Guides', 'Clusters', 'Performance', 'Troubleshooting', 'Migrating',
             'API', 'Development']

@@ -88,5 +88,5 @@ def test_every_command_is_there():
     from chainermn.__main__ import _COMMANDS
 
     text = (REFERENCE / 'commands.md').read_text(encoding='utf-8')
-    missing = [name for name in _COMMANDS if f'`python -m chainermn {name}' not in text]
+    missing = [name for name in _COMMANDS if f'`chainermn {name}' not in text]
     assert not missing, 'not in commands.md: ' + ', '.join(missing)

@@ -1,7 +1,7 @@
 """Runs deadlocks on real processes, and checks which ranks, operations and lines are reported.
 
 ``python tests/reliability/deadlocks.py [--only TEXT] [--slice 1/4] [--jobs 2] [--python PYTHON]
-[--results FILE [--missing]] [--docs docs/reliability.md]``
+[--results FILE [--missing]] [--docs docs/test_results.md]``
 
 A case passes if mpiexec ends within 5 seconds (more on a slow machine) with a nonzero status, after
 one message that names the ranks, operations and lines of the deadlock, and if no process is left.
@@ -205,7 +205,8 @@ def table(results: dict[Job, Result]) -> str:
     longest = max((result.seconds for job, result in results.items()
                    if not CASES[job.name].needs_timeout), default=0.)
     lines += ['', f'{len(CASES)} deadlocks in {len(results)} jobs: {len(results) - len(wrong)} '
-              f'right, {hangs} hung; without a timeout, the longest took {longest:.1f} s.']
+              f'ended correctly, {hangs} hung; without a timeout, the longest took '
+              f'{longest:.1f} s.']
     lines += [f'- {job}: {result.problem}' for job, result in wrong]
     return '\n'.join(lines)
 

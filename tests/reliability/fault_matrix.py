@@ -1,7 +1,7 @@
 """Kills a rank in every way at every place, on real processes, and checks how the job ends.
 
 ``python tests/reliability/fault_matrix.py [--ranks 2,3,4] [--only TEXT] [--slice 1/4]
-[--jobs 2] [--results FILE [--missing]] [--docs docs/reliability.md] [--hosts 2,1]``
+[--jobs 2] [--results FILE [--missing]] [--docs docs/test_results.md] [--hosts 2,1]``
 
 A case passes if mpiexec ends within 5 seconds of the fault (more on a slow machine) with a nonzero
 status, after one message with host, rank, cause and, if available, stack, and if no process and no
@@ -228,8 +228,8 @@ def table(results: dict[Case, Result]) -> str:
     wrong = [(case, result) for case, result in results.items() if result.problem]
     hangs = sum(result.problem == 'hangs' for _, result in wrong)
     ranks = ', '.join(map(str, sorted({case.ranks for case in results})))
-    lines += ['', f'{len(results)} jobs of {ranks} ranks: {len(results) - len(wrong)} right, '
-              f'{hangs} hung; the longest took '
+    lines += ['', f'{len(results)} jobs on {ranks} ranks: {len(results) - len(wrong)} ended '
+              f'correctly, {hangs} hung; the longest took '
               f'{max((result.seconds for result in results.values()), default=0.):.1f} s.']
     lines += [f'- {" / ".join(map(str, case))}: {result.problem}' for case, result in wrong]
     return '\n'.join(lines)
