@@ -13,7 +13,7 @@ from chainermn._compression import compressors
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
-from chainermn._gradients.codec import Codec, average
+from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.mean_queue import MeanQueue
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
@@ -168,7 +168,7 @@ class ModelOperations(ObjectOperations):
             more |= self._transport.requirements(arrays.paths, arrays, for_mean)
         return Layout.of({**layout.described, **more}) if more else layout
 
-    def _codec(self, gradients: ParameterList, compressor: Compressor | PowerSGD) -> Codec:
+    def _codec(self, gradients: ParameterList, compressor: Compressor | PowerSGD) -> GradientCodec:
         """Create a codec that compares the encoded arrays of all ranks before they are sent.
 
         It raises errors of a compressor on all ranks.
@@ -181,7 +181,7 @@ class ModelOperations(ObjectOperations):
             self._consistency.same(
                 pack('multi_node_mean_grad', number=layout.digest), layout.described)
 
-        return Codec(compressor, gradients.paths, check)
+        return GradientCodec(compressor, gradients.paths, check)
 
 
 def _stateful(compression: object) -> Compressor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from chainermn._diagnostics import call_site, current_operations, flight_recorder
-from chainermn._diagnostics.current_operations import Operation
+from chainermn._diagnostics.current_operations import CurrentOperation
 from chainermn._diagnostics.deadlocks import rank_progress
 from chainermn._diagnostics.deadlocks.wait_graph import ThreadWait, Wait
 from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key, ServiceRecord
@@ -63,12 +63,12 @@ class ThreadState(NamedTuple):
 class Snapshot:
     """A snapshot of a thread.  Short-lived: it keeps the locals of the thread alive."""
 
-    def __init__(self, innermost: FrameType, operations: Sequence[Operation], thread: str,
+    def __init__(self, innermost: FrameType, operations: Sequence[CurrentOperation], thread: str,
                  ident: int) -> None:
         self._innermost, self._operations, self._thread = innermost, operations, thread
         self._ident = ident
         # The one that the program called.
-        self._name, self._calls = operations[-1] if operations else Operation('', ())
+        self._name, self._calls = operations[-1] if operations else CurrentOperation('', ())
 
     @property
     def progress(self) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from chainermn._types import Array
 Check = Callable[[Callable[[], dict[str, str]], str], None]
 
 
-class Codec:
+class GradientCodec:
     """Compresses the flat buffers of one exchange.
 
     An error during the exchange is kept until :meth:`finish`, since other ranks wait for the data.
@@ -114,7 +114,7 @@ class Codec:
 
 def average(transport: Transport, gradients: ParameterList, results: Sequence[Array] | None,
             compressor: Compressor | PowerSGD,
-            new_codec: Callable[[ParameterList, Compressor | PowerSGD], Codec]) -> None:
+            new_codec: Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]) -> None:
     """Averages compressed gradients.  Collective: every rank calls it.
 
     Args:

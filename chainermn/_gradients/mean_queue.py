@@ -25,7 +25,7 @@ from chainermn._compression.power_sgd import PowerSGD
 from chainermn._diagnostics import current_operations, lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._gradients.codec import Codec, average
+from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.result_memory import ResultMemory
 from chainermn._tracing import recorder
@@ -39,7 +39,7 @@ _POLLS = 4  # per interval: an exchange may need one poll for each of its steps
 #: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression)``.
 Gradients = Callable[[Model, bool, object], dict[str, Array]]
 #: Makes a codec for an exchange.
-NewCodec = Callable[[ParameterList, Compressor | PowerSGD], Codec]
+NewCodec = Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]
 
 
 class _Turn(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chainermn._timeline import _summary
-from chainermn._timeline._trace_files import Rank, Run
+from chainermn._timeline._trace_files import RankTrace, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +77,7 @@ def _draw_shares(axes: Axes, run: Run, colors: dict[str, str]) -> None:
              yticklabels=[f'rank {rank.rank}' for rank in run.ranks])
 
 
-def _draw_row(axes: Axes, rank: Rank, row: int, y: int, between: tuple[float, float],
+def _draw_row(axes: Axes, rank: RankTrace, row: int, y: int, between: tuple[float, float],
               colors: dict[str, str]) -> None:
     """Draw one thread of a rank; operations are drawn on top of the spans that contain them."""
     begin, end = between

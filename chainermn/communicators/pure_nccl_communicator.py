@@ -65,12 +65,12 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     @operation('multi_node_mean_grad')
     def multi_node_mean_grad_async(self, model: Model, zero_fill: bool = False,
-                                   compression: object = None) -> Exchange:
+                                   compression: object = None) -> PendingMean:
         gradients, compressor = self._checked_gradients(model, zero_fill, compression)
         codec = None if compressor is None else self._codec(gradients, compressor)
         transport = cast(NcclTransport, self._transport)
-        return Exchange(model, gradients, transport.begin_mean(gradients, codec=codec),
-                        self._check_means)
+        return PendingMean(model, gradients, transport.begin_mean(gradients, codec=codec),
+                           self._check_means)
 
     def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: Transport) -> NcclMeanQueue:
         return NcclMeanQueue(mpi_comm, self._queue_gradients, self._check_means,
@@ -84,7 +84,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
             exchange.wait()
 
 
-class Exchange:
+class PendingMean:
     """Gradients that are being averaged."""
 
     def __init__(self, model: Model, gradients: ParameterList, done: DeviceEvent | None,

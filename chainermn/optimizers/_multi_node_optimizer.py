@@ -55,7 +55,7 @@ class _Compression(TypedDict, total=False):
     compression: Compressor
 
 
-class _Progress:
+class _UpdateProgress:
     """The progress of an optimizer on this rank.  Not in the proxy, where assignment takes longer.
 
     Attributes:
@@ -89,7 +89,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     _accumulation: Accumulation
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
-    _progress: _Progress
+    _progress: _UpdateProgress
     _takes_zero_fill: bool
     _has_debug_variable: bool  # when the optimizer was created
 
@@ -122,7 +122,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self._accumulation = Accumulation(n_accumulations)
         self._sharding = None
         self._caller = Caller('the multi-node optimizer')
-        self._progress = _Progress()
+        self._progress = _UpdateProgress()
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from chainermn._transport.shared_memory.between_nodes import NodeExchange
-from chainermn._transport.shared_memory.chunking import Piece, Run, within
+from chainermn._transport.shared_memory.chunking import ChunkPieces, Piece, within
 
 
 class Chunk(Protocol):
@@ -91,7 +91,7 @@ class DirectChunk:
 class PackedChunk:
     """A chunk of many pieces, packed and summed as one; arguments like :class:`DirectChunk`."""
 
-    def __init__(self, pieces: Run, inputs: Sequence[np.ndarray], rank: int,
+    def __init__(self, pieces: ChunkPieces, inputs: Sequence[np.ndarray], rank: int,
                  output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None) -> None:
         begin, end = own
         self._pieces = pieces
@@ -138,8 +138,8 @@ class BroadcastChunk:
             other ranks and on a single node.
     """
 
-    def __init__(self, pieces: Run, output: np.ndarray, is_root: bool, nodes: NodeExchange | None
-                 ) -> None:
+    def __init__(self, pieces: ChunkPieces, output: np.ndarray, is_root: bool,
+                 nodes: NodeExchange | None) -> None:
         self._pieces = pieces
         self._output = output
         self._unpacked = pieces.places(output)
