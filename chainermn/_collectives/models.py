@@ -20,7 +20,8 @@ from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
 from chainermn._transport import topology
-from chainermn._transport.base import Compressor, Transport
+from chainermn._transport.base import Compressor
+from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
 
 
@@ -100,7 +101,7 @@ class ModelOperations(ObjectOperations):
             self._mean_queue = self._new_mean_queue(self._arrays.Dup(), transport)
         return self._mean_queue
 
-    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: Transport
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: MpiTransport
                         ) -> MeanQueue | NcclMeanQueue:
         """Create a queue that uses the transport of the background communicator."""
         assert self._background is not None

@@ -13,8 +13,9 @@ from chainermn._compression.power_sgd import PowerSGD
 from chainermn._gradients.parameters import ParameterList
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
-from chainermn._transport.base import Compressor, Transport
+from chainermn._transport.base import Compressor
 from chainermn._transport.encoded_mean import is_elementwise
+from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array
 
 #: Compares details between ranks, or raises an error of this rank on all of them, with its
@@ -112,7 +113,7 @@ class GradientCodec:
         return encoded
 
 
-def average(transport: Transport, gradients: ParameterList, results: Sequence[Array] | None,
+def average(transport: MpiTransport, gradients: ParameterList, results: Sequence[Array] | None,
             compressor: Compressor | PowerSGD,
             new_codec: Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]) -> None:
     """Averages compressed gradients.  Collective: every rank calls it.

@@ -30,7 +30,8 @@ from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.result_memory import ResultMemory
 from chainermn._tracing import recorder
 from chainermn._transport import array_buffers
-from chainermn._transport.base import Compressor, Transport
+from chainermn._transport.base import Compressor
+from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
 
 _POLL_INTERVAL = 1e-4  # seconds between polls for the other ranks
@@ -65,7 +66,7 @@ class MeanQueue:
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, gradients: Gradients,
-                 check: Callable[[Model], None], transport: Transport, new_codec: NewCodec,
+                 check: Callable[[Model], None], transport: MpiTransport, new_codec: NewCodec,
                  is_profitable: bool, calls: FlightRecord) -> None:
         self._control = mpi_comm
         self._calls = BackgroundRecord(mpi_comm, calls)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -11,7 +11,7 @@ from mpi4py import MPI
 from chainermn._collectives.operation import operation
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import ParameterList
-from chainermn._transport.base import Transport, TransportType
+from chainermn._transport.mpi import MpiTransport
 from chainermn._transport.nccl.nccl_transport import NcclTransport, check_grad_dtype, wait
 from chainermn._types import DeviceEvent, Model, Stream
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
@@ -28,7 +28,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
     own CUDA stream, after all work queued on the caller's current stream.
     """
 
-    transport_class: ClassVar[TransportType] = NcclTransport
+    transport_class = NcclTransport
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
@@ -72,7 +72,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         return PendingMean(model, gradients, transport.begin_mean(gradients, codec=codec),
                            self._check_means)
 
-    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: Transport) -> NcclMeanQueue:
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: MpiTransport) -> NcclMeanQueue:
         return NcclMeanQueue(mpi_comm, self._queue_gradients, self._check_means,
                              cast(NcclTransport, transport))
 
