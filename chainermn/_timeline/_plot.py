@@ -54,7 +54,8 @@ def draw(run: Run, path: pathlib.Path, between: Sequence[float] | None = None) -
     below.set(title=f'from {begin:.3f} s to {end:.3f} s', xlabel='ms',
               xlim=(0, (end - begin) * 1e3),
               yticks=range(len(rows)), ylim=(len(rows) - .5, -.5),
-              yticklabels=[f'rank {rank.rank}' if row == 0 else _short(rank.rows.get(row, '?'))
+              yticklabels=[f'rank {rank.rank}' if row == 0
+                           else rank.rows.get(row, '?').removeprefix('chainermn ')
                            for rank, row in rows])
     figure.legend(handles=[Patch(color=color, label=name) for name, color in colors.items()],
                   loc='outside right upper')
@@ -111,7 +112,3 @@ def _middle(run: Run) -> tuple[float, float]:
         return 0., run.seconds or 1.
     first = (len(ends) - _STEPS) // 2
     return ends[first], ends[first + _STEPS]
-
-
-def _short(name: str) -> str:
-    return name.removeprefix('chainermn ')

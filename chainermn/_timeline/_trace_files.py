@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from chainermn._failures.ranks import ranks_text
 from chainermn._types import Json
 
 
@@ -102,7 +103,7 @@ def read(paths: Sequence[pathlib.Path]) -> Run:
     files.sort(key=lambda file: int(file.about['rank']))
     missing = sorted(set(range(files[0].about['size'])) - {file.about['rank'] for file in files})
     if missing:
-        notes.append(f'missing timeline of rank {", ".join(map(str, missing))}')
+        notes.append(f'missing timeline of {ranks_text(missing)}')
     notes += [f'{file.path} is truncated: rank {file.about["rank"]} failed, was killed, or is '
               'still running' for file in files if not file.is_complete]
     shifted = [_on_one_clock(file, file.clocks.get(group, [])) for file in files]

@@ -36,7 +36,7 @@ Named = list[tuple[str, Parameter]]
 Exchange = Literal['broadcast', 'exchange']
 
 #: Shapes of parameters, by path.
-Layout = dict[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
 
 _CHECK_INTERVAL = 100  # updates
 
@@ -369,7 +369,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             self._announce('exchange')
             self._step()
 
-    def _layout(self, what: Exchange) -> Layout:
+    def _layout(self, what: Exchange) -> Shapes:
         """Return the argument for :meth:`_shadow` on other ranks.
 
         Args:
@@ -381,7 +381,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         return {path: param.shape for path, param in self.target.namedparams(include_uninit=False)
                 if what == 'broadcast' or param.grad is not None}
 
-    def _shadow(self, what: Exchange, layout: Layout | None) -> None:
+    def _shadow(self, what: Exchange, layout: Shapes | None) -> None:
         """Take part in the update of another rank, with gradients of zero.
 
         Args:
