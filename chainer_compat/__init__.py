@@ -66,7 +66,7 @@ class ChainerFinder:
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
         """Handle the imports of Chainer's modules and NumPy; Python calls this for every import."""
         if name == 'chainer' or name.startswith('chainer.'):
-            from chainer_compat import _patch
+            from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
 
             return _patch.find_spec(cls, name, path, target)
         if name == 'numpy' and os.environ.get(ALIASES_VARIABLE, '') not in ('', '0'):

@@ -111,7 +111,7 @@ def _print_shims() -> None:
     if os.environ.get('CHAINER_COMPAT') == '0':
         print('\nShims: disabled by CHAINER_COMPAT=0')
         return
-    from chainer_compat import _patch
+    from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
 
     print('\nActive shims:')
     for shim in _patch.find_shims():

@@ -1,5 +1,7 @@
 """The registry of shims, and the loader that applies them while a module is imported.
 
+Importing ``chainer_compat.shims`` fills the registry.
+
 A shim applies to modules of Chainer and is one of two kinds: it edits the source of a module
 before Python compiles it, or it patches the module after execution. Neither kind modifies CuPy,
 setuptools or any file, nor NumPy, apart from the error message of ``removed_aliases``.
@@ -54,9 +56,7 @@ def patch(*names: str) -> Callable[[Patch], Patch]:
 
 
 def find_shims() -> list[Edit | Patch]:
-    """Return all shims, sorted by name."""
-    import chainer_compat.shims  # noqa: F401  (fills the registry)
-
+    """Return all shims in the registry, sorted by name."""
     found: set[Edit | Patch] = set()
     for table in (edits, patches):
         for shims in table.values():
@@ -85,8 +85,6 @@ def version(name: str) -> tuple[int, int]:
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
     """Return the spec of a module of Chainer, with our loader; ``None`` if it has no shims."""
-    import chainer_compat.shims  # noqa: F401  (fills the registry)
-
     if name not in edits and name not in patches:
         return None
     spec = find_original_spec(asking, name, path, target)

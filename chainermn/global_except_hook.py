@@ -191,7 +191,8 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
               tb: TracebackType | None) -> None:
     """Report an uncaught exception, before ``sys.excepthook`` is called."""
     is_default = hook is None or hook is sys.__excepthook__
-    if is_default and issubclass(exc_type, KeyboardInterrupt) and not _is_debugging():
+    if is_default and issubclass(exc_type, KeyboardInterrupt) and not _environment.flag(
+            _environment.DEBUG):
         _abort('interrupted by Ctrl-C or SIGINT')
     if is_default and common_error.is_shown(value):
         text = ''.join(traceback.format_exception_only(exc_type, value)).partition('\n')[0]
@@ -207,10 +208,6 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
     _abort(f'uncaught {exc_type.__name__}', 1, text,
            None if is_default and text else functools.partial(
                hook or sys.__excepthook__, exc_type, value, tb), error=value)
-
-
-def _is_debugging() -> bool:
-    return _environment.flag(_environment.DEBUG)
 
 
 def _uncaught_in_thread(invoke: Callable[[threading.Thread], None], thread: threading.Thread

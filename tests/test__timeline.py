@@ -94,7 +94,7 @@ def test_stragglers(files):
 
 def test_operations(files):
     only, = _summary.operations(_trace_files.read(files))
-    assert only == _summary.Operation(
+    assert only == _summary.OperationStatistics(
         'multi_node_mean_grad', 3, pytest.approx(.015), pytest.approx(.005), 1e6,
         pytest.approx(1e8))
 

@@ -1,5 +1,7 @@
 """Style and types: what ``tox -e lint`` checks, beside the other tests and in their environment."""
 
+import ast
+import collections
 import pathlib
 import subprocess
 import sys
@@ -18,3 +20,13 @@ def test_nothing_is_found(module, options):
     done = subprocess.run([sys.executable, '-m', module, *options], cwd=ROOT, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds(170))
     assert done.returncode == 0, done.stdout
+
+
+def test_no_two_classes_share_a_name():
+    files = collections.defaultdict(list)
+    for package in ('chainermn', 'chainer_compat'):
+        for path in ROOT.joinpath(package).rglob('*.py'):
+            for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+                if isinstance(node, ast.ClassDef):
+                    files[node.name].append(str(path.relative_to(ROOT)))
+    assert [(name, paths) for name, paths in files.items() if len(paths) > 1] == []

@@ -3,6 +3,7 @@
 from typing import Any
 
 from chainer_compat._patch import patch
+from chainer_compat.shims.saved_state import is_deserializer
 
 _POWER = 'beta_power'
 _COPY = 'fp32_param'
@@ -31,7 +32,7 @@ def state_of_msvag(msvag: Any) -> None:
     def serialize_with_power(self: Any, serializer: Any) -> None:
         power = None if self.state is None else self.state.pop(_POWER, None)
         serialize(self, serializer)
-        if _is_loading(serializer):
+        if is_deserializer(serializer):
             power = _load(serializer, _POWER)
             if power is None:
                 power = self.hyperparam.beta ** (self.t + 1)
@@ -55,7 +56,7 @@ def mixed_precision_states(optimizer: Any) -> None:
 
     def serialize_all(self: Any, serializer: Any) -> None:
         serialize(self, serializer)
-        is_loading = _is_loading(serializer)
+        is_loading = is_deserializer(serializer)
         if self._loss_scaling_is_dynamic:
             for name in ('_loss_scale', '_loss_scaling_isnan_ever'):
                 if not is_loading:
@@ -75,12 +76,6 @@ def mixed_precision_states(optimizer: Any) -> None:
                 serializer[name](_COPY, copy.array)
 
     optimizer.Optimizer.serialize = serialize_all
-
-
-def _is_loading(serializer: Any) -> bool:
-    from chainer import serializer as module
-
-    return isinstance(serializer, module.Deserializer)
 
 
 def _load(serializer: Any, key: str) -> Any:

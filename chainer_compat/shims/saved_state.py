@@ -23,7 +23,7 @@ def summary_state(reporter: Any) -> None:
     serialize_original = reporter.Summary.serialize
 
     def serialize(self: Any, serializer: Any) -> None:
-        if not _is_loading(serializer):
+        if not is_deserializer(serializer):
             serialize_original(self, serializer)
             return
         try:
@@ -130,7 +130,7 @@ def _save_value(shift: Any) -> None:
 
     def serialize(self: Any, serializer: Any) -> None:
         serialize_original(self, serializer)
-        if not _is_loading(serializer):
+        if not is_deserializer(serializer):
             serializer('_last_value', getattr(self._shifted, self._attr, self._last_value))
             return
         try:
@@ -178,7 +178,7 @@ def observation_state(module: Any) -> None:
 
         serialize_original(self, serializer)
         serializer = serializer['observation']
-        if _is_loading(serializer):
+        if is_deserializer(serializer):
             try:
                 names = serializer('names', _AS_SAVED)
                 if names is not None:
@@ -199,7 +199,8 @@ def observation_state(module: Any) -> None:
     module.Trainer.serialize = serialize
 
 
-def _is_loading(serializer: Any) -> bool:
+def is_deserializer(serializer: Any) -> bool:
+    """Return whether a serializer loads."""
     from chainer import serializer as module
 
     return isinstance(serializer, module.Deserializer)
@@ -212,7 +213,7 @@ def _serialize_trigger(trigger: Any, serializer: Any) -> None:
 
 def _number(serializer: Any, key: str, value: Any) -> Any:
     """Save or load a number; the loaded number may have a different type."""
-    if _is_loading(serializer):
+    if is_deserializer(serializer):
         return _load_number(serializer, key, value)
     return serializer(key, value)
 

@@ -36,7 +36,7 @@ def call(link: NStepRNNBase, hs: Sequence[Variable | None], xs: Sequence[Variabl
         raise Unsupported
     cell, is_bidirectional = found
     indices = argsort_list_descent(xs)
-    layout = Layout([len(x) for x in xs], indices)
+    layout = SequenceLayout([len(x) for x in xs], indices)
     states = [link.init_hx(xs) if h is None else permutate(h, indices, axis=1) for h in hs]
     hx, cx = states if cell.has_cell else (states[0], None)
     n_step_rnn.check(layout.sizes, xs, hx, cx, link.ws, link.bs)
@@ -47,7 +47,7 @@ def call(link: NStepRNNBase, hs: Sequence[Variable | None], xs: Sequence[Variabl
             list(_BySequence(layout).apply((y,))))
 
 
-class Layout:
+class SequenceLayout:
     """Where the elements of sequences are, one sequence after another and by time step.
 
     Args:
@@ -71,7 +71,7 @@ class Layout:
 class _ByTime(FunctionNode):
     """Puts the elements of sequences into one array, by time step."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SequenceLayout) -> None:
         self.layout = layout
 
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
@@ -87,7 +87,7 @@ class _ByTime(FunctionNode):
 class _BySequence(FunctionNode):
     """Separates the elements of sequences, which are sorted by time step."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SequenceLayout) -> None:
         self.layout = layout
 
     def forward(self, inputs: tuple[np.ndarray]) -> tuple[np.ndarray, ...]:

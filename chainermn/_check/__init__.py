@@ -49,12 +49,13 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """
     if not 0 < options.timeout < threading.TIMEOUT_MAX:
         parser.error('argument --timeout: must be a positive number of seconds')
+    is_first_rank = _system_info.rank() in (None, '0')
     with TimeLimit(options.timeout) as limit:
         limit.stage = 'starting MPI'
         info = _system_info.collect()
         mpi_comm = _system_info.world()
         if mpi_comm is None:
-            if _system_info.is_first_rank():
+            if is_first_rank:
                 _print(Report.from_ranks([info]), options)
             return 1
         limit.stage = 'comparing the ranks'
@@ -65,7 +66,7 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         if report is not None:
             report.add(results)
             # With the mpiexec of another MPI library, every process is rank 0 of 1.
-            if _system_info.is_first_rank():
+            if is_first_rank:
                 _print(report, options)
         passed = mpi_comm.bcast(None if report is None else not report.problems)
         limit.stage = 'finalizing MPI'

@@ -26,7 +26,7 @@ class Finding(NamedTuple):
     text: str
 
 
-class Host(NamedTuple):
+class HostResources(NamedTuple):
     """Ranks of one host that have the same resources."""
 
     name: str
@@ -42,7 +42,7 @@ class Report:
 
     size: int
     software: dict[str, list[tuple[Info, list[int]]]]  # by name: what the ranks have
-    hosts: list[Host]
+    hosts: list[HostResources]
     communicators: list[Result]
     problems: list[Finding]  # failed required checks
     warnings: list[Finding]  # jobs run, but slowly
@@ -67,7 +67,7 @@ class Report:
                     f'{name} differs between ranks; install the same version on every node'))
         resources = [(info.host, len(info.cores), info.threads, info.devices) for info in infos]
         for (host, cores, threads, devices), ranks in _groups(resources):
-            report.hosts.append(Host(host, ranks, cores, threads, devices))
+            report.hosts.append(HostResources(host, ranks, cores, threads, devices))
         if report.size == 1 and not report.problems:
             report.hints.append(Finding(
                 'one-rank', 'ranks', 'to test several processes, run: '

@@ -79,9 +79,9 @@ def world() -> MpiComm | None:
         return None
 
 
-def is_first_rank() -> bool:
-    """Return whether mpiexec started this process as rank 0; true without mpiexec."""
-    return next((os.environ[name] for name in _RANKS if name in os.environ), '0') == '0'
+def rank() -> str | None:
+    """Return the rank that mpiexec gave this process; ``None`` without mpiexec."""
+    return next((os.environ[name] for name in _RANKS if name in os.environ), None)
 
 
 def finalize_mpi() -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 from types import TracebackType
 
+from chainermn._check import _system_info
 from chainermn._system import streams
 
 
@@ -31,7 +32,7 @@ class TimeLimit:
         faulthandler.cancel_dump_traceback_later()
 
     def _report(self) -> None:
-        rank = next((f'rank {os.environ[name]}' for name in ('PMI_RANK', 'OMPI_COMM_WORLD_RANK')
-                     if name in os.environ), 'the process')
-        streams.write(f'chainermn check: {rank} on {os.uname().nodename} timed out after '
+        rank = _system_info.rank()
+        who = 'the process' if rank is None else f'rank {rank}'
+        streams.write(f'chainermn check: {who} on {os.uname().nodename} timed out after '
                        f'{self._seconds:g} s while {self.stage}\n')

@@ -13,7 +13,7 @@ from chainermn._collectives.point_to_point import Messages
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
-from chainermn._transport.base import Transport
+from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array
 
 #: How the shapes of one array per rank are sent: a common shape in the signature of the call; one
@@ -174,7 +174,7 @@ class ArrayOperations(InlineArrays):
         return self._transport_for(call.device).scatter(
             [], shape, call.dtype, call.device, call.number == _HOMOGENEOUS, root)
 
-    def _transport_of(self, calls: Sequence[CallSignature]) -> Transport:
+    def _transport_of(self, calls: Sequence[CallSignature]) -> MpiTransport:
         """Return the transport for the arrays of these calls."""
         devices = {call.device for call in calls}
         return self._transport_for(calls[self._rank].device, len(devices) == 1)

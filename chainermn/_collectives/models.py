@@ -13,14 +13,15 @@ from chainermn._compression import compressors
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
-from chainermn._gradients.codec import Codec, average
+from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.mean_queue import MeanQueue
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
 from chainermn._transport import topology
-from chainermn._transport.base import Compressor, Transport
+from chainermn._transport.base import Compressor
+from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
 
 
@@ -100,7 +101,7 @@ class ModelOperations(ObjectOperations):
             self._mean_queue = self._new_mean_queue(self._arrays.Dup(), transport)
         return self._mean_queue
 
-    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: Transport
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: MpiTransport
                         ) -> MeanQueue | NcclMeanQueue:
         """Create a queue that uses the transport of the background communicator."""
         assert self._background is not None
@@ -168,7 +169,7 @@ class ModelOperations(ObjectOperations):
             more |= self._transport.requirements(arrays.paths, arrays, for_mean)
         return Layout.of({**layout.described, **more}) if more else layout
 
-    def _codec(self, gradients: ParameterList, compressor: Compressor | PowerSGD) -> Codec:
+    def _codec(self, gradients: ParameterList, compressor: Compressor | PowerSGD) -> GradientCodec:
         """Create a codec that compares the encoded arrays of all ranks before they are sent.
 
         It raises errors of a compressor on all ranks.
@@ -181,7 +182,7 @@ class ModelOperations(ObjectOperations):
             self._consistency.same(
                 pack('multi_node_mean_grad', number=layout.digest), layout.described)
 
-        return Codec(compressor, gradients.paths, check)
+        return GradientCodec(compressor, gradients.paths, check)
 
 
 def _stateful(compression: object) -> Compressor:

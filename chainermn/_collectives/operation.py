@@ -14,7 +14,6 @@ from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import BY_NAME, Waits
 from chainermn._signature import NO_UPDATE, PROGRAM, Caller, Update
-from chainermn._transport.base import Transport
 from chainermn._transport.mpi import MpiTransport
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])
@@ -130,7 +129,7 @@ class Operations:
 
     _consistency: ConsistencyCheck
     _arrays: MPI.Intracomm  # for data that no transport carries
-    _transport: Transport
+    _transport: MpiTransport
     _mpi_transport: MpiTransport
     _tracer: Tracer | None = None
     _rank: int
@@ -152,7 +151,7 @@ class Operations:
         return _CalledBy(
             self._consistency, _named(caller) if isinstance(caller, str) else caller, update)
 
-    def _transport_for(self, on_device: bool, homogeneous: bool = True) -> Transport:
+    def _transport_for(self, on_device: bool, homogeneous: bool = True) -> MpiTransport:
         """Select the transport for arrays.
 
         Args:

@@ -35,7 +35,7 @@ from chainermn._collectives.payloads import Payloads
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import call_site, unusable
-from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, Wait
+from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
 from chainermn._diagnostics.flight_recorder import FlightRecord, MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._signature import CallSignature
@@ -180,7 +180,7 @@ class Messages:
         self.deadlocks.n_marked_sent[dest] += 1
         request = self._mpi_comm.Issend(mark.packed() + first, dest, tag)
         try:
-            self.deadlocks.wait(request, dest, Wait(True, tag, mark.text), self.receiving)
+            self.deadlocks.wait(request, dest, PeerWait(True, tag, mark.text), self.receiving)
         except BaseException:
             self.pending.record(mark.text, [request])
             raise
@@ -203,7 +203,7 @@ class Messages:
         else:
             try:
                 self.deadlocks.wait(
-                    request, source, Wait(False, tag, call), self.receiving, status)
+                    request, source, PeerWait(False, tag, call), self.receiving, status)
             except BaseException:
                 request.Cancel()
                 request.Wait()

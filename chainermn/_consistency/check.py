@@ -12,7 +12,12 @@ from mpi4py import MPI
 
 from chainermn import _environment, _signature
 from chainermn._consistency import mismatch
-from chainermn._consistency.signature_exchange import MISMATCH, Data, Exchange, TracedExchange
+from chainermn._consistency.signature_exchange import (
+    MISMATCH,
+    Data,
+    SignatureExchange,
+    TracedSignatureExchange,
+)
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._failures import common_error
@@ -47,7 +52,7 @@ class ConsistencyCheck:
         self.update = NO_UPDATE
         self.caller = PROGRAM
         self._size = mpi_comm.size
-        self._exchange: Exchange = Exchange(mpi_comm, _signature.SIZE)
+        self._exchange: SignatureExchange = SignatureExchange(mpi_comm, _signature.SIZE)
         #: The largest size in bytes of data of one rank that is exchanged with its call.
         self.capacity = self._exchange.capacity
         responses = mpi_comm.allgather((self.enabled, recorder.is_on()))
@@ -74,7 +79,7 @@ class ConsistencyCheck:
 
     def trace(self) -> None:
         """Record the time spent waiting for other ranks on the timeline."""
-        self._exchange = TracedExchange(self.mpi_comm, _signature.SIZE)
+        self._exchange = TracedSignatureExchange(self.mpi_comm, _signature.SIZE)
 
     def same(self, signature: bytes, details: Mapping[str, str] | None = None) -> bool:
         """Compare the signatures of all ranks; a mismatch raises the same error on all of them.

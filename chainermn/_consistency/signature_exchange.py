@@ -29,7 +29,7 @@ _MAX_TOTAL = 1 << 15  # of all ranks
 Data: TypeAlias = 'bytes | bytearray'
 
 
-class Exchange:
+class SignatureExchange:
     """Exchanges small messages between all ranks of a communicator.
 
     All methods are collective: each rank calls one of them, with the identifier of its call.  Calls
@@ -127,7 +127,7 @@ class Exchange:
         return found[-self._rank:] + found[:-self._rank] if self._rank else found
 
 
-class TracedExchange(Exchange):
+class TracedSignatureExchange(SignatureExchange):
     """Records the time of each exchange on the timeline: it ends when the last rank enters."""
 
     def matches(self, call: bytes) -> bool:

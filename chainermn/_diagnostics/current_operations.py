@@ -67,14 +67,14 @@ def recorded(name: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-class Operation(NamedTuple):
+class CurrentOperation(NamedTuple):
     """A running operation, and the flight records of its owner."""
 
     name: str
     calls: tuple[FlightRecord, ...]
 
 
-def of_thread(ident: int) -> list[Operation]:
+def of_thread(ident: int) -> list[CurrentOperation]:
     """Return the operations that a thread is in, the innermost first."""
     thread = _threads.get(ident)
     entry = None if thread is None else thread.innermost
@@ -84,7 +84,7 @@ def of_thread(ident: int) -> list[Operation]:
         calls: tuple[FlightRecord, ...] = ()
         with contextlib.suppress(Exception):  # it may be finalized by now, or have no records
             calls = tuple(owner._flight_records())
-        found.append(Operation(name, calls))
+        found.append(CurrentOperation(name, calls))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from chainermn._diagnostics import call_site, current_operations, flight_recorder
-from chainermn._diagnostics.current_operations import Operation
+from chainermn._diagnostics.current_operations import CurrentOperation
 from chainermn._diagnostics.deadlocks import rank_progress
 from chainermn._diagnostics.deadlocks.wait_graph import ThreadWait, Wait
 from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key, ServiceRecord
@@ -23,13 +23,12 @@ HOST_LINK = 'chainermn link'
 
 
 class ThreadState(NamedTuple):
-    """The state of a thread.  Ranks are those of COMM_WORLD."""
+    """The state of a thread."""
 
     operation: str  # the current one, or ''
     call: Call | None  # the current one, or else the newest one of this rank
     communicator: Key | None  # of the current operation
     of: str  # the same in words; '' for the first one of all ranks
-    peers: tuple[int, ...]  # ranks that it waits for
     call_site: str  # in the program, outside of this package and Chainer
     thread: str  # '' for the main thread
 
@@ -63,12 +62,12 @@ class ThreadState(NamedTuple):
 class Snapshot:
     """A snapshot of a thread.  Short-lived: it keeps the locals of the thread alive."""
 
-    def __init__(self, innermost: FrameType, operations: Sequence[Operation], thread: str,
+    def __init__(self, innermost: FrameType, operations: Sequence[CurrentOperation], thread: str,
                  ident: int) -> None:
         self._innermost, self._operations, self._thread = innermost, operations, thread
         self._ident = ident
         # The one that the program called.
-        self._name, self._calls = operations[-1] if operations else Operation('', ())
+        self._name, self._calls = operations[-1] if operations else CurrentOperation('', ())
 
     @property
     def progress(self) -> tuple[object, ...]:
@@ -104,23 +103,16 @@ class Snapshot:
     def state(self) -> ThreadState:
         if not self._operations:
             newest = [calls.newest for calls in flight_recorder.everything()]
-            return ThreadState('', next(filter(None, newest), None), None, '', (),
+            return ThreadState('', next(filter(None, newest), None), None, '',
                                _call_site(self._innermost), self._thread)
         site = _call_site(_caller(self._innermost))
         for calls in self._calls:
             call = calls.newest
             if call is not None and self._name in (call.operation, END):
-                peers = calls.ranks
-                if call.peer is not None and call.peer >= 0:
-                    peers = peers[call.peer],
-                return ThreadState(
-                    self._name, call, calls.key, _of(calls), peers, site, self._thread)
+                return ThreadState(self._name, call, calls.key, _of(calls), site, self._thread)
         # It records no call of this name: it calls other operations, or is create_communicator.
-        key, of, peers = None, '', ()
-        if self._calls:
-            calls = self._calls[0]
-            key, of, peers = calls.key, _of(calls), calls.ranks
-        return ThreadState(self._name, None, key, of, peers, site, self._thread)
+        key, of = (self._calls[0].key, _of(self._calls[0])) if self._calls else (None, '')
+        return ThreadState(self._name, None, key, of, site, self._thread)
 
 
 def snapshots() -> dict[int, Snapshot]:

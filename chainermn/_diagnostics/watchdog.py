@@ -39,7 +39,14 @@ from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
 from chainermn._diagnostics.thread_state import Snapshot
-from chainermn._diagnostics.watchdog_group import Confirmation, Content, Group, Question, State, Tag
+from chainermn._diagnostics.watchdog_group import (
+    Confirmation,
+    Content,
+    MessageType,
+    Question,
+    State,
+    WatchdogGroup,
+)
 from chainermn._system import streams
 from chainermn._tracing import recorder
 
@@ -64,8 +71,8 @@ class Watchdog(_runtime.Part):
     """Polls the threads of this process, and exchanges alarms with other ranks."""
 
     def __init__(self) -> None:
-        self._alone = Group(MPI.COMM_SELF)  # until a group is added
-        self._groups: list[Group] = []
+        self._alone = WatchdogGroup(MPI.COMM_SELF)  # until a group is added
+        self._groups: list[WatchdogGroup] = []
         self._default = timeouts.from_environment(timeouts.VARIABLE, timeouts.DEFAULT)
         # By default there is none in shutdown: one rank may go on after the others have finished.
         self._shutdown_timeout = self._default if _environment.text(timeouts.VARIABLE) else 0
@@ -93,7 +100,7 @@ class Watchdog(_runtime.Part):
         ranks = set(world_ranks(mpi_comm))
         if mpi_comm.size == 1 or any(ranks <= set(group.ranks) for group in self._groups):
             return False
-        self._groups.append(Group(mpi_comm))
+        self._groups.append(WatchdogGroup(mpi_comm))
         return True
 
     def connect_hosts(self, mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
@@ -167,19 +174,20 @@ class Watchdog(_runtime.Part):
         for group in groups:
             if group.sent_state != self._state:
                 group.sent_state = self._state
-                group.send(Tag.STATE, State(self._state), [0])
+                group.send(MessageType.STATE, State(self._state), [0])
             for source, tag, content in group.receive():
                 self._receive(group, source, tag, content, now)
             self._ask(group, now)
             number, suspects = group.detector.new_suspects()
             if suspects and self._detects_deadlocks:
-                group.send(Tag.CONFIRM, number, map(group.ranks.index, suspects))
+                group.send(MessageType.CONFIRM, number, map(group.ranks.index, suspects))
             for ident, snapshot in self._snapshots.items():
                 if snapshot.progress and group.alarmed_at is None and (
                         reason := self._hang(snapshot, now - self._progress[ident][1])):
                     self._respond(group, reason, (), now)
             if group.alarmed_at is None and group.links is not None and (
-                    reason := group.links.failure(functools.partial(group.send, Tag.PING, None))):
+                    reason := group.links.failure(
+                        functools.partial(group.send, MessageType.PING, None))):
                 self._respond(group, reason, (), now)
             if group.alarmed_at is None and (reason := devices.failure(self._default)):
                 self._respond(group, reason, (), now)
@@ -201,20 +209,21 @@ class Watchdog(_runtime.Part):
                                for progress, since in self._progress.values())
         self._state = self._new_state(now)
 
-    def _receive(self, group: Group, source: int, tag: Tag, content: Content, now: float) -> None:
+    def _receive(self, group: WatchdogGroup, source: int, tag: MessageType, content: Content,
+                 now: float) -> None:
         """Handle a message of another watchdog, or of this one."""
         rank = group.ranks[source]
-        if tag is Tag.ASK:
+        if tag is MessageType.ASK:
             self._asked_at = now
-            group.send(Tag.ANSWER, self._response('', now), [source])
-        elif tag is Tag.ANSWER and isinstance(content, Response):
+            group.send(MessageType.ANSWER, self._response('', now), [source])
+        elif tag is MessageType.ANSWER and isinstance(content, Response):
             if group.question is not None:
                 group.question.answers[rank] = content
-        elif tag is Tag.PING:
-            group.send(Tag.PONG, None, [source])
-        elif tag is Tag.PONG and group.links is not None:
+        elif tag is MessageType.PING:
+            group.send(MessageType.PONG, None, [source])
+        elif tag is MessageType.PONG and group.links is not None:
             group.links.answered(source)
-        elif tag in (Tag.ALARM, Tag.RESPONSE):
+        elif tag in (MessageType.ALARM, MessageType.RESPONSE):
             if isinstance(content, Response):
                 group.responses[source] = content
             if group.alarmed_at is None:
@@ -223,13 +232,13 @@ class Watchdog(_runtime.Part):
             group.detector.set_state(rank, content.state, now)
         elif isinstance(content, int):
             self._observe(now)  # since it was asked
-            group.send(Tag.CONFIRMED, Confirmation(content, self._state), [source])
+            group.send(MessageType.CONFIRMED, Confirmation(content, self._state), [source])
         elif isinstance(content, Confirmation):
             deadlock = group.detector.confirm(rank, content.number, content.state, now)
             if deadlock and group.alarmed_at is None:
                 self._respond(group, f'deadlock: {deadlock}', (), now)
 
-    def _ask(self, group: Group, now: float) -> None:
+    def _ask(self, group: WatchdogGroup, now: float) -> None:
         """Asks all ranks for their state if necessary; prints what they have answered."""
         text = None
         if group.question is not None:
@@ -253,12 +262,12 @@ class Watchdog(_runtime.Part):
             question.is_second = True
             self._send_question(group, list(question.answers), now)
 
-    def _send_question(self, group: Group, ranks: Sequence[int], now: float) -> None:
+    def _send_question(self, group: WatchdogGroup, ranks: Sequence[int], now: float) -> None:
         """Asks ranks for their state; this rank answers at once."""
         assert group.question is not None
         group.question.ask(now, ranks if group.mpi_comm is not None else ())
         group.question.answers[group.ranks[group.rank]] = self._response('', now)
-        group.send(Tag.ASK, None, group.others)
+        group.send(MessageType.ASK, None, group.others)
 
     def _hang(self, snapshot: Snapshot, seconds: float) -> str:
         """Return why a thread hangs that has made no progress for some time; '' if it does not."""
@@ -284,7 +293,8 @@ class Watchdog(_runtime.Part):
         has_changed = after != {ident: progress for ident, (progress, _) in self._progress.items()}
         return None if has_changed else state
 
-    def _respond(self, group: Group, reason: str, sources: Collection[int], now: float) -> None:
+    def _respond(self, group: WatchdogGroup, reason: str, sources: Collection[int], now: float
+                 ) -> None:
         """Send the state of this rank to the ranks that may report; raise an alarm for a reason.
 
         Args:
@@ -296,16 +306,16 @@ class Watchdog(_runtime.Part):
         group.alarmed_at = now
         response = group.responses[group.rank] = self._response(reason, now)
         reporters = set(range(min(_MAX_REPORTERS, len(group.ranks)))) | set(sources)
-        group.send(Tag.RESPONSE, response, reporters - {group.rank})
+        group.send(MessageType.RESPONSE, response, reporters - {group.rank})
         if reason:
-            group.send(Tag.ALARM, None, set(group.others) - reporters)
+            group.send(MessageType.ALARM, None, set(group.others) - reporters)
 
     def _response(self, reason: str, now: float) -> Response:
         return Response.of(reason, {
             ident: (snapshot.state, now - self._progress[ident][1])
             for ident, snapshot in self._snapshots.items()})
 
-    def _report(self, group: Group, now: float) -> None:
+    def _report(self, group: WatchdogGroup, now: float) -> None:
         """Print the report and abort the job, if all ranks have responded or had enough time."""
         assert group.alarmed_at is not None
         waited = now - group.alarmed_at
@@ -322,11 +332,11 @@ class Watchdog(_runtime.Part):
         global_except_hook.abort_job(next(filter(None, reasons), ''), self._report_text(
             group, {group.ranks[rank]: response for rank, response in group.responses.items()}))
 
-    def _dump_text(self, group: Group, answers: Mapping[int, Response]) -> str:
+    def _dump_text(self, group: WatchdogGroup, answers: Mapping[int, Response]) -> str:
         return 'chainermn: the state of all ranks, as requested\n' + self._report_text(
             group, answers)
 
-    def _report_text(self, group: Group, responses: Mapping[int, Response]) -> str:
+    def _report_text(self, group: WatchdogGroup, responses: Mapping[int, Response]) -> str:
         can_answer = group.mpi_comm is not None
         return hang_report.text(responses, group.ranks if can_answer else (),
                                 group is self._alone, group.hosts if can_answer else ())

@@ -16,7 +16,7 @@ from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
 
 
-class Tag(enum.IntEnum):
+class MessageType(enum.IntEnum):
     """What a message is for."""
 
     ALARM = 1
@@ -83,7 +83,7 @@ class Question:
         return self.ranks <= set(self.answers) or now > self.asked_at + seconds
 
 
-class Group:
+class WatchdogGroup:
     """The ranks of a communicator, and the messages of their watchdogs.
 
     Without MPI_THREAD_MULTIPLE, there are no messages.
@@ -108,7 +108,7 @@ class Group:
         self.is_dump_requested = False
         self._requests: list[MPI.Request] = []
 
-    def send(self, tag: Tag, content: Content, ranks: Iterable[int]) -> None:
+    def send(self, tag: MessageType, content: Content, ranks: Iterable[int]) -> None:
         """Send a message to some ranks of this group."""
         if self.mpi_comm is not None:
             data = pickle.dumps(content)
@@ -129,9 +129,9 @@ class Group:
         """All ranks of this group but this one."""
         return [rank for rank in range(len(self.ranks)) if rank != self.rank]
 
-    def receive(self) -> list[tuple[int, Tag, Content]]:
+    def receive(self) -> list[tuple[int, MessageType, Content]]:
         """Return sender, tag and content of all messages that have arrived."""
-        received: list[tuple[int, Tag, Content]] = []
+        received: list[tuple[int, MessageType, Content]] = []
         status = MPI.Status()
         while self.mpi_comm is not None:
             message = self.mpi_comm.Improbe(status=status)
@@ -139,5 +139,6 @@ class Group:
                 break
             buffer = bytearray(status.Get_count())
             message.Recv(buffer)
-            received.append((status.Get_source(), Tag(status.Get_tag()), pickle.loads(buffer)))
+            received.append((
+                status.Get_source(), MessageType(status.Get_tag()), pickle.loads(buffer)))
         return received

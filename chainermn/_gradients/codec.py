@@ -13,8 +13,9 @@ from chainermn._compression.power_sgd import PowerSGD
 from chainermn._gradients.parameters import ParameterList
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
-from chainermn._transport.base import Compressor, Transport
+from chainermn._transport.base import Compressor
 from chainermn._transport.encoded_mean import is_elementwise
+from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array
 
 #: Compares details between ranks, or raises an error of this rank on all of them, with its
@@ -22,7 +23,7 @@ from chainermn._types import Array
 Check = Callable[[Callable[[], dict[str, str]], str], None]
 
 
-class Codec:
+class GradientCodec:
     """Compresses the flat buffers of one exchange.
 
     An error during the exchange is kept until :meth:`finish`, since other ranks wait for the data.
@@ -112,9 +113,9 @@ class Codec:
         return encoded
 
 
-def average(transport: Transport, gradients: ParameterList, results: Sequence[Array] | None,
+def average(transport: MpiTransport, gradients: ParameterList, results: Sequence[Array] | None,
             compressor: Compressor | PowerSGD,
-            new_codec: Callable[[ParameterList, Compressor | PowerSGD], Codec]) -> None:
+            new_codec: Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]) -> None:
     """Averages compressed gradients.  Collective: every rank calls it.
 
     Args:

@@ -25,12 +25,13 @@ from chainermn._compression.power_sgd import PowerSGD
 from chainermn._diagnostics import current_operations, lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._gradients.codec import Codec, average
+from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.result_memory import ResultMemory
 from chainermn._tracing import recorder
 from chainermn._transport import array_buffers
-from chainermn._transport.base import Compressor, Transport
+from chainermn._transport.base import Compressor
+from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
 
 _POLL_INTERVAL = 1e-4  # seconds between polls for the other ranks
@@ -39,7 +40,7 @@ _POLLS = 4  # per interval: an exchange may need one poll for each of its steps
 #: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression)``.
 Gradients = Callable[[Model, bool, object], dict[str, Array]]
 #: Makes a codec for an exchange.
-NewCodec = Callable[[ParameterList, Compressor | PowerSGD], Codec]
+NewCodec = Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]
 
 
 class _Turn(NamedTuple):
@@ -65,7 +66,7 @@ class MeanQueue:
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, gradients: Gradients,
-                 check: Callable[[Model], None], transport: Transport, new_codec: NewCodec,
+                 check: Callable[[Model], None], transport: MpiTransport, new_codec: NewCodec,
                  is_profitable: bool, calls: FlightRecord) -> None:
         self._control = mpi_comm
         self._calls = BackgroundRecord(mpi_comm, calls)

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._diagnostics import unusable
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._gradients.codec import Codec
+from chainermn._gradients.codec import GradientCodec
 from chainermn._gradients.mean_queue import Gradients
 from chainermn._gradients.parameters import ParameterList
 from chainermn._tracing import recorder
@@ -52,7 +52,7 @@ class NcclMeanQueue:
                              'communicator; omit one of them')
         arrays = ParameterList.named(gradients)
         # Without a check, which would block.
-        codec = None if compressor is None else Codec(compressor, arrays.paths)
+        codec = None if compressor is None else GradientCodec(compressor, arrays.paths)
         results, self._done, sent = self._transport.begin_new_mean(arrays, codec)
         self._held.append(arrays)
         self._sent.append((sent.dtype, sent.size, is_gathered(compressor)))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from chainermn._failures.ranks import ranks_text
 from chainermn._launch import _rank_process, _serialization
 from chainermn._launch._failure import read_failures
 from chainermn._system import mpiexec, streams
@@ -98,7 +99,7 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
                 raise failures[0].error(folder, n, failures[1:])
             missing = _unfinished(folder, n)
             if process.returncode or missing:
-                left = f'no result from {_ranks(missing, n)}' if missing else 'all results'
+                left = f'no result from {ranks_text(missing)} of {n}' if missing else 'all results'
                 raise RuntimeError(f'{command[0]} exited with status {process.returncode} and '
                                    f'{left}. Its last output:\n{output}')
         return [_serialization.load(f'{folder}/result-{rank}') for rank in range(n)]
@@ -189,7 +190,8 @@ def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float 
                 end = time.monotonic() + _FORWARD_TIME
             if deadline is not None and time.monotonic() > deadline:
                 late = _unfinished(folder, n)
-                who = _ranks(late, n) if late else 'processes of ranks that returned a result'
+                who = (f'{ranks_text(late)} of {n}' if late
+                       else 'processes of ranks that returned a result')
                 raise TimeoutError(f'{who} did not finish within {timeout} seconds; all '
                                    'processes were terminated')
         while process.returncode is not None and (texts := _forward_output(selector, 0)):
@@ -221,7 +223,3 @@ def _have_exited(folder: str, n: int) -> bool:
 
 def _unfinished(folder: str, n: int) -> list[int]:
     return [rank for rank in range(n) if not os.path.exists(f'{folder}/result-{rank}')]
-
-
-def _ranks(ranks: list[int], n: int) -> str:
-    return f'rank{"s" * (len(ranks) > 1)} {", ".join(map(str, ranks))} of {n}'

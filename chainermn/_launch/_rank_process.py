@@ -94,27 +94,27 @@ class _Rank:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        self.report(reason, os.getpid(), text)
-        while True:
-            time.sleep(3600)
+        self.report_and_wait(reason, os.getpid(), text)
 
     def _fail_because(self, reason: str, text: str, error: BaseException | None) -> NoReturn:
         if error is not None:
             self._fail(error, error.__traceback__)
-        self.report(reason, os.getpid(), text)
+        self.report_and_wait(reason, os.getpid(), text)
+
+    def report_and_wait(self, reason: str, process: int, traceback: str = '') -> NoReturn:
+        """Write the reason for the failure to a file, unless there is one already.
+
+        If this process exited, mpiexec would kill the others before they can report.
+        """
+        path = f'{self.folder}/failed-{self.rank}'
+        if not os.path.exists(path):
+            failure = {'reason': reason, 'traceback': traceback, 'when': time.monotonic(),
+                       'process': process, 'host': os.uname().nodename}
+            with open(f'{path}.part', 'w') as file:
+                json.dump(failure, file)
+            os.rename(f'{path}.part', path)
         while True:
             time.sleep(3600)
-
-    def report(self, reason: str, process: int, traceback: str = '') -> None:
-        """Write the reason for the failure to a file, unless there is one already."""
-        path = f'{self.folder}/failed-{self.rank}'
-        if os.path.exists(path):
-            return
-        failure = {'reason': reason, 'traceback': traceback, 'when': time.monotonic(),
-                   'process': process, 'host': os.uname().nodename}
-        with open(f'{path}.part', 'w') as file:
-            json.dump(failure, file)
-        os.rename(f'{path}.part', path)
 
 
 def remove_shared_memory(folder: str) -> None:
@@ -182,9 +182,7 @@ def main(folder: str) -> None:
         rank.mark_exited()
         os._exit(0)
     result = ', after a result' if rank.has_result else ' without a result'
-    rank.report(_describe(status) + result, process)
-    while True:
-        time.sleep(3600)  # if it exited, mpiexec would kill the others before they can report
+    rank.report_and_wait(_describe(status) + result, process)
 
 
 if __name__ == '__main__':

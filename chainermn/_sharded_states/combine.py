@@ -14,7 +14,7 @@ from chainermn._types import Object
 ENTRY = 'sharded_elements'
 
 
-class Part(NamedTuple):
+class StateShard(NamedTuple):
     """The state of some elements of a parameter: flat arrays in C order.
 
     The state of all elements is as the update rule made it.
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     state: dict[str, Object]
 
 
-def join(path: str, shape: tuple[int, ...], parts: Iterable[Part]) -> dict[str, Object]:
+def join(path: str, shape: tuple[int, ...], parts: Iterable[StateShard]) -> dict[str, Object]:
     """Join the parts of the state of a parameter.
 
     Args:

@@ -31,14 +31,14 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 _FP32 = 'float32 copy'
 
 
-class _Held(NamedTuple):
+class _StateElements(NamedTuple):
     """The elements that the state of a rule belongs to."""
 
     elements: Range
     owner: object  # of the partition; None if the state was loaded
 
 
-class _Found(NamedTuple):
+class _RuleState(NamedTuple):
     """The state of a rule on one rank."""
 
     elements: Range | None  # that the state belongs to; None: all
@@ -51,13 +51,14 @@ class _States(_runtime.Part):
     def __init__(self) -> None:
         #: If the state of a rule may not be that of all elements.  Two optimizers may have the
         #: same rule.
-        self.by_rule: weakref.WeakKeyDictionary[UpdateRule, _Held] = weakref.WeakKeyDictionary()
+        self.by_rule: weakref.WeakKeyDictionary[UpdateRule, _StateElements] = (
+            weakref.WeakKeyDictionary())
 
     def in_child(self) -> bool:
         return True  # which may save the optimizer
 
 
-def _held() -> weakref.WeakKeyDictionary[UpdateRule, _Held]:
+def _held() -> weakref.WeakKeyDictionary[UpdateRule, _StateElements]:
     return _runtime.get(_States).by_rule
 
 
@@ -187,7 +188,7 @@ class ShardedUpdate:
                 rule._state = rule._fp32_param = None
                 _held().pop(rule, None)
                 if path in loaded:
-                    _held()[rule] = _Held(loaded[path], None)
+                    _held()[rule] = _StateElements(loaded[path], None)
 
     def _update(self, path: str, param: Parameter) -> None:
         """Update this rank's elements of a parameter."""
@@ -216,7 +217,7 @@ class ShardedUpdate:
             with self._communicator.called_by(self._caller):
                 self._communicator._allgather_shards(shards)
 
-    def _distribute(self, path: str, param: Parameter, states: Sequence[_Found]) -> None:
+    def _distribute(self, path: str, param: Parameter, states: Sequence[_RuleState]) -> None:
         """Give this rank the state of its elements of a parameter.
 
         Collective if ranks need parts from others: every rank calls it.
@@ -238,7 +239,7 @@ class ShardedUpdate:
             state = _state_of(rule)
             if not all(each.has_state and each.elements is None for each in states):
                 first, last = states[comm.rank].elements or (0, param.size)
-                mine = combine.Part(first, last, state) if rule.state is not None else None
+                mine = combine.StateShard(first, last, state) if rule.state is not None else None
                 state = combine.join(path, param.shape, (
                     part for part in comm.allgather_obj(mine) if part is not None))
             if piece is not param:
@@ -249,7 +250,7 @@ class ShardedUpdate:
             rule._fp32_param = None if copy is None else chainer.Parameter(
                 chainer.backend.get_device_from_array(param.array).send(copy))
             rule._state = state or None
-        _held()[rule] = _Held((begin, end), self._owner)
+        _held()[rule] = _StateElements((begin, end), self._owner)
         if rule.enabled:
             rule._init_states(as_updated(rule, piece))
 
@@ -305,9 +306,9 @@ def _piece(param: Parameter, begin: int, end: int) -> Parameter:
     return piece
 
 
-def _find(rule: UpdateRule) -> _Found:
+def _find(rule: UpdateRule) -> _RuleState:
     held = _held().get(rule)
-    return _Found(None if held is None else held.elements, rule.state is not None, rule.t)
+    return _RuleState(None if held is None else held.elements, rule.state is not None, rule.t)
 
 
 def _state_of(rule: UpdateRule) -> dict[str, Object]:

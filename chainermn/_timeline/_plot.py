@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chainermn._timeline import _summary
-from chainermn._timeline._trace_files import Rank, Run
+from chainermn._timeline._trace_files import RankTrace, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,8 @@ def draw(run: Run, path: pathlib.Path, between: Sequence[float] | None = None) -
     below.set(title=f'from {begin:.3f} s to {end:.3f} s', xlabel='ms',
               xlim=(0, (end - begin) * 1e3),
               yticks=range(len(rows)), ylim=(len(rows) - .5, -.5),
-              yticklabels=[f'rank {rank.rank}' if row == 0 else _short(rank.rows.get(row, '?'))
+              yticklabels=[f'rank {rank.rank}' if row == 0
+                           else rank.rows.get(row, '?').removeprefix('chainermn ')
                            for rank, row in rows])
     figure.legend(handles=[Patch(color=color, label=name) for name, color in colors.items()],
                   loc='outside right upper')
@@ -77,7 +78,7 @@ def _draw_shares(axes: Axes, run: Run, colors: dict[str, str]) -> None:
              yticklabels=[f'rank {rank.rank}' for rank in run.ranks])
 
 
-def _draw_row(axes: Axes, rank: Rank, row: int, y: int, between: tuple[float, float],
+def _draw_row(axes: Axes, rank: RankTrace, row: int, y: int, between: tuple[float, float],
               colors: dict[str, str]) -> None:
     """Draw one thread of a rank; operations are drawn on top of the spans that contain them."""
     begin, end = between
@@ -111,7 +112,3 @@ def _middle(run: Run) -> tuple[float, float]:
         return 0., run.seconds or 1.
     first = (len(ends) - _STEPS) // 2
     return ends[first], ends[first + _STEPS]
-
-
-def _short(name: str) -> str:
-    return name.removeprefix('chainermn ')

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from chainermn._operations import Waits, waiting_for
-from chainermn._timeline._trace_files import Event, Rank, Run
+from chainermn._timeline._trace_files import Event, RankTrace, Run
 
 _RECEIVING = waiting_for(Waits.SENDER)
 _COLLECTIVE = waiting_for(Waits.RANKS)
@@ -38,7 +38,7 @@ class Straggler(NamedTuple):
     calls: int  # number of collective calls
 
 
-class Operation(NamedTuple):
+class OperationStatistics(NamedTuple):
     """Statistics of all calls of an operation."""
 
     name: str
@@ -49,7 +49,7 @@ class Operation(NamedTuple):
     bandwidth: float  # bytes per second, without waiting time; 0 if unknown
 
 
-def shares(rank: Rank) -> Shares:
+def shares(rank: RankTrace) -> Shares:
     """Divide the time of a rank into activities."""
     main = [event for event in rank.events if event.row == 0]
     inside = _merged(event for event in main if event.category)
@@ -85,7 +85,7 @@ def stragglers(run: Run) -> list[Straggler]:
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def operations(run: Run) -> list[Operation]:
+def operations(run: Run) -> list[OperationStatistics]:
     """Return statistics of all operations, the most expensive first."""
     calls: dict[str, list[tuple[int, Event, float]]] = collections.defaultdict(list)
     for rank in run.ranks:
@@ -104,8 +104,8 @@ def operations(run: Run) -> list[Operation]:
         sizes = [event.details.get('bytes', 0) for _, event, _ in members]
         work = sum(times) - waited
         most = collections.Counter(rank for rank, *_ in members).most_common(1)[0][1]
-        found.append(Operation(name, most, statistics.mean(times), waited / len(times),
-                          statistics.mean(sizes), sum(sizes) / work if work > 0 else 0.))
+        found.append(OperationStatistics(name, most, statistics.mean(times), waited / len(times),
+                                    statistics.mean(sizes), sum(sizes) / work if work > 0 else 0.))
     return sorted(found, key=lambda one: -one.seconds * one.calls)
 
 

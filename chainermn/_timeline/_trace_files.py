@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from chainermn._failures.ranks import ranks_text
 from chainermn._types import Json
 
 
@@ -30,7 +31,7 @@ class Event(NamedTuple):
         return self.end - self.begin
 
 
-class Rank(NamedTuple):
+class RankTrace(NamedTuple):
     """The events of a rank, in order of row and begin."""
 
     rank: int
@@ -43,13 +44,13 @@ class Rank(NamedTuple):
 class Run(NamedTuple):
     """The events of all ranks."""
 
-    ranks: list[Rank]
+    ranks: list[RankTrace]
     seconds: float
     error: float  # maximum difference of the ranks' clocks, in seconds
     notes: list[str]  # warnings about missing data
 
 
-class _Event(NamedTuple):
+class _RawEvent(NamedTuple):
     """An activity of a rank.  Times are in microseconds."""
 
     begin: float
@@ -70,7 +71,7 @@ class _File(NamedTuple):
     path: pathlib.Path
     about: dict[str, Json]
     rows: dict[int, str]
-    events: list[_Event]
+    events: list[_RawEvent]
     clocks: dict[str, list[_Clock]]  # by group of ranks that compared their clocks
     is_complete: bool
 
@@ -102,17 +103,17 @@ def read(paths: Sequence[pathlib.Path]) -> Run:
     files.sort(key=lambda file: int(file.about['rank']))
     missing = sorted(set(range(files[0].about['size'])) - {file.about['rank'] for file in files})
     if missing:
-        notes.append(f'missing timeline of rank {", ".join(map(str, missing))}')
+        notes.append(f'missing timeline of {ranks_text(missing)}')
     notes += [f'{file.path} is truncated: rank {file.about["rank"]} failed, was killed, or is '
               'still running' for file in files if not file.is_complete]
     shifted = [_on_one_clock(file, file.clocks.get(group, [])) for file in files]
     first = min((begin for events in shifted for begin, *_ in events), default=0.)
     last = max((end for events in shifted for _, end, *_ in events), default=0.)
     ranks = [
-        Rank(file.about['rank'], file.about['name'], file.rows,
-             [Event(name, category, row, (begin - first) / 1e6, (end - first) / 1e6, details)
-              for begin, end, row, name, category, details in sorted(events, key=_order)],
-             file.is_complete)
+        RankTrace(file.about['rank'], file.about['name'], file.rows,
+                  [Event(name, category, row, (begin - first) / 1e6, (end - first) / 1e6, details)
+                   for begin, end, row, name, category, details in sorted(events, key=_order)],
+                  file.is_complete)
         for file, events in zip(files, shifted, strict=True)]
     errors = [clock.error / 1e6 for file in files for clock in file.clocks.get(group, [])]
     return Run(ranks, (last - first) / 1e6, max(errors, default=0.), notes)
@@ -178,8 +179,8 @@ def _take(event: dict[str, Json], file: _File, about: list[dict[str, Json]]) -> 
             float(event['ts']), float(details['offset_us']), float(details['error_us'])))
     elif kind == 'X':
         begin = float(event['ts'])
-        file.events.append(_Event(begin, begin + float(event['dur']), int(event['tid']), str(name),
-                                  str(event.get('cat', '')), dict(details)))
+        file.events.append(_RawEvent(begin, begin + float(event['dur']), int(event['tid']),
+                                     str(name), str(event.get('cat', '')), dict(details)))
 
 
 def _most_common(files: Sequence[_File]) -> str:
@@ -188,7 +189,7 @@ def _most_common(files: Sequence[_File]) -> str:
     return max(counts, key=lambda group: (counts[group], group), default='')
 
 
-def _on_one_clock(file: _File, clocks: Sequence[_Clock]) -> list[_Event]:
+def _on_one_clock(file: _File, clocks: Sequence[_Clock]) -> list[_RawEvent]:
     """Convert times to the clock of the group's first rank, assuming linear drift."""
     if not clocks:
         return list(file.events)
@@ -202,6 +203,6 @@ def _on_one_clock(file: _File, clocks: Sequence[_Clock]) -> list[_Event]:
             for event in file.events]
 
 
-def _order(event: _Event) -> tuple[int, float, float]:
+def _order(event: _RawEvent) -> tuple[int, float, float]:
     """Sort key: an event comes before the events that it contains."""
     return event.row, event.begin, -event.end

@@ -1,4 +1,4 @@
-"""The transport on MPI, and the fallback of all others."""
+"""The transport on MPI, which all others derive from."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,14 +23,20 @@ LARGE = 64 * 1024
 
 
 class MpiTransport:
-    """MPI, for arrays on the host and on a device; one all-reduce per gradient.
+    """Moves arrays between the ranks of a communicator, after the consistency check.
 
-    Arrays on a device are staged on the host unless MPI is CUDA-aware.  See
-    :class:`chainermn._transport.base.Transport` for the methods.
+    It uses MPI, for arrays on the host and on a device, with one all-reduce per gradient.  Arrays
+    on a device are staged on the host unless MPI is CUDA-aware.
+
+    Derive a custom transport from this class, and override the methods that it can do faster: often
+    just :meth:`mean`.
     """
 
+    #: Whether gradients are averaged over the ranks; otherwise debug mode checks nothing.
     averages: ClassVar[bool] = True
+    #: Whether models must be on a device; see :meth:`requirements`.
     needs_device: ClassVar[bool] = False
+    #: Whether a model may be on a device on some ranks and on the host on others.
     allows_mixed_devices: ClassVar[bool] = True
 
     def __init__(self, group: Group) -> None:
@@ -40,20 +46,46 @@ class MpiTransport:
         self.size: int = group.mpi_comm.size
 
     def carries(self, on_device: bool) -> bool:
+        """Return whether the methods for single arrays accept arrays on a device, or on the host.
+
+        MPI carries all other arrays, and arrays that are on a device on some ranks only.
+        """
         return True
 
     def requirements(self, paths: Sequence[str], arrays: ArrayList, for_mean: bool
                      ) -> dict[str, str]:
+        """Check the arrays of a model that must be on a device, before they are exchanged.
+
+        Args:
+            paths: The path of each array.
+            arrays: Parameters or gradients.
+            for_mean: Whether they will be averaged.
+
+        Returns:
+            Properties besides paths, dtypes and shapes that must be equal on all ranks, by name.
+
+        Raises:
+            TypeError, ValueError: If this transport cannot exchange one of the arrays.
+        """
         return {}
 
     def connect(self) -> None:
-        """Do nothing: MPI is already connected."""
+        """Allocate resources, which otherwise happens in the first exchange.  MPI needs none.
+
+        Collective: every rank calls it.
+        """
 
     def set_passive_wait(self, passive: bool) -> None:
-        """Do nothing: the MPI library decides how to wait."""
+        """Select how to wait for other ranks: passively, or polling continuously.
+
+        Here, the MPI library decides.
+        """
 
     def free(self) -> None:
-        """Do nothing: the communicator frees its MPI communicators."""
+        """Free all resources.  Collective: every rank calls it, once.
+
+        The communicator frees its MPI communicators.
+        """
 
     # --- models --------------------------------------------------------------------------------
 
@@ -64,10 +96,26 @@ class MpiTransport:
             arrays, arrays if results is None else results, strict=True)]
 
     def mean(self, arrays: ArrayList, results: Sequence[Array] | None = None) -> None:
+        """Average arrays over all ranks.  Collective: every rank calls it.
+
+        Args:
+            arrays: Floating-point arrays, of the same dtypes and shapes on all ranks.
+            results: Arrays for the means; by default ``arrays``.  Otherwise ``arrays`` do not
+                change.
+        """
         for group, targets in self.groups(arrays, results):
             self._packed_mean(group, targets)
 
     def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
+        """Average arrays in place, of which this rank only needs a part.
+
+        Collective: every rank calls it, or :meth:`mean`.
+
+        Args:
+            arrays: As for :meth:`mean`.
+            shard: Begin and end of the elements that this rank needs, for each array, in C order.
+                The values of the others are undefined.
+        """
         self.mean(arrays)
 
     def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
@@ -92,6 +140,10 @@ class MpiTransport:
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
+        """Like :meth:`mean`, but only encoded arrays are sent.
+
+        Collective: every rank calls it.
+        """
         batched = self.group.batched_copy
         groups = self.groups(arrays, results)
         buffers = [packing.pack(group, array_buffers.summed_in(group[0].dtype), batched)
@@ -106,6 +158,10 @@ class MpiTransport:
         return encoded_mean.by_mpi(self.mpi_comm, codec, encoded, size, dtype)
 
     def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
+        """Copy the arrays of the root into those of all ranks.
+
+        Collective: every rank calls it.
+        """
         for group, _ in self.groups(arrays, None):
             self._packed_bcast(group, root)
 
@@ -124,6 +180,7 @@ class MpiTransport:
 
     def bcast(self, x: Array, shape: tuple[int, ...], dtype: np.dtype, on_device: bool, root: int
               ) -> Array:
+        """Return the array of the root, of that shape and dtype; on the root ``x``."""
         if self.mpi_comm.rank == root:
             self.mpi_comm.Bcast(array_buffers.raw(array_buffers.to_buffer(x)), root)
             return x
@@ -133,6 +190,7 @@ class MpiTransport:
 
     def gather(self, x: Array, shapes: Sequence[tuple[int, ...]], root: int
                ) -> tuple[Array, ...] | None:
+        """Return the arrays of all ranks on the root, ``None`` on the others."""
         sent, homogeneous = array_buffers.raw(array_buffers.to_buffer(x)), len(set(shapes)) == 1
         if self.mpi_comm.rank != root:
             (self.mpi_comm.Gather if homogeneous else self.mpi_comm.Gatherv)(sent, None, root)
@@ -146,6 +204,10 @@ class MpiTransport:
 
     def scatter(self, xs: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype,
                 on_device: bool, homogeneous: bool, root: int) -> Array:
+        """Return the array of the root for this rank, of that shape and dtype.
+
+        ``xs`` is empty on the other ranks.  ``homogeneous``: all arrays have the same shape.
+        """
         scatter = self.mpi_comm.Scatter if homogeneous else self.mpi_comm.Scatterv
         if self.mpi_comm.rank == root:
             sent = PackedArrays.of(xs)
@@ -157,6 +219,10 @@ class MpiTransport:
 
     def alltoall(self, xs: Sequence[Array], shapes: Sequence[tuple[int, ...]], homogeneous: bool
                  ) -> tuple[Array, ...]:
+        """Return the array of each rank for this rank, of those shapes.
+
+        ``homogeneous``: all arrays of all ranks have the same shape.
+        """
         sent = PackedArrays.of(xs)
         received = PackedArrays(shapes, xs[0].dtype, array_buffers.on_device(xs[0]))
         if homogeneous:
@@ -166,6 +232,7 @@ class MpiTransport:
         return received.arrays()
 
     def allgather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
+        """Return the arrays of all ranks, of those shapes."""
         sent = array_buffers.raw(array_buffers.to_buffer(x))
         received = PackedArrays(shapes, x.dtype, array_buffers.on_device(x))
         if received.homogeneous:
@@ -175,6 +242,11 @@ class MpiTransport:
         return received.arrays()
 
     def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
+        """Return the reduction of the arrays of all ranks.
+
+        It is in ``out`` if that is a C-ordered host array of the right dtype: ``x`` itself, or
+        an array that shares no memory with ``x``.
+        """
         if type(x) is np.ndarray and x.flags.c_contiguous:
             y = np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out
             source = MPI.IN_PLACE if out is not None and np.may_share_memory(x, y) else x
@@ -185,9 +257,11 @@ class MpiTransport:
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
     def sums(self, xs: ArrayList) -> list[Array] | None:
+        """Return the sums of several arrays; ``None`` where packing them is faster."""
         return None
 
     def reduce(self, x: Array, op: str, root: int) -> Array | None:
+        """Return the reduction of the arrays of all ranks on the root, ``None`` on the others."""
         y = _new(x.size, x) if self.mpi_comm.rank == root else None
         self.mpi_comm.Reduce(array_buffers.to_buffer(x), y, mpi_op(x.dtype, op), root)
         if y is None:
@@ -195,6 +269,7 @@ class MpiTransport:
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
     def reduce_scatter(self, x: Array, op: str, sizes: Sequence[int]) -> Array:
+        """Return this rank's part, of the given sizes, of the reduction of flat arrays."""
         y = _new(sizes[self.mpi_comm.rank], x)
         self.mpi_comm.Reduce_scatter(array_buffers.to_buffer(x), y, sizes, mpi_op(x.dtype, op))
         return array_buffers.from_buffer(y, y.shape, array_buffers.on_device(x))

@@ -1,9 +1,6 @@
 """Packs and unpacks gradients but sends nothing, to measure the cost of the exchange."""
 from __future__ import annotations
 
-from typing import ClassVar
-
-from chainermn._transport.base import TransportType
 from chainermn._transport.without_exchange import WithoutExchange
 from chainermn.communicators.flat_communicator import FlatCommunicator
 
@@ -15,4 +12,4 @@ class DummyCommunicator(FlatCommunicator):
     compression.  Everything else, including ``bcast_data``, communicates.
     """
 
-    transport_class: ClassVar[TransportType] = WithoutExchange
+    transport_class = WithoutExchange

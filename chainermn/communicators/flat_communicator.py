@@ -1,9 +1,6 @@
 """One exchange per model and dtype: in shared memory on the host, in one buffer on a device."""
 from __future__ import annotations
 
-from typing import ClassVar
-
-from chainermn._transport.base import TransportType
 from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
@@ -16,4 +13,4 @@ class FlatCommunicator(MpiCommunicatorBase):
     memory.
     """
 
-    transport_class: ClassVar[TransportType] = SharedMemoryTransport
+    transport_class = SharedMemoryTransport

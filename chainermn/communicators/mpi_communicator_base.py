@@ -26,7 +26,7 @@ from chainermn._operations import END
 from chainermn._signature import pack
 from chainermn._tracing import recorder
 from chainermn._transport import lifetime, topology
-from chainermn._transport.base import Group, TransportType
+from chainermn._transport.base import Group
 from chainermn._transport.mpi import MpiTransport
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -53,7 +53,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             :class:`chainermn.communicators.transport.MpiTransport`.
     """
 
-    transport_class: ClassVar[TransportType] = MpiTransport
+    transport_class: ClassVar[type[MpiTransport]] = MpiTransport
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__()

@@ -1,9 +1,6 @@
 """NCCL within each node, MPI between nodes: for GPUs with an MPI that is not CUDA-aware."""
 from __future__ import annotations
 
-from typing import ClassVar
-
-from chainermn._transport.base import TransportType
 from chainermn._transport.nccl.by_node import NodeNcclTransport
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 
@@ -14,4 +11,4 @@ class NonCudaAwareCommunicator(NcclCommunicatorBase):
     Between nodes the sums are staged in page-locked host memory.
     """
 
-    transport_class: ClassVar[TransportType] = NodeNcclTransport
+    transport_class = NodeNcclTransport

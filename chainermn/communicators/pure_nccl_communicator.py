@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -11,7 +11,7 @@ from mpi4py import MPI
 from chainermn._collectives.operation import operation
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import ParameterList
-from chainermn._transport.base import Transport, TransportType
+from chainermn._transport.mpi import MpiTransport
 from chainermn._transport.nccl.nccl_transport import NcclTransport, check_grad_dtype, wait
 from chainermn._types import DeviceEvent, Model, Stream
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
@@ -28,7 +28,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
     own CUDA stream, after all work queued on the caller's current stream.
     """
 
-    transport_class: ClassVar[TransportType] = NcclTransport
+    transport_class = NcclTransport
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
@@ -65,14 +65,14 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     @operation('multi_node_mean_grad')
     def multi_node_mean_grad_async(self, model: Model, zero_fill: bool = False,
-                                   compression: object = None) -> Exchange:
+                                   compression: object = None) -> PendingMean:
         gradients, compressor = self._checked_gradients(model, zero_fill, compression)
         codec = None if compressor is None else self._codec(gradients, compressor)
         transport = cast(NcclTransport, self._transport)
-        return Exchange(model, gradients, transport.begin_mean(gradients, codec=codec),
-                        self._check_means)
+        return PendingMean(model, gradients, transport.begin_mean(gradients, codec=codec),
+                           self._check_means)
 
-    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: Transport) -> NcclMeanQueue:
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: MpiTransport) -> NcclMeanQueue:
         return NcclMeanQueue(mpi_comm, self._queue_gradients, self._check_means,
                              cast(NcclTransport, transport))
 
@@ -84,7 +84,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
             exchange.wait()
 
 
-class Exchange:
+class PendingMean:
     """Gradients that are being averaged."""
 
     def __init__(self, model: Model, gradients: ParameterList, done: DeviceEvent | None,

@@ -1,14 +1,13 @@
-"""The transports, to derive your own from, for a communicator that exchanges in your way.
+"""Base classes for custom transports.
 
-A communicator names its transport; :class:`MpiTransport` has everything::
+A communicator names its transport; :class:`MpiTransport` has all methods::
 
     class MyCommunicator(MpiCommunicatorBase):
         transport_class = MyTransport  # derives from MpiTransport, and defines mean()
 """
 from chainermn._transport.array_list import ArrayList
-from chainermn._transport.base import Codec, Compressor, Group, Transport
+from chainermn._transport.base import Codec, Compressor, Group
 from chainermn._transport.mpi import MpiTransport
 from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 
-__all__ = ['ArrayList', 'Codec', 'Compressor', 'Group', 'MpiTransport', 'SharedMemoryTransport',
-           'Transport']
+__all__ = ['ArrayList', 'Codec', 'Compressor', 'Group', 'MpiTransport', 'SharedMemoryTransport']

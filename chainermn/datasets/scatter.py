@@ -91,7 +91,7 @@ def scatter_dataset(
     with _as_communicator(comm, 'scatter_dataset') as ours:
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
             dataset, ours.size, shuffle, seed, force_equal_length)) or (None, None)
-        plan: _Plan = ours.bcast_obj(own_plan, root=root)
+        plan: _ScatterPlan = ours.bcast_obj(own_plan, root=root)
         begin, end = plan.shards[ours.rank]
         if not plan.at_once:
             dataset, order = ours.bcast_obj((dataset, order), root=root)
@@ -193,13 +193,13 @@ def _on_root(comm: CommunicatorBase, root: int, name: str, compute: Callable[[],
     return result
 
 
-class _Plan(NamedTuple):
+class _ScatterPlan(NamedTuple):
     shards: Shards
     at_once: int  # number of ranks to send shards to in one turn; 0 sends everything to all ranks
 
 
 def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_equal_length: bool
-          ) -> tuple[_Plan, np.ndarray | None]:
+          ) -> tuple[_ScatterPlan, np.ndarray | None]:
     """On the root: return the plan, and the order of the examples (``None``: not shuffled)."""
     try:
         n = len(dataset)
@@ -212,13 +212,13 @@ def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_eq
     try:
         cut(dataset, np.arange(0))
     except NotInMemoryError:
-        return _Plan(shards, 0), order
+        return _ScatterPlan(shards, 0), order
     is_copied = shuffle or isinstance(dataset, (list, tuple))  # the examples of a list are pickled
-    return _Plan(shards, -(-size // _TURNS) if is_copied else size), order
+    return _ScatterPlan(shards, -(-size // _TURNS) if is_copied else size), order
 
 
-def _scattered(dataset: Dataset, order: np.ndarray | None, plan: _Plan, comm: CommunicatorBase,
-               root: int) -> Dataset | None:
+def _scattered(dataset: Dataset, order: np.ndarray | None, plan: _ScatterPlan,
+               comm: CommunicatorBase, root: int) -> Dataset | None:
     """Send the shards in turns; return this rank's shard, or ``None`` on the root."""
     def cut_for(receivers: list[int]) -> list[Dataset | None]:
         positions = np.arange(len(dataset)) if order is None else order

@@ -31,7 +31,7 @@ from chainermn.extensions._checkpointing.saver import Save, Saver
 from chainermn.extensions._checkpointing.selection import select
 
 
-class _MultiNodeOptimizer(Protocol):
+class _OptimizerProxy(Protocol):
     """A multi-node optimizer."""
 
     target: chainer.Link
@@ -205,7 +205,7 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def maybe_load(self, trainer: object,
-                   optimizer: _MultiNodeOptimizer | chainer.Optimizer | None = None,
+                   optimizer: _OptimizerProxy | chainer.Optimizer | None = None,
                    path: str | None = None) -> int | None:
         """Load the newest checkpoint that is complete on all ranks, if there is one.
 

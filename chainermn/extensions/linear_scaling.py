@@ -84,7 +84,7 @@ class LinearScaling(chainer.training.Extension):
     def _optimizer_of(self, trainer: chainer.training.Trainer) -> Optimizer:
         return self._optimizer or trainer.updater.get_optimizer('main')
 
-    def _inspect(self, trainer: chainer.training.Trainer) -> _Rank:
+    def _inspect(self, trainer: chainer.training.Trainer) -> _RankSettings:
         optimizer = self._optimizer_of(trainer)
         known = optimizer.hyperparam.get_dict()
         if self.attr not in known:
@@ -92,12 +92,12 @@ class LinearScaling(chainer.training.Extension):
                              f'of {", ".join(map(repr, sorted(known)))}')
         iterator = trainer.updater.get_iterator('main')
         accumulation = getattr(optimizer, '_accumulation', None)
-        return _Rank(iterator.batch_size, len(iterator.dataset),
-                     1 if accumulation is None else accumulation.n,
-                     (known[self.attr], self.base_batch_size, self.warmup_epochs))
+        return _RankSettings(iterator.batch_size, len(iterator.dataset),
+                             1 if accumulation is None else accumulation.n,
+                             (known[self.attr], self.base_batch_size, self.warmup_epochs))
 
 
-class _Rank(NamedTuple):
+class _RankSettings(NamedTuple):
     """What a rank knows."""
 
     batch_size: int
@@ -120,7 +120,7 @@ class _Schedule(NamedTuple):
         return self.base * (1 + (self.factor - 1) * done)
 
 
-def _schedule(comm: CommunicatorBase, ranks: list[_Rank]) -> _Schedule:
+def _schedule(comm: CommunicatorBase, ranks: list[_RankSettings]) -> _Schedule:
     if len({rank.arguments for rank in ranks}) > 1:
         raise on_all_ranks(comm, ValueError(
             'LinearScaling: the ranks have different learning rates or arguments\n' + ''.join(

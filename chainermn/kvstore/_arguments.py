@@ -8,7 +8,7 @@ from typing import SupportsIndex, TypeAlias
 import chainer
 import numpy as np
 
-from chainermn.kvstore._sharding import Key, Layout
+from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array, RowSparse, check_row_ids
 
 #: One key: a str, an int or a NumPy integer.
@@ -71,7 +71,7 @@ def check_value(x: Value) -> Value:
     return x
 
 
-def check_fits(x: Value, layout: Layout) -> None:
+def check_fits(x: Value, layout: KeyLayout) -> None:
     """Raise if a value has not the dtype and shape of a key."""
     if x.dtype != layout.dtype:
         raise TypeError(f'key {layout.key!r} has the dtype {layout.dtype}, not {x.dtype}; cast '
@@ -80,7 +80,7 @@ def check_fits(x: Value, layout: Layout) -> None:
         raise ValueError(f'key {layout.key!r} has the shape {layout.shape}, not {tuple(x.shape)}')
 
 
-def check_output(out: Value, layout: Layout) -> None:
+def check_output(out: Value, layout: KeyLayout) -> None:
     """Raise if the value of a key cannot be written into ``out``."""
     if isinstance(out, np.generic) or not getattr(getattr(out, 'flags', None), 'writeable', True):
         raise ValueError('out is read-only')
@@ -89,7 +89,7 @@ def check_output(out: Value, layout: Layout) -> None:
 
 
 def check_row_lists(row_ids: RowIdsLike | None, key: KeyLike | KeysLike,
-                    n_outs: Sequence[int], layouts: Sequence[Layout]) -> list[list[np.ndarray]]:
+                    n_outs: Sequence[int], layouts: Sequence[KeyLayout]) -> list[list[np.ndarray]]:
     """Return for each key the unique row indices, ascending: once, or for each of its outputs."""
     def is_one(x: object) -> bool:
         return isinstance(x, chainer.get_array_types()) or (

@@ -15,7 +15,7 @@ from chainermn.kvstore._server import Server, sum_arrays
 from chainermn.kvstore._sharding import (
     Buffer,
     Entry,
-    Layout,
+    KeyLayout,
     Rows,
     decode,
     encode,
@@ -45,19 +45,19 @@ class Backend(abc.ABC):
         self.server: Server = Server(rank)
 
     @abc.abstractmethod
-    def init(self, layouts: Sequence[Layout], values: Sequence[Array]) -> None:
+    def init(self, layouts: Sequence[KeyLayout], values: Sequence[Array]) -> None:
         """Give the servers their shards of new keys, of rank 0's values.  Collective."""
 
     @abc.abstractmethod
-    def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
+    def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
         """Send one value for each key to the servers, whose updaters merge them."""
 
     @abc.abstractmethod
-    def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
+    def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
         """Return new arrays: for each key one for each of its ``rows``."""
 
-    def sum_devices(self, layout: Layout, values: Sequence[Array | RowSparse]
+    def sum_devices(self, layout: KeyLayout, values: Sequence[Array | RowSparse]
                     ) -> Array | RowSparse:
         """Return the sum of the values that were pushed for the devices of this process."""
         if layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values):
@@ -101,20 +101,20 @@ class LocalBackend(Backend):
     def __init__(self, on_device: bool) -> None:
         super().__init__(0, 1, on_device)
 
-    def init(self, layouts: Sequence[Layout], values: Sequence[Array]) -> None:
+    def init(self, layouts: Sequence[KeyLayout], values: Sequence[Array]) -> None:
         self.server.add_keys(layouts, {
             layout.key_id: x for layout, x in zip(layouts, values, strict=True)})
 
-    def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
+    def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
         for layout, x in zip(layouts, values, strict=True):
             self.server.update(layout.key_id, [x.todense() if isinstance(x, RowSparse) else x])
 
-    def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
+    def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
         return [[self.server.copy(layout.key_id, ids) for ids in reads]
                 for layout, reads in zip(layouts, rows, strict=True)]
 
-    def sum_devices(self, layout: Layout, values: Sequence[Array | RowSparse]
+    def sum_devices(self, layout: KeyLayout, values: Sequence[Array | RowSparse]
                     ) -> Array | RowSparse:
         compressor = self.server.compressor
         if compressor is None or layout.dtype.kind != 'f':
@@ -159,7 +159,7 @@ class _DistBackend(Backend):
         super().__init__(communicator.rank, communicator.size, on_device)
         self._comm = communicator
 
-    def init(self, layouts: Sequence[Layout], values: Sequence[Array]) -> None:
+    def init(self, layouts: Sequence[KeyLayout], values: Sequence[Array]) -> None:
         messages = None
         if self.rank == 0:
             messages = [join(encode(entries))
@@ -198,14 +198,14 @@ class DistSyncBackend(_DistBackend):
     updates anything.
     """
 
-    def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
+    def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
         entries = shard_values(layouts, values, self.size, self.server.compressor)
         received = self._exchange('push', layouts, [encode(one) for one in entries.values()])
         with raise_on_all_ranks(self, 'push'):  # of the updater
             for entries_of_key in zip(*map(decode, received), strict=True):
                 self.server.apply(entries_of_key)
 
-    def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
+    def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
         reads = shard_reads(layouts, rows, self.size)
         if all(ids is None for reads_of_key in rows for ids in reads_of_key):
@@ -221,14 +221,14 @@ class DistSyncBackend(_DistBackend):
                 self.server.reply(request) for request in requests])
         return join_shards(layouts, rows, dict(enumerate(replies)))
 
-    def _exchange(self, operation: str, layouts: Sequence[Layout],
+    def _exchange(self, operation: str, layouts: Sequence[KeyLayout],
                   messages: Sequence[list[Buffer]]) -> list[np.ndarray]:
         """Send the n-th message to rank n; return the messages from all ranks."""
         digest = _digest(operation, layouts)
         return self._check(operation, layouts, digest, self._comm.alltoall(
             [join([digest, *message]) for message in messages]))
 
-    def _check(self, operation: str, layouts: Sequence[Layout], digest: bytes,
+    def _check(self, operation: str, layouts: Sequence[KeyLayout], digest: bytes,
                received: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return messages without their digests; raise if a digest differs."""
         if any(message[:len(digest)].tobytes() != digest for message in received):
@@ -236,7 +236,7 @@ class DistSyncBackend(_DistBackend):
         return [message[len(digest):] for message in received]
 
 
-def _digest(operation: str, layouts: Sequence[Layout]) -> bytes:
+def _digest(operation: str, layouts: Sequence[KeyLayout]) -> bytes:
     indices = np.array([layout.key_id for layout in layouts], np.int64)
     return hashlib.blake2b(operation.encode() + indices.tobytes(), digest_size=8).digest()
 
@@ -252,10 +252,10 @@ class DistAsyncBackend(_DistBackend):
         super().__init__(communicator, on_device=False)
         self._service = communicator.serve(self._serve)
 
-    def push(self, layouts: Sequence[Layout], values: Sequence[Array | RowSparse]) -> None:
+    def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
         self._ask(_PUSH, shard_values(layouts, values, self.size, self.server.compressor))
 
-    def pull(self, layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]]
+    def pull(self, layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]]
              ) -> list[list[Array]]:
         replies = self._ask(_PULL, shard_reads(layouts, rows, self.size))
         return join_shards(layouts, rows, replies)

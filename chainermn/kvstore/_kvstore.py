@@ -16,7 +16,7 @@ from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Values
 from chainermn.kvstore._backends import Backend
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import Updater
-from chainermn.kvstore._sharding import Key, Layout
+from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array, RowSparse
 
 #: Types of stores; see :func:`chainermn.kvstore.create`.
@@ -41,7 +41,7 @@ class KVStore:
         self._type = type
         self._backend = backend
         self._bigarray_bound = bigarray_bound
-        self._layouts: dict[Key, Layout] = {}
+        self._layouts: dict[Key, KeyLayout] = {}
 
     @property
     def type(self) -> StoreType:
@@ -415,20 +415,20 @@ class KVStore:
     # --- private ---------------------------------------------------------------------------------
 
     def _new_layouts(self, key: KeyLike | KeysLike, value: Values
-                     ) -> tuple[list[Layout], list[Array]]:
+                     ) -> tuple[list[KeyLayout], list[Array]]:
         """Return for each new key its layout, and a copy of its value where the store keeps it."""
         updater = self._backend.server.updater
         may_split = not isinstance(updater, OptimizerUpdater) or updater.is_elementwise
         bound = self._bigarray_bound if may_split else float('inf')
         keys = _arguments.check_keys(key)
-        layouts: list[Layout] = []
+        layouts: list[KeyLayout] = []
         arrays = []
         for one, (x, *more) in zip(keys, _arguments.check_values(key, value), strict=True):
             if more:
                 raise ValueError('init needs one value for each key')
             if one in self._layouts or one in keys[:len(layouts)]:
                 raise ValueError(f'key {one!r} is already initialized; push to it')
-            layouts.append(Layout.of(
+            layouts.append(KeyLayout.of(
                 one, len(self._layouts) + len(layouts), tuple(x.shape), x.dtype,
                 isinstance(x, RowSparse), self.num_workers, bound))
             array = x.todense() if isinstance(x, RowSparse) else x
@@ -436,7 +436,7 @@ class KVStore:
                           else np.array(chainer.cuda.to_cpu(array)))
         return layouts, arrays
 
-    def _find_layouts(self, key: KeyLike | KeysLike) -> list[Layout]:
+    def _find_layouts(self, key: KeyLike | KeysLike) -> list[KeyLayout]:
         keys = _arguments.check_keys(key)
         for one in keys:
             if one not in self._layouts:

@@ -12,7 +12,7 @@ import numpy as np
 from chainer import optimizer_hooks
 
 from chainermn._system.atomic_file import open_atomic
-from chainermn.kvstore._sharding import Key, Layout
+from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
 
 #: The states of one parameter by name, such as momenta (arrays) and ``t``, the number of steps.
@@ -80,7 +80,7 @@ class OptimizerUpdater:
                                       else value for name, value in (rule.state or {}).items()}}
                 for key, rule in self._rules.items()}
 
-    def check_state(self, layout: Layout, state: OptimizerState) -> None:
+    def check_state(self, layout: KeyLayout, state: OptimizerState) -> None:
         """Raise ValueError if these are not states of this optimizer for a full array."""
         expected = {'t': 0, **self._rule_with_states(np.zeros(layout.shape, layout.dtype)).state}
         if set(expected) != set(state):
@@ -148,7 +148,7 @@ def describe(optimizer: chainer.optimizer.GradientMethod) -> OptimizerDescriptio
 _FORMAT = 1
 
 
-def join_states(layout: Layout, states: Mapping[int, OptimizerState]) -> OptimizerState:
+def join_states(layout: KeyLayout, states: Mapping[int, OptimizerState]) -> OptimizerState:
     """Join the states of a key's shards.
 
     Args:

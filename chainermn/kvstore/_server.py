@@ -11,7 +11,7 @@ import numpy as np
 from chainermn.communicators.compression import TwoBit
 from chainermn.kvstore import _sharding
 from chainermn.kvstore._optimizer_updater import OptimizerState, OptimizerUpdater
-from chainermn.kvstore._sharding import Buffer, Entry, Key, Layout
+from chainermn.kvstore._sharding import Buffer, Entry, Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
 
 #: Called as ``updater(key, input, stored)``; changes ``stored`` in place.
@@ -29,13 +29,13 @@ class Server:
         self.rank = rank
         self.updater: Updater = assign
         self.compressor: TwoBit | None = None
-        self.layouts: list[Layout] = []
+        self.layouts: list[KeyLayout] = []
         #: By number of the key.
         self.shards: dict[int, Array] = {}
         self._loaded: dict[Key, OptimizerState] = {}  # of keys that are not initialized yet
         self._lock = threading.RLock()
 
-    def add_keys(self, layouts: Sequence[Layout], shards: Mapping[int, Array]) -> None:
+    def add_keys(self, layouts: Sequence[KeyLayout], shards: Mapping[int, Array]) -> None:
         """Add keys.  ``shards`` are this server's, by number of the key; the server owns them now.
 
         Raises:
@@ -61,7 +61,7 @@ class Server:
         layout = self.layouts[entries[0].key_id]
         self.update(layout.key_id, [self.values_of(entry, layout) for entry in entries])
 
-    def values_of(self, entry: Entry, layout: Layout) -> np.ndarray:
+    def values_of(self, entry: Entry, layout: KeyLayout) -> np.ndarray:
         """Return the values of an entry as an array of the shape of the shard."""
         shape = layout.shard_shape(self.rank)
         if entry.kind == _sharding.COMPRESSED:
@@ -120,7 +120,7 @@ class Server:
             self._loaded = dict(states)
             self._restore(self._pop_loaded(self.layouts))
 
-    def _pop_loaded(self, layouts: Sequence[Layout]) -> list[tuple[Layout, OptimizerState]]:
+    def _pop_loaded(self, layouts: Sequence[KeyLayout]) -> list[tuple[KeyLayout, OptimizerState]]:
         """Take the loaded states of keys; check them for all servers, so all servers raise."""
         if not isinstance(self.updater, OptimizerUpdater):
             return []
@@ -130,7 +130,7 @@ class Server:
             self.updater.check_state(layout, state)
         return loaded
 
-    def _restore(self, loaded: Sequence[tuple[Layout, OptimizerState]]) -> None:
+    def _restore(self, loaded: Sequence[tuple[KeyLayout, OptimizerState]]) -> None:
         for layout, state in loaded:
             if layout.key_id in self.shards:
                 assert isinstance(self.updater, OptimizerUpdater)

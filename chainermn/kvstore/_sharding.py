@@ -29,7 +29,7 @@ Rows: TypeAlias = np.ndarray | None
 Buffer: TypeAlias = bytes | memoryview
 
 
-class Layout(NamedTuple):
+class KeyLayout(NamedTuple):
     """Which servers store the array of one key.
 
     A small array is on one server.  A large one is split into as many shards as there are servers:
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, key: Key, key_id: int, shape: tuple[int, ...], dtype: np.dtype,
-           is_row_sparse: bool, n_servers: int, bound: float) -> Layout:
+           is_row_sparse: bool, n_servers: int, bound: float) -> KeyLayout:
         """Distributes an array; one with ``bound`` elements or more is split."""
         shards: dict[int, slice | types.EllipsisType] = {key_id % n_servers: ...}
         if n_servers > 1 and shape and math.prod(shape) >= bound:
@@ -110,7 +110,7 @@ _NO_ROWS = np.empty(0, np.int64)
 _NO_VALUES = np.empty(0, np.uint8)
 
 
-def shard_values(layouts: Sequence[Layout], values: Sequence[Array | RowSparse], n_servers: int,
+def shard_values(layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse], n_servers: int,
                  compressor: TwoBit | None = None) -> dict[int, list[Entry]]:
     """Split values into shards.
 
@@ -131,7 +131,8 @@ def shard_values(layouts: Sequence[Layout], values: Sequence[Array | RowSparse],
     return entries
 
 
-def _entry(layout: Layout, x: Array | RowSparse, server: int, compressor: TwoBit | None) -> Entry:
+def _entry(layout: KeyLayout, x: Array | RowSparse, server: int, compressor: TwoBit | None
+           ) -> Entry:
     if isinstance(x, RowSparse):
         mine = layout.slice_of(x.row_ids, server)
         return Entry(layout.key_id, ROWS, x.row_ids[mine], x.rows[mine])
@@ -142,7 +143,7 @@ def _entry(layout: Layout, x: Array | RowSparse, server: int, compressor: TwoBit
     return Entry(layout.key_id, COMPRESSED, _NO_ROWS, chainer.cuda.to_cpu(compressed))
 
 
-def shard_reads(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]], n_servers: int
+def shard_reads(layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]], n_servers: int
                 ) -> dict[int, list[Entry]]:
     """Split reads of arrays into reads of shards.
 
@@ -164,7 +165,7 @@ def shard_reads(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]], n_ser
     return entries
 
 
-def join_shards(layouts: Sequence[Layout], rows: Sequence[Sequence[Rows]],
+def join_shards(layouts: Sequence[KeyLayout], rows: Sequence[Sequence[Rows]],
                 replies: Mapping[int, np.ndarray]) -> list[list[np.ndarray]]:
     """Join the shards that the servers sent in reply to :func:`shard_reads`.
 

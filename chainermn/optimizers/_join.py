@@ -16,7 +16,6 @@ import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Literal, Protocol
 
 import chainer
 
@@ -24,16 +23,11 @@ from chainermn import _runtime
 from chainermn._failures.on_all_ranks import check_equal
 from chainermn._types import Model, Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
-
-#: The next operation of an active rank.
-Operation = Literal['broadcast', 'exchange']
-
-#: Shapes of parameters, by path.
-Layout = dict[str, tuple[int, ...]]
+from chainermn.optimizers._multi_node_optimizer import Exchange, Shapes, _MultiNodeOptimizer
 
 #: The numbers that ranks exchange: exhausted, or the next operation.
 _OUT, _BROADCAST, _EXCHANGE = range(3)
-_CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
+_CODES: dict[Exchange, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
 _OPERATIONS = {code: operation for operation, code in _CODES.items()}
 _ENTER = 4  # and above: the options
 
@@ -43,29 +37,7 @@ class _Joins(_runtime.Part):
         self.communicators: list[CommunicatorBase] = []  # in a join
 
 
-class JoinableOptimizer(Protocol):
-    """An optimizer that :func:`join` supports: the result of ``create_multi_node_optimizer``."""
-
-    communicator: CommunicatorBase
-    actual_optimizer: Optimizer
-    target: Model
-    zero_fill: bool
-    _sharding: Object  # None, unless the states are sharded
-
-    def _enter_join(self, joined: _Join | None) -> None:
-        """Announce each exchange to ``joined`` first; ``None`` leaves the join."""
-
-    def _flush(self, as_if_whole: bool) -> None:
-        """Exchange accumulated gradients."""
-
-    def _layout(self, what: Operation) -> Layout:
-        """Return the argument for :meth:`_shadow` on other ranks."""
-
-    def _shadow(self, what: Operation, layout: Layout | None) -> None:
-        """Take part in the update of another rank, with gradients of zero."""
-
-
-def join(optimizer: JoinableOptimizer, divide_by_initial_world_size: bool = True,
+def join(optimizer: _MultiNodeOptimizer, divide_by_initial_world_size: bool = True,
          enable: bool = True, throw_on_early_termination: bool = False
          ) -> AbstractContextManager[None]:
     """Let ranks train with different numbers of batches.
@@ -124,7 +96,7 @@ class _Join(AbstractContextManager[None]):
     The optimizer calls :meth:`announce` before an exchange and :meth:`factor` after it.
     """
 
-    def __init__(self, optimizer: JoinableOptimizer, divide_by_initial_world_size: bool,
+    def __init__(self, optimizer: _MultiNodeOptimizer, divide_by_initial_world_size: bool,
                  throw: bool) -> None:
         self._optimizer = optimizer
         self._comm = optimizer.communicator
@@ -166,7 +138,7 @@ class _Join(AbstractContextManager[None]):
             _runtime.get(_Joins).communicators.remove(self._comm)
             self._optimizer._enter_join(None)
 
-    def announce(self, what: Operation) -> None:
+    def announce(self, what: Exchange) -> None:
         """Start an operation of this rank, which is active.  Collective: every rank calls it.
 
         Args:
@@ -178,7 +150,7 @@ class _Join(AbstractContextManager[None]):
         """Return the number to multiply means over all ranks with."""
         return 1 if self._divide_by_initial_world_size else self._comm.size / len(self._active)
 
-    def _turn(self, number: int) -> tuple[Operation, Layout | None] | None:
+    def _turn(self, number: int) -> tuple[Exchange, Shapes | None] | None:
         """Send a number to all ranks; return the operation of the active ranks, None if none."""
         numbers = self._comm._join_turn(number)
         active = [rank for rank, number in enumerate(numbers) if number != _OUT]
@@ -186,7 +158,7 @@ class _Join(AbstractContextManager[None]):
             return None
         self._active = active
         what = _OPERATIONS[numbers[active[0]]]
-        layout: Layout | None = None
+        layout: Shapes | None = None
         if len(active) < self._comm.size:
             if self._throw:
                 self._termination = _early_termination(numbers)

@@ -36,7 +36,7 @@ Named = list[tuple[str, Parameter]]
 Exchange = Literal['broadcast', 'exchange']
 
 #: Shapes of parameters, by path.
-Layout = dict[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
 
 _CHECK_INTERVAL = 100  # updates
 
@@ -55,7 +55,7 @@ class _Compression(TypedDict, total=False):
     compression: Compressor
 
 
-class _Progress:
+class _UpdateProgress:
     """The progress of an optimizer on this rank.  Not in the proxy, where assignment takes longer.
 
     Attributes:
@@ -89,7 +89,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     _accumulation: Accumulation
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
-    _progress: _Progress
+    _progress: _UpdateProgress
     _takes_zero_fill: bool
     _has_debug_variable: bool  # when the optimizer was created
 
@@ -122,7 +122,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self._accumulation = Accumulation(n_accumulations)
         self._sharding = None
         self._caller = Caller('the multi-node optimizer')
-        self._progress = _Progress()
+        self._progress = _UpdateProgress()
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
@@ -369,7 +369,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             self._announce('exchange')
             self._step()
 
-    def _layout(self, what: Exchange) -> Layout:
+    def _layout(self, what: Exchange) -> Shapes:
         """Return the argument for :meth:`_shadow` on other ranks.
 
         Args:
@@ -381,7 +381,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         return {path: param.shape for path, param in self.target.namedparams(include_uninit=False)
                 if what == 'broadcast' or param.grad is not None}
 
-    def _shadow(self, what: Exchange, layout: Layout | None) -> None:
+    def _shadow(self, what: Exchange, layout: Shapes | None) -> None:
         """Take part in the update of another rank, with gradients of zero.
 
         Args:

@@ -24,8 +24,8 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._gradient_watch import watch
 from chainermn.optimizers._multi_node_optimizer import (
     Exchange,
-    Layout,
     Named,
+    Shapes,
     _MultiNodeOptimizer,
 )
 
@@ -82,7 +82,7 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
         self._check_previous()
         super()._flush(as_if_whole)
 
-    def _shadow(self, what: Exchange, layout: Layout | None) -> None:
+    def _shadow(self, what: Exchange, layout: Shapes | None) -> None:
         self._check_previous()
         super()._shadow(what, layout)
 

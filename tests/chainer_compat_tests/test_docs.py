@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from chainer_compat import _patch
+from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
 
 pytestmark = pytest.mark.mpi_skip
 

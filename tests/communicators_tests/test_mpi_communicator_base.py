@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
-from chainermn.communicators.transport import MpiTransport, Transport
+from chainermn.communicators.transport import MpiTransport
 
 
 def average(comm, model):
@@ -243,8 +243,3 @@ def test_failing_transport_raises_locally():
     with pytest.raises(LookupError, match='no route'):
         comm.multi_node_mean_grad(model)
     comm.finalize()
-
-
-def test_the_transports_have_the_methods_of_the_protocol():
-    for kind in (MpiTransport, chainermn.communicators.transport.SharedMemoryTransport):
-        assert {name for name in vars(Transport) if not name.startswith('_')} <= {*dir(kind)}

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from chainermn._consistency import signature_exchange
-from chainermn._consistency.signature_exchange import MISMATCH, Exchange
+from chainermn._consistency.signature_exchange import MISMATCH, SignatureExchange
 from chainermn._signature import IDENTIFIER_SIZE
 
 WORLD = MPI.COMM_WORLD
@@ -25,7 +25,7 @@ def mpi_comm():
 
 @pytest.fixture
 def exchanged(mpi_comm):
-    return Exchange(mpi_comm, 0)
+    return SignatureExchange(mpi_comm, 0)
 
 
 def simulated(size):
@@ -50,7 +50,7 @@ def simulated(size):
     def run(calls):
         results = {}
         threads = [threading.Thread(target=lambda rank=rank: results.update({
-            rank: calls[rank](Exchange(comms[rank], 96))})) for rank in range(size)]
+            rank: calls[rank](SignatureExchange(comms[rank], 96))})) for rank in range(size)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from chainermn.communicators import compression
 from chainermn.kvstore import RowSparse, _sharding
-from chainermn.kvstore._sharding import Entry, Layout
+from chainermn.kvstore._sharding import Entry, KeyLayout
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
@@ -16,7 +16,7 @@ SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 def test_shards(shape, n_servers, key_id, bound, is_row_sparse):
     if not shape:
         is_row_sparse = False
-    layout = Layout.of('key', key_id, shape, np.dtype(int), is_row_sparse, n_servers, bound)
+    layout = KeyLayout.of('key', key_id, shape, np.dtype(int), is_row_sparse, n_servers, bound)
     x = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     assert layout.is_split == (n_servers > 1 and shape != () and x.size >= bound)
     assert set(layout.shards) == (
@@ -35,7 +35,7 @@ def test_shards(shape, n_servers, key_id, bound, is_row_sparse):
 
 def test_shards_are_views():
     x = np.zeros((3, 4))
-    layout = Layout.of(0, 0, x.shape, x.dtype, False, 5, 1)
+    layout = KeyLayout.of(0, 0, x.shape, x.dtype, False, 5, 1)
     for server in layout.shards:
         layout.shard(x, server)[...] += 1
     np.testing.assert_array_equal(x, np.ones((3, 4)))
@@ -44,7 +44,7 @@ def test_shards_are_views():
 @pytest.mark.parametrize('is_row_sparse, text', [
     (False, "'W': float32 (2, 3)"), (True, "'W': row-sparse float32 (2, 3)")])
 def test_text(is_row_sparse, text):
-    assert str(Layout.of('W', 0, (2, 3), np.dtype('f'), is_row_sparse, 1, 1)) == text
+    assert str(KeyLayout.of('W', 0, (2, 3), np.dtype('f'), is_row_sparse, 1, 1)) == text
 
 
 # --- messages ---
@@ -78,7 +78,7 @@ def test_shards_are_joined(keys, n_servers, bound, data):
         is_row_sparse = is_row_sparse and shape != ()
         dtype = np.dtype('eidD'[key_id])  # of 2 to 16 bytes
         arrays.append(np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype))
-        layouts.append(Layout.of(key_id, key_id, shape, dtype, is_row_sparse, n_servers, bound))
+        layouts.append(KeyLayout.of(key_id, key_id, shape, dtype, is_row_sparse, n_servers, bound))
         ids = st.sets(st.integers(0, shape[0] - 1)) if is_row_sparse and shape[0] else st.just(())
         ids = ids.map(lambda ids: np.array(sorted(ids), np.int64))
         rows.append(data.draw(st.lists(ids, max_size=2)) if is_row_sparse else [None])

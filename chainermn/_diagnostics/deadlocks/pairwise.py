@@ -24,7 +24,7 @@ _GRACE = 1.  # before a rank sends a notice
 _POLL_INTERVAL = 1e-4  # between two polls after that
 
 
-class Wait(NamedTuple):
+class PeerWait(NamedTuple):
     """The wait of a rank for another one, which has to receive or send a message."""
 
     is_send: bool
@@ -33,7 +33,7 @@ class Wait(NamedTuple):
 
 
 class _Notice(NamedTuple):
-    wait: Wait
+    wait: PeerWait
     n_sent: int  # messages to the rank that gets the notice
     n_marked: int  # messages of chainermn.functions among them, sent one after the other
     n_received: int  # from that rank
@@ -59,7 +59,7 @@ class Deadlocks:
         self._notices: dict[int, _Notice] = {}  # the newest one, by rank
         self._sends: list[MPI.Request] = []
 
-    def wait(self, request: MPI.Request, peer: int, wait: Wait,
+    def wait(self, request: MPI.Request, peer: int, wait: PeerWait,
              is_receiving: Callable[[], object], status: MPI.Status | None = None) -> None:
         """Return once a request is complete.
 
@@ -89,7 +89,7 @@ class Deadlocks:
                 self._check(peer, wait)
             time.sleep(_POLL_INTERVAL)
 
-    def _notify(self, peer: int, wait: Wait) -> None:
+    def _notify(self, peer: int, wait: PeerWait) -> None:
         self._sends = [send for send in self._sends if not send.Test()]
         notice = _Notice(wait, _total(self._calls.sent, peer), self.n_marked_sent[peer],
                          _total(self._calls.received, peer))
@@ -119,7 +119,7 @@ class Deadlocks:
         self._notices[status.Get_source()] = pickle.loads(buffer)
         return True
 
-    def _check(self, peer: int, mine: Wait) -> None:
+    def _check(self, peer: int, mine: PeerWait) -> None:
         """Raise if the newest notice of a rank and the wait of this rank form a deadlock."""
         notice = self._notices.get(peer)
         if notice is None:

@@ -52,7 +52,7 @@ class suppress:  # noqa: N801  (as in contextlib)
         return kind is not None and issubclass(kind, self.kinds)
 
 
-class Rank:
+class MonitoredRank:
     """A rank of this node."""
 
     def __init__(self, number: int, process: int, file: int) -> None:
@@ -134,7 +134,7 @@ class _Connection:
 
     def __init__(self, connection: _socket.socket) -> None:
         self.socket = connection
-        self.rank: Rank | None = None
+        self.rank: MonitoredRank | None = None
         self.line = b''
 
 
@@ -149,15 +149,15 @@ class Monitor:
         launchers: Descriptors of their launchers.
     """
 
-    def __init__(self, listener: int, size: int, is_alone: bool, ranks: list[Rank],
+    def __init__(self, listener: int, size: int, is_alone: bool, ranks: list[MonitoredRank],
                  launchers: list[int]) -> None:
         self.size, self.is_alone = size, is_alone
         self.ranks = {rank.number: rank for rank in ranks}
         self.running = {rank.file: rank for rank in ranks}
-        self.exited: list[Rank] = []
+        self.exited: list[MonitoredRank] = []
         # A process that exits closes its files, the newest first: its connection to the monitor
         # before the one to mpiexec, which then kills the others.
-        self.leaving: list[Rank] = []  # in the order of closed connections and of exits
+        self.leaving: list[MonitoredRank] = []  # in the order of closed connections and of exits
         self.connections: dict[int, _Connection] = {}
         self.hangups: dict[int, int] = {}  # from a duplicate to its connection
         self.requests: list[_socket.socket] = []
@@ -336,5 +336,5 @@ def _oom_kills() -> int:
 if __name__ == '__main__':
     _listener, _size, _is_alone, *_processes = sys.argv[1:]
     Monitor(int(_listener), int(_size), _is_alone == '1',
-            [Rank(*map(int, each.split(':'))) for each in _processes if ':' in each],
+            [MonitoredRank(*map(int, each.split(':'))) for each in _processes if ':' in each],
             [int(each) for each in _processes if ':' not in each]).run()

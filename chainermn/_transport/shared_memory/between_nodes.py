@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -21,8 +20,18 @@ _POLL_INTERVAL = 1e-4  # seconds between later polls
 _PASSIVE_POLL_INTERVAL = 4e-4  # while the cores have other work
 
 
-class NodeExchange(Protocol):
-    """The three stages of an exchange between nodes, on one rank of each."""
+class NodeExchange:
+    """The three stages of an exchange between nodes, on one rank of each.
+
+    Args:
+        inter: One rank of each node.
+        waiting: Waits for requests.
+    """
+
+    def __init__(self, inter: MPI.Intracomm, waiting: Waiting) -> None:
+        self._inter = inter
+        self._waiting = waiting
+        self._requests: list[MPI.Request] = []
 
     def start(self, scale: np.generic | None) -> None:
         """Start to send this node's slice, and to receive those of others."""
@@ -32,6 +41,7 @@ class NodeExchange(Protocol):
 
     def finish(self) -> None:
         """Wait for the complete result."""
+        self._waiting.wait(self._requests)
 
 
 def split(inter: MPI.Intracomm, data: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
@@ -45,7 +55,7 @@ def split(inter: MPI.Intracomm, data: np.ndarray) -> tuple[list[np.ndarray], lis
     return parts, [(inter.rank + shift) % n for shift in range(1, n)]
 
 
-class NodeSum:
+class NodeSum(NodeExchange):
     """Sums a slice over all nodes, in the order of the nodes.
 
     Each node sums one part of the slice: the nodes send it their parts, and it sends them the sum.
@@ -61,19 +71,17 @@ class NodeSum:
 
     def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
                  waiting: Waiting) -> None:
+        super().__init__(inter, waiting)
         n, me = inter.size, inter.rank
         parts, others = split(inter, data)
         self._own = own = parts[me]
         size = own.size
-        self._inter = inter
-        self._waiting = waiting
         self._parts = [(node, parts[node]) for node in others if parts[node].size]
         self._received = [(node, received[i * size:(i + 1) * size])
                           for i, node in enumerate(others) if size]
         by_node = dict(self._received) | {me: own}
         self._terms = [by_node[node] for node in range(n)] if size else []
         self._total = by_node[1 if me == 0 else 0] if size else own  # one of the first two terms
-        self._requests: list[MPI.Request] = []
 
     def start(self, scale: np.generic | None) -> None:
         inter = self._inter
@@ -92,11 +100,8 @@ class NodeSum:
             np.multiply(total, 1 if scale is None else scale, own)
             self._requests += [inter.Isend(own, node, SUM) for node, _ in self._received]
 
-    def finish(self) -> None:
-        self._waiting.wait(self._requests)
 
-
-class NodeCopy:
+class NodeCopy(NodeExchange):
     """Copies data from one node to all others, along a chain.
 
     Args:
@@ -109,13 +114,11 @@ class NodeCopy:
 
     def __init__(self, inter: MPI.Intracomm, data: np.ndarray, waiting: Waiting, root: int = 0
                  ) -> None:
-        self._inter = inter
+        super().__init__(inter, waiting)
         position, n = (inter.rank - root) % inter.size, inter.size
         self._source = (inter.rank - 1) % n if position > 0 else None
         self._dest = (inter.rank + 1) % n if position < n - 1 else None
         self._data = data
-        self._waiting = waiting
-        self._requests: list[MPI.Request] = []
 
     def start(self, scale: np.generic | None) -> None:
         if self._source is not None:
@@ -125,9 +128,6 @@ class NodeCopy:
         self._waiting.wait(self._requests)
         if self._dest is not None:
             self._requests = [self._inter.Isend(self._data, self._dest)]
-
-    def finish(self) -> None:
-        self._waiting.wait(self._requests)
 
 
 class Waiting:

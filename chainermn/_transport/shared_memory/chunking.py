@@ -75,7 +75,7 @@ def slices(length: int, count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(borders))
 
 
-class Run:
+class ChunkPieces:
     """The pieces of one chunk as a slice of a list of arrays.
 
     All pieces but the first and the last are complete arrays, of any shape and memory layout.

@@ -7,7 +7,13 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn._transport.base import Codec, SlicedCompressor
-from chainermn._transport.shared_memory.between_nodes import PART, SUM, Waiting, split
+from chainermn._transport.shared_memory.between_nodes import (
+    PART,
+    SUM,
+    NodeExchange,
+    Waiting,
+    split,
+)
 
 
 class Encoding:
@@ -18,7 +24,7 @@ class Encoding:
     name: str
 
 
-class EncodedNodeSum:
+class EncodedNodeSum(NodeExchange):
     """Averages a slice over all ranks, like :class:`NodeSum`, with compressed messages.
 
     A node sends its parts encoded, averages those that it receives, and sends the encoded mean.
@@ -36,18 +42,16 @@ class EncodedNodeSum:
 
     def __init__(self, inter: MPI.Intracomm, data: np.ndarray, received: np.ndarray,
                  waiting: Waiting, encoding: Encoding, key: str) -> None:
+        super().__init__(inter, waiting)
         parts, others = split(inter, data)
-        self._inter = inter
         self._data = data
         self._own = parts[inter.rank]
         self._others = others if self._own.size else []  # the nodes that send parts to this one
         self._parts = [(node, parts[node]) for node in others if parts[node].size]
         self._memory = received.view(np.uint8)
-        self._waiting = waiting
         self._encoding = encoding
         self._key = f'{key}.{inter.size}'
         self._received: dict[int, np.ndarray] = {}
-        self._requests: list[MPI.Request] = []
 
     def start(self, scale: np.generic | None) -> None:
         if scale is not None:  # the mean of this node, if nodes have equally many ranks
@@ -78,7 +82,7 @@ class EncodedNodeSum:
             self._send(encoded, node, SUM)
 
     def finish(self) -> None:
-        self._waiting.wait(self._requests)
+        super().finish()
         for node, part in self._parts:
             part[...] = self._decode(self._received[node], part)
 

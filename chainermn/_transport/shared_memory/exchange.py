@@ -43,7 +43,7 @@ from chainermn._transport.shared_memory.between_nodes import (
     NodeSum,
     Waiting,
 )
-from chainermn._transport.shared_memory.chunking import Piece, Run
+from chainermn._transport.shared_memory.chunking import ChunkPieces, Piece
 from chainermn._transport.shared_memory.encoded_node_sum import EncodedNodeSum, Encoding
 from chainermn._transport.shared_memory.stages import (
     BroadcastChunk,
@@ -300,7 +300,7 @@ class SharedMemory:
         if len(pieces) <= FEW:
             flat.update(piece.array for piece in pieces)
             return DirectChunk(pieces, *views, is_encoded)
-        run = Run(pieces, shapes)
+        run = ChunkPieces(pieces, shapes)
         flat.update(run.flat)
         return PackedChunk(run, *views)
 
@@ -334,7 +334,7 @@ class SharedMemory:
         nodes = None
         if self._inter is not None and self._intra.rank == 0:
             nodes = NodeCopy(self._inter, output, self._waiting, self._places[root].inter_rank)
-        return BroadcastChunk(Run(pieces, shapes), output, self._rank == root, nodes)
+        return BroadcastChunk(ChunkPieces(pieces, shapes), output, self._rank == root, nodes)
 
     def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
         return segment[slot * self._chunk:(slot + 1) * self._chunk].view(dtype)

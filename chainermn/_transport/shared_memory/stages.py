@@ -6,16 +6,22 @@ than the NumPy calls that move the data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from chainermn._transport.shared_memory.between_nodes import NodeExchange
-from chainermn._transport.shared_memory.chunking import Piece, Run, within
+from chainermn._transport.shared_memory.chunking import ChunkPieces, Piece, within
 
 
-class Chunk(Protocol):
-    """The stages of a chunk, on this rank."""
+class Chunk:
+    """The stages of a chunk, on this rank.
+
+    Args:
+        nodes: Exchanges the result with other nodes; ``None`` if this rank does not.
+    """
+
+    def __init__(self, nodes: NodeExchange | None) -> None:
+        self._nodes = nodes
 
     def pack(self, arrays: list[np.ndarray]) -> None:
         """Copy the parts of this rank's arrays that other ranks need into the shared window."""
@@ -25,15 +31,19 @@ class Chunk(Protocol):
 
     def combine(self, scale: np.generic | None) -> None:
         """Combine the slices of all nodes, if there are several, and send the result."""
+        if self._nodes is not None:
+            self._nodes.combine(scale)
 
     def finish(self) -> None:
         """Wait until this rank's slice of the result is complete in the window."""
+        if self._nodes is not None:
+            self._nodes.finish()
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         """Copy the result, times ``scale``, into this rank's arrays."""
 
 
-class DirectChunk:
+class DirectChunk(Chunk):
     """A chunk of few pieces: each rank sums its slice directly from its arrays.
 
     Args:
@@ -50,6 +60,7 @@ class DirectChunk:
     def __init__(self, pieces: Sequence[Piece], inputs: Sequence[np.ndarray], rank: int,
                  output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None,
                  is_encoded: bool = False) -> None:
+        super().__init__(nodes)
         begin, end = own
         others = [*within(pieces, 0, begin), *within(pieces, end, output.size)]
         self._packed = [(inputs[rank][piece.place], piece.array, piece.part) for piece in others]
@@ -58,7 +69,6 @@ class DirectChunk:
              [x[piece.place] for x in inputs[:rank]], [x[piece.place] for x in inputs[rank + 1:]])
             for piece in within(pieces, begin, end)]
         self._unpacked = [(output[piece.place], piece.array, piece.part) for piece in pieces]
-        self._nodes = nodes
         self._is_encoded = is_encoded
 
     def pack(self, arrays: list[np.ndarray]) -> None:
@@ -72,12 +82,7 @@ class DirectChunk:
             self._nodes.start(scale if self._is_encoded else None)
 
     def combine(self, scale: np.generic | None) -> None:
-        if self._nodes is not None:
-            self._nodes.combine(scale if self._is_encoded else None)
-
-    def finish(self) -> None:
-        if self._nodes is not None:
-            self._nodes.finish()
+        super().combine(scale if self._is_encoded else None)
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if scale is None or self._is_encoded:
@@ -88,18 +93,18 @@ class DirectChunk:
                 np.multiply(place, scale, out=arrays[array][part], casting='same_kind')
 
 
-class PackedChunk:
+class PackedChunk(Chunk):
     """A chunk of many pieces, packed and summed as one; arguments like :class:`DirectChunk`."""
 
-    def __init__(self, pieces: Run, inputs: Sequence[np.ndarray], rank: int,
+    def __init__(self, pieces: ChunkPieces, inputs: Sequence[np.ndarray], rank: int,
                  output: np.ndarray, own: tuple[int, int], nodes: NodeExchange | None) -> None:
+        super().__init__(nodes)
         begin, end = own
         self._pieces = pieces
         self._packed = inputs[rank][:output.size]
         self._inputs = [x[begin:end] for x in inputs]
         self._slice = output[begin:end]
         self._unpacked = pieces.places(output)
-        self._nodes = nodes
         self._is_empty = begin == end
 
     def pack(self, arrays: list[np.ndarray]) -> None:
@@ -114,20 +119,12 @@ class PackedChunk:
         elif scale is not None:
             np.multiply(self._slice, scale, out=self._slice)
 
-    def combine(self, scale: np.generic | None) -> None:
-        if self._nodes is not None:
-            self._nodes.combine(scale)
-
-    def finish(self) -> None:
-        if self._nodes is not None:
-            self._nodes.finish()
-
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         for array, place in zip(self._pieces.of(arrays), self._unpacked, strict=True):
             array[...] = place
 
 
-class BroadcastChunk:
+class BroadcastChunk(Chunk):
     """A chunk that one rank has, and the others copy.
 
     Args:
@@ -138,30 +135,19 @@ class BroadcastChunk:
             other ranks and on a single node.
     """
 
-    def __init__(self, pieces: Run, output: np.ndarray, is_root: bool, nodes: NodeExchange | None
-                 ) -> None:
+    def __init__(self, pieces: ChunkPieces, output: np.ndarray, is_root: bool,
+                 nodes: NodeExchange | None) -> None:
+        super().__init__(nodes)
         self._pieces = pieces
         self._output = output
         self._unpacked = pieces.places(output)
         self._is_root = is_root
-        self._nodes = nodes
-
-    def pack(self, arrays: list[np.ndarray]) -> None:
-        """Do nothing: there is a single source."""
 
     def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if self._is_root:
             np.concatenate(self._pieces.of(arrays), None, self._output)
         if self._nodes is not None:
             self._nodes.start(None)
-
-    def combine(self, scale: np.generic | None) -> None:
-        if self._nodes is not None:
-            self._nodes.combine(None)
-
-    def finish(self) -> None:
-        if self._nodes is not None:
-            self._nodes.finish()
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
         if not self._is_root:

@@ -26,8 +26,6 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
-        #: Whether a job was started and not joined.
-        self.is_busy = False
 
     def start(self, path: str, job: Callable[[], None]) -> None:
         """Start a job.  The job before must be joined.
@@ -51,7 +49,6 @@ class BackgroundWriter:
         atexit.unregister(_raise_failures)
         atexit.register(_raise_failures)
         writers.pending.add(self)
-        self.is_busy = True
         thread = threading.Thread(target=run, name=f'writes {path}')
         try:
             thread.start()
@@ -73,7 +70,7 @@ class BackgroundWriter:
         """
         self.wait()
         failure = self._failure
-        self._thread, self._failure, self.is_busy = None, None, False
+        self._thread, self._failure = None, None
         _runtime.get(_Writers).pending.discard(self)
         return failure
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from chainermn._sharded_states import combine
-from chainermn._sharded_states.combine import Part
+from chainermn._sharded_states.combine import StateShard
 from chainermn._types import Object
 from chainermn.extensions._checkpointing.rank_file import sharded_states
 
@@ -31,7 +31,7 @@ def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:
     for entry in sorted(key for key in shards[0] if key.endswith(_SUFFIX)):
         prefix = entry.removesuffix(combine.ENTRY)
         shape = tuple(shards[0][entry][2:].tolist())
-        parts = [Part(int(shard[entry][0]), int(shard[entry][1]), {
+        parts = [StateShard(int(shard[entry][0]), int(shard[entry][1]), {
             key.removeprefix(prefix): value for key, value in shard.items()
             if key.startswith(prefix) and key != entry}) for shard in shards]
         for key, value in combine.join(prefix, shape, parts).items():

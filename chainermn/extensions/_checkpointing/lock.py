@@ -164,7 +164,7 @@ class JobLock:
             RuntimeWarning: On rank 0, if a file system cannot lock files.
         """
         rank = self._comm.rank
-        mine = self._try(names) if rank == 0 else _Attempt()
+        mine = self._try(names) if rank == 0 else _LockAttempt()
         by_rank = [mine.texts]
         if not self._is_alone:
             # Rank 0 is first: of two jobs that start at the same time one gets all locks.
@@ -202,7 +202,7 @@ class JobLock:
         self.is_held = False
         self._release()
 
-    def _try(self, names: SaveNames) -> _Attempt:
+    def _try(self, names: SaveNames) -> _LockAttempt:
         rank = self._comm.rank
         path = names.lock_path(rank)
         folder = os.path.dirname(path)
@@ -210,18 +210,18 @@ class JobLock:
             os.makedirs(folder, exist_ok=True)
             lock = acquire(path, TIMEOUT)
         except InUseError as error:
-            return _Attempt(texts=_Texts(owner=f'{path} is locked by {error}'))
+            return _LockAttempt(texts=_Texts(owner=f'{path} is locked by {error}'))
         except OSError as error:
             if os.access(folder, os.W_OK):
-                return _Attempt(texts=_Texts(problem=f'{path}: {error}'))
+                return _LockAttempt(texts=_Texts(problem=f'{path}: {error}'))
             # A job that cannot write does not disturb other jobs, and may load.
-            return _Attempt(texts=_Texts(failure=f'{path}: {error}'))
+            return _LockAttempt(texts=_Texts(failure=f'{path}: {error}'))
         if lock.users == 1:
             for part in [*names.find_temporary(rank),
                          *(names.find_temporary(None) if rank == 0 else ())]:
                 with contextlib.suppress(OSError):
                     os.remove(part)
-        return _Attempt(lock)
+        return _LockAttempt(lock)
 
 
 class _Texts(NamedTuple):
@@ -232,7 +232,7 @@ class _Texts(NamedTuple):
     failure: str | None = None  # the folder is not writable
 
 
-class _Attempt(NamedTuple):
+class _LockAttempt(NamedTuple):
     """The result of :meth:`JobLock._try`."""
 
     lock: FileLock | None = None

@@ -174,7 +174,7 @@ class ResizedDeserializer(chainer.serializers.NpzDeserializer):
             return super().__call__(key, value)
         if self.path != found[1]:
             return value
-        progress = _Progress(self.npz, found[1])
+        progress = _IteratorProgress(self.npz, found[1])
         iterator = updater.get_iterator(found[2])
         resume = getattr(getattr(iterator, 'order_sampler', None), 'resume', None)
         resumed = None
@@ -205,7 +205,7 @@ class ResizedDeserializer(chainer.serializers.NpzDeserializer):
         return value
 
 
-class _Progress:
+class _IteratorProgress:
     """The progress of a saved iterator."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], path: str) -> None:

@@ -53,7 +53,7 @@ class _Saves(_runtime.Part):
         self.newest: weakref.WeakValueDictionary[str, Save] = weakref.WeakValueDictionary()
 
 
-class _Report(NamedTuple):
+class _SaveReport(NamedTuple):
     """What a rank reports about its last save."""
 
     next_iteration: int | None  # of the next save; None at the end
@@ -119,7 +119,7 @@ class Saver:
         """
         self.wait()
         save = self._in_flight
-        reports = self._comm.allgather_obj(_Report(
+        reports = self._comm.allgather_obj(_SaveReport(
             next_iteration, self._failure, None if save is None else save.record, self._obsolete,
             self._run))
         # An error above leaves the save in flight.

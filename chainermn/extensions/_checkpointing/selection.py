@@ -146,7 +146,7 @@ def _add_manifest(comm: CommunicatorBase, names: SaveNames, writers: Sequence[in
     if len(records) < len(files):
         return None, []
     if others := [file.rank for file in files if file.save != tag.save]:
-        return None, [f'the files of ranks {others} are of another save than that of rank 0']
+        return None, [f'the files of {ranks_text(others)} are of another save than that of rank 0']
     manifest = Manifest(tag.iteration, tag.size, records)
     if comm.rank == 0:
         with contextlib.suppress(OSError):  # such as a read-only folder

@@ -279,6 +279,6 @@ def test_what_is_a_deadlock(mine, theirs, in_flight, is_deadlock):
     calls.sent[0, 1], calls.received[0, 1], deadlocks.n_marked_received[0] = 10, 20, 15
     to_peer, to_me, marked = in_flight
     deadlocks._notices[0] = pairwise._Notice(
-        pairwise.Wait(*theirs, ''), 20 + to_me, 15 + marked, 10 - to_peer)
+        pairwise.PeerWait(*theirs, ''), 20 + to_me, 15 + marked, 10 - to_peer)
     with pytest.raises(ValueError) if is_deadlock else contextlib.nullcontext():
-        deadlocks._check(0, pairwise.Wait(*mine, ''))
+        deadlocks._check(0, pairwise.PeerWait(*mine, ''))

@@ -63,7 +63,7 @@ def test_slices(length, count, expected):
 def test_run_of_flat_arrays(sizes, length):
     arrays = [1000 * n + np.arange(size) for n, size in enumerate(sizes)]
     for pieces in chunking.cut(sizes, length):
-        run = chunking.Run(pieces, [(size,) for size in sizes])
+        run = chunking.ChunkPieces(pieces, [(size,) for size in sizes])
         expected = np.concatenate([arrays[piece.array][piece.part] for piece in pieces])
         chunk = np.full(length, -1)
         views = run.of(arrays)
@@ -77,7 +77,7 @@ def test_run_of_flat_arrays(sizes, length):
 def test_run_does_not_copy_complete_arrays():
     arrays = [np.arange(3), np.arange(6).reshape(2, 3).T, np.array(9), np.zeros((0, 2), int),
               np.arange(4)]
-    first, second = [chunking.Run(pieces, [array.shape for array in arrays])
+    first, second = [chunking.ChunkPieces(pieces, [array.shape for array in arrays])
                      for pieces in chunking.cut([array.size for array in arrays], 11)]
     assert (first.flat, second.flat) == ([4], [4])
     views = first.of(arrays)

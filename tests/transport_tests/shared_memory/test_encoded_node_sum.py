@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn._gradients.codec import Codec
+from chainermn._gradients.codec import GradientCodec
 from chainermn._transport.shared_memory.between_nodes import Waiting
 from chainermn._transport.shared_memory.encoded_node_sum import EncodedNodeSum, Encoding
 from chainermn.communicators.compression import Bf16, Fp16, TwoBit
@@ -19,7 +19,7 @@ SCALE = np.float32(1 / SIZE)
 
 def encoding(compressor):
     encoding = Encoding()
-    encoding.codec, encoding.compressor = Codec(compressor, []), compressor
+    encoding.codec, encoding.compressor = GradientCodec(compressor, []), compressor
     encoding.name = 'model'
     return encoding
 

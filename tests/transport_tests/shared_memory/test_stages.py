@@ -31,7 +31,7 @@ def test_sum(sizes, ranks, slices, dtype, scale, few):
     output = np.full(sum(sizes), np.nan, wide)
     inputs = [output.copy() for _ in range(ranks)]
     owned = chunking.slices(output.size, slices) + [(output.size,) * 2] * (ranks - slices)
-    run = chunking.Run(pieces, [(size,) for size in sizes])
+    run = chunking.ChunkPieces(pieces, [(size,) for size in sizes])
     chunks = [
         DirectChunk(pieces, inputs, rank, output, owned[rank], None) if few else
         PackedChunk(run, inputs, rank, output, owned[rank], None)
@@ -51,7 +51,7 @@ def test_copy(sizes, ranks):
     arrays[0] = first = [np.arange(size, dtype=np.uint8) for size in sizes]
     pieces, = chunking.cut(sizes, sum(sizes))
     output = np.zeros(sum(sizes), np.uint8)
-    run = chunking.Run(pieces, [(size,) for size in sizes])
+    run = chunking.ChunkPieces(pieces, [(size,) for size in sizes])
     chunks = [BroadcastChunk(run, output, rank == 0, None) for rank in range(ranks)]
     for chunk, own in zip(chunks, arrays, strict=True):
         chunk.pack(own)
