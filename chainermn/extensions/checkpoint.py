@@ -43,7 +43,7 @@ class _MultiNodeOptimizer(Protocol):
 def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5,
                                    gc_interval: int = 5, path: str | None = None, *,
                                    allow_pickle: bool = False, allow_other_classes: bool = False
-                                   ) -> _MultiNodeCheckpointer:
+                                   ) -> MultiNodeCheckpointer:
     """Make an extension that saves each rank, so that an interrupted job can resume.
 
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  When all ranks
@@ -109,7 +109,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     with raise_on_all_ranks(comm, 'create_multi_node_checkpointer'):
         if path is not None:
             _check_writable(path)
-    return _MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle,
+    return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle,
                                   allow_other_classes)
 
 
@@ -130,7 +130,7 @@ def _check_writable(folder: str) -> None:
 class _Checkpointers(_runtime.Part):
     def __init__(self) -> None:
         #: By lock file, the checkpointer of this process that saved last.
-        self.last_to_save: weakref.WeakValueDictionary[str, _MultiNodeCheckpointer] = (
+        self.last_to_save: weakref.WeakValueDictionary[str, MultiNodeCheckpointer] = (
             weakref.WeakValueDictionary())
 
 
@@ -147,9 +147,10 @@ class _CheckpointStats:
                 f'min={min(self.durations):f}, max={max(self.durations):f}')
 
 
-class _MultiNodeCheckpointer(chainer.training.Extension):
+class MultiNodeCheckpointer(chainer.training.Extension):
     """See :func:`chainermn.create_multi_node_checkpointer`."""
 
+    default_name: str = '_MultiNodeCheckpointer'  # as in older checkpoints
     priority: int = -100  # like Chainer's snapshots: saves the changes of other extensions
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,

@@ -77,7 +77,7 @@ class _Progress:
         self.n_started, self.is_started = 0, False
 
 
-class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
+class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
     actual_optimizer: Optimizer
@@ -126,7 +126,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
-    def setup(self, link: Model) -> _MultiNodeOptimizer:
+    def setup(self, link: Model) -> MultiNodeOptimizer:
         """Set the model to train; see :meth:`chainer.Optimizer.setup`.
 
         Args:
@@ -157,10 +157,11 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             kwds: Keyword arguments of ``lossfun``.
 
         Raises:
+            RuntimeError: On all ranks, if the optimizer has no model.
             ValueError: On all ranks, if they are at different updates: one rank raised an error in
                 an earlier update, and the program continued with the next update there.
         """
-        self.actual_optimizer._check_set_up()
+        self._check_set_up()
         # After an error, an update without a loss function completes the update of that error.
         if lossfun is not None or not self._progress.is_started:
             self._progress.n_started += 1
@@ -234,6 +235,12 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """
         before, self.target_params = self.target_params, _seen(sorted(target.namedparams()))
         return self.target_params != before
+
+    def _check_set_up(self) -> None:
+        """Raise RuntimeError on all ranks if the optimizer has no model."""
+        if self.actual_optimizer.target is None:
+            self.communicator.refuse('the multi-node optimizer', RuntimeError(
+                'the multi-node optimizer has no model. Call optimizer.setup(model) first.'))
 
     def _backward(self, loss: Variable, named: Named, is_exchanged: bool) -> None:
         """Compute the gradients of the named parameters.

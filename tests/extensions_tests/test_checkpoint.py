@@ -185,6 +185,12 @@ def test_a_folder_that_is_not_writable_fails_at_creation(comm, folder):
     assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
 
 
+def test_the_class_is_public(comm):
+    checkpointer = checkpointer_of(comm)
+    assert isinstance(checkpointer, chainermn.MultiNodeCheckpointer)
+    assert checkpointer.default_name == '_MultiNodeCheckpointer'  # as in files of ChainerMN 7
+
+
 def test_swapped_arguments(comm):
     with pytest.raises(TypeError, match='a name and a communicator, in this order') as caught:
         chainermn.create_multi_node_checkpointer(comm, 'run')
