@@ -25,6 +25,7 @@ from chainermn._types import (
 )
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor
@@ -90,6 +91,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
     _progress: _Progress
+    _watch: UpdateWatch
     _takes_zero_fill: bool
     _has_debug_variable: bool  # when the optimizer was created
 
@@ -123,6 +125,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self._sharding = None
         self._caller = Caller('the multi-node optimizer')
         self._progress = _Progress()
+        self._watch = UpdateWatch(actual_optimizer, communicator)
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
@@ -162,6 +165,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 an earlier update, and the program continued with the next update there.
         """
         self._check_set_up()
+        self._watch.is_used = True
         # After an error, an update without a loss function completes the update of that error.
         if lossfun is not None or not self._progress.is_started:
             self._progress.n_started += 1
@@ -209,6 +213,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                     'optimizer with shard_states=True, or load the snapshot with '
                     'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
         self.actual_optimizer.serialize(serializer)
+        self._watch.restart()
         if self._sharding is not None and not isinstance(serializer, chainer.Deserializer):
             self._sharding.serialize(serializer, self.target)
         compression = self.compression
