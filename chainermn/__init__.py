@@ -25,9 +25,13 @@ from chainermn.communicators import (
     create_communicator,
 )
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
-from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
+from chainermn.extensions import (
+    MultiNodeCheckpointer,
+    create_multi_node_checkpointer,
+    create_multi_node_evaluator,
+)
 from chainermn.links import MultiNodeChainList
-from chainermn.optimizers import create_multi_node_optimizer
+from chainermn.optimizers import MultiNodeOptimizer, _set_up, create_multi_node_optimizer
 from chainermn.optimizers._join import join
 
 __all__ = [
@@ -36,6 +40,8 @@ __all__ = [
     'CommunicatorBase',
     'DataSizeError',
     'MultiNodeChainList',
+    'MultiNodeCheckpointer',
+    'MultiNodeOptimizer',
     'RankFilter',
     '__version__',
     'communicators',
@@ -61,6 +67,7 @@ _environment.set_mpi_defaults()
 _forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
 _trainer_message.print_errors_once()
+_set_up.check_optimizers_of_trainers()
 
 #: What to use instead of names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {

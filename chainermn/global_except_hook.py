@@ -318,6 +318,7 @@ def _abort(reason: str, status: int = 1, details: str = '',
         for path in shared_memory():
             with contextlib.suppress(OSError):
                 os.unlink(path)
+        streams.silence_stderr()  # MPI's message would hide the report
         abort()
         # MPICH's MPI_Abort can return before mpiexec has killed this process, which must not go on.
         time.sleep(_ABORT_TIMEOUT)

@@ -24,6 +24,7 @@ def test_demo_trains(tmp_path):
     assert first.startswith('2 processes, FlatCommunicator')
     assert float(re.fullmatch(r'Validation accuracy: ([\d.]+)%', last)[1]) >= 90
     assert [path.name for path in tmp_path.iterdir()] == ['here']
+    assert 'examples/sec' not in done.stdout  # no frames of the progress bar
     assert (tmp_path / 'here' / 'log').exists()
 
 

@@ -463,8 +463,7 @@ def test_a_single_process_aborts_if_forced(tmp_path, how):
         status, output = run(tmp_path, code, 1, **{how: '1'})
     assert status != 0
     assert 'chainermn: rank 0 of 1 (' in output
-    assert 'ValueError: no such luck' in output
-    assert 'Abort' in output
+    assert output.endswith('ValueError: no such luck\n')  # not by a message of MPI
 
 
 @pytest.mark.parametrize('variable', VARIABLES)

@@ -41,6 +41,8 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error(str(error))
     command = [program, '-n', str(options.n), sys.executable, str(_script()),
                '--epoch', str(options.epoch), '--out', options.out]
+    if not sys.stdout.isatty():
+        command.append('--no-progress-bar')  # mpiexec hides from the ranks that it is a file
     os.execve(program, command, mpiexec.environment(options.n))
 
 

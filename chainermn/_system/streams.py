@@ -10,6 +10,13 @@ _FILES = {name: number for number, name in enumerate(('stdin', 'stdout', 'stderr
           if getattr(sys, f'__{name}__') is not None}
 
 
+def silence_stderr() -> None:
+    """Discard what C libraries write to stderr from now on."""
+    if 'stderr' in _FILES:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _FILES['stderr'])
+
+
 def write(text: str, name: str = 'stderr') -> None:
     """Write to ``sys.stderr`` or ``sys.stdout``, or if that fails to its file descriptor."""
     try:

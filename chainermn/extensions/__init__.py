@@ -1,7 +1,10 @@
 """Extensions of Chainer's Trainer that work across ranks."""
 from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
-from chainermn.extensions.checkpoint import create_multi_node_checkpointer
+from chainermn.extensions.checkpoint import (
+    MultiNodeCheckpointer,
+    create_multi_node_checkpointer,
+)
 from chainermn.extensions.linear_scaling import LinearScaling
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
 from chainermn.extensions.multi_node_evaluator import (
@@ -16,6 +19,7 @@ __all__ = [
     'AllreducePersistent',
     'GenericMultiNodeEvaluator',
     'LinearScaling',
+    'MultiNodeCheckpointer',
     'MultiNodeEarlyStoppingTrigger',
     'ObservationAggregator',
     'TensorBoardWriter',

@@ -264,7 +264,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             return
         group = self.comm.split(self.master, self.comm.rank)
         resume.load(self.comm, selection, self._target(trainer), self._allow_pickle, group,
-                    self._allow_other_classes)
+                    self._allow_other_classes, f'the snapshots in {self._folder}')
         group.finalize()
 
 

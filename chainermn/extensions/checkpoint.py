@@ -16,6 +16,7 @@ import numpy as np
 from chainermn import _runtime
 from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
 from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._system import event
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import resume, state
@@ -42,7 +43,7 @@ class _OptimizerProxy(Protocol):
 def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5,
                                    gc_interval: int = 5, path: str | None = None, *,
                                    allow_pickle: bool = False, allow_other_classes: bool = False
-                                   ) -> _MultiNodeCheckpointer:
+                                   ) -> MultiNodeCheckpointer:
     """Make an extension that saves each rank, so that an interrupted job can resume.
 
     Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  When all ranks
@@ -91,20 +92,45 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     Raises:
         ValueError: On every rank, if the name has a slash, or an interval is less than 1.
+        TypeError: On every rank, if the first argument is the communicator.
+        OSError: On every rank, if any rank cannot write to its folder.
     """
+    if isinstance(name, CommunicatorBase) or not isinstance(comm, CommunicatorBase):
+        error = TypeError('create_multi_node_checkpointer needs a name and a communicator, in this '
+                          f'order, got a {type(name).__name__} and a {type(comm).__name__}. Call '
+                          "create_multi_node_checkpointer('run', comm).")
+        if isinstance(name, CommunicatorBase):
+            name.refuse('create_multi_node_checkpointer', error)
+        raise error
     if '/' in name or cp_interval < 1 or gc_interval < 1:
         comm.refuse('create_multi_node_checkpointer', ValueError(
             'name must be without a slash, and both intervals 1 or more; got '
             f'{name!r}, cp_interval={cp_interval}, gc_interval={gc_interval}'))
-    return _MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle,
+    with raise_on_all_ranks(comm, 'create_multi_node_checkpointer'):
+        if path is not None:
+            _check_writable(path)
+    return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, allow_pickle,
                                   allow_other_classes)
+
+
+def _check_writable(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        reason = str(error)
+    else:
+        if os.access(folder, os.W_OK):
+            return
+        reason = f'cannot write to {folder!r}'
+    raise OSError(f'checkpoints cannot be saved: {reason}. Pass another folder, or change its '
+                  'permissions. To load from a folder that is not writable, pass it to maybe_load.')
 
 
 
 class _Checkpointers(_runtime.Part):
     def __init__(self) -> None:
         #: By lock file, the checkpointer of this process that saved last.
-        self.last_to_save: weakref.WeakValueDictionary[str, _MultiNodeCheckpointer] = (
+        self.last_to_save: weakref.WeakValueDictionary[str, MultiNodeCheckpointer] = (
             weakref.WeakValueDictionary())
 
 
@@ -121,9 +147,10 @@ class _CheckpointStats:
                 f'min={min(self.durations):f}, max={max(self.durations):f}')
 
 
-class _MultiNodeCheckpointer(chainer.training.Extension):
+class MultiNodeCheckpointer(chainer.training.Extension):
     """See :func:`chainermn.create_multi_node_checkpointer`."""
 
+    default_name: str = '_MultiNodeCheckpointer'  # as in older checkpoints
     priority: int = -100  # like Chainer's snapshots: saves the changes of other extensions
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
@@ -224,7 +251,8 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
             path: Folder of the files, from now on.
 
         Returns:
-            The iteration of the checkpoint, which rank 0 also logs; ``None`` if there is none.
+            The iteration of the checkpoint; ``None`` if there is none.  Rank 0 also logs it, and
+            prints it if the program has not set up logging.
 
         Raises:
             RuntimeError: On every rank, if another job uses this name in this folder.
@@ -243,10 +271,13 @@ class _MultiNodeCheckpointer(chainer.training.Extension):
         self._set_path(path, trainer)
         self._lock()
         selection = select(self.comm, self._names, range(self.comm.size))
+        title = f'run {self.name!r} in {self.path}'
         if selection is None:
+            if self._rank == 0:
+                event.tell('No checkpoint of %s: starting from the beginning', title)
             return None
         resume.load(self.comm, selection, trainer, self.allow_pickle,
-                    allow_other_classes=self.allow_other_classes)
+                    allow_other_classes=self.allow_other_classes, title=title)
         parts = trainer.values() if isinstance(trainer, Mapping) else ()
         for each in (optimizer, *parts):
             if hasattr(each, 'is_changed'):

@@ -134,6 +134,6 @@ def _schedule(comm: CommunicatorBase, ranks: list[_RankSettings]) -> _Schedule:
     schedule = _Schedule(base, factor, epochs * iterations_per_epoch, iterations_per_epoch)
     if comm.rank == 0:
         logging.getLogger('chainermn').info(
-            'LinearScaling: the learning rate grows from %g to %g in %g iterations',
-            base, base * factor, schedule.warmup)
+            'LinearScaling: the learning rate grows from %g to %g in %d iterations',
+            base, base * factor, round(schedule.warmup))
     return schedule

@@ -1,6 +1,8 @@
 """MultiNodeEarlyStoppingTrigger: stops all ranks at once, by a mean over all ranks."""
 from __future__ import annotations
 
+import warnings
+
 import chainer
 
 from chainermn._types import Serializer
@@ -34,12 +36,32 @@ class MultiNodeEarlyStoppingTrigger:
             verbose=verbose, max_trigger=max_trigger, **kwargs)
         self.aggregator: ObservationAggregator = ObservationAggregator(
             comm, monitor, monitor + suffix, comm_trigger=check_trigger)
+        self._has_warned = False
 
     def __call__(self, trainer: chainer.training.Trainer) -> bool:
-        """Return whether to stop, the same on all ranks."""
+        """Return whether to stop, the same on all ranks.
+
+        Warns:
+            UserWarning: Once, on rank 0, if no rank observed the value before a check.
+        """
         with self.aggregator.comm.called_by('MultiNodeEarlyStoppingTrigger'):
             self.aggregator(trainer)
-        return self.actual_trigger(trainer)
+        if self.actual_trigger.monitor in trainer.observation:
+            return self.actual_trigger(trainer)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            stops = self.actual_trigger(trainer)
+        for each in caught:
+            if 'is not in observation' not in str(each.message):
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+            elif self.aggregator.comm.rank == 0 and not self._has_warned:
+                self._has_warned = True
+                known = ', '.join(map(repr, sorted(trainer.observation))) or 'nothing'
+                warnings.warn(
+                    f'MultiNodeEarlyStoppingTrigger: {self.aggregator.original_key!r} is not in '
+                    f'observation of any rank, which has {known} now. Pass another monitor=, or '
+                    'a check_trigger that fires when the value is observed.', stacklevel=2)
+        return stops
 
     def get_training_length(self) -> tuple[float, str]:
         """Return the maximal length of the training, such as ``(100, 'epoch')``."""

@@ -24,7 +24,7 @@ class TensorBoardWriter(extensions.LogReport):
     Like ``LogReport`` with :func:`create_multi_node_report`: each value is the mean over all ranks
     and all iterations since the last one.  Rank 0 writes.  It requires tensorboardX::
 
-        pip install 'chainermn[tensorboard]'
+        pip install tensorboardX
 
     Add it on all ranks, then run ``tensorboard --logdir result``::
 
@@ -108,4 +108,4 @@ def _check_installed() -> None:
         import tensorboardX  # noqa: F401
     except ImportError as error:
         raise ImportError(f'TensorBoardWriter needs tensorboardX ({error}). '
-                          "Install it on rank 0: pip install 'chainermn[tensorboard]'") from error
+                          "Install it on rank 0: pip install tensorboardX") from error

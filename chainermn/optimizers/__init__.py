@@ -13,13 +13,13 @@ from chainermn._types import Optimizer
 from chainermn.communicators import compression as compression_module
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
-from chainermn.optimizers._multi_node_optimizer import _MultiNodeOptimizer
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
-__all__ = ['create_multi_node_optimizer']
+__all__ = ['MultiNodeOptimizer', 'create_multi_node_optimizer']
 
 
 def create_multi_node_optimizer(
@@ -33,7 +33,7 @@ def create_multi_node_optimizer(
     overlap: bool | str = False,
     bucket_mb: float = 25,
     shard_states: bool = False,
-) -> _MultiNodeOptimizer:
+) -> MultiNodeOptimizer:
     """Create an optimizer that averages gradients over all ranks before each step.
 
     Returns a proxy for ``actual_optimizer``: all attributes (``lr``, ``t``, ``target``,
@@ -107,7 +107,7 @@ def create_multi_node_optimizer(
                         f'argument, got {communicator!r}. '
                         'Make one with chainermn.create_communicator().')
     with raise_on_all_ranks(communicator, 'create_multi_node_optimizer'):
-        if isinstance(actual_optimizer, _MultiNodeOptimizer):
+        if isinstance(actual_optimizer, MultiNodeOptimizer):
             raise TypeError(
                 'actual_optimizer is already a multi-node optimizer. Pass the Chainer optimizer.')
         if not isinstance(actual_optimizer, chainer.Optimizer):
@@ -136,7 +136,7 @@ def create_multi_node_optimizer(
     if double_buffering and not communicator._can_overlap:
         raise ValueError('This communicator does not support double buffering. '
                          'Use pure_nccl, or double_buffering=False.')
-    optimizer: _MultiNodeOptimizer
+    optimizer: MultiNodeOptimizer
     if overlap and communicator.size > 1:
         optimizer = _OverlappingOptimizer(actual_optimizer, communicator, zero_fill,
                                           n_accumulations, compressor, bucket_bytes,
@@ -144,8 +144,8 @@ def create_multi_node_optimizer(
     elif double_buffering:
         optimizer = _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill, compressor)
     else:
-        optimizer = _MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
-                                        compressor)
+        optimizer = MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
+                                       compressor)
     optimizer._caller.set_options({
         'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
         'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',

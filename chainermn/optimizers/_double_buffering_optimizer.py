@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase, MeanRequest
-from chainermn.optimizers._multi_node_optimizer import Joined, _MultiNodeOptimizer
+from chainermn.optimizers._multi_node_optimizer import Joined, MultiNodeOptimizer
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor
 
 
-class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
+class _DoubleBufferingOptimizer(MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
     communicated_target: Model  # the copy of the model, None before the first broadcast
@@ -39,7 +39,7 @@ class _DoubleBufferingOptimizer(_MultiNodeOptimizer):
         self.communicated_target = None
         self._in_flight = None
 
-    def setup(self, link: Model) -> _MultiNodeOptimizer:
+    def setup(self, link: Model) -> MultiNodeOptimizer:
         self._drop()
         self.communicated_target = None
         return super().setup(link)

@@ -23,7 +23,7 @@ from chainermn import _runtime
 from chainermn._failures.on_all_ranks import check_equal
 from chainermn._types import Model, Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers._multi_node_optimizer import Exchange, Shapes, _MultiNodeOptimizer
+from chainermn.optimizers._multi_node_optimizer import Exchange, MultiNodeOptimizer, Shapes
 
 #: The numbers that ranks exchange: exhausted, or the next operation.
 _OUT, _BROADCAST, _EXCHANGE = range(3)
@@ -37,7 +37,7 @@ class _Joins(_runtime.Part):
         self.communicators: list[CommunicatorBase] = []  # in a join
 
 
-def join(optimizer: _MultiNodeOptimizer, divide_by_initial_world_size: bool = True,
+def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = True,
          enable: bool = True, throw_on_early_termination: bool = False
          ) -> AbstractContextManager[None]:
     """Let ranks train with different numbers of batches.
@@ -96,7 +96,7 @@ class _Join(AbstractContextManager[None]):
     The optimizer calls :meth:`announce` before an exchange and :meth:`factor` after it.
     """
 
-    def __init__(self, optimizer: _MultiNodeOptimizer, divide_by_initial_world_size: bool,
+    def __init__(self, optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool,
                  throw: bool) -> None:
         self._optimizer = optimizer
         self._comm = optimizer.communicator

@@ -25,6 +25,7 @@ from chainermn._types import (
 )
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor
@@ -77,7 +78,7 @@ class _UpdateProgress:
         self.n_started, self.is_started = 0, False
 
 
-class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
+class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
     actual_optimizer: Optimizer
@@ -90,6 +91,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
     _progress: _UpdateProgress
+    _watch: UpdateWatch
     _takes_zero_fill: bool
     _has_debug_variable: bool  # when the optimizer was created
 
@@ -123,10 +125,11 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         self._sharding = None
         self._caller = Caller('the multi-node optimizer')
         self._progress = _UpdateProgress()
+        self._watch = UpdateWatch(actual_optimizer, communicator)
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
-    def setup(self, link: Model) -> _MultiNodeOptimizer:
+    def setup(self, link: Model) -> MultiNodeOptimizer:
         """Set the model to train; see :meth:`chainer.Optimizer.setup`.
 
         Args:
@@ -157,10 +160,12 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             kwds: Keyword arguments of ``lossfun``.
 
         Raises:
+            RuntimeError: On all ranks, if the optimizer has no model.
             ValueError: On all ranks, if they are at different updates: one rank raised an error in
                 an earlier update, and the program continued with the next update there.
         """
-        self.actual_optimizer._check_set_up()
+        self._check_set_up()
+        self._watch.is_used = True
         # After an error, an update without a loss function completes the update of that error.
         if lossfun is not None or not self._progress.is_started:
             self._progress.n_started += 1
@@ -208,6 +213,7 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                     'optimizer with shard_states=True, or load the snapshot with '
                     'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
         self.actual_optimizer.serialize(serializer)
+        self._watch.restart()
         if self._sharding is not None and not isinstance(serializer, chainer.Deserializer):
             self._sharding.serialize(serializer, self.target)
         compression = self.compression
@@ -234,6 +240,12 @@ class _MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         """
         before, self.target_params = self.target_params, _seen(sorted(target.namedparams()))
         return self.target_params != before
+
+    def _check_set_up(self) -> None:
+        """Raise RuntimeError on all ranks if the optimizer has no model."""
+        if self.actual_optimizer.target is None:
+            self.communicator.refuse('the multi-node optimizer', RuntimeError(
+                'the multi-node optimizer has no model. Call optimizer.setup(model) first.'))
 
     def _backward(self, loss: Variable, named: Named, is_exchanged: bool) -> None:
         """Compute the gradients of the named parameters.

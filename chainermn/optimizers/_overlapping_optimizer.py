@@ -24,9 +24,9 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._gradient_watch import watch
 from chainermn.optimizers._multi_node_optimizer import (
     Exchange,
+    MultiNodeOptimizer,
     Named,
     Shapes,
-    _MultiNodeOptimizer,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SMALLEST = 2**20
 
 
-class _OverlappingOptimizer(_MultiNodeOptimizer):
+class _OverlappingOptimizer(MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
     bucket_bytes: int
@@ -69,7 +69,7 @@ class _OverlappingOptimizer(_MultiNodeOptimizer):
     def _begin(self) -> None:
         self._early, self._means, self._n_submitted, self._late = {}, {}, 0, []
 
-    def setup(self, link: Model) -> _MultiNodeOptimizer:
+    def setup(self, link: Model) -> MultiNodeOptimizer:
         self.buckets, self._order = [], []
         return super().setup(link)
 

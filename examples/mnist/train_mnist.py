@@ -67,6 +67,7 @@ def parse_arguments():
     parser.add_argument('--unit', type=int, default=100, help='units in each hidden layer')
     parser.add_argument('--seed', type=int, default=0, help='random seed')
     parser.add_argument('--out', default='result', help='folder for logs, plots and snapshots')
+    parser.add_argument('--no-progress-bar', action='store_true', help='for output to a file')
     parser.add_argument('--resume', help='snapshot to resume from')
     return parser.parse_args()
 
@@ -121,7 +122,9 @@ def main():
         reports += [extensions.PlotReport(
             [f'main/{name}', f'validation/main/{name}'], 'epoch', filename=f'{name}.png')
             for name in ('loss', 'accuracy')]
-    for report in *reports, extensions.ProgressBar(update_interval=20):
+    if not args.no_progress_bar:
+        reports.append(extensions.ProgressBar(update_interval=20))
+    for report in reports:
         trainer.extend(chainermn.extensions.create_multi_node_report(report, comm))
 
     # (MN) One process is enough to write snapshots.

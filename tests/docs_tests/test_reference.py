@@ -47,7 +47,7 @@ def documented():
     found = {}
     for page in REFERENCE.glob('*.rst'):
         text = page.read_text(encoding='utf-8')
-        for kind, path in re.findall(r'^\.\. (?:auto|py:)(\w+):: ([\w.]+)$', text, re.M):
+        for kind, path in re.findall(r'^\.\. (?:auto|py:)(\w+):: ([\w.]+)(?:\(\))?$', text, re.M):
             if kind != 'module':
                 found[id(find(path))] = path
                 continue

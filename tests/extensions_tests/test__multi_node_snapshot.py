@@ -404,7 +404,7 @@ def test_autoload_logs_the_iteration(comm, folder, caplog):
         run_with_snapshots(comm, folder, [], seed=7, autoload=True)
     messages = [each.getMessage() for each in caplog.records if each.name == 'chainermn']
     assert messages == [
-        f'Resumed from iteration 6 ({folder}/snapshot_iter_6.0)'] * (comm.rank == 0)
+        f'Resumed from iteration 6 of the snapshots in {folder}'] * (comm.rank == 0)
 
 
 def test_there_is_no_such_rank(comm):

@@ -127,7 +127,74 @@ def test_rank_0_logs_the_iteration(comm, folder, caplog):
         checkpointer.save(model, 5)
         assert checkpointer.maybe_load(model) == 5
     messages = [each.getMessage() for each in caplog.records if each.name == 'chainermn']
-    assert messages == [f'Resumed from iteration 5 ({folder}/run.0.5)'] * (comm.rank == 0)
+    assert messages == [
+        f"No checkpoint of run 'run' in {folder}: starting from the beginning",
+        f"Resumed from iteration 5 of run 'run' in {folder}"] * (comm.rank == 0)
+
+
+def differing(comm, folder, save, load):
+    """Save one object, load into another; return the error, which all ranks raise."""
+    checkpointer_of(comm, path=folder).save(save, 4)
+    with pytest.raises(ValueError) as caught:
+        checkpointer_of(comm, path=folder).maybe_load(load)
+    text = str(caught.value)
+    assert comm.allgather_obj(text) == [text] * comm.size
+    assert text.startswith('iteration 4 was not loaded: the program differs from the checkpoint\n')
+    assert text.endswith('Use the model, optimizer and data set of the saved run. To start from '
+                         'the beginning, pass another name or folder.')
+    return text
+
+
+def test_another_shape_names_the_parameter_the_file_and_both_shapes(comm, folder):
+    linear = chainer.links.Linear
+    text = differing(comm, folder, {'model': linear(3, 1)}, {'model': linear(4, 1)})
+    for rank in range(comm.size):
+        assert (f'rank {rank}: model/W has shape (1, 3) in the file, (1, 4) in the program '
+                f'({folder}/run.{rank}.4)\n') in text
+    # One that NumPy would broadcast; and a bare model.
+    text = differing(comm, folder, linear(3, 1), linear(3, 2))
+    assert ('rank 0: W has shape (1, 3) in the file, (2, 3) in the program; '
+            'b has shape (1,) in the file, (2,) in the program') in text
+    assert 'rank 0: b is missing in the file (' in differing(
+        comm, folder, linear(3, 1, nobias=True), linear(3, 1))
+
+
+def test_another_model_or_data_set_in_an_updater(comm, folder):
+    def updater(size, units):
+        model = chainer.links.Classifier(chainer.links.Linear(3, units))
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(), comm).setup(model)
+        data = [(np.ones(3, np.float32), np.int32(0))] * size
+        iterator = chainer.iterators.SerialIterator(data, 2)
+        updater = chainer.training.StandardUpdater(iterator, optimizer)
+        updater.update()
+        return updater
+
+    assert ('iterator:main/order has shape (8,) in the file, (9,) in the program'
+            in differing(comm, folder, updater(8, 2), updater(9, 2)))
+    text = differing(comm, folder, updater(8, 2), updater(8, 3))
+    assert 'model:main/predictor/W has shape (2, 3) in the file, (3, 3)' in text
+    assert '; and 1 more (' in text  # of the momentum
+
+
+def test_a_folder_that_is_not_writable_fails_at_creation(comm, folder):
+    path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
+    with pytest.raises(OSError, match='Pass another folder') as caught:
+        checkpointer_of(comm, path=path)
+        comm.barrier()
+    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
+
+
+def test_the_class_is_public(comm):
+    checkpointer = checkpointer_of(comm)
+    assert isinstance(checkpointer, chainermn.MultiNodeCheckpointer)
+    assert checkpointer.default_name == '_MultiNodeCheckpointer'  # as in files of ChainerMN 7
+
+
+def test_swapped_arguments(comm):
+    with pytest.raises(TypeError, match='a name and a communicator, in this order') as caught:
+        chainermn.create_multi_node_checkpointer(comm, 'run')
+    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
 
 
 def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
@@ -230,8 +297,10 @@ def test_an_error_of_one_rank_while_saving_is_raised_on_all(comm, folder):
     model = chainer.links.Linear(2, 2)
     checkpointer_of(comm, path=folder).save(model, 1)
     path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
+    checkpointer = checkpointer_of(comm)
+    checkpointer.path = path  # as a trainer sets it
     with pytest.raises(OSError, match=f'rank {comm.size - 1}') as caught:
-        checkpointer_of(comm, path=path).save(model, 2)
+        checkpointer.save(model, 2)
     assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
     loaded = chainer.links.Linear(2, 2)
     checkpointer_of(comm, path=folder).maybe_load(loaded)

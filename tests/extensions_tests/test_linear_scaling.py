@@ -152,7 +152,8 @@ def test_different_arguments(comm, same_error, odd):
 
 def test_rank_0_logs_the_rates(comm, caplog):
     with caplog.at_level('INFO', 'chainermn'):
-        rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=2), iterations=1)
+        rates(comm, LinearScaling(comm, base_batch_size=1, warmup_epochs=2.03),
+              iterations=1)
     messages = [each.getMessage() for each in caplog.records if each.name == 'chainermn']
     assert messages == ['LinearScaling: the learning rate grows from 0.1 to '
                         f'{0.2 * comm.size:g} in 10 iterations'] * (comm.rank == 0)

@@ -1,5 +1,6 @@
 """All ranks stop at the same time, by the mean of what they observe."""
 import types
+import warnings
 
 import chainer
 import pytest
@@ -59,6 +60,22 @@ def test_the_mean_is_reported(comm):
     trainer.observation = {'main/loss': float(comm.rank)}
     trigger(trainer)
     assert trainer.observation['main/loss_all'] == (comm.size - 1) / 2
+
+
+def test_a_misspelled_monitor_is_warned_about_once_on_rank_0(comm):
+    trigger = MultiNodeEarlyStoppingTrigger(
+        comm, monitor='main/lss', check_trigger=(1, 'iteration'), max_trigger=(3, 'iteration'))
+    trainer = Trainer()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for iteration in range(1, 4):
+            trainer.updater.iteration = iteration
+            trainer.observation = {'main/loss': 1., 'main/accuracy': 0.}
+            assert trigger(trainer) == (iteration == 3)
+    assert [str(each.message) for each in caught] == [
+        "MultiNodeEarlyStoppingTrigger: 'main/lss' is not in observation of any rank, which has "
+        "'main/accuracy', 'main/loss' now. Pass another monitor=, or a check_trigger that fires "
+        'when the value is observed.'] * (comm.rank == 0)
 
 
 def test_both_names_of_patience_are_refused(comm):

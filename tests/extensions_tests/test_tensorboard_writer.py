@@ -143,4 +143,4 @@ except ImportError as error:
     for rank in range(2):
         error = (tmp_path / str(rank)).read_text()
         assert error.startswith('TensorBoardWriter failed on rank 0')
-        assert "Install it on rank 0: pip install 'chainermn[tensorboard]'" in error
+        assert "Install it on rank 0: pip install tensorboardX" in error

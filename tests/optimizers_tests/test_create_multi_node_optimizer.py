@@ -38,6 +38,27 @@ def test_another_type_of_optimizer_raises_on_all_ranks(comm, bad, message, where
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
+@pytest.mark.parametrize('options', [{}, {'overlap': 'always'}])
+def test_the_class_is_public(comm, options):
+    optimizer = create_multi_node_optimizer(optimizers.SGD(), comm, **options)
+    assert isinstance(optimizer, chainermn.MultiNodeOptimizer)
+
+
+@pytest.mark.parametrize('where', ['all ranks', 'last rank'])
+@pytest.mark.parametrize('use', [
+    lambda optimizer: optimizer.update(lambda: None),
+    lambda optimizer: chainer.training.Trainer(
+        chainer.training.StandardUpdater(chainer.iterators.SerialIterator([0], 1), optimizer)),
+], ids=['update', 'Trainer'])
+def test_without_setup(comm, use, where):
+    optimizer = create_multi_node_optimizer(optimizers.SGD(), comm)
+    with pytest.raises(RuntimeError, match=r'no model. Call optimizer.setup\(model\)') as caught:
+        if where == 'all ranks' or comm.rank == comm.size - 1:
+            use(optimizer)
+        comm.barrier()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
 @pytest.mark.parametrize('bad', ['naive', None, optimizers.SGD()])
 def test_another_type_of_communicator_is_rejected(bad):
     with pytest.raises(TypeError, match='needs a ChainerMN communicator as its second argument'):

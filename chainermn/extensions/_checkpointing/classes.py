@@ -61,25 +61,24 @@ def find_differences(arrays: Mapping[str, np.ndarray], target: object) -> str:
     return '; '.join(texts)
 
 
-def raise_differences(comm: CommunicatorBase, differences: str, iteration: int) -> None:
-    """Raise an error if the classes of any rank differ.  Collective: every rank calls it.
+def raise_differences(comm: CommunicatorBase, differences: str, problem: str, advice: str) -> None:
+    """Raise an error if any rank differs from the save.  Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
-        differences: The result of :func:`find_differences` on this rank.
-        iteration: The iteration of the save, for the error.
+        differences: How this rank differs, such as the result of :func:`find_differences`; or ''.
+        problem: The first line of the error.
+        advice: The last line of the error: what to do.
 
     Raises:
-        ValueError: On every rank, if a class differs on any rank.
+        ValueError: On every rank, if any rank differs.
     """
     groups = group_ranks(enumerate(comm.allgather_obj(differences)))
     if set(groups) != {''}:
         raise on_all_ranks(comm, ValueError(
-            f'iteration {iteration} was not loaded: it was saved with other classes\n  '
-            + '\n  '.join(f'{ranks_text(ranks)}: {text or "no difference"}'
+            f'{problem}\n  ' + '\n  '.join(f'{ranks_text(ranks)}: {text or "no difference"}'
                           for text, ranks in groups.items())
-            + '\nUse the same classes. To load the states that have the same names, pass '
-            'allow_other_classes=True when you create the extension.'))
+            + f'\n{advice}'))
 
 
 def _find_names(target: object) -> dict[str, str]:

@@ -68,7 +68,7 @@ class JoinedArrays(Mapping[str, np.ndarray]):
     def __init__(self, arrays: Mapping[str, np.ndarray], joined: Mapping[str, np.ndarray]) -> None:
         self._arrays = arrays
         self._joined = joined
-        self._keys = [key for key in arrays if not key.endswith(_SUFFIX)]
+        self._keys = {key: None for key in arrays if not key.endswith(_SUFFIX)}
 
     def __getitem__(self, key: str) -> np.ndarray:
         if key.endswith(_SUFFIX):
@@ -77,6 +77,9 @@ class JoinedArrays(Mapping[str, np.ndarray]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._joined or key in self._keys  # without reading the array
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -78,6 +78,9 @@ class Arrays(Mapping[str, np.ndarray]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._members  # without reading the array
+
     def __len__(self) -> int:
         return len(self._members)
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import chainer
 import numpy as np
 
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._system import event
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import classes, state
@@ -27,10 +27,13 @@ from chainermn.extensions._checkpointing.selection import Selection
 
 _T = TypeVar('_T')
 
+_MAX_NAMED = 3  # arrays in an error
+
 
 def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
-         group: CommunicatorBase | None = None, allow_other_classes: bool = False) -> None:
-    """Load a save into an object, and logs its iteration.  Collective: every rank calls it.
+         group: CommunicatorBase | None = None, allow_other_classes: bool = False,
+         title: str = '') -> None:
+    """Load a save into an object, and log its iteration.  Collective: every rank calls it.
 
     Args:
         comm: ChainerMN communicator.
@@ -40,20 +43,26 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
         group: Communicator of the ranks whose first one reads for the others; if ``None``, each
             rank reads its own file.
         allow_other_classes: Whether the classes of its parts may differ from the saved ones.
+        title: Name of the saves and their folder, for the log.
 
     Raises:
-        ValueError: On every rank, if a class differs on any rank, unless that is allowed.
+        ValueError: On every rank, if a class differs on any rank, unless that is allowed; or if
+            the shape of an array differs, or the file lacks a parameter.
         Exception: On every rank, any error of reading or loading on a rank.
     """
-    _load(comm, selection, target, allow_pickle, group, allow_other_classes)
-    comm.barrier()  # raises an error of one rank on all
+    differences = _load(comm, selection, target, allow_pickle, group, allow_other_classes)
+    classes.raise_differences(  # or an error of another rank
+        comm, differences, f'iteration {selection.iteration} was not loaded: the program differs '
+        'from the checkpoint',
+        'Use the model, optimizer and data set of the saved run. To start from the beginning, '
+        'pass another name or folder.')
     if comm.rank == 0:
-        logging.getLogger('chainermn').info(
-            'Resumed from iteration %d (%s)', selection.iteration, selection.path)
+        event.tell('Resumed from iteration %d of %s', selection.iteration, title)
 
 
 def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
-          group: CommunicatorBase | None, allow_other_classes: bool) -> None:
+          group: CommunicatorBase | None, allow_other_classes: bool) -> str:
+    """Load a save; return how the program differs from it, '' if it does not."""
     is_resized = selection.size not in (None, comm.size)
     if selection.is_for_all:
         group = comm
@@ -70,7 +79,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         if error is not None:
             comm.refuse('loading', error)
         if not content.size:
-            return  # the next operation raises that error
+            return ''  # the next operation raises that error
 
     def opened() -> Arrays:
         return Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle)
@@ -78,19 +87,34 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
     if not allow_other_classes:
         with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
             differences = classes.find_differences(arrays, target)
-        classes.raise_differences(comm, differences, selection.iteration)
+        classes.raise_differences(
+            comm, differences,
+            f'iteration {selection.iteration} was not loaded: it was saved with other classes',
+            'Use the same classes. To load the states that have the same names, pass '
+            'allow_other_classes=True when you create the extension.')
     parts, target = state.find_parts(target), state.as_serializable(target)
     joined = _join_shards(comm, selection, target, opened, allow_pickle)
     with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
-        if is_resized:
-            ResizedDeserializer(states, target, selection.size or 0).load(target)
-        else:
-            chainer.serializers.NpzDeserializer(states).load(target)
+        models = tuple(prefix for prefix, part in parts.items()
+                       if isinstance(part, chainer.Link))
+        different = Differences(name, models)
+        deserializer = (
+            ResizedDeserializer(states, different, target, selection.size or 0) if is_resized
+            else CheckedDeserializer(states, different))
+        try:
+            deserializer.load(target)
+        except Exception:  # a consequence
+            if not different.texts:
+                raise
+        if different.texts:
+            return different.summary()
+        if not is_resized:
             state.restore_random(arrays)
     if is_resized and comm.rank == 0:
         warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
+    return ''
 
 
 def _note_epochs(arrays: Mapping[str, np.ndarray], parts: Mapping[str, Object]) -> None:
@@ -141,7 +165,61 @@ def _resized_warning(comm: CommunicatorBase, selection: Selection) -> str:
     return text
 
 
-class ResizedDeserializer(chainer.serializers.NpzDeserializer):
+class Differences:
+    """How a program differs from a file.
+
+    Args:
+        file: Name of the file.
+        models: Prefixes of the names of models' arrays.
+    """
+
+    def __init__(self, file: str, models: tuple[str, ...]) -> None:
+        self.texts: list[str] = []
+        self.models = models
+        self._file = file
+
+    def summary(self) -> str:
+        """Return the first differences by name, in one line."""
+        more = len(self.texts) - _MAX_NAMED
+        return ('; '.join(sorted(self.texts)[:_MAX_NAMED]) + (f'; and {more} more' * (more > 0))
+                + f' ({self._file})')
+
+
+class CheckedDeserializer(chainer.serializers.NpzDeserializer):
+    """Loads what has the saved shape, and collects the differences.
+
+    Args:
+        arrays: The saved arrays by name.
+        differences: Where to collect them.
+        path: Prefix of the names, for Chainer.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences, path: str = ''
+                 ) -> None:
+        super().__init__(arrays, path=path)
+        self._differences = differences
+
+    def __getitem__(self, key: str) -> CheckedDeserializer:
+        return CheckedDeserializer(self.npz, self._differences, f'{self.path}{key.strip("/")}/')
+
+    def __call__(self, key: str, value: _T) -> _T | int | float:
+        name = self.path + key.lstrip('/')
+        if name not in self.npz:
+            if self.strict and self._differences.models and name.startswith(
+                    self._differences.models):
+                self._differences.texts.append(f'{name} is missing in the file')
+                return value
+        elif isinstance(value, chainer.get_array_types()):
+            saved = self.npz[name]  # read once
+            if saved.shape != value.shape and saved[()] is not None:
+                self._differences.texts.append(
+                    f'{name} has shape {saved.shape} in the file, {value.shape} in the program')
+                return value
+            return chainer.serializers.NpzDeserializer({name: saved}, path=self.path)(key, value)
+        return super().__call__(key, value)
+
+
+class ResizedDeserializer(CheckedDeserializer):
     """Loads a trainer that another number of ranks saved.
 
     Model, optimizer and iteration are as saved.  Each iterator continues at the same fraction of
@@ -151,20 +229,21 @@ class ResizedDeserializer(chainer.serializers.NpzDeserializer):
 
     Args:
         arrays: The saved arrays by name.
+        differences: Where to collect differences of shapes.
         target: The object to load into.
         size: Number of ranks that saved.
         path: Prefix of the names, for Chainer.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], target: object, size: int, path: str = ''
-                 ) -> None:
-        super().__init__(arrays, path=path)
+    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences, target: object,
+                 size: int, path: str = '') -> None:
+        super().__init__(arrays, differences, path)
         self._target = target
         self._size = size
         self.strict = not re.match('(extensions|extension_triggers|stop_trigger)/', path)
 
     def __getitem__(self, key: str) -> ResizedDeserializer:
-        return ResizedDeserializer(self.npz, self._target, self._size,
+        return ResizedDeserializer(self.npz, self._differences, self._target, self._size,
                                    self.path + key.strip('/') + '/')
 
     def __call__(self, key: str, value: _T) -> _T | int | float:

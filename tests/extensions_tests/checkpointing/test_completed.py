@@ -67,11 +67,11 @@ def test_a_folder_that_cannot_be_written(comm, folder, same_error):
         open(os.path.join(folder, 'file'), 'w').close()
         out = os.path.join(folder, 'file', 'out')
     comm.barrier()
-    checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=out)
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
     trainer = chainer.training.Trainer(chainer.training.StandardUpdater(
         chainer.iterators.SerialIterator([0], 1),
         chainer.optimizers.SGD().setup(chainer.links.Linear(1, 1))), (1, 'iteration'), out=folder)
-    assert checkpointer.maybe_load(trainer) is None  # a folder may be read only
+    assert checkpointer.maybe_load(trainer, path=out) is None  # a folder may be read only
     trainer.extend(checkpointer, trigger=(1, 'iteration'))
     error = same_error(trainer.run, table=False)
     assert isinstance(error, OSError) and f'{folder}/file' in str(error)

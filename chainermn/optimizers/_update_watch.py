@@ -1,0 +1,74 @@
+"""Warns at the end if the program only updated the actual optimizer, so that the ranks drifted."""
+from __future__ import annotations
+
+import atexit
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+
+from chainermn import _runtime
+from chainermn._types import Object, Optimizer
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+
+class _Watches(_runtime.Part):
+    """The watches of this process."""
+
+    def __init__(self) -> None:
+        self.watches: weakref.WeakSet[UpdateWatch] = weakref.WeakSet()
+        atexit.register(self.check)
+
+    def check(self) -> None:
+        for each in list(self.watches):
+            each.check()
+
+
+class UpdateWatch:
+    """Whether the ranks average before the actual optimizer steps.
+
+    Checked when the multi-node optimizer is deleted, and at the end of the program.  A program that
+    calls at least as many operations as the optimizer steps may average by itself.
+
+    Args:
+        actual_optimizer: The optimizer of this rank.
+        communicator: The communicator of the multi-node optimizer.
+    """
+
+    def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase) -> None:
+        self.is_used = False  # whether the multi-node optimizer stepped
+        self._actual_optimizer = actual_optimizer
+        records: Callable[[], Iterable[Object]] = getattr(communicator, '_flight_records', tuple)
+        self._records = list(records())  # not the communicator, which may be finalized
+        self.restart()
+        if communicator.rank == 0 and communicator.size > 1:
+            _runtime.get(_Watches).watches.add(self)
+
+    def restart(self) -> None:
+        """Ignore the steps so far."""
+        self._n_steps = self._actual_optimizer.t
+        self._n_operations = self._count()
+
+    def check(self) -> None:
+        """Warn if the actual optimizer stepped alone.
+
+        Warns:
+            RuntimeWarning: Once, on rank 0.
+        """
+        if self.is_used or self not in _runtime.get(_Watches).watches:
+            return
+        steps = self._actual_optimizer.t - self._n_steps
+        if steps > self._count() - self._n_operations:
+            self.is_used = True
+            warnings.warn(
+                f'the ranks did not average gradients: the program called update of the '
+                f'{type(self._actual_optimizer).__name__} ({steps} steps), and never that of the '
+                'multi-node optimizer. So each rank trained a model of its own. Pass the result of '
+                'create_multi_node_optimizer to the updater, or call its update.',
+                RuntimeWarning, stacklevel=2)
+
+    def _count(self) -> int:
+        return sum(record.count for record in self._records)
+
+    def __del__(self) -> None:
+        if hasattr(self, '_n_operations'):  # not in a failed copy
+            self.check()

@@ -1,0 +1,65 @@
+"""A program that only updates the actual optimizer is warned at the end, and no correct one."""
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.mpi_skip
+
+START = '''
+import chainer, numpy as np, chainermn
+comm = chainermn.create_communicator('naive')
+model = chainer.links.Linear(2, 1)
+actual = chainer.optimizers.SGD()
+optimizer = chainermn.create_multi_node_optimizer(actual, comm).setup(model)
+
+def loss():
+    return chainer.functions.sum(model(np.ones((1, 2), np.float32)))
+
+def main():
+    model = chainer.links.Linear(2, 1)
+    actual = chainer.optimizers.SGD().setup(model)
+    optimizer = chainermn.create_multi_node_optimizer(actual, comm)
+    for _ in range(3):
+        actual.update(lambda: chainer.functions.sum(model(np.ones((1, 2), np.float32))))
+'''
+
+WRONG = {
+    'at the end': 'for _ in range(3): actual.update(loss)',
+    'in a function': 'main()',
+}
+CORRECT = '''
+# Averaged by the program:
+for _ in range(3):
+    model.cleargrads()
+    loss().backward()
+    comm.multi_node_mean_grad(model)
+    actual.update()
+# Updated, and loaded:
+other = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+for _ in range(3): other.update(loss)
+for _ in range(3): other.actual_optimizer.update(loss)
+chainer.serializers.save_npz(f'{comm.rank}.npz', other)
+loaded = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+chainer.serializers.load_npz(f'{comm.rank}.npz', loaded)
+assert loaded.t == 5
+'''
+
+
+def run(tmp_path, program, ranks=2):
+    done = subprocess.run(['mpiexec', '-n', str(ranks), sys.executable, '-c', START + program],
+                          text=True, capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0 and not done.stdout
+    return done.stderr
+
+
+@pytest.mark.parametrize('case', WRONG)
+def test_only_the_actual_optimizer_was_updated(tmp_path, case):
+    assert run(tmp_path, WRONG[case]).count(
+        'RuntimeWarning: the ranks did not average gradients: the program called update of the '
+        'SGD (3 steps), and never that of the multi-node optimizer.') == 1
+
+
+def test_correct_programs(tmp_path):
+    assert run(tmp_path, CORRECT) == ''
+    assert run(tmp_path, WRONG['at the end'], ranks=1) == ''
