@@ -11,7 +11,7 @@ from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
-class _Watches(_runtime.Part):
+class _UpdateWatches(_runtime.Part):
     """The watches of this process."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class UpdateWatch:
         self._records = list(records())  # not the communicator, which may be finalized
         self.restart()
         if communicator.rank == 0 and communicator.size > 1:
-            _runtime.get(_Watches).watches.add(self)
+            _runtime.get(_UpdateWatches).watches.add(self)
 
     def restart(self) -> None:
         """Ignore the steps so far."""
@@ -54,7 +54,7 @@ class UpdateWatch:
         Warns:
             RuntimeWarning: Once, on rank 0.
         """
-        if self.is_used or self not in _runtime.get(_Watches).watches:
+        if self.is_used or self not in _runtime.get(_UpdateWatches).watches:
             return
         steps = self._actual_optimizer.t - self._n_steps
         if steps > self._count() - self._n_operations:
