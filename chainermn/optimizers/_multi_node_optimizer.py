@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 
 from chainermn import _environment
-from chainermn._delegate import Delegate
+from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
 from chainermn._sharded_states import sharded_update
 from chainermn._sharded_states.sharded_update import ShardedUpdate, as_updated
 from chainermn._signature import NO_UPDATE, Caller, Update
@@ -78,10 +78,9 @@ class _UpdateProgress:
         self.n_started, self.is_started = 0, False
 
 
-class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
+class MultiNodeOptimizer(OptimizerProxy):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
-    actual_optimizer: Optimizer
     communicator: CommunicatorBase
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
     zero_fill: bool
@@ -255,20 +254,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             named: All parameters of the model.
             is_exchanged: Whether the gradients are exchanged in this update.
         """
-        if getattr(self.actual_optimizer, '_use_cleargrads', True):
-            self.actual_optimizer.target.cleargrads()
-        else:
-            self.actual_optimizer.target.zerograds()
-        scale = self.actual_optimizer._loss_scale
-        loss.backward(loss_scale=scale)
-        self._keep_scale(scale)
-
-    def _keep_scale(self, scale: float | None) -> None:
-        if scale is not None:
-            # The update rule divides by the scale that backward set in the parameter.  It is not
-            # set if this rank's loss did not use the parameter, but its mean gradient is scaled.
-            for param in self.actual_optimizer.target.params():
-                param._loss_scale = scale
+        self._compute_gradients(loss)
 
     def _announce(self, what: Exchange) -> None:
         if self._joined is not None:
@@ -326,8 +312,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             return
         if self.zero_fill:
             for param in self.actual_optimizer.target.params(include_uninit=False):
-                if param.grad is None:
-                    param.grad = param.xp.zeros_like(param.array)
+                fill_missing_grad(param)
         mean_grad(self.actual_optimizer.target, **self._compressed())
 
     def _needs_all_gradients(self) -> bool:
@@ -411,8 +396,8 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             return
         for path in layout or {}:
             if path in params and params[path].is_initialized:
-                params[path].grad = params[path].xp.zeros_like(params[path].array)
-        self._keep_scale(self.actual_optimizer._loss_scale)
+                fill_missing_grad(params[path])
+        self._keep_scale()
         self._step()
 
 
