@@ -1,7 +1,6 @@
 """The multi-node optimizer: average the gradients of all ranks, then step."""
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
@@ -293,11 +292,11 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _update_parameters(self, *args: Object, **kwds: Object) -> None:
         """Let the actual optimizer step, with the mean gradients."""
-        sharding = self._sharding
-        with self.communicator.span('update'), (
-                contextlib.nullcontext() if sharding is None else
-                sharding.updating(self.actual_optimizer)):
-            self.actual_optimizer.update(None, *args, **kwds)
+        with self.communicator.span('update'):
+            if self._sharding is None:
+                self.actual_optimizer.update(None, *args, **kwds)
+            else:
+                self._sharding.update(self.actual_optimizer)
         self._check_replicas()
 
     def _exchange(self) -> None:
