@@ -51,6 +51,7 @@ class ConsistencyCheck:
         #: The update of the calling optimizer.
         self.update = NO_UPDATE
         self.caller = PROGRAM
+        self._mismatch: tuple[int, list[CallSignature]] = -1, []  # the last one, and its call
         self._size = mpi_comm.size
         self._exchange: SignatureExchange = SignatureExchange(mpi_comm, _signature.SIZE)
         #: The largest size in bytes of data of one rank that is exchanged with its call.
@@ -205,12 +206,12 @@ class ConsistencyCheck:
                       details: Mapping[str, str] | None = None, error: Exception | None = None,
                       failure: mismatch.RemoteError | None = None) -> NoReturn:
         """Exchanges details and raises the same error on all ranks."""
+        self._mismatch = self.calls.count, signatures
         self.has_finished_ranks = any(
             signature.operation == END for signature in signatures)
         site = str(self.update) + call_site.describe()
         responses = self.mpi_comm.allgather((failure, details, site, self.caller))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
-        common.__dict__['consistency'] = self, signatures  # see `signatures_of`
         common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))
         if type(common) is type(error):  # show one error instead of two
             assert error is not None
@@ -218,10 +219,11 @@ class ConsistencyCheck:
             raise common.with_traceback(error.__traceback__) from cause
         raise common from error
 
-    def signatures_of(self, error: BaseException) -> list[CallSignature] | None:
-        """Return the signatures that caused this error, or None if this check did not raise it."""
-        check, signatures = error.__dict__.get('consistency', (None, None))
-        return signatures if check is self else None
+    def mismatch_of(self, error: BaseException) -> list[CallSignature] | None:
+        """Return the signatures if the last call of this rank raised this error on all ranks."""
+        count, signatures = self._mismatch
+        is_last = count == self.calls.count and common_error.is_common(error)
+        return signatures if is_last else None
 
 
 def _first_to_print(signatures: Sequence[CallSignature]) -> int:

@@ -217,7 +217,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         return tuple(_signature.unpack(message).number for message in messages)
 
     def _join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
-        signatures = self._consistency.signatures_of(error)
+        signatures = self._consistency.mismatch_of(error)
         if signatures is None:
             return None
         if any(each.failed or each.operation == END for each in signatures):
