@@ -192,6 +192,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     def _configure(self, other: ModelOperations) -> None:
         other = cast(MpiCommunicatorBase, other)
+        if other._configs == self._configs:
+            return
         with other.config_scope():
             for name, value in self._configs.items():
                 setattr(other, name, value)

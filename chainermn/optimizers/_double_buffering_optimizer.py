@@ -95,13 +95,12 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
         self.communicated_target = copy.deepcopy(self.target)
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        if self._sharding is not None:
-            with self.communicator.called_by(self._caller):
-                self._sharding.prepare(self.target)
         arrived = self._drop()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
         with self.communicator.called_by(self._caller, self._current_update()):
+            if self._sharding is not None:
+                self._sharding.prepare(self.target)
             self._in_flight = self.communicator.multi_node_mean_grad_async(
                 self.communicated_target, self.zero_fill, **self._compressed())
         self._progress.is_started = False

@@ -276,12 +276,11 @@ class MultiNodeOptimizer(OptimizerProxy):
                 rule._init_states(as_updated(rule, param))
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        if self._sharding is not None:
-            with self.communicator.called_by(self._caller):
+        with self.communicator.called_by(self._caller, self._current_update()):
+            if self._sharding is not None:
                 self._sharding.prepare(self.actual_optimizer.target)
-        with self.communicator.called_by(self._caller, self._current_update()), (
-                self.communicator.span('exchange')):
-            self._exchange()
+            with self.communicator.span('exchange'):
+                self._exchange()
         self._progress.is_started = False
         if self._joined is not None and (factor := self._joined.factor()) != 1:
             target = self.actual_optimizer.target
