@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from chainermn._types import Array, Model, Object, Optimizer, Parameter, Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
-from chainermn.optimizers._multi_node_optimizer import Joined, MultiNodeOptimizer
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor
+    from chainermn.optimizers._join import Join
 
 
 class _DoubleBufferingOptimizer(MultiNodeOptimizer):
@@ -89,7 +90,7 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
         self.wait()
         super().serialize(serializer)
 
-    def _enter_join(self, joined: Joined | None) -> NoReturn:
+    def _enter_join(self, joined: Join | None) -> NoReturn:
         """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
         self.communicator.refuse('join', ValueError(
             'join does not support double buffering. Create the optimizer with '

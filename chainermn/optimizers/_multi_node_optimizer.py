@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 import chainer
 import numpy as np
@@ -28,6 +28,7 @@ from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor
+    from chainermn.optimizers._join import Join
 
 #: Parameters with their paths, sorted.
 Named = list[tuple[str, Parameter]]
@@ -39,20 +40,6 @@ Exchange = Literal['broadcast', 'exchange']
 Shapes = dict[str, tuple[int, ...]]
 
 _CHECK_INTERVAL = 100  # updates
-
-
-class Joined(Protocol):
-    """The join that an optimizer takes part in; see :func:`chainermn.join`."""
-
-    def announce(self, what: Exchange) -> None:
-        """Tell all ranks that this rank starts to exchange something."""
-
-    def factor(self) -> float:
-        """Return the number to multiply means over all ranks with."""
-
-
-class _Compression(TypedDict, total=False):
-    compression: Compressor
 
 
 class _UpdateProgress:
@@ -84,7 +71,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
     zero_fill: bool
     compression: Compressor | None
-    _joined: Joined | None
+    _joined: Join | None
     _accumulation: Accumulation
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
@@ -300,18 +287,19 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _exchange(self) -> None:
         """Replace the gradients by their means over all ranks."""
-        mean_grad = self.communicator.multi_node_mean_grad
-        if self._sharding is not None and self._takes_zero_fill and not self._needs_all_gradients():
-            self.communicator._mean_grad_shard(
-                self.actual_optimizer.target, self.zero_fill, self._sharding.shard)
-            return
-        if self._takes_zero_fill:
-            mean_grad(self.actual_optimizer.target, self.zero_fill, **self._compressed())
-            return
-        if self.zero_fill:
-            for param in self.actual_optimizer.target.params(include_uninit=False):
-                fill_missing_grad(param)
-        mean_grad(self.actual_optimizer.target, **self._compressed())
+        comm, target = self.communicator, self.actual_optimizer.target
+        # A user's communicator need not accept this argument if it is not used.
+        options: dict[str, Object] = {} if self.compression is None else {
+            'compression': self.compression}
+        if not self._takes_zero_fill:
+            if self.zero_fill:
+                for param in target.params(include_uninit=False):
+                    fill_missing_grad(param)
+            comm.multi_node_mean_grad(target, **options)
+        elif self._sharding is None or self._needs_all_gradients():
+            comm.multi_node_mean_grad(target, self.zero_fill, **options)
+        else:
+            comm._mean_grad_shard(target, self.zero_fill, self._sharding.shard)
 
     def _needs_all_gradients(self) -> bool:
         """Whether more than the update rules of this rank's shard uses the mean gradients."""
@@ -329,10 +317,6 @@ class MultiNodeOptimizer(OptimizerProxy):
         count = self._progress.n_started
         return Update(self.actual_optimizer.t * self._accumulation.n + count, count)
 
-    def _compressed(self) -> _Compression:
-        # A user's communicator need not accept this argument if it is not used.
-        return {} if self.compression is None else {'compression': self.compression}
-
     def _check_replicas(self) -> None:
         """In debug mode, compare the models of all ranks after every k-th update."""
         if self._has_debug_variable or chainer.is_debug():
@@ -342,7 +326,7 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     # --- for chainermn.join -------------------------------------------------------------------
 
-    def _enter_join(self, joined: Joined | None) -> None:
+    def _enter_join(self, joined: Join | None) -> None:
         """Announce each exchange to ``joined`` first.
 
         Args:
