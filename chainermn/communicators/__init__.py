@@ -141,10 +141,10 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure: An error of this rank.
     """
     from chainermn._consistency import mismatch
-    from chainermn._diagnostics import lifecycle, timeouts
+    from chainermn._diagnostics import timeouts
+    from chainermn.communicators import _introduction
+    from chainermn.communicators._introduction import Arguments
 
-    # This starts a process, which takes a while: the imports below run beside it.
-    lifecycle.start(mpi_comm)
     communicator_class, config = None, cast('dict[str, object]', options)
     lacks_nccl = ''
     try:
@@ -157,8 +157,10 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure = failure or mismatch.RemoteError.of('create_communicator', error)
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
-    responses = mpi_comm.allgather((call, failure, lacks_nccl, _has_torch()))
-    calls, failures = [each[0] for each in responses], [each[1] for each in responses]
+    introductions = _introduction.introduce(
+        mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch()))
+    arguments = [each.arguments for each in introductions if each.arguments is not None]
+    calls, failures = [each.call for each in arguments], [each.failure for each in arguments]
     common = None
     if any(failures):
         common = mismatch.remote_error(calls, failures)
@@ -168,15 +170,16 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
     if name == 'auto':
-        communicator_class = _select(mpi_comm.rank, [each[2] for each in responses])
+        communicator_class = _select(mpi_comm.rank, [each.lacks_nccl for each in arguments])
         if communicator_class is not _class_of('pure_nccl'):
             config.pop('allreduce_grad_dtype', None)
     assert communicator_class is not None
-    communicator = communicator_class(mpi_comm=mpi_comm)
+    with _introduction.kept(mpi_comm, introductions):
+        communicator = communicator_class(mpi_comm=mpi_comm)
     for item, value in config.items():
         communicator.set_config(item, value)
     if mpi_comm.rank == 0:  # at the end: the warning may be an error, on this rank only
-        _warn_of_different_kernels([each[3] for each in responses])
+        _warn_of_different_kernels([each.has_torch for each in arguments])
     return communicator
 
 
