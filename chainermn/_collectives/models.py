@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import chainer
 from mpi4py import MPI
@@ -15,7 +16,6 @@ from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
 from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.mean_queue import MeanQueue
-from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
@@ -23,6 +23,9 @@ from chainermn._transport import topology
 from chainermn._transport.base import Compressor
 from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
+
+if TYPE_CHECKING:  # CPUs do not need it
+    from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
 
 class ModelOperations(ObjectOperations):

@@ -21,12 +21,15 @@ _BOOL_OPS = {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}
 #: Size in bytes from which shared memory is faster: more steps, but less copying.
 LARGE = 64 * 1024
 
+#: The largest size in bytes of an array that is sent together with others.
+_SMALL = 16 * 1024
+
 
 class MpiTransport:
     """Moves arrays between the ranks of a communicator, after the consistency check.
 
-    It uses MPI, for arrays on the host and on a device, with one all-reduce per gradient.  Arrays
-    on a device are staged on the host unless MPI is CUDA-aware.
+    It uses MPI, for arrays on the host and on a device, with one all-reduce per gradient, or for
+    several small ones.  Arrays on a device are staged on the host unless MPI is CUDA-aware.
 
     Derive a custom transport from this class, and override the methods that it can do faster: often
     just :meth:`mean`.
@@ -103,7 +106,7 @@ class MpiTransport:
             results: Arrays for the means; by default ``arrays``.  Otherwise ``arrays`` do not
                 change.
         """
-        for group, targets in self.groups(arrays, results):
+        for group, targets in self._messages(arrays, results):
             self._packed_mean(group, targets)
 
     def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
@@ -162,8 +165,30 @@ class MpiTransport:
 
         Collective: every rank calls it.
         """
-        for group, _ in self.groups(arrays, None):
+        for group, _ in self._messages(arrays, None):
             self._packed_bcast(group, root)
+
+    def _messages(self, arrays: ArrayList, results: Sequence[Array] | None
+                  ) -> list[tuple[Sequence[Array], Sequence[Array]]]:
+        """Return the groups, with small host arrays of one dtype in one group.
+
+        A message takes as long as copying its data, if it is smaller than this.
+        """
+        messages: list[tuple[Sequence[Array], Sequence[Array]]] = []
+        filling: dict[np.dtype, tuple[list[Array], list[Array], list[int]]] = {}
+        for group, targets in self.groups(arrays, results):
+            x = group[0]
+            if len(group) > 1 or type(x) is not np.ndarray or x.nbytes > _SMALL:
+                messages.append((group, targets))
+                continue
+            xs, ys, sizes = filling.get(x.dtype, ([], [], []))
+            if not xs or sum(sizes) + x.nbytes > LARGE:
+                xs, ys, sizes = filling[x.dtype] = [], [], []
+                messages.append((xs, ys))
+            xs.append(x)
+            ys.append(targets[0])
+            sizes.append(x.nbytes)
+        return messages
 
     def _packed_bcast(self, group: Sequence[Array], root: int) -> None:
         """Broadcasts arrays of one dtype in one buffer."""

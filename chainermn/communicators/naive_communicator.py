@@ -1,4 +1,4 @@
-"""One all-reduce per parameter: the simplest communicator, and the reference for tests."""
+"""All-reduces by MPI: the simplest communicator, and the reference for tests."""
 from __future__ import annotations
 
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
