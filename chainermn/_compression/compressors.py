@@ -31,6 +31,10 @@ def get(compression: Array) -> Array:
     Raises:
         TypeError: If it is none of these, or the threshold is no number.
         ValueError: If the type is unknown, or a parameter is unknown or out of range.
+
+    Example:
+        >>> chainermn.communicators.compression.get({'type': '2bit', 'threshold': 0.25})
+        2bit threshold=0.25
     """
     if compression is None or _is_compressor(compression):
         return compression
@@ -55,7 +59,13 @@ def get(compression: Array) -> Array:
 
 
 def describe(compressor: Array) -> str:
-    """Return the text by which ranks compare their compressors."""
+    """Return the text by which ranks compare their compressors.
+
+    Example:
+        >>> from chainermn.communicators import compression
+        >>> compression.describe(compression.TwoBit())
+        '2bit threshold=0.5'
+    """
     kind = type(compressor)
     has_own = any('__repr__' in vars(base) for base in kind.__mro__[:-1])
     return repr(compressor) if has_own else kind.__qualname__
@@ -66,6 +76,10 @@ class Fp16:
 
     Values beyond 65504 become infinite, as in any float16 calculation, which dynamic loss scaling
     detects.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm, compression='fp16').setup(model)
     """
 
     #: Each value is encoded as one element, independently of the others.
@@ -75,18 +89,36 @@ class Fp16:
     encoded_type: ClassVar[str] = 'float16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Round to the nearest float16."""
+        """Round to the nearest float16.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Fp16()
+            >>> compressor.compress(np.array([1, 1e6], np.float32))
+            array([ 1., inf], dtype=float16)
+        """
         with np.errstate(over='ignore'):
             return half_precision.to_float16(x) if _is_float32(x) else x.astype(np.float16)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Casts back, without rounding."""
+        """Casts back, without rounding.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Fp16()
+            >>> encoded = compressor.compress(np.array([1, 0.1], np.float32))
+            >>> compressor.decompress(encoded, 2, np.dtype('float32')).round(3)
+            array([1. , 0.1], dtype=float32)
+        """
         if type(encoded) is np.ndarray and dtype == np.float32:
             return half_precision.to_float32(encoded)
         return encoded.astype(dtype)
 
     def encoded_length(self, size: int) -> int:
-        """Return ``size``."""
+        """Return ``size``.
+
+        Example:
+            >>> chainermn.communicators.compression.Fp16().encoded_length(100)
+            100
+        """
         return size
 
     def __repr__(self) -> str:
@@ -97,6 +129,10 @@ class Bf16:
     """The upper half of a float32, rounded to nearest even: its range, 8 significant bits, 2 bytes.
 
     Encoded as uint16, since NumPy has no bfloat16.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm, compression='bf16').setup(model)
     """
 
     elementwise: ClassVar[bool] = True
@@ -104,7 +140,13 @@ class Bf16:
     encoded_type: ClassVar[str] = 'uint16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Round to the nearest bfloat16; a NaN stays one."""
+        """Round to the nearest bfloat16; a NaN stays one.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Bf16()
+            >>> compressor.compress(np.array([1, 1e6], np.float32))
+            array([16256, 18804], dtype=uint16)
+        """
         if _is_float32(x):
             return half_precision.to_bfloat16(x)
         xp = chainer.backend.get_array_module(x)
@@ -121,14 +163,26 @@ class Bf16:
         return xp.where(x == x, rounded, nan).astype(np.uint16)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Casts back, rounding only to float16."""
+        """Casts back, rounding only to float16.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Bf16()
+            >>> encoded = compressor.compress(np.array([1, 1e6], np.float32))
+            >>> compressor.decompress(encoded, 2, np.dtype('float32'))
+            array([1.00000e+00, 9.99424e+05], dtype=float32)
+        """
         bits = encoded.astype(np.uint32)
         bits <<= np.uint32(16)
         with np.errstate(over='ignore'):
             return bits.view(np.float32).astype(dtype, copy=False)
 
     def encoded_length(self, size: int) -> int:
-        """Return ``size``."""
+        """Return ``size``.
+
+        Example:
+            >>> chainermn.communicators.compression.Bf16().encoded_length(100)
+            100
+        """
         return size
 
     def __repr__(self) -> str:
@@ -152,6 +206,11 @@ class TwoBit:
 
     Args:
         threshold: Positive number.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm,
+        ...     compression={'type': '2bit', 'threshold': 0.25}).setup(model)
     """
 
     encoded_type: ClassVar[str] = 'uint32'
@@ -175,6 +234,12 @@ class TwoBit:
         The first value is in the lowest bits.  1 is ``threshold``, 2 ``-threshold``, 3 NaN.
 
         If the length or dtype of ``x`` has changed for this key, its residual restarts at zero.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
+            >>> encoded = compressor.compress(np.array([0.7, 0.1, -0.6], np.float32))
+            >>> compressor.residuals[None].round(2)  # added to the next gradients
+            array([ 0.2,  0.1, -0.1], dtype=float32)
         """
         xp = chainer.backend.get_array_module(x)
         dtype = np.promote_types(x.dtype, np.float32)
@@ -212,7 +277,14 @@ class TwoBit:
         return codes.view(np.uint8)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Return ``threshold``, ``-threshold``, 0 or NaN for each value."""
+        """Return ``threshold``, ``-threshold``, 0 or NaN for each value.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
+            >>> encoded = compressor.compress(np.array([0.7, 0.1, -0.6], np.float32))
+            >>> compressor.decompress(encoded, 3, np.dtype('float32'))
+            array([ 0.5,  0. , -0.5], dtype=float32)
+        """
         xp = chainer.backend.get_array_module(encoded)
         with np.errstate(over='ignore'):
             values = np.array([0, self.threshold, -self.threshold, np.nan]).astype(dtype)
@@ -220,11 +292,24 @@ class TwoBit:
         return of_byte.take(encoded.view(np.uint8), axis=0).reshape(-1)[:size]
 
     def encoded_length(self, size: int) -> int:
-        """Return the number of elements that hold 16 values each."""
+        """Return the number of elements that hold 16 values each.
+
+        Example:
+            >>> chainermn.communicators.compression.TwoBit().encoded_length(100)
+            7
+        """
         return -(-size // 16)
 
     def reset(self) -> None:
-        """Drop all residuals."""
+        """Drop all residuals.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit()
+            >>> encoded = compressor.compress(np.ones(3, np.float32))
+            >>> compressor.reset()
+            >>> compressor.residuals
+            {}
+        """
         self.residuals.clear()
 
     def serialize(self, serializer: Serializer) -> None:

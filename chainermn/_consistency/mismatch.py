@@ -47,6 +47,13 @@ class CollectiveMismatchError(ChainerMNError, ValueError):
     Attributes:
         calls: The call of each rank, as text, by rank.
         call_sites: The call site of each rank, such as ``train.py:8``; ``''`` if unknown.
+
+    Example:
+        >>> try:
+        ...     comm.gather_obj('x', root=comm.rank)  # with different roots
+        ... except chainermn.CollectiveMismatchError as error:
+        ...     print(error.calls)
+        ('gather_obj root=0', 'gather_obj root=1')
     """
 
     calls: tuple[str, ...] = ()

@@ -30,6 +30,18 @@ class MpiTransport:
 
     Derive a custom transport from this class, and override the methods that it can do faster: often
     just :meth:`mean`.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> from chainermn.communicators import mpi_communicator_base, transport
+        >>> class SumTransport(transport.MpiTransport):
+        ...     def mean(self, arrays, results=None):
+        ...         super().mean(arrays, results)
+        ...         for y in arrays if results is None else results:
+        ...             y *= self.size
+        >>> class SumCommunicator(mpi_communicator_base.MpiCommunicatorBase):
+        ...     transport_class = SumTransport
+        >>> comm = SumCommunicator(MPI.COMM_WORLD)
     """
 
     #: Whether gradients are averaged over the ranks; otherwise debug mode checks nothing.

@@ -104,6 +104,11 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         TypeError: If ``mpi_comm`` is not an ``mpi4py.MPI.Intracomm``, or an argument is unknown.
         RuntimeError: If the communicator needs CuPy or NCCL, and one of them is not available.
         ImportError: If mpi4py or its MPI library is missing.
+
+    Example:
+        >>> comm = chainermn.create_communicator('flat', timeout=600)
+        >>> comm.rank, comm.size
+        (0, 2)
     """
     try:
         from mpi4py import MPI

@@ -87,6 +87,12 @@ def scatter_dataset(
     Raises:
         TypeError: If ``comm`` is not a communicator, or the data set has no length.
         ValueError: If the seed is out of range.
+
+    Example:
+        >>> names = ['a.png', 'b.png', 'c.png', 'd.png'] if comm.rank == 0 else None
+        >>> shard = chainermn.scatter_dataset(names, comm)
+        >>> shard[:]  # ['c.png', 'd.png'] on rank 1
+        ['a.png', 'b.png']
     """
     with _as_communicator(comm, 'scatter_dataset') as ours:
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
@@ -122,6 +128,11 @@ def scatter_index(
     Raises:
         TypeError: If ``comm`` is not a communicator, or ``n_total_samples`` is not an integer.
         ValueError: If ``n_total_samples`` is negative.
+
+    Example:
+        >>> begin, end = chainermn.scatter_index(10, comm)
+        >>> begin, end  # 5, 10 on rank 1
+        (0, 5)
     """
     with _as_communicator(comm, 'scatter_index') as ours:
         shards = _on_root(ours, root, 'scatter_index', lambda: _shards(

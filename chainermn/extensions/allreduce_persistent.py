@@ -18,6 +18,14 @@ class AllreducePersistent(chainer.training.Extension):
     Args:
         model: A ``chainer.Link`` with the same persistent arrays on all ranks.
         comm: ChainerMN communicator.
+
+    Example:
+        >>> model = L.BatchNormalization(3)
+        >>> model.avg_mean[...] = comm.rank
+        >>> trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
+        >>> trainer.run()
+        >>> model.avg_mean
+        array([0.5, 0.5, 0.5], dtype=float32)
     """
 
     trigger: tuple[int, str] = (1, 'epoch')

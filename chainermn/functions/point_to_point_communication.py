@@ -91,6 +91,15 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
         ValueError: If ``rank`` is this rank; or if the two ranks wait for each other, or one sends
             data while the other expects a gradient, because one of them does not run backward, or
             runs it in a different order.
+
+    Example:
+        >>> x = chainer.Variable(np.ones(2, np.float32))
+        >>> if comm.rank == 0:
+        ...     chainermn.functions.send(x, comm, rank=1).backward()
+        ... else:
+        ...     F.sum(3 * chainermn.functions.recv(comm, rank=0)).backward()
+        >>> x.grad
+        array([3., 3.], dtype=float32)
     """
     if rank == communicator.rank:
         raise ValueError(f'send: rank must be a different rank, not this rank ({rank})')
@@ -123,6 +132,13 @@ def recv(communicator: CommunicatorBase, rank: int,
 
     Raises:
         ValueError: As :func:`send`.
+
+    Example:
+        >>> if comm.rank == 0:
+        ...     print(chainermn.functions.recv(comm, rank=1))
+        ... else:
+        ...     delegate = chainermn.functions.send(np.ones(2, np.float32), comm, rank=0)
+        variable([1. 1.])
     """
     if device is not None:
         warnings.warn('recv ignores device: arrays sent from a device arrive on the current device',

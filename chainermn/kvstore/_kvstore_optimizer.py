@@ -55,6 +55,12 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         TypeError: If an argument has a wrong type.
         ValueError: If ``update_on_kvstore`` is false in ``dist_async``, or true with an optimizer
             whose hooks or loss scaling need all parameters at once.
+
+    Example:
+        >>> store = chainermn.kvstore.create('dist_sync', comm)
+        >>> sgd = chainer.optimizers.SGD(lr=0.1).setup(model)
+        >>> optimizer = chainermn.kvstore.create_kvstore_optimizer(sgd, store)
+        >>> optimizer.update(model, *batch)
     """
     if not isinstance(kvstore, KVStore):
         raise TypeError('create_kvstore_optimizer needs a KVStore as its second argument, not '

@@ -27,6 +27,12 @@ def create_mnbn_model(link: Model, comm: CommunicatorBase, communication_backend
     Raises:
         ValueError: If a batch normalization has an ``axis``, or the communicator does not support
             the backend.
+
+    Example:
+        >>> model = chainer.Sequential(L.Linear(3, 4), L.BatchNormalization(4), F.relu)
+        >>> model = chainermn.links.create_mnbn_model(model, comm)
+        >>> type(model[1]).__name__
+        'MultiNodeBatchNormalization'
     """
     return _Converter(comm, communication_backend).replacement(copy.deepcopy(link))
 
