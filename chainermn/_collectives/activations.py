@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chainermn import _signature
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.deadlocks.pairwise import mismatch
 from chainermn._types import Arrays
+
+if TYPE_CHECKING:  # it imports this module
+    from chainermn._collectives.point_to_point import Messages
 
 _STRUCT = struct.Struct('=q?H')  # number, needs_gradient, length of the text
 _MAX_TEXT = 500
@@ -60,7 +63,7 @@ class Activations:
         messages: Messages of the communicator.
     """
 
-    def __init__(self, messages: Arrays) -> None:
+    def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._numbers = itertools.count()
         # Gradients that arrived out of order, by rank and number.

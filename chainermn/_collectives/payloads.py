@@ -14,7 +14,7 @@ from chainermn._collectives.nonblocking import Receive, Receives, blocking
 from chainermn._consistency import tags
 from chainermn._transport import array_buffers
 from chainermn._transport.pickling import CHUNK, Pickled, load
-from chainermn._types import Object
+from chainermn._types import Array, Object
 
 
 class Payloads:
@@ -37,7 +37,7 @@ class Payloads:
         return next(self._numbers) % self._n_numbers
 
     def receive_array(self, shape: tuple[int, ...], dtype: np.dtype, device: bool, source: int,
-                      number: int) -> Receives:
+                      number: int) -> Receives[Array]:
         """Receives the buffer of an array."""
         try:
             buffer = array_buffers.new_buffer(shape, dtype, device)
@@ -47,7 +47,7 @@ class Payloads:
         yield Receive(self.mpi_comm, array_buffers.raw(buffer), source, number)
         return buffer
 
-    def receive_object(self, source: int, number: int) -> Receives:
+    def receive_object(self, source: int, number: int) -> Receives[Object]:
         """Receives an object that was sent as `Pickled.messages`."""
         count = np.empty(1, int)
         yield Receive(self.mpi_comm, count, source, number)

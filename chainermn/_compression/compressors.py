@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Hashable
-from typing import ClassVar
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeGuard
 
 import chainer
 import numpy as np
@@ -13,12 +13,19 @@ from chainermn._compression.half_precision import CHUNK
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._types import Array, Serializer
 
+if TYPE_CHECKING:  # importing it at run time would import mpi4py
+    from chainermn._transport.base import Compressor
+
 _FLOAT32 = np.finfo(np.float32)
 
 __all__ = ['Bf16', 'Fp16', 'PowerSGD', 'TwoBit', 'describe', 'get']
 
 
-def get(compression: Array) -> Array:
+#: What :func:`get` accepts.
+Compression: TypeAlias = 'Compressor | PowerSGD | Mapping[str, object] | str | None'
+
+
+def get(compression: Compression) -> Compressor | PowerSGD | None:
     """Return a compressor by name, parameters or instance.
 
     Args:
@@ -36,7 +43,7 @@ def get(compression: Array) -> Array:
         >>> chainermn.communicators.compression.get({'type': '2bit', 'threshold': 0.25})
         2bit threshold=0.25
     """
-    if compression is None or _is_compressor(compression):
+    if compression is None or isinstance(compression, PowerSGD) or _is_compressor(compression):
         return compression
     if isinstance(compression, str):
         compression = {'type': compression}
@@ -58,7 +65,7 @@ def get(compression: Array) -> Array:
     return _TYPES[kind](**parameters)
 
 
-def describe(compressor: Array) -> str:
+def describe(compressor: object) -> str:
     """Return the text by which ranks compare their compressors.
 
     Example:
@@ -323,7 +330,9 @@ class TwoBit:
         return f'2bit threshold={self.threshold!r}'
 
 
-_TYPES: dict[str, Array] = {'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit, 'powersgd': PowerSGD}
+_TYPES: dict[str, Callable[..., Compressor | PowerSGD]] = {
+    'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit, 'powersgd': PowerSGD,
+}
 _PARAMETERS = {'2bit': ['threshold'], 'powersgd': ['rank', 'min_compression_rate']}
 
 
@@ -340,6 +349,6 @@ def _is_float32(x: Array) -> bool:
     return type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous
 
 
-def _is_compressor(compression: Array) -> bool:
-    return isinstance(compression, PowerSGD) or (not isinstance(compression, type) and all(
-        callable(getattr(compression, method, None)) for method in ('compress', 'decompress')))
+def _is_compressor(compression: object) -> TypeGuard[Compressor]:
+    return not isinstance(compression, type) and all(
+        callable(getattr(compression, method, None)) for method in ('compress', 'decompress'))

@@ -44,7 +44,7 @@ class NcclMeanQueue:
         self.check = check
         unusable.register(self)
 
-    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None
                ) -> list[Array]:
         """Start to average gradients by path; return an array for the mean of each."""
         if isinstance(compressor, PowerSGD):

@@ -44,7 +44,7 @@ class Compressor(Protocol):
         ...     optimizer.update(model, *batch)
     """
 
-    def compress(self, x: Array, key: Hashable = None) -> Array:
+    def compress(self, x: Array, key: Hashable, /) -> Array:
         """Encode a flat array.
 
         Example:
@@ -53,7 +53,7 @@ class Compressor(Protocol):
             array([1., 1.], dtype=float16)
         """
 
-    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype, /) -> Array:
         """Decode a flat array of ``size`` elements of a dtype.
 
         Example:

@@ -24,7 +24,7 @@ def check_op(op: object, dtype: np.dtype | None = None) -> None:
                         f'arrays, not op={op!r}')
 
 
-def combined(x: Array, op: str, combine: Callable[..., Array], *args: Array) -> Array:
+def combined(x: Array, op: str, combine: Callable[..., Array], *args: object) -> Array:
     """Reduces arrays of any dtype by a function that may round and compare differently.
 
     Args:

@@ -19,9 +19,12 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
+
+from typing_extensions import TypeVar
 
 from chainermn._signature import NO_UPDATE
+from chainermn._types import Object, ReceivedArray
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,13 +35,16 @@ if TYPE_CHECKING:
     from chainermn._collectives.activations import Activation
     from chainermn._collectives.nonblocking import Request
     from chainermn._collectives.rpc import Service
+    from chainermn._compression.compressors import Compression
+    from chainermn._compression.power_sgd import PowerSGD
     from chainermn._signature import Caller, Update
     from chainermn._transport.base import Compressor
-    from chainermn._types import Array, Model, Object
+    from chainermn._types import Array, Buffer, Model, NoResult
 
-_T = TypeVar('_T')
-#: An array; of NumPy or CuPy, like its result.
-_A = TypeVar('_A')
+#: An object; if it is not known from the arguments, its type is not known.
+_T = TypeVar('_T', default=Object)
+#: An array of NumPy or CuPy; the result is of the same kind.
+_A = TypeVar('_A', default=ReceivedArray)
 
 #: A ChainerMN or mpi4py communicator.
 CommunicatorLike: TypeAlias = 'CommunicatorBase | MPI.Intracomm'
@@ -65,7 +71,7 @@ class GradientQueue(Protocol):
         True if it uses a network, a device, or a core that no rank needs.
         """
 
-    def gradients(self, model: Model, zero_fill: bool, compression: object, /
+    def gradients(self, model: Model, zero_fill: bool, compression: Compression, /
                   ) -> dict[str, Array]:
         """Return the gradients of a model by path, after the ranks have compared them.
 
@@ -73,7 +79,7 @@ class GradientQueue(Protocol):
         :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`.
         """
 
-    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None
                ) -> list[Array]:
         """Start averaging gradients.
 
@@ -374,7 +380,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('barrier')
 
-    def serve(self, answer: Callable[[int, np.ndarray], Sequence[Object]]) -> Service:
+    def serve(self, answer: Callable[[int, np.ndarray], Sequence[Buffer]]) -> Service:
         """Start a thread on each rank that answers requests of the other ranks.
 
         Collective: every rank calls it.  The requests are not: a rank can send one at any time,
@@ -480,7 +486,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def recv(self, source: int, tag: int) -> Array:
+    def recv(self, source: int, tag: int) -> ReceivedArray:
         """Receive an array, or a tuple of arrays, from one rank.
 
         Args:
@@ -500,7 +506,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             [0 1 2]
         """
 
-    def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request:
+    def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request[NoResult]:
         """Start to send an array, or a tuple or list of arrays, and return at once (MPI_Isend).
 
         Several messages to one rank can be in flight, also with the same tag; they are received
@@ -528,7 +534,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('isend')
 
-    def irecv(self, source: int, tag: int = 0) -> Request:
+    def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArray]:
         """Start to receive a message of :meth:`isend` or :meth:`send`, and return at once.
 
         Args:
@@ -552,7 +558,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('irecv')
 
-    def waitall(self, requests: Sequence[Request]) -> list[Object]:
+    def waitall(self, requests: Sequence[Request[_T]]) -> list[_T]:
         """Wait for requests of :meth:`isend` and :meth:`irecv` (MPI_Waitall).
 
         Args:
@@ -635,15 +641,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('_recv_gradient')
 
-    @overload
     @abc.abstractmethod
-    def bcast(self, x: None, root: int = 0, max_buf_len: int | None = None) -> Array: ...
-    @overload
-    @abc.abstractmethod
-    def bcast(self, x: _A | None, root: int = 0, max_buf_len: int | None = None) -> _A: ...
-
-    @abc.abstractmethod
-    def bcast(self, x: Array, root: int = 0, max_buf_len: int | None = None) -> Array:
+    def bcast(self, x: _A | None, root: int = 0, max_buf_len: int | None = None) -> _A:
         """Broadcast an array from the root to all ranks (MPI_Bcast).
 
         Collective: every rank calls it.
@@ -760,7 +759,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('reduce')
 
-    def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> Array:
+    def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> ReceivedArray:
         """Combine one array for each rank, and give each rank its own (MPI_Reduce_scatter).
 
         Collective: every rank calls it.
@@ -798,7 +797,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def scatter(self, xs: Array | Sequence[Array] | None, root: int = 0) -> Array:
+    def scatter(self, xs: Array | Sequence[Array] | None, root: int = 0) -> ReceivedArray:
         """Send one array to each rank from the root (MPI_Scatterv).
 
         Collective: every rank calls it.
@@ -880,17 +879,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             {'epoch': 3}
         """
 
-    @overload
     @abc.abstractmethod
-    def bcast_obj(self, obj: None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0
-                  ) -> Object: ...
-    @overload
-    @abc.abstractmethod
-    def bcast_obj(self, obj: _T | None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0
-                  ) -> _T: ...
-
-    @abc.abstractmethod
-    def bcast_obj(self, obj: Object, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Object:
+    def bcast_obj(self, obj: _T | None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> _T:
         """Broadcast a picklable object from the root.  Collective: every rank calls it.
 
         Args:
@@ -937,12 +927,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('allgather_obj')
 
-    @overload
-    def scatter_obj(self, objs: None, root: int = 0) -> Object: ...
-    @overload
-    def scatter_obj(self, objs: Sequence[_T] | None, root: int = 0) -> _T: ...
-
-    def scatter_obj(self, objs: Sequence[Object] | None, root: int = 0) -> Object:
+    def scatter_obj(self, objs: Sequence[_T] | None, root: int = 0) -> _T:
         """Send one object to each rank from the root.  Collective: every rank calls it.
 
         Args:
@@ -1019,7 +1004,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
-                             compression: Object = None) -> None:
+                             compression: Compression = None) -> None:
         """Replace each gradient of the model by its mean over all ranks, in place.
 
         Collective: every rank calls it.  Afterwards the gradients are bitwise equal on all ranks.
@@ -1062,7 +1047,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         return contextlib.nullcontext()
 
     def multi_node_mean_grad_async(self, model: Model, zero_fill: bool = False,
-                                   compression: Object = None) -> MeanRequest:
+                                   compression: Compression = None) -> MeanRequest:
         """Start :meth:`multi_node_mean_grad` and return at once.
 
         Collective: every rank calls it.  Only pure_nccl supports it.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import chainer
 import numpy as np
 
-from chainermn._types import Array, Variable, VariableOrArray
+from chainermn._types import Array, Variable, VariableOrArray, Variables
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions._node import Gradients, Indexes, Node, placeholder
 
@@ -113,7 +113,7 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
 
 def recv(communicator: CommunicatorBase, rank: int,
          delegate_variable: chainer.Variable | None = None, tag: int = 0,
-         force_tuple: bool = False, *, device: object = None) -> Variable:
+         force_tuple: bool = False, *, device: object = None) -> Variables:
     """Receive a Variable, differentiably.  Rank ``rank`` calls :func:`send`.
 
     Args:

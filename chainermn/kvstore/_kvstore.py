@@ -372,6 +372,7 @@ class KVStore:
                 raise ValueError("the compression of a store must be of type '2bit', not "
                                  f'{compression_params.get("type")!r}')
             compressor = compression.get(compression_params)
+            assert isinstance(compressor, compression.TwoBit)
         self._backend.check_same('set_gradient_compression', repr(compressor))
         self._backend.server.compressor = compressor
         self._backend.barrier()

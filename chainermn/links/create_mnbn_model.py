@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import chainer
 
@@ -9,9 +10,11 @@ from chainermn._types import Model
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 
+_Link = TypeVar('_Link', bound=Model)
 
-def create_mnbn_model(link: Model, comm: CommunicatorBase, communication_backend: str = 'auto'
-                      ) -> Model:
+
+def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend: str = 'auto'
+                      ) -> _Link:
     """Copy a model, with each ``BatchNormalization`` replaced by the multi-node one.
 
     See :class:`MultiNodeBatchNormalization`.  Every rank converts its own model; nothing is sent.

@@ -28,7 +28,7 @@ from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
-    from chainermn.communicators.compression import Compressor
+    from chainermn.communicators.compression import Compressor, PowerSGD
 
 #: Parameters with their paths, sorted.
 Named = list[tuple[str, Parameter]]
@@ -53,7 +53,7 @@ class Joined(Protocol):
 
 
 class _Compression(TypedDict, total=False):
-    compression: Compressor
+    compression: Compressor | PowerSGD
 
 
 class _UpdateProgress:
@@ -91,7 +91,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
     communicator: CommunicatorBase
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
     zero_fill: bool
-    compression: Compressor | None
+    compression: Compressor | PowerSGD | None
     _joined: Joined | None
     _accumulation: Accumulation
     _sharding: ShardedUpdate | None
@@ -119,7 +119,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def __init__(
         self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-        n_accumulations: int = 1, compression: Compressor | None = None,
+        n_accumulations: int = 1, compression: Compressor | PowerSGD | None = None,
     ) -> None:
         super().__init__(actual_optimizer)
         self.communicator = communicator
@@ -247,7 +247,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         if rank == self.communicator.rank:
             compression.serialize(serializer)
         else:
-            compression.reset()  # type: ignore[attr-defined]
+            compression.reset()  # type: ignore[union-attr]
 
     def is_changed(self, target: Model) -> bool:
         """Check whether ``target`` has other parameters than in the last call.

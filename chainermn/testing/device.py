@@ -3,10 +3,8 @@ from __future__ import annotations
 
 import chainer
 
-from chainermn._types import Device
 
-
-def get_device(device_id: int | None = None, use_chainerx: bool = False) -> Device:
+def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chainer.backend.Device:
     """Return a Chainer device.
 
     Args:
