@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import chainer
 
-from chainermn._consistency.mismatch import CollectiveMismatchError
 from chainermn._failures import common_error
+from chainermn._failures.exceptions import CollectiveMismatchError
 from chainermn._failures.ranks import ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from chainer.datasets import SubDataset
 
-from chainermn._failures.exceptions import ChainerMNError
+from chainermn._failures.exceptions import DataSizeError as DataSizeError
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
@@ -36,10 +36,6 @@ Shards = list[tuple[int, int]]
 
 #: Number of turns in which the root sends shards that it has to copy.
 _TURNS = 8
-
-
-class DataSizeError(ChainerMNError, RuntimeError):
-    """Kept for scripts that catch it; nothing raises it."""
 
 
 def scatter_dataset(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from chainermn import _runtime
+from chainermn._failures.exceptions import ChainerMNError
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -40,7 +41,7 @@ class _Locks(_runtime.Part):
         return False
 
 
-class InUseError(Exception):
+class InUseError(ChainerMNError):
     """Another process has the lock; the text names it."""
 
 
