@@ -78,7 +78,7 @@ class Activations:
         return Activation(dest, tag, number, needs_gradient, call)
 
     def recv(self, source: int, tag: int) -> tuple[Arrays, Activation]:
-        """Receives an activation."""
+        """Receive an activation."""
         call = f'recv from rank {source} with tag {tag}, called at {call_site.locate()}'
         mark, data, source, tag = self._messages.recv_marked('recv_activation', source, tag, call)
         if mark is None:
@@ -98,7 +98,7 @@ class Activations:
                 'send_gradient', Mark('gradient', number, False, call), gradients, peer, tag)
 
     def recv_gradient(self, activation: Activation) -> Arrays:
-        """Receives the gradient of an activation."""
+        """Receive the gradient of an activation."""
         peer, tag, number, _, forward = activation
         call = f'backward, called at {call_site.locate()}, waits for the gradient of {forward}'
         while (peer, number) not in self._early:

@@ -162,7 +162,7 @@ class ArrayOperations(InlineArrays):
             arrays, arrays[root].shape, dtype, device, kind == _HOMOGENEOUS, root)
 
     def _scattered(self, root: int) -> Array:
-        """Receives the array that the root scatters to this rank."""
+        """Receive the array that the root scatters to this rank."""
         message = self._consistency.bcast(pack('scatter', root=root), root)
         if len(message) > SIZE:
             return array_of(message, self._rank)

@@ -178,7 +178,7 @@ class Request(Generic[_Result]):
         return (self._record,) if self._record is not None else ()
 
     def test(self) -> bool:
-        """Returns whether :meth:`wait` would return at once, without blocking."""
+        """Return whether :meth:`wait` would return at once, without blocking."""
         while self._step is not None:
             request, status = self._step
             if not request.Test(status):
@@ -222,7 +222,7 @@ def waitall(requests: Iterable[Request[_T]]) -> list[_T]:
 
 
 def blocking(receives: Receives[_T], wait: Callable[[MPI.Request, MPI.Status | None], None]) -> _T:
-    """Receives messages one after another, blocking; returns the result."""
+    """Receive messages one after another, blocking; return the result."""
     try:
         while True:
             receive = next(receives)

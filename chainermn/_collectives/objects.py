@@ -131,7 +131,7 @@ class ObjectOperations(Operations):
         return [load(stream, (), source, self._rank) for source, stream in enumerate(streams)]
 
     def _gathered_streams(self, stream: bytes, length: int, root: int) -> list[memoryview]:
-        """Gathers pickles, padded to a length; with a root, the result is only valid there."""
+        """Gather pickles, padded to a length; with a root, the result is only valid there."""
         padded, received = stream.ljust(length), bytearray(length * self.size)
         if root < 0:
             self._arrays.Allgather(padded, received)

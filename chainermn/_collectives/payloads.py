@@ -38,7 +38,7 @@ class Payloads:
 
     def receive_array(self, shape: tuple[int, ...], dtype: np.dtype, device: bool, source: int,
                       number: int) -> Receives[Array]:
-        """Receives the buffer of an array."""
+        """Receive the buffer of an array."""
         try:
             buffer = array_buffers.new_buffer(shape, dtype, device)
         except MemoryError as error:
@@ -48,7 +48,7 @@ class Payloads:
         return buffer
 
     def receive_object(self, source: int, number: int) -> Receives[Object]:
-        """Receives an object that was sent as `Pickled.messages`."""
+        """Receive an object that was sent as `Pickled.messages`."""
         count = np.empty(1, int)
         yield Receive(self.mpi_comm, count, source, number)
         lengths = np.empty(int(count[0]), int)
@@ -68,7 +68,7 @@ class Payloads:
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int],
                  wait: Callable[..., None]) -> list[Object]:
-        """Exchanges objects in a collective call.
+        """Exchange objects in a collective call.
 
         Args:
             pickled: The objects to send, by destination.

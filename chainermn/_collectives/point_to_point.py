@@ -111,7 +111,7 @@ class Messages:
                        functools.partial(self._began, 'wait', dest, tag))
 
     def recv(self, source: int, tag: int) -> ReceivedArray:
-        """Receives an array or a tuple of arrays."""
+        """Receive an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
         calls = self.calls
         calls.count += 1
@@ -166,7 +166,7 @@ class Messages:
         self._send_rest(rest, dest, number)
 
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Object:
-        """Receives an object."""
+        """Receive an object."""
         self._check(source, tag, 'source', wildcards=True)
         self._began('recv_obj', source, tag)
         return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
@@ -188,7 +188,7 @@ class Messages:
 
     def recv_marked(self, operation: str, source: int, tag: int, call: str
                     ) -> tuple[Mark | None, Arrays, int, int]:
-        """Receives an array or a tuple of arrays, with or without a mark.
+        """Receive an array or a tuple of arrays, with or without a mark.
 
         Returns:
             The mark or ``None``, the data, the sender and the tag.
@@ -215,7 +215,7 @@ class Messages:
         return mark, data, source, tag
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Arrays]:
-        """Exchanges objects in a collective call; see `Payloads.exchange`."""
+        """Exchange objects in a collective call; see `Payloads.exchange`."""
         return self._payloads.exchange(pickled, sources, self._wait)
 
     def warn_of_unmatched(self) -> None:
@@ -262,7 +262,7 @@ class Messages:
             self._mpi_comm.Ssend(message, dest, tag)
 
     def _wait(self, request: MPI.Request, status: MPI.Status | None = None) -> None:
-        """Blocks for a request while making progress with the requests of irecv.
+        """Block for a request while making progress with the requests of irecv.
 
         Otherwise two ranks could each wait for the other to receive a large array.
         """
@@ -339,7 +339,7 @@ class Messages:
 
     def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
                  ) -> Receives[Arrays]:
-        """Receives the next message; raises if the sender failed or sent another kind."""
+        """Receive the next message; raise if the sender failed or sent another kind."""
         status = MPI.Status() if status is None else status
         signature, body = yield from _receive_header(self._mpi_comm, source, tag, status)
         return (yield from self._finish_plain(
@@ -347,7 +347,7 @@ class Messages:
 
     def _finish_plain(self, signature: CallSignature, body: memoryview, source: int, tag: int,
                       call: str) -> Receives[Arrays]:
-        """Receives the data after a signature; raises if it is a marked gradient."""
+        """Receive the data after a signature; raise if it is a marked gradient."""
         mark, received = yield from self._finish(signature, body, source, tag, call)
         if mark is not None and mark.kind == 'gradient':
             raise activations.unexpected(
@@ -357,7 +357,7 @@ class Messages:
 
     def _finish(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
                 ) -> Receives[tuple[Mark | None, Arrays]]:
-        """Receives the data after a signature; returns it with its mark, or ``None``."""
+        """Receive the data after a signature; return it with its mark, or ``None``."""
         calls = self.calls
         calls.receiving[source, tag] += 1
         try:
@@ -416,7 +416,7 @@ class Messages:
 
 def _receive_header(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status
                     ) -> Receives[tuple[CallSignature, memoryview]]:
-    """Receives the next signature and the data in its message."""
+    """Receive the next signature and the data in its message."""
     message = bytearray(_MAX_MESSAGE)
     yield Receive(mpi_comm, message, source, tag, status)
     return _signature.unpack(message), memoryview(message)[_signature.SIZE:status.Get_count()]

@@ -107,7 +107,7 @@ class Fp16:
             return half_precision.to_float16(x) if _is_float32(x) else x.astype(np.float16)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Casts back, without rounding.
+        """Cast back, without rounding.
 
         Example:
             >>> compressor = chainermn.communicators.compression.Fp16()
@@ -170,7 +170,7 @@ class Bf16:
         return xp.where(x == x, rounded, nan).astype(np.uint16)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Casts back, rounding only to float16.
+        """Cast back, rounding only to float16.
 
         Example:
             >>> compressor = chainermn.communicators.compression.Bf16()
@@ -337,7 +337,7 @@ _PARAMETERS = {'2bit': ['threshold'], 'powersgd': ['rank', 'min_compression_rate
 
 
 def _packed(codes: Array) -> Array:
-    """Packs codes of two bits, four per byte, padded to a multiple of four bytes."""
+    """Pack codes of two bits, four per byte, padded to a multiple of four bytes."""
     if missing := -codes.size % 16:
         codes = chainer.backend.get_array_module(codes).pad(codes, (0, missing))
     # Moves each of four codes to its place in the highest byte.

@@ -76,7 +76,7 @@ class PowerSGD:
     def mean(self, paths: Sequence[str], arrays: Sequence[Array], results: Sequence[Array],
              average: Callable[[Sequence[Array], Sequence[Array]], None],
              defer: Callable[[Exception], None]) -> None:
-        """Averages gradients.  Collective: every rank calls it.
+        """Average gradients.  Collective: every rank calls it.
 
         Args:
             paths: The path of each gradient, which identifies its state.

@@ -160,7 +160,7 @@ def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
 
 
 def _difference(signature: CallSignature, usual: CallSignature) -> str:
-    """Names the first difference between a call and the usual one, or returns ''."""
+    """Name the first difference between a call and the usual one, or return ''."""
     equal = usual.declared.equal or CALL
     if signature.operation != usual.operation:
         return 'operations'

@@ -182,7 +182,7 @@ class MeanQueue:
         return self._calls,
 
     def cancel(self) -> None:
-        """Discards everything submitted, as after an error.  Collective: every rank calls it.
+        """Discard everything submitted, as after an error.  Collective: every rank calls it.
 
         The ranks may have submitted different numbers of lists.
         """
@@ -204,7 +204,7 @@ class MeanQueue:
             setattr(self, name, unusable)
 
     def free(self) -> None:
-        """Frees the resources of this queue.  Collective: every rank calls it, once."""
+        """Free the resources of this queue.  Collective: every rank calls it, once."""
         self.cancel()
         lifecycle.remove_callback(self._finish)
         if self._thread is not None:
@@ -218,7 +218,7 @@ class MeanQueue:
         self.cancel()
 
     def _turn(self, digest: int) -> _Turn:
-        """Notifies the other ranks that this one has submitted a list with that digest."""
+        """Notify the other ranks that this one has submitted a list with that digest."""
         digests = np.array([digest, -digest])
         return _Turn(self._turns.Iallreduce(MPI.IN_PLACE, digests, MPI.MAX), digests)
 

@@ -50,7 +50,7 @@ class ArrayList(list[Array]):
 
     def by_dtype(self, results: Sequence[Array] | None = None
                  ) -> list[tuple[ArrayList, Sequence[Array]]]:
-        """Group of arrays that can share a buffer: same dtype, all on the host or on a device.
+        """Group arrays that can share a buffer: same dtype, all on the host or on a device.
 
         Args:
             results: An array for the result of each array; by default the array itself.

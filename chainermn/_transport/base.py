@@ -82,7 +82,7 @@ class Codec(Protocol):
     name: str
 
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
-        """Compresses flat arrays; the ranks get arrays of equal dtypes and lengths."""
+        """Compress flat arrays; the ranks get arrays of equal dtypes and lengths."""
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
         """Encode a flat array in the middle of an exchange, in which other ranks wait for it.

@@ -204,7 +204,7 @@ class Tables:
             return self._tables[key]
 
     def clear(self) -> None:
-        """Frees all tables."""
+        """Free all tables."""
         self._tables = OrderedDict[tuple[int, int, tuple[_Address, ...]], tuple[int, Array]]()
         self._taken = 0
         self.n_made = 0

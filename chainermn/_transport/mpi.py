@@ -131,7 +131,7 @@ class MpiTransport:
         self.mean(arrays)
 
     def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
-        """Averages arrays of one dtype in one buffer."""
+        """Average arrays of one dtype in one buffer."""
         x = group[0]
         if len(group) == 1 and targets[0] is x and type(x) is np.ndarray and (
                 x.dtype in _FLOATS and x.flags.c_contiguous):  # in its own memory
@@ -178,7 +178,7 @@ class MpiTransport:
             self._packed_bcast(group, root)
 
     def _packed_bcast(self, group: Sequence[Array], root: int) -> None:
-        """Broadcasts arrays of one dtype in one buffer."""
+        """Broadcast arrays of one dtype in one buffer."""
         if self.rank == root:
             sent = array_buffers.to_buffer(packing.pack(group))
             self.mpi_comm.Bcast(array_buffers.raw(sent), root)

@@ -58,7 +58,7 @@ def chunks(part: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> Object:
-    """Unpickles an object.
+    """Unpickle an object.
 
     Args:
         stream: The stream.

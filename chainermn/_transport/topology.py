@@ -18,12 +18,12 @@ class Topology(NamedTuple):
 
 
 def discover(mpi_comm: MPI.Intracomm) -> Topology:
-    """Exchanges host names.  Collective: every rank calls it."""
+    """Exchange host names.  Collective: every rank calls it."""
     return place(mpi_comm.rank, mpi_comm.allgather(MPI.Get_processor_name()))
 
 
 def place(rank: int, hosts: Sequence[str]) -> Topology:
-    """Places a rank, given the host of each rank.
+    """Place a rank, given the host of each rank.
 
     Nodes are numbered by the lowest rank they hold.
 

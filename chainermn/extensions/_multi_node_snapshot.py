@@ -133,7 +133,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Locks the files; resumes with ``autoload``.  Collective: every rank calls it.
+        """Lock the files; resume with ``autoload``.  Collective: every rank calls it.
 
         Raises:
             RuntimeError: On every rank, if another job uses this file name in this folder.
@@ -300,7 +300,7 @@ class _Writer(snapshot_writers.Writer):
                                  for key, array in target.items()})
 
     def _add_cleanup_hook(self, hook_fun: Callable[..., None]) -> None:
-        """Ignores Chainer's hook for ``n_retains``: Saver removes manifests before files."""
+        """Ignore Chainer's hook for ``n_retains``: Saver removes manifests before files."""
 
     def finalize(self) -> None:
         self._wait()

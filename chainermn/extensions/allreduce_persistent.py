@@ -36,7 +36,7 @@ class AllreducePersistent(chainer.training.Extension):
         self.comm = comm
 
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
-        """Averages the arrays.
+        """Average the arrays.
 
         Args:
             trainer: Has no effect.
@@ -64,7 +64,7 @@ class AllreducePersistent(chainer.training.Extension):
         return [named[path] for path in sorted(named)]
 
     def _average(self, arrays: list[np.ndarray], dtype: np.dtype) -> None:
-        """Averages arrays in one exchange, and in one dtype."""
+        """Average arrays in one exchange, and in one dtype."""
         xp = chainer.backend.get_array_module(*arrays)
         with self.comm.called_by('AllreducePersistent'):
             mean = self.comm.multi_node_mean(xp.concatenate(

@@ -186,7 +186,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Locks the files, before time is spent on training.  Collective: every rank calls it.
+        """Lock the files, before time is spent on training.  Collective: every rank calls it.
 
         Raises:
             OSError: On every rank, if any rank cannot write to its folder.
@@ -318,12 +318,12 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
                  tb: types.TracebackType) -> None:
-        """Remembers that training failed."""
+        """Remember that training failed."""
         self._failed = True
 
     @called_by('create_multi_node_checkpointer')
     def finalize(self) -> None:
-        """Completes the last save.  If training succeeded on all ranks, removes the files.
+        """Complete the last save.  If training succeeded on all ranks, remove the files.
 
         Without a trainer, the files are removed immediately.  After ``Trainer.run``, which calls
         this method, they are removed when all ranks have ended without an error, since a later step
@@ -394,7 +394,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         self._has_trainer = self._has_trainer or hasattr(target, 'updater')
 
     def _lock(self, must_write: bool = False) -> None:
-        """Locks the files.  Collective: every rank calls it."""
+        """Lock the files.  Collective: every rank calls it."""
         with raise_on_all_ranks(self.comm, 'locking checkpoints'):
             names = self._names
         groups = group_ranks(enumerate(self.comm.allgather_obj(self.name)))

@@ -94,7 +94,7 @@ class KVStore:
 
     def push(self, key: KeyLike | KeysLike, value: Values,
              priority: float | Sequence[float] = 0) -> None:
-        """Pushes values; the updater merges them into the stored arrays.
+        """Push values; the updater merges them into the stored arrays.
 
         Several values for one key are summed first.
 
@@ -110,8 +110,8 @@ class KVStore:
             priority: Number, or list with a number for each key.  Has no effect.
 
         Raises:
-            ValueError: If a key is not initialized, or a value has not the key's shape.
-            TypeError: If a value has not the key's dtype, or an argument has a wrong type.
+            ValueError: If a key is not initialized, or a value does not have the key's shape.
+            TypeError: If a value does not have the key's dtype, or an argument has a wrong type.
             Exception: Any error of the updater.
 
         Example:
@@ -162,8 +162,8 @@ class KVStore:
             device of the initial value.
 
         Raises:
-            ValueError: If a key is not initialized, or an output has not the key's shape.
-            TypeError: If an output has not the key's dtype, or an argument has a wrong type.
+            ValueError: If a key is not initialized, or an output does not have the key's shape.
+            TypeError: If an output does not have the key's dtype, or an argument has a wrong type.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -338,7 +338,7 @@ class KVStore:
         self._backend.barrier()
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
-        """Compresses the values that are pushed from now on, to 2 bits each.
+        """Compress the values that are pushed from now on, to 2 bits each.
 
         Each value is sent as ``threshold``, ``-threshold`` or 0, so 16 values take the bytes of one
         float32.  The sender keeps the difference (error feedback) and adds it to its next push of

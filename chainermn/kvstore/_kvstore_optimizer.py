@@ -112,7 +112,7 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
 
     def update(self, lossfun: Callable[..., chainer.Variable] | None = None, *args: object,
                **kwds: object) -> None:
-        """Pushes this rank's gradients and updates the parameters.
+        """Push this rank's gradients and update the parameters.
 
         Collective, except for local stores and ``dist_async``.
 
@@ -164,7 +164,7 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
         """Raise on all ranks if this optimizer cannot update the parameters."""
 
     def _step(self, parameters: _Parameters) -> None:
-        """Pushes the gradients of the parameters, and updates them."""
+        """Push the gradients of the parameters, and update them."""
         raise NotImplementedError
 
 

@@ -96,7 +96,7 @@ class RowSparse:
         return dense
 
     def unique(self) -> RowSparse:
-        """Sum rows with the same index, and sorts the rows by index.
+        """Sum rows with the same index, and sort the rows by index.
 
         Returns:
             A new row-sparse array in host memory; each index occurs once, in ascending order.

@@ -78,7 +78,7 @@ class SharedMemoryTransport(MpiTransport):
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
-        """Averages within each node in shared memory, and sends encoded means between nodes.
+        """Average within each node in shared memory, and send encoded means between nodes.
 
         On a single node, each rank encodes its arrays, so that their values are rounded, too.
         """
