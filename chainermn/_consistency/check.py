@@ -194,14 +194,14 @@ class ConsistencyCheck:
                            mismatch.RemoteError.of(operation, error, consequence))
 
     def _signatures(self, signature: bytes) -> list[CallSignature]:
-        """Exchanges the signatures of all ranks, after a mismatch."""
+        """Exchange the signatures of all ranks, after a mismatch."""
         signature = _signature.with_caller(signature, self.caller.digest)
         received = bytearray(_signature.SIZE * self._size)
         self.mpi_comm.Allgather(signature, received)
         return [_signature.unpack(received, _signature.SIZE * rank) for rank in range(self._size)]
 
     def _compare(self, signature: bytes, details: Mapping[str, str] | None = None) -> None:
-        """Exchanges the signatures of all ranks; raises if they differ in parts that must not."""
+        """Exchange the signatures of all ranks; raise if they differ in parts that must not."""
         signatures = self._signatures(signature)
         if not all(signature.update for signature in signatures):  # not all by an optimizer
             signatures = [signature._replace(update=0) for signature in signatures]
@@ -218,7 +218,7 @@ class ConsistencyCheck:
     def _raise_common(self, signatures: list[CallSignature],
                       details: Mapping[str, str] | None = None, error: Exception | None = None,
                       failure: mismatch.RemoteError | None = None) -> NoReturn:
-        """Exchanges details and raises the same error on all ranks."""
+        """Exchange details and raise the same error on all ranks."""
         self.has_finished_ranks = any(
             signature.operation == END for signature in signatures)
         site = str(self.update) + call_site.describe()

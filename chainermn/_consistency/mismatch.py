@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from chainermn._failures.exceptions import ChainerMNError
+from chainermn._failures.exceptions import CollectiveMismatchError
 from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn._operations import CALL, DTYPE, END, SHAPE
 from chainermn._signature import PROGRAM, Caller, CallSignature
@@ -37,32 +37,6 @@ _ADVICE = {
     'shapes': 'Make the shapes equal before the call; only gather and allgather accept '
               'different shapes.',
 }
-
-
-class CollectiveMismatchError(ChainerMNError, ValueError):
-    """Ranks called different operations, or one operation with arguments that do not match.
-
-    All ranks raise it, with the same text, before any data is sent.
-
-    Attributes:
-        calls: The call of each rank, as text, by rank.
-        call_sites: The call site of each rank, such as ``train.py:8``; ``''`` if unknown.
-    """
-
-    calls: tuple[str, ...] = ()
-    call_sites: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, message: str, calls: Sequence[object], sites: Sequence[str] = ()
-           ) -> CollectiveMismatchError:
-        error = cls(message)
-        error.calls = tuple(map(str, calls))
-        error.call_sites = tuple(site.rpartition('called at ')[2] for site in sites) or (
-            ('',) * len(calls))
-        return error
-
-
-CollectiveMismatchError.__module__ = 'chainermn'  # where users find it
 
 
 #: The usual consequence of an error.
@@ -186,7 +160,7 @@ def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
 
 
 def _difference(signature: CallSignature, usual: CallSignature) -> str:
-    """Names the first difference between a call and the usual one, or returns ''."""
+    """Name the first difference between a call and the usual one, or return ''."""
     equal = usual.declared.equal or CALL
     if signature.operation != usual.operation:
         return 'operations'

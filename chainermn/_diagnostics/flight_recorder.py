@@ -255,7 +255,7 @@ class Call(NamedTuple):
 
 
 def assign_number(communicator: Iterable[FlightRecord]) -> None:
-    """Numbers a new communicator among those of the same ranks."""
+    """Assign a number to a new communicator, unique among those of the same ranks."""
     communicators = _runtime.get(_Records).communicators
     for n, calls in enumerate(communicator):
         communicators[calls.ranks] += n == 0

@@ -121,7 +121,7 @@ def add_check(check: Check) -> None:
 
 
 def remove_check(check: Check) -> None:
-    """Undoes :func:`add_check`.  All ranks call it at the same point of the program."""
+    """Undo :func:`add_check`.  All ranks call it at the same point of the program."""
     if check in _state().checks:
         _state().checks.remove(check)
 
@@ -135,7 +135,7 @@ def add_callback(callback: Callable[[], None]) -> None:
 
 
 def remove_callback(callback: Callable[[], None]) -> None:
-    """Undoes :func:`add_callback`."""
+    """Undo :func:`add_callback`."""
     if callback in _state().callbacks:
         _state().callbacks.remove(callback)
 

@@ -122,7 +122,7 @@ class Watchdog(_runtime.Part):
             self._thread.start()
 
     def limit_interval(self, timeout: float | None) -> None:
-        """Shortens the interval of polls if a timeout requires it."""
+        """Shorten the interval of polls if a timeout requires it."""
         if timeout:
             self._interval = min(self._interval, timeout / 4)
 
@@ -239,7 +239,7 @@ class Watchdog(_runtime.Part):
                 self._respond(group, f'deadlock: {deadlock}', (), now)
 
     def _ask(self, group: WatchdogGroup, now: float) -> None:
-        """Asks all ranks for their state if necessary; prints what they have answered."""
+        """Ask all ranks for their state if necessary; print what they have answered."""
         text = None
         if group.question is not None:
             pass
@@ -263,7 +263,7 @@ class Watchdog(_runtime.Part):
             self._send_question(group, list(question.answers), now)
 
     def _send_question(self, group: WatchdogGroup, ranks: Sequence[int], now: float) -> None:
-        """Asks ranks for their state; this rank answers at once."""
+        """Ask ranks for their state; this rank answers at once."""
         assert group.question is not None
         group.question.ask(now, ranks if group.mpi_comm is not None else ())
         group.question.answers[group.ranks[group.rank]] = self._response('', now)

@@ -53,7 +53,7 @@ def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pen
 
 
 def release(key: Key) -> None:
-    """Undoes :func:`hold`, for a finalized communicator."""
+    """Undo :func:`hold`, for a finalized communicator."""
     _runtime.get(_Communicators).held.pop(key, None)
 
 
@@ -97,7 +97,7 @@ def free(ranks: Sequence[int], rank: int, by_rank: Sequence[set[Key]]) -> None:
 
 
 def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
-    """Duplicates a communicator twice.  Collective: every rank calls it.
+    """Duplicate a communicator twice.  Collective: every rank calls it.
 
     Raises:
         RuntimeError: On all ranks, if the limit of MPI is reached.
@@ -113,7 +113,7 @@ def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
 
 @contextlib.contextmanager
 def explained(mpi_comm: MPI.Intracomm) -> Iterator[None]:
-    """Explains the error if the limit of MPI is reached, which MPI raises on all ranks."""
+    """Explain the error if the limit of MPI is reached, which MPI raises on all ranks."""
     try:
         yield
     except MPI.Exception as error:

@@ -33,6 +33,18 @@ class MpiTransport:
 
     Derive a custom transport from this class, and override the methods that it can do faster: often
     just :meth:`mean`.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> from chainermn.communicators import mpi_communicator_base, transport
+        >>> class SumTransport(transport.MpiTransport):
+        ...     def mean(self, arrays, results=None):
+        ...         super().mean(arrays, results)
+        ...         for y in arrays if results is None else results:
+        ...             y *= self.size
+        >>> class SumCommunicator(mpi_communicator_base.MpiCommunicatorBase):
+        ...     transport_class = SumTransport
+        >>> comm = SumCommunicator(MPI.COMM_WORLD)
     """
 
     #: Whether gradients are averaged over the ranks; otherwise debug mode checks nothing.
@@ -122,7 +134,7 @@ class MpiTransport:
         self.mean(arrays)
 
     def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
-        """Averages arrays of one dtype in one buffer."""
+        """Average arrays of one dtype in one buffer."""
         x = group[0]
         if len(group) == 1 and targets[0] is x and type(x) is np.ndarray and (
                 x.dtype in _FLOATS and x.flags.c_contiguous):  # in its own memory
@@ -191,7 +203,7 @@ class MpiTransport:
         return messages
 
     def _packed_bcast(self, group: Sequence[Array], root: int) -> None:
-        """Broadcasts arrays of one dtype in one buffer."""
+        """Broadcast arrays of one dtype in one buffer."""
         if self.rank == root:
             sent = array_buffers.to_buffer(packing.pack(group))
             self.mpi_comm.Bcast(array_buffers.raw(sent), root)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import chainer
 
-from chainermn._consistency.mismatch import CollectiveMismatchError
 from chainermn._failures import common_error
+from chainermn._failures.exceptions import CollectiveMismatchError
 from chainermn._failures.ranks import ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -106,6 +106,11 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         TypeError: If ``mpi_comm`` is not an ``mpi4py.MPI.Intracomm``, or an argument is unknown.
         RuntimeError: If the communicator needs CuPy or NCCL, and one of them is not available.
         ImportError: If mpi4py or its MPI library is missing.
+
+    Example:
+        >>> comm = chainermn.create_communicator('flat', timeout=600)
+        >>> comm.rank, comm.size
+        (0, 2)
     """
     with _without_garbage_collection():
         return _import_and_create(communicator_name, mpi_comm, kwargs)

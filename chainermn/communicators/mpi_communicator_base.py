@@ -52,6 +52,14 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
     Attributes:
         transport_class: Moves arrays and averages gradients: a class like
             :class:`chainermn.communicators.transport.MpiTransport`.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> from chainermn.communicators import mpi_communicator_base, transport
+        >>> class MyCommunicator(mpi_communicator_base.MpiCommunicatorBase):
+        ...     transport_class = transport.MpiTransport
+        >>> MyCommunicator(MPI.COMM_WORLD)
+        <MyCommunicator: rank 0 of 2, on node 0 of 1 as rank 0 of 2>
     """
 
     transport_class: ClassVar[type[MpiTransport]] = MpiTransport

@@ -117,7 +117,7 @@ def wait_until_ready() -> None:
 
 
 def deregister() -> None:
-    """Notifies the node monitor that this rank has reached the end of the program."""
+    """Notify the node monitor that this rank has reached the end of the program."""
     _send(monitor_process.DEREGISTER)
 
 

@@ -98,7 +98,7 @@ def chunk_size(topology: Topology, size: int = sys.maxsize) -> int:
 
 
 def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory | None:
-    """Allocates shared memory.  Collective: every rank calls it.
+    """Allocate shared memory.  Collective: every rank calls it.
 
     Args:
         mpi_comm: The ranks; nothing else may use it during an exchange.
@@ -208,7 +208,7 @@ class SharedMemory:
 
     def mean_encoded(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None,
                      codec: Codec, compressor: SlicedCompressor, name: str) -> None:
-        """Averages arrays over all ranks; only encoded arrays are sent between nodes.
+        """Average arrays over all ranks; only encoded arrays are sent between nodes.
 
         Collective: every rank calls it.
 
@@ -242,7 +242,7 @@ class SharedMemory:
         self._window.is_passive = self._waiting.is_passive = passive
 
     def free(self) -> None:
-        """Frees the memory.  Collective: every rank calls it, once."""
+        """Free the memory.  Collective: every rank calls it, once."""
         if self._failure is None:
             self._plans.clear()
         self._inputs, self._output = [], np.empty(0, np.uint8)

@@ -22,6 +22,13 @@ class SharedMemoryTransport(MpiTransport):
     """Sums host arrays in shared memory within each node, and by MPI between nodes.
 
     MPI carries small arrays, arrays on a device, and all arrays if there is no shared memory.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> from chainermn.communicators import mpi_communicator_base, transport
+        >>> class MyCommunicator(mpi_communicator_base.MpiCommunicatorBase):
+        ...     transport_class = transport.SharedMemoryTransport
+        >>> comm = MyCommunicator(MPI.COMM_WORLD)
     """
 
     allows_mixed_devices: ClassVar[bool] = False
@@ -75,7 +82,7 @@ class SharedMemoryTransport(MpiTransport):
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
-        """Averages within each node in shared memory, and sends encoded means between nodes.
+        """Average within each node in shared memory, and send encoded means between nodes.
 
         On a single node, each rank encodes its arrays, so that their values are rounded, too.
         """
