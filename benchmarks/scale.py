@@ -34,7 +34,7 @@ from typing import Any
 import _rounds
 
 KINDS = {'flat': 'ours', 'naive': 'ours', 'old': 'old', 'raw': 'ours'}  # kinds of processes
-CALLS = 100  # of a small operation
+CALLS = 30  # of a small operation
 UPDATES = '20 updates'
 #: Steps whose wall-clock time is shown, too.
 ON_CLOCK = ('create_communicator', UPDATES)
@@ -226,7 +226,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('the time is up'))  # ends the job, too
     sizes = [2, 4] if args.quick else [int(n) for n in args.ranks.split(',')]
-    rounds = {n: 1 if args.quick else min(args.rounds, max(2, 100 // n)) for n in sizes}
+    rounds = {n: 1 if args.quick else min(args.rounds, max(2, 64 // n)) for n in sizes}
     found = {n: measure_all(n, rounds[n]) for n in sizes}
 
     def median(step: str, kind: str, n: int) -> float:
