@@ -29,6 +29,10 @@ TABLES = {
         ['ranks', 'operation', 'mpi4py', 'ChainerMN 8', 'without consistency check', 'ChainerMN 7'],
         r'^(\S[^\n]*?) +([\d.]+)' + r' +([\d.]+) \([\d.]+\)' * 3 + '$',
         r'^(\d+) ranks; load'),
+    'scale': Table(
+        'What does a rank cost in a job with many ranks, in milliseconds of CPU time?',
+        ['', '`flat`', '`naive`', 'ChainerMN 7', 'mpi4py'],
+        r'^(\S[^|\n]*?) {2,}([\d. ]+?)' + r' +\| +([\d. ]+?)' * 3 + '$'),
     'traffic': Table(
         'How many bytes does a rank receive for the consistency check of gradients?',
         ['ranks', 'counted', 'model', 'by collecting all signatures'],

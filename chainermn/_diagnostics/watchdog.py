@@ -323,7 +323,7 @@ class Watchdog(_runtime.Part):
             is_complete, before = True, min(MPI.COMM_WORLD.rank, _MAX_REPORTERS)
         else:
             is_complete = len(group.responses) == len(group.ranks)
-            before = sum(rank < group.rank for rank in group.responses)
+            before = _reporters_before(group.rank, group.responses)
         if waited < (0 if is_complete and not before else
                      _RESPONSE_TIMEOUT + _REPORT_TIMEOUT * before):
             return
@@ -340,6 +340,22 @@ class Watchdog(_runtime.Part):
         can_answer = group.mpi_comm is not None
         return hang_report.text(responses, group.ranks if can_answer else (),
                                 group is self._alone, group.hosts if can_answer else ())
+
+
+def _reporters_before(rank: int, responded: Collection[int]) -> int:
+    """Return how many ranks may report an alarm before a rank does.
+
+    The first ranks get all responses.  A later one gets some if it raised the alarm, or only its
+    own; so it does not know which of the first ranks are there, and leaves them time to report.
+
+    Args:
+        rank: The rank.
+        responded: The ranks whose responses it has.
+    """
+    before = sum(other < rank for other in responded)
+    if rank < _MAX_REPORTERS:
+        return before
+    return max(before, 1) if len(responded) > 1 else _MAX_REPORTERS
 
 
 def get() -> Watchdog:
