@@ -96,7 +96,7 @@ def _states(responses: Mapping[int, Response], limits: _Limits) -> list[str]:
     shown, more = group_texts(
         ((rank, each.state, each.outline) for rank, each in responses.items()), limits.groups)
     lines = []
-    for state, group in sorted(shown, key=lambda each: len(each[1])):
+    for state, group in sorted(shown, key=_size):
         seconds = [seconds for rank in group for _, seconds in responses[rank].threads[:1]]
         lines.append(f'  {ranks_text(group)} {"is" if len(group) == 1 else "are"} {state} '
                      f'(for {_range(seconds)} s)')
@@ -133,8 +133,8 @@ def _operations(responses: Mapping[int, Response], limits: _Limits) -> list[str]
             groups.setdefault(line, []).extend(ranks)
     shown, more = select_groups(
         {line: sorted(group) for line, group in groups.items()}, limits.operations)
-    return [_newest(f'  {ranks_text(group)}, {line}', limits.columns) for line, group in shown
-            ] + [f'  {more}'] * bool(more)
+    return [_newest(f'  {ranks_text(group)}, {line}', limits.columns)
+            for line, group in sorted(shown, key=_size)] + [f'  {more}'] * bool(more)
 
 
 def _newest(line: str, columns: int) -> str:
@@ -159,7 +159,7 @@ def _stacks(responses: Mapping[int, Response], limits: _Limits, n_lines: int) ->
         groups.setdefault(functions, []).extend(ranks)
     shown, more = select_groups(groups, max(1, min(limits.stacks, (n_lines - 1) // 6)))
     lines = []
-    for functions, group in shown:
+    for functions, group in sorted(shown, key=_size):
         stack = representative[functions].splitlines()
         if limits is _MANY:
             stack = _innermost(stack, (n_lines - 1) // len(shown) - 1)
@@ -186,6 +186,10 @@ def _innermost(stack: Sequence[str], n_lines: int) -> list[str]:
         del shown[0]
     dots = ['  ...'] * (len(shown) < len(frames))
     return dots + [line for frame in shown for line in frame]
+
+
+def _size(group: tuple[str, Sequence[int]]) -> int:
+    return len(group[1])
 
 
 def _decompressed(data: bytes) -> str:
