@@ -31,6 +31,7 @@ LIMITS = {  # minutes, in the order in which they run
     'startup': 10,
     'collectives': 10,
     'traffic': 5,
+    'job_traffic': 15,
     'recent': 5,
     'timeline': 5,
     'mean_grad': 30,

@@ -80,7 +80,7 @@ def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool
         hosts: The host of each of ``ranks``, if known.
     """
     responses = dict(sorted(responses.items()))
-    limits = _FEW if len(responses) <= _FEW_RANKS else _MANY
+    limits = _FEW if max(len(ranks), len(responses)) <= _FEW_RANKS else _MANY
     lines = _states(responses, limits)
     lines += _silent(responses, ranks, hosts or [''] * len(ranks), limits.groups // 2)
     if is_first:
