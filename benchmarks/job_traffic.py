@@ -6,10 +6,10 @@ Run it in an environment with ChainerMN and MPI:
 Counted on real ranks, as calls of mpi4py: the messages and bytes that arrive at the rank that
 receives most.  A collective of MPI counts as one message of each other rank.  The events:
 
-- create: the first ``create_communicator``;
-- check: the consistency check of a barrier;
+- create: the first ``create_communicator``, without messages of the watchdogs;
+- check: the consistency check of a barrier, likewise;
 - deadlock: one rank receives a message of another one, all others are in a barrier; the states that
-  ranks send to the first rank, and their confirmations;
+  ranks send to the first rank, the rounds of confirmation, and the responses;
 - stall warning: one rank computes, all others are in a barrier; questions and answers;
 - timeout: the same; responses and alarms at a rank that may report.
 
@@ -49,10 +49,10 @@ def work(job: str, folder: str) -> None:
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     path = pathlib.Path(folder, str(rank))
-    file = path.open('w', buffering=1)  # noqa: SIM115 (until the job is aborted)
+    file = path.open('w', buffering=1)
 
-    def received(at: int, messages: int, n_bytes: int) -> None:
-        print(json.dumps([at, messages, n_bytes]), file=file)
+    def received(at: int, messages: int, n_bytes: int, is_of_watchdog: bool = False) -> None:
+        print(json.dumps([at, messages, n_bytes, is_of_watchdog]), file=file)
 
     class Counted(MPI.Intracomm):
         """Counts its calls, and those of its duplicates."""
@@ -77,7 +77,7 @@ def work(job: str, folder: str) -> None:
             received(rank, 1, status.Get_count())
 
         def Issend(self, data, dest, tag):  # noqa: N802
-            received(dest, 1, len(data))
+            received(dest, 1, len(data), is_of_watchdog=True)
             return super().Issend(data, dest, tag)
 
     def event(name: str) -> None:
@@ -121,9 +121,10 @@ def count(job: str, ranks: int) -> dict[str, tuple[int, int]]:
                 if isinstance(entry, str):
                     event = entry
                     continue
-                at, n, size = entry
-                messages[event, at] += n
-                n_bytes[event, at] += size
+                at, n, size, is_of_watchdog = entry
+                if is_of_watchdog == (event not in ('create', 'check')):
+                    messages[event, at] += n
+                    n_bytes[event, at] += size
     return {event: max((n_bytes[event, at], messages[event, at]) for at in range(ranks))[::-1]
             for event in JOBS[job][0]}
 
