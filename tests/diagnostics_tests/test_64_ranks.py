@@ -23,12 +23,12 @@ comm.barrier()
 EXPECTED = {
     'one missing': [
         r'aborts the job: no progress for \d+ s; the timeout is 15 s',
-        r'\n  rank 40 is not in an operation: it is at script.py:11; .*\n  ranks 0-39, 41-63 are '
-        r'in barrier #2, called at script.py:12 \(',
+        r'\n  rank 40 is not in an operation: it is at script.py:10; .*\n  ranks 0-39, 41-63 are '
+        r'in barrier #2, called at script.py:11 \(',
         r'\nStacks of rank 40 \(most recent call last\):\n'],
     'ring': [
         r'aborts the job: deadlock: rank \d+ waits in recv_obj .*; and so on; 64 ranks are dead',
-        r'\n  ranks 0-63 are in recv_obj, called at script.py:9 \('],
+        r'\n  ranks 0-63 are in recv_obj, called at script.py:8 \('],
 }
 
 
