@@ -32,6 +32,7 @@ LIMITS = {  # minutes, in the order in which they run
     'collectives': 10,
     'scale': 20,
     'traffic': 5,
+    'job_traffic': 15,
     'recent': 5,
     'timeline': 5,
     'mean_grad': 30,

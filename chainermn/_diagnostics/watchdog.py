@@ -57,6 +57,7 @@ _INTERVAL_ALARMED = .02
 _RESPONSE_TIMEOUT = 2.5  # longer than the interval, since the others have to wake up
 _REPORT_TIMEOUT = 2.  # then the next rank reports, in case the previous one has stopped
 _GRACE = 2.  # before a rank that waits sends its state
+_STAGGER = .05  # times log2(rank), so that one rank raises the alarm, which all others receive
 
 #: The watchdog stops after this number of consecutive errors.
 _MAX_ERRORS = 3
@@ -180,10 +181,12 @@ class Watchdog(_runtime.Part):
             self._ask(group, now)
             number, suspects = group.detector.new_suspects()
             if suspects and self._detects_deadlocks:
-                group.send(MessageType.CONFIRM, number, map(group.ranks.index, suspects))
+                group.send(MessageType.CONFIRM, number, (
+                    rank for rank, each in enumerate(group.ranks) if each in suspects))
             for ident, snapshot in self._snapshots.items():
+                seconds = now - self._progress[ident][1] - _STAGGER * math.log2(1 + group.rank)
                 if snapshot.progress and group.alarmed_at is None and (
-                        reason := self._hang(snapshot, now - self._progress[ident][1])):
+                        reason := self._hang(snapshot, seconds)):
                     self._respond(group, reason, (), now)
             if group.alarmed_at is None and group.links is not None and (
                     reason := group.links.failure(
