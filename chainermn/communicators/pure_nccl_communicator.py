@@ -24,6 +24,10 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     NCCL connects at the first exchange, on the GPU that holds the model.  The exchange runs on its
     own CUDA stream, after all work queued on the caller's current stream.
+
+    Example:
+        >>> comm = chainermn.create_communicator('pure_nccl')  # doctest: +SKIP
+        >>> chainer.get_device(f'@cupy:{comm.intra_rank}').use() # doctest: +SKIP
     """
 
     transport_class = NcclTransport

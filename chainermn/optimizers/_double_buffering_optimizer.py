@@ -22,7 +22,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase, Gradient
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
-    from chainermn.communicators.compression import Compressor
+    from chainermn.communicators.compression import Compressor, PowerSGD
     from chainermn.optimizers._join import Join
 
 
@@ -36,7 +36,7 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     def __init__(
         self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-        compression: Compressor | None = None,
+        compression: Compressor | PowerSGD | None = None,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
         self.communicated_target = None
