@@ -19,7 +19,7 @@ from chainermn import _runtime
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
-    from chainermn.extensions._checkpointing.manifest import SaveNames
+    from chainermn.extensions._checkpointing.save_names import SaveNames
 
 #: Seconds that a job waits for another one, whose ranks may still be exiting.
 TIMEOUT = 15.
@@ -217,8 +217,7 @@ class JobLock:
             # A job that cannot write does not disturb other jobs, and may load.
             return _LockAttempt(texts=_Texts(failure=f'{path}: {error}'))
         if lock.users == 1:
-            for part in [*names.find_temporary(rank),
-                         *(names.find_temporary(None) if rank == 0 else ())]:
+            for part in names.find_temporary(rank):
                 with contextlib.suppress(OSError):
                     os.remove(part)
         return _LockAttempt(lock)

@@ -13,7 +13,7 @@ import pytest
 from chainermn.communicators import create_communicator
 from chainermn.extensions._checkpointing import lock as locking
 from chainermn.extensions._checkpointing.lock import JobLock
-from chainermn.extensions._checkpointing.manifest import SaveName, SaveNames
+from chainermn.extensions._checkpointing.save_names import SaveNames
 
 PROGRAM = pathlib.Path(__file__).parents[1] / 'lock_alone.py'
 HOLDER = '''
@@ -29,7 +29,7 @@ def comm():
 
 
 def names_in(folder, name='run'):
-    return SaveNames(folder, lambda iteration: SaveName(f'{name}.', f'.{iteration}'))
+    return SaveNames(folder, lambda number, rank: f'{name}.{rank}.{number}')
 
 
 @pytest.fixture(params=['shared', 'each its own'])
