@@ -13,7 +13,7 @@ from chainer.training import extensions
 
 import chainermn
 from chainermn.extensions import multi_node_snapshot
-from chainermn.extensions._checkpointing import lock
+from chainermn.extensions._checkpointing import job_lock, lock
 from chainermn.extensions._checkpointing.command import verify_folder
 from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
 
@@ -639,7 +639,7 @@ def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, au
     """And another name is not."""
     code = 'held = lock["acquire"](path, 50)\nprint(flush=True)\nsys.stdin.read()\n'
     program = pathlib.Path(__file__).with_name('lock_alone.py')
-    monkeypatch.setattr(lock, 'TIMEOUT', 0.2)
+    monkeypatch.setattr(job_lock, 'TIMEOUT', 0.2)
     process = None
     if comm.rank == 0:
         process = subprocess.Popen(

@@ -11,7 +11,7 @@ from chainermn import _runtime
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._system import clean_end
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions._checkpointing.lock import JobLock
+from chainermn.extensions._checkpointing.job_lock import JobLock
 from chainermn.extensions._checkpointing.save_names import SaveNames
 
 

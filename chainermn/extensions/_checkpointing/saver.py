@@ -17,7 +17,7 @@ from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter
-from chainermn.extensions._checkpointing.lock import JobLock
+from chainermn.extensions._checkpointing.job_lock import JobLock
 from chainermn.extensions._checkpointing.rank_file import Tag
 from chainermn.extensions._checkpointing.save_names import SaveNames
 
