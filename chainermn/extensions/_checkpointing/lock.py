@@ -12,6 +12,7 @@ import threading
 import time
 
 from chainermn import _runtime
+from chainermn._failures.exceptions import ChainerMNError
 
 _POLL_INTERVAL = 0.1  # seconds
 
@@ -29,7 +30,7 @@ class _Locks(_runtime.Part):
         return False
 
 
-class InUseError(Exception):
+class InUseError(ChainerMNError):
     """Another process has the lock; the text names it."""
 
 
