@@ -264,7 +264,9 @@ def test_the_newest_common_iteration_is_loaded(comm, folder):
     if comm.rank == comm.size - 1:
         os.remove(f'{folder}/run.{comm.rank}.2')
     loaded = chainer.links.Linear(2, 2)
-    with warns_rank_0(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing'):
+    # Without the only file, there is no checkpoint.
+    with (warns_rank_0(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing')
+          if comm.size > 1 else contextlib.nullcontext()):
         checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, models[1].W.array)
 
