@@ -160,14 +160,16 @@ class Job:
 
     def kill(self) -> None:
         """Kills a rank or disconnects a host, at a random moment, and waits for the restart."""
+        from chainermn.extensions._checkpointing.command import verify_folder
+
         time.sleep(self.rng.uniform(0, 5))
         while self.disconnected and self.rng.random() < .4:
             self.restore()
             time.sleep(self.rng.uniform(0, 20))
         before = starts(self.folder)
         host, pid = self.rng.choice(list(before[-1].pids.items()))
-        newest = max([int(path.name.rpartition('.')[2])
-                      for path in self.folder.glob('commit-run.*')], default=0)
+        newest = max([row.iteration or 0 for row in verify_folder(str(self.folder))
+                      if not row.problems], default=0)
         can_disconnect = len(self.disconnected) < HOSTS - MIN_RANKS
         if can_disconnect and host not in self.disconnected and self.rng.random() < .5:
             self.hosts.cut(host)
