@@ -27,6 +27,7 @@ from chainermn.communicators import (
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
 from chainermn.extensions import (
     MultiNodeCheckpointer,
+    _shared_logs,
     create_multi_node_checkpointer,
     create_multi_node_evaluator,
 )
@@ -68,6 +69,7 @@ _forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
 _trainer_message.print_errors_once()
 _set_up.check_optimizers_of_trainers()
+_shared_logs.warn_about_shared_logs()
 
 #: What to use instead of names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {

@@ -97,8 +97,8 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     """
     if isinstance(name, CommunicatorBase) or not isinstance(comm, CommunicatorBase):
         error = TypeError('create_multi_node_checkpointer needs a name and a communicator, in this '
-                          f'order, got a {type(name).__name__} and a {type(comm).__name__}. Call '
-                          "create_multi_node_checkpointer('run', comm).")
+                          f'order, but got a {type(name).__name__} and a {type(comm).__name__}. '
+                          "Call create_multi_node_checkpointer('run', comm).")
         if isinstance(name, CommunicatorBase):
             name.refuse('create_multi_node_checkpointer', error)
         raise error
