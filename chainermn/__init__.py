@@ -1,5 +1,5 @@
 """ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from chainermn import (
     _environment,
@@ -79,7 +79,7 @@ _BEFORE_1_0 = {
     'multi_node_optimizer': 'chainermn.create_multi_node_optimizer',
 }
 
-if not TYPE_CHECKING:  # or type checkers would accept all names
+if not _typing.TYPE_CHECKING:  # or type checkers would accept all names
     def __getattr__(name: str) -> object:
         hint = f': use {_BEFORE_1_0[name]}' if name in _BEFORE_1_0 else ''
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}{hint}')
