@@ -1,4 +1,4 @@
-"""The run link: a connection of each host to ``python -m chainermn run``, while its ranks run.
+"""The run link: a connection of each host to ``chainermn run``, while its ranks run.
 
 Without it, the command only knows whether it can start new processes on the host.
 """

@@ -1,4 +1,4 @@
-"""``python -m chainermn run``: start an MPI job, and restart it after a failure.
+"""``chainermn run``: start an MPI job, and restart it after a failure.
 
 One failing rank aborts the whole job (see `global_except_hook`), so the whole job is restarted.
 A script that uses the checkpointer resumes from the last checkpoint.  With a hosts file, the job
@@ -28,8 +28,8 @@ training, resumes from the last complete snapshot; other scripts start from the 
 
 _EPILOG = """\
 examples:
-  python -m chainermn run -n 4 train.py --epochs 20
-  python -m chainermn run -n 4 --min-ranks 2 --hosts-file hosts.txt train.py
+  chainermn run -n 4 train.py --epochs 20
+  chainermn run -n 4 --min-ranks 2 --hosts-file hosts.txt train.py
 
 Put the options of this command before SCRIPT; everything after SCRIPT is passed to it.
 
