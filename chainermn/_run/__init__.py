@@ -21,9 +21,10 @@ from chainermn._system import mpiexec
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
-fails. A script with chainermn.extensions.multi_node_snapshot and autoload=True, or one that
-calls maybe_load of its checkpointer (chainermn.create_multi_node_checkpointer) before
-training, resumes from the last complete snapshot; other scripts start from the beginning.
+fails. A script resumes from its last complete checkpoint if it calls maybe_load of its
+checkpointer (chainermn.create_multi_node_checkpointer) before training, or uses
+chainermn.extensions.multi_node_snapshot with autoload=True. Other scripts start from the
+beginning.
 """
 
 _EPILOG = """\
