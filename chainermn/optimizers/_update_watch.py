@@ -2,18 +2,20 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
 
 from chainermn import _runtime
-from chainermn._diagnostics import call_site
 from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
-class _Watches(_runtime.Part):
+
+class _UpdateWatches(_runtime.Part):
     """The watches of this process."""
 
     def __init__(self) -> None:
@@ -41,15 +43,15 @@ class UpdateWatch:
         self.is_used = False  # whether the multi-node optimizer stepped
         self.is_over = communicator.rank > 0 or communicator.size == 1
         self._actual_optimizer = actual_optimizer
-        created_by = next(frame for frame in call_site.outwards(sys._getframe())
-                          if frame.f_back is None
-                          or not frame.f_code.co_filename.startswith(call_site.PACKAGES))
-        self._place = created_by.f_code.co_filename, created_by.f_lineno
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        self._place = frame.f_code.co_filename, frame.f_lineno  # that creates the optimizer
         records: Callable[[], Iterable[Object]] = getattr(communicator, '_flight_records', tuple)
         self._records = list(records())  # not the communicator, which may be finalized
         self.restart()
         if not self.is_over:
-            _runtime.get(_Watches).watches.add(self)
+            _runtime.get(_UpdateWatches).watches.add(self)
 
     def restart(self) -> None:
         """Ignore the steps so far."""
@@ -62,7 +64,7 @@ class UpdateWatch:
         Warns:
             RuntimeWarning: Once, on rank 0.
         """
-        if self.is_used or self.is_over or self not in _runtime.get(_Watches).watches:
+        if self.is_used or self.is_over or self not in _runtime.get(_UpdateWatches).watches:
             return
         steps = self._actual_optimizer.t - self._n_steps
         if steps > self._count() - self._n_operations:
