@@ -30,7 +30,9 @@ HERE = pathlib.Path(__file__).parent
 LIMITS = {  # minutes, in the order in which they run
     'startup': 10,
     'collectives': 10,
+    'scale': 20,
     'traffic': 5,
+    'job_traffic': 15,
     'recent': 5,
     'timeline': 5,
     'mean_grad': 30,

@@ -66,6 +66,14 @@ def local(ranks: int) -> Launcher:
     return lambda command: [mpiexec, '-n', str(ranks), *command]
 
 
+def environment(kind: str) -> dict[str, str]:
+    """Return the environment of the processes of a kind, with one thread each."""
+    env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
+    env |= dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
+    env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_AGREE': '1', 'CHAINERMN_TIMELINE': ''}
+    return env | KINDS[kind]
+
+
 class Group:
     """The processes of one kind, of those in ``KINDS``."""
 
@@ -73,14 +81,10 @@ class Group:
                  mpiexec: Launcher) -> None:
         for name in ('answers', *range(ranks)):
             os.mkfifo(f'{folder}/{kind}.{name}')
-        env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
-        env |= dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
-        env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_AGREE': '1', 'CHAINERMN_TIMELINE': ''}
-        env |= KINDS[kind]
         self._process = subprocess.Popen(
             mpiexec([python, '-W', 'ignore', str(pathlib.Path(script).resolve()),
                      '--work', kind, '--folder', folder]),
-            env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            env=environment(kind), cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self._commands: list[int] = []
         self._files = contextlib.ExitStack()
         self._where = f'{folder}/{kind}'

@@ -29,10 +29,30 @@ TABLES = {
         ['ranks', 'operation', 'mpi4py', 'ChainerMN 8', 'without consistency check', 'ChainerMN 7'],
         r'^(\S[^\n]*?) +([\d.]+)' + r' +([\d.]+) \([\d.]+\)' * 3 + '$',
         r'^(\d+) ranks; load'),
+    'scale': Table(
+        'What does a rank cost in a job with many ranks, in milliseconds of CPU time?',
+        ['', '`flat`', '`naive`', 'ChainerMN 7', 'mpi4py'],
+        r'^(\S[^|\n]*?) {2,}([\d. ]+?)' + r' +\| +([\d. ]+?)' * 3 + '$'),
     'traffic': Table(
         'How many bytes does a rank receive for the consistency check of gradients?',
         ['ranks', 'counted', 'model', 'by collecting all signatures'],
         r'^ *([\d,]+) ranks +(?:([\d,]+) +)?([\d,]+) +([\d,]+)$'),
+    'job_traffic': Table(
+        'How many messages and bytes does a rank receive when a job starts or hangs?',
+        ['at the rank that receives most', '2 ranks', '8', '32', '64', '256 (predicted)',
+         '1,024 (predicted)', '4,096 (predicted)'],
+        r'^((?:create|check|deadlock|stall warning|timeout)(?: bytes)?) +(?:([\d,]+) +([\d,]+) +)?'
+        + ' +'.join([r'([\d,]+)'] * 5) + '$',
+        labels={'create': 'first `create_communicator`, messages',
+                'create bytes': 'first `create_communicator`, bytes',
+                'check': 'consistency check of a barrier, messages',
+                'check bytes': 'consistency check of a barrier, bytes',
+                'deadlock': 'deadlock detection, messages',
+                'deadlock bytes': 'deadlock detection, bytes',
+                'stall warning': 'stall warning, messages',
+                'stall warning bytes': 'stall warning, bytes',
+                'timeout': 'report of a timeout, messages',
+                'timeout bytes': 'report of a timeout, bytes'}),
     'recent': Table(
         'What does the flight recorder cost?',
         ['flight recorder', 'microseconds of an allreduce', 'ratio'],

@@ -10,17 +10,22 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 class RankFilter(logging.Filter):
     """Passes log messages of rank 0 only, and warnings and errors of all ranks.
 
-    It also adds the attribute ``rank`` to each message, for the format.  Add it to a handler::
-
-        handler = logging.StreamHandler()
-        handler.addFilter(chainermn.RankFilter(comm))
-        logging.basicConfig(
-            level=logging.INFO, handlers=[handler], format='rank %(rank)d: %(message)s')
+    It also adds the attribute ``rank`` to each message, for the format.  Add it to a handler.
 
     Args:
         comm: ChainerMN communicator.
         ranks: The ranks whose messages pass.
         level: Messages of this level and above pass on all ranks.
+
+    Example:
+        >>> import logging, sys
+        >>> handler = logging.StreamHandler(sys.stdout)
+        >>> handler.addFilter(chainermn.RankFilter(comm))
+        >>> handler.setFormatter(logging.Formatter('rank %(rank)d: %(message)s'))
+        >>> logger = logging.getLogger('my_job')
+        >>> logger.addHandler(handler)
+        >>> logger.warning('low on memory')  # rank 1 also prints it
+        rank 0: low on memory
     """
 
     def __init__(self, comm: CommunicatorBase, ranks: Collection[int] = (0,),

@@ -105,6 +105,9 @@ def add_hook() -> None:
     """Abort the job on failure even if it has only one process.
 
     With several processes, ``import chainermn`` is sufficient. A second call has no effect.
+
+    Example:
+        >>> chainermn.global_except_hook.add_hook()
     """
     if _hook().is_forced:
         warnings.warn('chainermn.global_except_hook.add_hook() was called before, or '

@@ -3,6 +3,7 @@
 import ast
 import collections
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -22,11 +23,28 @@ def test_nothing_is_found(module, options):
     assert done.returncode == 0, done.stdout
 
 
-def test_no_two_classes_share_a_name():
-    files = collections.defaultdict(list)
+def nodes(kind):
+    """All nodes of the syntax trees of the packages that are of this kind, with their files."""
     for package in ('chainermn', 'chainer_compat'):
         for path in ROOT.joinpath(package).rglob('*.py'):
             for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-                if isinstance(node, ast.ClassDef):
-                    files[node.name].append(str(path.relative_to(ROOT)))
+                if isinstance(node, kind):
+                    yield str(path.relative_to(ROOT)), node
+
+
+def test_no_two_classes_share_a_name():
+    files = collections.defaultdict(list)
+    for path, node in nodes(ast.ClassDef):
+        files[node.name].append(path)
     assert [(name, paths) for name, paths in files.items() if len(paths) > 1] == []
+
+
+def test_docstrings_are_in_the_imperative():
+    """Ruff's D401 finds known verbs only."""
+    found = []
+    for path, node in nodes(ast.FunctionDef):
+        first, *_ = (ast.get_docstring(node) or '-').split()
+        is_property = any('property' in ast.unparse(each) for each in node.decorator_list)
+        if re.search('[^s]s$', first) and not is_property:
+            found.append(f'{path}:{node.lineno}: {first}')
+    assert found == []

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chainermn import _signature
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.deadlocks.pairwise import mismatch
 from chainermn._types import Arrays
+
+if TYPE_CHECKING:  # it imports this module
+    from chainermn._collectives.point_to_point import Messages
 
 _STRUCT = struct.Struct('=q?H')  # number, needs_gradient, length of the text
 _MAX_TEXT = 500
@@ -60,7 +63,7 @@ class Activations:
         messages: Messages of the communicator.
     """
 
-    def __init__(self, messages: Arrays) -> None:
+    def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._numbers = itertools.count()
         # Gradients that arrived out of order, by rank and number.
@@ -75,7 +78,7 @@ class Activations:
         return Activation(dest, tag, number, needs_gradient, call)
 
     def recv(self, source: int, tag: int) -> tuple[Arrays, Activation]:
-        """Receives an activation."""
+        """Receive an activation."""
         call = f'recv from rank {source} with tag {tag}, called at {call_site.locate()}'
         mark, data, source, tag = self._messages.recv_marked('recv_activation', source, tag, call)
         if mark is None:
@@ -95,7 +98,7 @@ class Activations:
                 'send_gradient', Mark('gradient', number, False, call), gradients, peer, tag)
 
     def recv_gradient(self, activation: Activation) -> Arrays:
-        """Receives the gradient of an activation."""
+        """Receive the gradient of an activation."""
         peer, tag, number, _, forward = activation
         call = f'backward, called at {call_site.locate()}, waits for the gradient of {forward}'
         while (peer, number) not in self._early:

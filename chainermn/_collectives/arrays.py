@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from chainermn import _signature
 from chainermn._collectives import nonblocking
@@ -14,7 +15,9 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
 from chainermn._transport.mpi import MpiTransport
-from chainermn._types import Array
+from chainermn._types import Array, NoResult, ReceivedArray
+
+_T = TypeVar('_T')
 
 #: How the shapes of one array per rank are sent: a common shape in the signature of the call; one
 #: signature per shape; or pickled, if a shape has too many dimensions for a signature.
@@ -35,17 +38,17 @@ class ArrayOperations(InlineArrays):
         self._messages.send(data, dest, tag)
 
     @operation
-    def recv(self, source: int, tag: int) -> Array:
+    def recv(self, source: int, tag: int) -> ReceivedArray:
         return self._messages.recv(source, tag)
 
     @operation
-    def isend(self, x: Array, dest: int, tag: int = 0) -> Request:
+    def isend(self, x: Array, dest: int, tag: int = 0) -> Request[NoResult]:
         request = self._messages.isend(x, dest, tag)
         request.trace(self._tracer, self._messages.calls)
         return request
 
     @operation
-    def irecv(self, source: int, tag: int = 0) -> Request:
+    def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArray]:
         request = self._messages.irecv(source, tag)
         request.trace(self._tracer, self._messages.calls)
         return request
@@ -68,7 +71,7 @@ class ArrayOperations(InlineArrays):
         return self._activations.recv_gradient(activation)
 
     @operation
-    def waitall(self, requests: Sequence[Request]) -> list[Array]:
+    def waitall(self, requests: Sequence[Request[_T]]) -> list[_T]:
         return nonblocking.waitall(requests)
 
     @operation
@@ -159,7 +162,7 @@ class ArrayOperations(InlineArrays):
             arrays, arrays[root].shape, dtype, device, kind == _HOMOGENEOUS, root)
 
     def _scattered(self, root: int) -> Array:
-        """Receives the array that the root scatters to this rank."""
+        """Receive the array that the root scatters to this rank."""
         message = self._consistency.bcast(pack('scatter', root=root), root)
         if len(message) > SIZE:
             return array_of(message, self._rank)

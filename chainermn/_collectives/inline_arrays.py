@@ -99,7 +99,7 @@ def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> A
 
 
 def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Reduces the arrays of all ranks, in the order of the ranks."""
+    """Reduce the arrays of all ranks, in the order of the ranks."""
     def combine(flat: Array, op: str) -> Array:
         first, *others = flat.reshape(len(blocks), -1)
         y = first.copy()

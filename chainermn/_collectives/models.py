@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import chainer
 from mpi4py import MPI
@@ -10,12 +11,12 @@ from mpi4py import MPI
 from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import operation
 from chainermn._compression import compressors
+from chainermn._compression.compressors import Compression
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
 from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.mean_queue import MeanQueue
-from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
@@ -23,6 +24,9 @@ from chainermn._transport import topology
 from chainermn._transport.base import Compressor
 from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
+
+if TYPE_CHECKING:  # CPUs do not need it
+    from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
 
 class ModelOperations(ObjectOperations):
@@ -67,7 +71,7 @@ class ModelOperations(ObjectOperations):
 
     @operation
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
-                             compression: object = None) -> None:
+                             compression: Compression = None) -> None:
         gradients, compressor = self._checked_gradients(model, zero_fill, compression)
         if compressor is None:
             self._transport.mean(gradients)
@@ -111,7 +115,7 @@ class ModelOperations(ObjectOperations):
                          self._background._consistency.calls)
 
     @operation('multi_node_mean_grad')
-    def _queue_gradients(self, model: Model, zero_fill: bool, compression: object
+    def _queue_gradients(self, model: Model, zero_fill: bool, compression: Compression
                          ) -> dict[str, Array]:
         """Return the gradients of a model by path, after the consistency check."""
         assert self._background is not None
@@ -130,8 +134,8 @@ class ModelOperations(ObjectOperations):
         own = debug_checks.digests(model)
         debug_checks.check_equal(self.allgather_obj(own))
 
-    def _checked_gradients(self, model: Model, zero_fill: bool, compression: object
-                           ) -> tuple[ParameterList, Compressor | None]:
+    def _checked_gradients(self, model: Model, zero_fill: bool, compression: Compression
+                           ) -> tuple[ParameterList, Compressor | PowerSGD | None]:
         """Return the gradients of a model, after the consistency check, and the compressor."""
         compressor = None if compression is None else _stateful(compression)
         gradients = ParameterList.of_model(model, 'grad', zero_fill)
@@ -160,8 +164,8 @@ class ModelOperations(ObjectOperations):
             _print_once('chainermn: compression makes exchanges slower on a single host. It '
                         'pays off if the network between hosts is the bottleneck.\n')
 
-    def _layout(self, arrays: ParameterList, for_mean: bool, compressor: Compressor | None = None
-                ) -> Layout:
+    def _layout(self, arrays: ParameterList, for_mean: bool,
+                compressor: Compressor | PowerSGD | None = None) -> Layout:
         """Return the properties of the arrays of a model that must be equal on all ranks."""
         layout = arrays.layout(self._transport.allows_mixed_devices)
         more = {} if compressor is None else {'compression': compressors.describe(compressor)}
@@ -185,7 +189,7 @@ class ModelOperations(ObjectOperations):
         return GradientCodec(compressor, gradients.paths, check)
 
 
-def _stateful(compression: object) -> Compressor:
+def _stateful(compression: Compression) -> Compressor | PowerSGD | None:
     """Return the compressor; one with state must be an object, not a name."""
     compressor = compressors.get(compression)
     if compressor is not compression and hasattr(compressor, 'reset'):

@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import NamedTuple, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -12,7 +12,10 @@ from chainermn._collectives.operation import operation
 from chainermn._collectives.tracer import Tracer
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._types import Arrays
+from chainermn._types import Array
+
+_T = TypeVar('_T')
+_Result = TypeVar('_Result', covariant=True)
 
 #: Yields MPI requests, each with the status it fills; returns the result.
 Steps = Iterator[tuple[MPI.Request, 'MPI.Status | None']]
@@ -22,7 +25,7 @@ class Receive(NamedTuple):
     """One message to receive, blocking or nonblocking."""
 
     mpi_comm: MPI.Intracomm
-    buffer: Arrays
+    buffer: Array | bytearray
     source: int
     tag: int
     status: MPI.Status | None = None
@@ -34,7 +37,8 @@ class Receive(NamedTuple):
         return cast(MPI.Request, _Dropped(request)) if self.is_dropped else request
 
 
-def receive(mpi_comm: MPI.Intracomm, buffer: Arrays, source: int, tag: int) -> MPI.Request:
+def receive(mpi_comm: MPI.Intracomm, buffer: Array | bytearray, source: int, tag: int
+            ) -> MPI.Request:
     """Start to receive a message.
 
     Between hosts, MPICH 5.0.2 does not find a message for a receive from any source if UCX has
@@ -46,7 +50,7 @@ def receive(mpi_comm: MPI.Intracomm, buffer: Arrays, source: int, tag: int) -> M
     return mpi_comm.Irecv(buffer, source, tag)
 
 
-def blocking_receive(mpi_comm: MPI.Intracomm, buffer: Arrays, source: int, tag: int
+def blocking_receive(mpi_comm: MPI.Intracomm, buffer: Array | bytearray, source: int, tag: int
                      ) -> MPI.Request:
     """Like :func:`receive`, for a caller that then waits, so that no message is missed."""
     if source == MPI.ANY_SOURCE:
@@ -57,7 +61,7 @@ def blocking_receive(mpi_comm: MPI.Intracomm, buffer: Arrays, source: int, tag: 
 class _FromAnySource:
     """A request for a message of any rank, which looks for the message until it is there."""
 
-    def __init__(self, mpi_comm: MPI.Intracomm, buffer: Arrays, tag: int) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, buffer: Array | bytearray, tag: int) -> None:
         self._mpi_comm, self._buffer, self._tag = mpi_comm, buffer, tag
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  (MPI's name)
@@ -97,10 +101,10 @@ def _ignore_truncation() -> Iterator[None]:
 
 
 #: Yields messages to receive; returns the result.
-Receives = Generator[Receive, None, Arrays]
+Receives = Generator[Receive, None, _T]
 
 
-class Request:
+class Request(Generic[_Result]):
     """The result of :meth:`CommunicatorBase.isend` and :meth:`CommunicatorBase.irecv`.
 
     Wait for each request exactly once.
@@ -113,7 +117,8 @@ class Request:
         waits: Called when :meth:`wait` begins to block; returns the flight record of the wait.
     """
 
-    def __init__(self, name: str, site: str, steps: Steps, are_others: Callable[[Request], bool],
+    def __init__(self, name: str, site: str, steps: Steps,
+                 are_others: Callable[[Request[object]], bool],
                  waits: Callable[[], FlightRecord] | None = None) -> None:
         self._name = name
         self._tracer: Tracer | None = None
@@ -125,7 +130,7 @@ class Request:
         self._waits = waits
         self._record: FlightRecord | None = None
         self._step: tuple[MPI.Request, MPI.Status | None] | None = None
-        self._result: Arrays = None
+        self._result: _Result | None = None
         self._error: Exception | None = None
         self._is_over = False  # waited for
         self._advance()
@@ -139,7 +144,7 @@ class Request:
         return self._calls
 
     @operation
-    def wait(self) -> Arrays:
+    def wait(self) -> _Result:
         """Return once the message has been sent or received.
 
         Returns:
@@ -166,14 +171,14 @@ class Request:
         if self._error is not None:
             raise self._error
         result, self._result = self._result, None
-        return result
+        return cast(_Result, result)
 
     def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight record of the wait."""
         return (self._record,) if self._record is not None else ()
 
     def test(self) -> bool:
-        """Returns whether :meth:`wait` would return at once, without blocking."""
+        """Return whether :meth:`wait` would return at once, without blocking."""
         while self._step is not None:
             request, status = self._step
             if not request.Test(status):
@@ -199,7 +204,7 @@ class Request:
             self._step, self._error = None, error
 
 
-def waitall(requests: Iterable[Request]) -> list[Arrays]:
+def waitall(requests: Iterable[Request[_T]]) -> list[_T]:
     """Wait for all requests; return their results, or raise the first error."""
     requests = [requests] if isinstance(requests, Request) else list(requests)
     for request in requests:
@@ -216,8 +221,8 @@ def waitall(requests: Iterable[Request]) -> list[Arrays]:
     return results
 
 
-def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None], None]) -> Arrays:
-    """Receives messages one after another, blocking; returns the result."""
+def blocking(receives: Receives[_T], wait: Callable[[MPI.Request, MPI.Status | None], None]) -> _T:
+    """Receive messages one after another, blocking; return the result."""
     try:
         while True:
             receive = next(receives)
@@ -226,7 +231,7 @@ def blocking(receives: Receives, wait: Callable[[MPI.Request, MPI.Status | None]
         return end.value
 
 
-def non_blocking(receives: Receives) -> Steps:
+def non_blocking(receives: Receives[object]) -> Steps:
     """Return the steps that receive messages while the caller does something else."""
     try:
         while True:

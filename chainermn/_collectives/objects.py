@@ -60,7 +60,7 @@ class ObjectOperations(Operations):
         return obj if pickled is not None else load(parts[0], parts[1:], root, self.rank)
 
     @operation('bcast_obj')
-    def _memory_for_parts(self, pickled: Pickled | None, root: int) -> list[Object]:
+    def _memory_for_parts(self, pickled: Pickled | None, root: int) -> list[np.ndarray]:
         """Return the root's parts, and memory for them on the other ranks."""
         lengths = self._arrays.bcast(
             None if pickled is None else [part.nbytes for part in pickled.parts], root)
@@ -130,8 +130,8 @@ class ObjectOperations(Operations):
             return None
         return [load(stream, (), source, self._rank) for source, stream in enumerate(streams)]
 
-    def _gathered_streams(self, stream: bytes, length: int, root: int) -> list[Buffer]:
-        """Gathers pickles, padded to a length; with a root, the result is only valid there."""
+    def _gathered_streams(self, stream: bytes, length: int, root: int) -> list[memoryview]:
+        """Gather pickles, padded to a length; with a root, the result is only valid there."""
         padded, received = stream.ljust(length), bytearray(length * self.size)
         if root < 0:
             self._arrays.Allgather(padded, received)

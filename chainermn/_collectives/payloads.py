@@ -14,7 +14,7 @@ from chainermn._collectives.nonblocking import Receive, Receives, blocking
 from chainermn._consistency import tags
 from chainermn._transport import array_buffers
 from chainermn._transport.pickling import CHUNK, Pickled, load
-from chainermn._types import Object
+from chainermn._types import Array, Object
 
 
 class Payloads:
@@ -37,8 +37,8 @@ class Payloads:
         return next(self._numbers) % self._n_numbers
 
     def receive_array(self, shape: tuple[int, ...], dtype: np.dtype, device: bool, source: int,
-                      number: int) -> Receives:
-        """Receives the buffer of an array."""
+                      number: int) -> Receives[Array]:
+        """Receive the buffer of an array."""
         try:
             buffer = array_buffers.new_buffer(shape, dtype, device)
         except MemoryError as error:
@@ -47,8 +47,8 @@ class Payloads:
         yield Receive(self.mpi_comm, array_buffers.raw(buffer), source, number)
         return buffer
 
-    def receive_object(self, source: int, number: int) -> Receives:
-        """Receives an object that was sent as `Pickled.messages`."""
+    def receive_object(self, source: int, number: int) -> Receives[Object]:
+        """Receive an object that was sent as `Pickled.messages`."""
         count = np.empty(1, int)
         yield Receive(self.mpi_comm, count, source, number)
         lengths = np.empty(int(count[0]), int)
@@ -68,7 +68,7 @@ class Payloads:
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int],
                  wait: Callable[..., None]) -> list[Object]:
-        """Exchanges objects in a collective call.
+        """Exchange objects in a collective call.
 
         Args:
             pickled: The objects to send, by destination.

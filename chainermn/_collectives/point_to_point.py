@@ -43,7 +43,7 @@ from chainermn._system import streams
 from chainermn._transport import array_buffers
 from chainermn._transport.pending import Pending
 from chainermn._transport.pickling import Pickled, load
-from chainermn._types import Array, Arrays, Buffer, Object
+from chainermn._types import Array, Arrays, NoResult, Object, ReceivedArray
 
 #: Largest payload, in bytes, that is sent with its signature.
 INLINE = 8192
@@ -70,7 +70,7 @@ class Messages:
         self._max_tag = tags.largest_tag()
         self.deadlocks = Deadlocks(payloads, self._payloads.notices, self.calls)
         self.pending = Pending()
-        self._receives: list[Request] = []
+        self._receives: list[Request[ReceivedArray]] = []
         self._messages: list[bytearray] = []  # to receive into
         unusable.register(self)
 
@@ -93,7 +93,7 @@ class Messages:
         self._ssend(first, dest, tag)
         self._send_rest(rest, dest, number)
 
-    def isend(self, data: Arrays, dest: int, tag: int) -> Request:
+    def isend(self, data: Arrays, dest: int, tag: int) -> Request[NoResult]:
         """Start to send an array or a sequence of arrays."""
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('isend', dest, tag)
@@ -110,8 +110,8 @@ class Messages:
         return Request(name, site, iter(()), self._are_others,
                        functools.partial(self._began, 'wait', dest, tag))
 
-    def recv(self, source: int, tag: int) -> Arrays:
-        """Receives an array or a tuple of arrays."""
+    def recv(self, source: int, tag: int) -> ReceivedArray:
+        """Receive an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
         calls = self.calls
         calls.count += 1
@@ -131,11 +131,11 @@ class Messages:
         self._messages.append(message)  # for reuse
         return x
 
-    def irecv(self, source: int, tag: int) -> Request:
+    def irecv(self, source: int, tag: int) -> Request[ReceivedArray]:
         """Start to receive an array or a tuple of arrays."""
         self._check(source, tag, 'source', wildcards=True)
         self._began('irecv', source, tag)
-        request = Request(
+        request: Request[ReceivedArray] = Request(
             f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
             f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', call_site.locate(),
             non_blocking(self._receive(source, tag, 'send')), self._are_others,
@@ -165,8 +165,8 @@ class Messages:
         self._mpi_comm.Send(first, dest, tag)
         self._send_rest(rest, dest, number)
 
-    def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Arrays:
-        """Receives an object."""
+    def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Object:
+        """Receive an object."""
         self._check(source, tag, 'source', wildcards=True)
         self._began('recv_obj', source, tag)
         return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
@@ -188,7 +188,7 @@ class Messages:
 
     def recv_marked(self, operation: str, source: int, tag: int, call: str
                     ) -> tuple[Mark | None, Arrays, int, int]:
-        """Receives an array or a tuple of arrays, with or without a mark.
+        """Receive an array or a tuple of arrays, with or without a mark.
 
         Returns:
             The mark or ``None``, the data, the sender and the tag.
@@ -215,7 +215,7 @@ class Messages:
         return mark, data, source, tag
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Arrays]:
-        """Exchanges objects in a collective call; see `Payloads.exchange`."""
+        """Exchange objects in a collective call; see `Payloads.exchange`."""
         return self._payloads.exchange(pickled, sources, self._wait)
 
     def warn_of_unmatched(self) -> None:
@@ -234,7 +234,7 @@ class Messages:
         return [f'{call}: never received' for call in self.pending.calls()] + [
             f'{request.call}: nothing was sent' for request in self.receiving()]
 
-    def receiving(self) -> list[Request]:
+    def receiving(self) -> list[Request[ReceivedArray]]:
         """Return the incomplete requests of irecv; makes progress with them."""
         self._receives = [request for request in self._receives if not request.test()]
         return self._receives
@@ -246,7 +246,7 @@ class Messages:
         for name in ('_mpi_comm', '_payloads', 'calls'):
             setattr(self, name, unusable)
 
-    def _are_others(self, request: Request) -> bool:
+    def _are_others(self, request: Request[object]) -> bool:
         return any(other is not request for other in self.receiving())
 
     def _began(self, operation: str, peer: int, tag: int) -> FlightRecord:
@@ -262,7 +262,7 @@ class Messages:
             self._mpi_comm.Ssend(message, dest, tag)
 
     def _wait(self, request: MPI.Request, status: MPI.Status | None = None) -> None:
-        """Blocks for a request while making progress with the requests of irecv.
+        """Block for a request while making progress with the requests of irecv.
 
         Otherwise two ranks could each wait for the other to receive a large array.
         """
@@ -272,7 +272,7 @@ class Messages:
             os.sched_yield()
         request.Wait(status)
 
-    def _send_rest(self, messages: Iterable[Buffer], dest: int, number: int) -> None:
+    def _send_rest(self, messages: Iterable[Array | bytes], dest: int, number: int) -> None:
         """Send the messages that follow a signature."""
         for message in messages:
             if self._receives:
@@ -318,7 +318,7 @@ class Messages:
                              f'{tag} failed (no data was sent)\n  rank {source}: {failure.text}')
 
     def _parts(self, operation: str, data: Arrays, dest: int, tag: int
-               ) -> tuple[bytes, int, list[Buffer]]:
+               ) -> tuple[bytes, int, list[Array | bytes]]:
         """Return the message with the user's tag, the number of the payload, and its messages."""
         is_one = not isinstance(data, (tuple, list))
         try:
@@ -331,23 +331,23 @@ class Messages:
         number = self._payloads.new_number()
         if is_one:
             return _head(arrays[0], number), number, payloads
-        rest: list[Buffer] = []
+        rest: list[Array | bytes] = []
         for x, payload in zip(arrays, payloads, strict=True):
             rest += [_head(x, -1) + payload.tobytes()] if _is_inline(payload) else [
                 _head(x, number), payload]
         return _signature.pack('send_tuple', root=number, number=len(arrays)), number, rest
 
     def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
-                 ) -> Receives:
-        """Receives the next message; raises if the sender failed or sent another kind."""
+                 ) -> Receives[Arrays]:
+        """Receive the next message; raise if the sender failed or sent another kind."""
         status = MPI.Status() if status is None else status
         signature, body = yield from _receive_header(self._mpi_comm, source, tag, status)
         return (yield from self._finish_plain(
             signature, body, status.Get_source(), status.Get_tag(), call))
 
     def _finish_plain(self, signature: CallSignature, body: memoryview, source: int, tag: int,
-                      call: str) -> Receives:
-        """Receives the data after a signature; raises if it is a marked gradient."""
+                      call: str) -> Receives[Arrays]:
+        """Receive the data after a signature; raise if it is a marked gradient."""
         mark, received = yield from self._finish(signature, body, source, tag, call)
         if mark is not None and mark.kind == 'gradient':
             raise activations.unexpected(
@@ -356,8 +356,8 @@ class Messages:
         return received
 
     def _finish(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
-                ) -> Receives:
-        """Receives the data after a signature; returns it with its mark, or ``None``."""
+                ) -> Receives[tuple[Mark | None, Arrays]]:
+        """Receive the data after a signature; return it with its mark, or ``None``."""
         calls = self.calls
         calls.receiving[source, tag] += 1
         try:
@@ -367,7 +367,7 @@ class Messages:
             calls.receiving[source, tag] -= 1
 
     def _rest(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
-              ) -> Receives:
+              ) -> Receives[tuple[Mark | None, Arrays]]:
         mark = None
         if signature.operation in ('activation', 'gradient'):
             self.deadlocks.n_marked_received[source] += 1
@@ -401,7 +401,7 @@ class Messages:
         return mark, received
 
     def _receive_array(self, signature: CallSignature, body: memoryview, source: int, number: int
-                       ) -> Receives:
+                       ) -> Receives[Array]:
         shape = signature.shape
         if signature.ndim > _signature.MAX_INLINE_DIMS:
             shape = struct.unpack_from(f'{signature.ndim}q', body)
@@ -414,8 +414,9 @@ class Messages:
         return array_buffers.from_buffer(buffer, shape, signature.device)
 
 
-def _receive_header(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status) -> Receives:
-    """Receives the next signature and the data in its message."""
+def _receive_header(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status
+                    ) -> Receives[tuple[CallSignature, memoryview]]:
+    """Receive the next signature and the data in its message."""
     message = bytearray(_MAX_MESSAGE)
     yield Receive(mpi_comm, message, source, tag, status)
     return _signature.unpack(message), memoryview(message)[_signature.SIZE:status.Get_count()]
@@ -440,7 +441,7 @@ def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
     return signature.shape, signature.dtype
 
 
-def _is_inline(payload: Buffer) -> bool:
+def _is_inline(payload: Array) -> bool:
     return payload.nbytes <= INLINE and not array_buffers.on_device(payload)
 
 

@@ -159,7 +159,7 @@ class ReductionOperations(ArrayOperations):
 
     def _transport_reduced(self, array: Array, op: str, homogeneous: bool, out: Array | None = None
                            ) -> Array:
-        """Reduces the arrays of all ranks, after the consistency check.
+        """Reduce the arrays of all ranks, after the consistency check.
 
         Args:
             array: Array.

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -36,8 +37,8 @@ _FREQUENT = 2e-2
 _SHORT_INTERVAL = 5e-5
 _LONG_INTERVAL = 1e-3
 
-#: A message: any number of C-ordered buffers, sent as one.
-Buffers = Sequence[Buffer]
+#: A message: any number of C-ordered host arrays or bytes, sent as one.
+Buffers: TypeAlias = 'Sequence[Buffer]'
 
 
 class Service:
@@ -51,7 +52,8 @@ class Service:
             must not send requests: two ranks could wait for each other.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, answer: Callable[[int, Buffer], Buffers]) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, answer: Callable[[int, np.ndarray], Buffers]
+                 ) -> None:
         self._mpi_comm = mpi_comm
         self._calls = ServiceRecord(mpi_comm)
         self._rank = mpi_comm.rank
@@ -71,7 +73,7 @@ class Service:
         return self._calls
 
     @operation
-    def ask(self, requests: Mapping[int, Buffers]) -> dict[int, Buffer]:
+    def ask(self, requests: Mapping[int, Buffers]) -> dict[int, np.ndarray]:
         """Send requests to some ranks at once and wait for the answers.  Thread-safe.
 
         Args:
@@ -110,8 +112,8 @@ class Service:
             answers[rank] = answer
         MPI.Request.Waitall(sent)
         for rank in sorted(answers):
-            if _HEAD.unpack_from(answers[rank])[0]:
-                failure = pickle.loads(answers[rank][_HEAD.size:])
+            if _HEAD.unpack_from(answers[rank].data)[0]:
+                failure = pickle.loads(answers[rank][_HEAD.size:].data)
                 raise failure.error(failure.text if rank == self._rank else
                                     f'{failure.text}\n  (raised on rank {rank})')
         return {rank: answer[_HEAD.size:] for rank, answer in answers.items()}
@@ -136,7 +138,7 @@ class Service:
         self.close()
         self._thread.join()
 
-    def _receive(self, tag: int) -> tuple[int, Buffer]:
+    def _receive(self, tag: int) -> tuple[int, np.ndarray]:
         status = MPI.Status()
         start = time.perf_counter()
         while (message := self._mpi_comm.Improbe(MPI.ANY_SOURCE, tag, status)) is None:
@@ -152,7 +154,7 @@ class Service:
             message = self._mpi_comm.Improbe(MPI.ANY_SOURCE, _REQUEST, status)
             if message is not None:
                 source, request = _received(message, status)
-                tag, = _HEAD.unpack_from(request)
+                tag, = _HEAD.unpack_from(request.data)
                 self._mpi_comm.Send(
                     self._checked_answer(source, request[_HEAD.size:]), source, tag)
                 last = time.perf_counter()
@@ -165,7 +167,7 @@ class Service:
         self._mpi_comm.Free()
         lifecycle.remove_callback(self._finish)
 
-    def _checked_answer(self, source: int, request: Buffer) -> Buffer:
+    def _checked_answer(self, source: int, request: np.ndarray) -> np.ndarray:
         """Return the message with the answer, or with the error of ``answer``."""
         self._answering.source = source
         try:
@@ -181,7 +183,7 @@ class Service:
             del self._answering.source
 
 
-def check_service(answer: Buffer) -> None:
+def check_service(answer: object) -> None:
     """Raise if a service cannot be started."""
     if not callable(answer):
         raise TypeError(f'answer must be a function, not {answer!r}')
@@ -192,19 +194,20 @@ def check_service(answer: Buffer) -> None:
             'use another MPI library')
 
 
-def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, Buffer]:
+def _received(message: MPI.Message, status: MPI.Status) -> tuple[int, np.ndarray]:
     source = status.Get_source()
     received = np.empty(status.Get_count(), np.uint8)
     message.Recv(received)
     return source, received
 
 
-def _failed(error: Exception) -> Buffer:
+def _failed(error: Exception) -> np.ndarray:
     return _joined(_HEAD.pack(1), [pickle.dumps(RemoteError.of('', error))])
 
 
-def _joined(head: bytes, buffers: Buffers) -> Buffer:
-    return np.frombuffer(b''.join([head, *buffers]), np.uint8)
+def _joined(head: bytes, buffers: Buffers) -> np.ndarray:
+    parts = cast('Sequence[bytes]', buffers)  # arrays are buffers, too
+    return np.frombuffer(b''.join([head, *parts]), np.uint8)
 
 
 def _pause(since: float) -> None:

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Hashable
-from typing import ClassVar
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeGuard
 
 import chainer
 import numpy as np
@@ -13,12 +13,19 @@ from chainermn._compression.half_precision import CHUNK
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._types import Array, Serializer
 
+if TYPE_CHECKING:  # importing it at run time would import mpi4py
+    from chainermn._transport.base import Compressor
+
 _FLOAT32 = np.finfo(np.float32)
 
 __all__ = ['Bf16', 'Fp16', 'PowerSGD', 'TwoBit', 'describe', 'get']
 
 
-def get(compression: Array) -> Array:
+#: What :func:`get` accepts.
+Compression: TypeAlias = 'Compressor | PowerSGD | Mapping[str, object] | str | None'
+
+
+def get(compression: Compression) -> Compressor | PowerSGD | None:
     """Return a compressor by name, parameters or instance.
 
     Args:
@@ -31,8 +38,12 @@ def get(compression: Array) -> Array:
     Raises:
         TypeError: If it is none of these, or the threshold is no number.
         ValueError: If the type is unknown, or a parameter is unknown or out of range.
+
+    Example:
+        >>> chainermn.communicators.compression.get({'type': '2bit', 'threshold': 0.25})
+        2bit threshold=0.25
     """
-    if compression is None or _is_compressor(compression):
+    if compression is None or isinstance(compression, PowerSGD) or _is_compressor(compression):
         return compression
     if isinstance(compression, str):
         compression = {'type': compression}
@@ -54,8 +65,14 @@ def get(compression: Array) -> Array:
     return _TYPES[kind](**parameters)
 
 
-def describe(compressor: Array) -> str:
-    """Return the text by which ranks compare their compressors."""
+def describe(compressor: object) -> str:
+    """Return the text by which ranks compare their compressors.
+
+    Example:
+        >>> from chainermn.communicators import compression
+        >>> compression.describe(compression.TwoBit())
+        '2bit threshold=0.5'
+    """
     kind = type(compressor)
     has_own = any('__repr__' in vars(base) for base in kind.__mro__[:-1])
     return repr(compressor) if has_own else kind.__qualname__
@@ -66,6 +83,10 @@ class Fp16:
 
     Values beyond 65504 become infinite, as in any float16 calculation, which dynamic loss scaling
     detects.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm, compression='fp16').setup(model)
     """
 
     #: Each value is encoded as one element, independently of the others.
@@ -75,18 +96,36 @@ class Fp16:
     encoded_type: ClassVar[str] = 'float16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Round to the nearest float16."""
+        """Round to the nearest float16.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Fp16()
+            >>> compressor.compress(np.array([1, 1e6], np.float32))
+            array([ 1., inf], dtype=float16)
+        """
         with np.errstate(over='ignore'):
             return half_precision.to_float16(x) if _is_float32(x) else x.astype(np.float16)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Casts back, without rounding."""
+        """Cast back, without rounding.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Fp16()
+            >>> encoded = compressor.compress(np.array([1, 0.1], np.float32))
+            >>> compressor.decompress(encoded, 2, np.dtype('float32')).round(3)
+            array([1. , 0.1], dtype=float32)
+        """
         if type(encoded) is np.ndarray and dtype == np.float32:
             return half_precision.to_float32(encoded)
         return encoded.astype(dtype)
 
     def encoded_length(self, size: int) -> int:
-        """Return ``size``."""
+        """Return ``size``.
+
+        Example:
+            >>> chainermn.communicators.compression.Fp16().encoded_length(100)
+            100
+        """
         return size
 
     def __repr__(self) -> str:
@@ -97,6 +136,10 @@ class Bf16:
     """The upper half of a float32, rounded to nearest even: its range, 8 significant bits, 2 bytes.
 
     Encoded as uint16, since NumPy has no bfloat16.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm, compression='bf16').setup(model)
     """
 
     elementwise: ClassVar[bool] = True
@@ -104,7 +147,13 @@ class Bf16:
     encoded_type: ClassVar[str] = 'uint16'
 
     def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Round to the nearest bfloat16; a NaN stays one."""
+        """Round to the nearest bfloat16; a NaN stays one.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Bf16()
+            >>> compressor.compress(np.array([1, 1e6], np.float32))
+            array([16256, 18804], dtype=uint16)
+        """
         if _is_float32(x):
             return half_precision.to_bfloat16(x)
         xp = chainer.backend.get_array_module(x)
@@ -121,14 +170,26 @@ class Bf16:
         return xp.where(x == x, rounded, nan).astype(np.uint16)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Casts back, rounding only to float16."""
+        """Cast back, rounding only to float16.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Bf16()
+            >>> encoded = compressor.compress(np.array([1, 1e6], np.float32))
+            >>> compressor.decompress(encoded, 2, np.dtype('float32'))
+            array([1.00000e+00, 9.99424e+05], dtype=float32)
+        """
         bits = encoded.astype(np.uint32)
         bits <<= np.uint32(16)
         with np.errstate(over='ignore'):
             return bits.view(np.float32).astype(dtype, copy=False)
 
     def encoded_length(self, size: int) -> int:
-        """Return ``size``."""
+        """Return ``size``.
+
+        Example:
+            >>> chainermn.communicators.compression.Bf16().encoded_length(100)
+            100
+        """
         return size
 
     def __repr__(self) -> str:
@@ -152,6 +213,11 @@ class TwoBit:
 
     Args:
         threshold: Positive number.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm,
+        ...     compression={'type': '2bit', 'threshold': 0.25}).setup(model)
     """
 
     encoded_type: ClassVar[str] = 'uint32'
@@ -175,6 +241,12 @@ class TwoBit:
         The first value is in the lowest bits.  1 is ``threshold``, 2 ``-threshold``, 3 NaN.
 
         If the length or dtype of ``x`` has changed for this key, its residual restarts at zero.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
+            >>> encoded = compressor.compress(np.array([0.7, 0.1, -0.6], np.float32))
+            >>> compressor.residuals[None].round(2)  # added to the next gradients
+            array([ 0.2,  0.1, -0.1], dtype=float32)
         """
         xp = chainer.backend.get_array_module(x)
         dtype = np.promote_types(x.dtype, np.float32)
@@ -212,7 +284,14 @@ class TwoBit:
         return codes.view(np.uint8)
 
     def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Return ``threshold``, ``-threshold``, 0 or NaN for each value."""
+        """Return ``threshold``, ``-threshold``, 0 or NaN for each value.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
+            >>> encoded = compressor.compress(np.array([0.7, 0.1, -0.6], np.float32))
+            >>> compressor.decompress(encoded, 3, np.dtype('float32'))
+            array([ 0.5,  0. , -0.5], dtype=float32)
+        """
         xp = chainer.backend.get_array_module(encoded)
         with np.errstate(over='ignore'):
             values = np.array([0, self.threshold, -self.threshold, np.nan]).astype(dtype)
@@ -220,11 +299,24 @@ class TwoBit:
         return of_byte.take(encoded.view(np.uint8), axis=0).reshape(-1)[:size]
 
     def encoded_length(self, size: int) -> int:
-        """Return the number of elements that hold 16 values each."""
+        """Return the number of elements that hold 16 values each.
+
+        Example:
+            >>> chainermn.communicators.compression.TwoBit().encoded_length(100)
+            7
+        """
         return -(-size // 16)
 
     def reset(self) -> None:
-        """Drop all residuals."""
+        """Drop all residuals.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit()
+            >>> encoded = compressor.compress(np.ones(3, np.float32))
+            >>> compressor.reset()
+            >>> compressor.residuals
+            {}
+        """
         self.residuals.clear()
 
     def serialize(self, serializer: Serializer) -> None:
@@ -238,12 +330,14 @@ class TwoBit:
         return f'2bit threshold={self.threshold!r}'
 
 
-_TYPES: dict[str, Array] = {'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit, 'powersgd': PowerSGD}
+_TYPES: dict[str, Callable[..., Compressor | PowerSGD]] = {
+    'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit, 'powersgd': PowerSGD,
+}
 _PARAMETERS = {'2bit': ['threshold'], 'powersgd': ['rank', 'min_compression_rate']}
 
 
 def _packed(codes: Array) -> Array:
-    """Packs codes of two bits, four per byte, padded to a multiple of four bytes."""
+    """Pack codes of two bits, four per byte, padded to a multiple of four bytes."""
     if missing := -codes.size % 16:
         codes = chainer.backend.get_array_module(codes).pad(codes, (0, missing))
     # Moves each of four codes to its place in the highest byte.
@@ -255,6 +349,6 @@ def _is_float32(x: Array) -> bool:
     return type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous
 
 
-def _is_compressor(compression: Array) -> bool:
-    return isinstance(compression, PowerSGD) or (not isinstance(compression, type) and all(
-        callable(getattr(compression, method, None)) for method in ('compress', 'decompress')))
+def _is_compressor(compression: object) -> TypeGuard[Compressor]:
+    return not isinstance(compression, type) and all(
+        callable(getattr(compression, method, None)) for method in ('compress', 'decompress'))

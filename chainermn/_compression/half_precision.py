@@ -24,7 +24,7 @@ def to_float16(x: np.ndarray) -> np.ndarray:
 
 
 def to_float32(x: np.ndarray) -> np.ndarray:
-    """Casts flat float16 values, without rounding."""
+    """Cast flat float16 values, without rounding."""
     return _by_chunk(_to_float32, x, np.dtype(np.float32))
 
 

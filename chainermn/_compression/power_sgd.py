@@ -33,6 +33,11 @@ class PowerSGD:
     Args:
         rank: The rank of the approximation, a positive integer; usually 1 to 4.
         min_compression_rate: A matrix is compressed if this saves at least this factor.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm,
+        ...     compression={'type': 'powersgd', 'rank': 2}).setup(model)
     """
 
     rank: int
@@ -56,7 +61,13 @@ class PowerSGD:
         self.state = {}
 
     def is_compressed(self, shape: tuple[int, ...]) -> bool:
-        """Whether a gradient of this shape is sent as two thin matrices."""
+        """Whether a gradient of this shape is sent as two thin matrices.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.PowerSGD(rank=2)
+            >>> compressor.is_compressed((256, 512)), compressor.is_compressed((256,))
+            (True, False)
+        """
         if len(shape) < 2 or 0 in shape:
             return False
         n, size = shape[0], int(np.prod(shape))
@@ -65,7 +76,7 @@ class PowerSGD:
     def mean(self, paths: Sequence[str], arrays: Sequence[Array], results: Sequence[Array],
              average: Callable[[Sequence[Array], Sequence[Array]], None],
              defer: Callable[[Exception], None]) -> None:
-        """Averages gradients.  Collective: every rank calls it.
+        """Average gradients.  Collective: every rank calls it.
 
         Args:
             paths: The path of each gradient, which identifies its state.
@@ -128,7 +139,14 @@ class PowerSGD:
             self.state[f'{matrix.path}.q'] = q
 
     def reset(self) -> None:
-        """Drop all state."""
+        """Drop all state.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.PowerSGD()
+            >>> compressor.reset()
+            >>> compressor.state
+            {}
+        """
         self.state.clear()
 
     def serialize(self, serializer: Serializer) -> None:

@@ -6,7 +6,7 @@ arguments, the ranks exchange details, and all of them raise the same error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from mpi4py import MPI
 
@@ -27,6 +27,29 @@ from chainermn._signature import NO_UPDATE, PROGRAM, Caller, CallSignature, iden
 from chainermn._tracing import recorder
 
 
+class Settings(NamedTuple):
+    """Settings of the environment, which must be equal on all ranks."""
+
+    is_enabled: bool
+    is_timed: bool
+
+    @classmethod
+    def own(cls) -> Settings:
+        return cls(_environment.flag(_environment.AGREE, default=True), recorder.is_on())
+
+    @staticmethod
+    def check(by_rank: Sequence[Settings]) -> None:
+        """Raise ValueError, on all ranks, if the settings of some ranks differ."""
+        off = [rank for rank, settings in enumerate(by_rank) if not settings.is_enabled]
+        if 0 < len(off) < len(by_rank):
+            raise ValueError(f'CHAINERMN_AGREE is 0 only on {ranks_text(off)}; set it to the same '
+                             'value on all ranks')
+        timed = [rank for rank, settings in enumerate(by_rank) if settings.is_timed]
+        if 0 < len(timed) < len(by_rank):
+            raise ValueError(f'{recorder.VARIABLE} is set only on {ranks_text(timed)}; set it on '
+                             'all ranks or on none')
+
+
 class ConsistencyCheck:
     """The consistency check of one communicator.
 
@@ -41,7 +64,7 @@ class ConsistencyCheck:
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.mpi_comm = mpi_comm
         self.calls = FlightRecord(mpi_comm)
-        self.enabled = _environment.flag(_environment.AGREE, default=True)
+        self.enabled = Settings.own().is_enabled
         #: Whether :meth:`same` exchanges anything.
         self.is_active = self.calls.waits_for_all = self.enabled and mpi_comm.size > 1
         #: Whether the last mismatch showed that ranks have reached the end of the program.
@@ -55,15 +78,6 @@ class ConsistencyCheck:
         self._exchange: SignatureExchange = SignatureExchange(mpi_comm, _signature.SIZE)
         #: The largest size in bytes of data of one rank that is exchanged with its call.
         self.capacity = self._exchange.capacity
-        responses = mpi_comm.allgather((self.enabled, recorder.is_on()))
-        off = [rank for rank, (enabled, _) in enumerate(responses) if not enabled]
-        if 0 < len(off) < self._size:
-            raise ValueError(f'CHAINERMN_AGREE is 0 only on {ranks_text(off)}; set it to the same '
-                             'value on all ranks')
-        timed = [rank for rank, (_, is_timed) in enumerate(responses) if is_timed]
-        if 0 < len(timed) < self._size:
-            raise ValueError(f'{recorder.VARIABLE} is set only on {ranks_text(timed)}; set it on '
-                             'all ranks or on none')
 
     @property
     def caller(self) -> Caller:
@@ -180,14 +194,14 @@ class ConsistencyCheck:
                            mismatch.RemoteError.of(operation, error, consequence))
 
     def _signatures(self, signature: bytes) -> list[CallSignature]:
-        """Exchanges the signatures of all ranks, after a mismatch."""
+        """Exchange the signatures of all ranks, after a mismatch."""
         signature = _signature.with_caller(signature, self.caller.digest)
         received = bytearray(_signature.SIZE * self._size)
         self.mpi_comm.Allgather(signature, received)
         return [_signature.unpack(received, _signature.SIZE * rank) for rank in range(self._size)]
 
     def _compare(self, signature: bytes, details: Mapping[str, str] | None = None) -> None:
-        """Exchanges the signatures of all ranks; raises if they differ in parts that must not."""
+        """Exchange the signatures of all ranks; raise if they differ in parts that must not."""
         signatures = self._signatures(signature)
         if not all(signature.update for signature in signatures):  # not all by an optimizer
             signatures = [signature._replace(update=0) for signature in signatures]
@@ -204,7 +218,7 @@ class ConsistencyCheck:
     def _raise_common(self, signatures: list[CallSignature],
                       details: Mapping[str, str] | None = None, error: Exception | None = None,
                       failure: mismatch.RemoteError | None = None) -> NoReturn:
-        """Exchanges details and raises the same error on all ranks."""
+        """Exchange details and raise the same error on all ranks."""
         self.has_finished_ranks = any(
             signature.operation == END for signature in signatures)
         site = str(self.update) + call_site.describe()

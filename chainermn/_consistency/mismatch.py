@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from chainermn._failures.exceptions import ChainerMNError
-from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._failures.exceptions import CollectiveMismatchError
+from chainermn._failures.ranks import group_ranks, ranks_text, select_groups
 from chainermn._operations import CALL, DTYPE, END, SHAPE
 from chainermn._signature import PROGRAM, Caller, CallSignature
 
-_MAX_PARAMETERS = 10
+# The numbers of parameters, of their values, and of groups of ranks and their lines in an error.
+_MAX_PARAMETERS, _MAX_VALUES, _MAX_GROUPS, _MAX_LINES = 10, 4, 12, 32
 #: What to do, by what differs; operations that compare a digest have advice of their own.
 _ADVICE = {
     'end': 'A rank reached the end of the program while others called a collective. Look for loops '
@@ -37,32 +38,6 @@ _ADVICE = {
     'shapes': 'Make the shapes equal before the call; only gather and allgather accept '
               'different shapes.',
 }
-
-
-class CollectiveMismatchError(ChainerMNError, ValueError):
-    """Ranks called different operations, or one operation with arguments that do not match.
-
-    All ranks raise it, with the same text, before any data is sent.
-
-    Attributes:
-        calls: The call of each rank, as text, by rank.
-        call_sites: The call site of each rank, such as ``train.py:8``; ``''`` if unknown.
-    """
-
-    calls: tuple[str, ...] = ()
-    call_sites: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, message: str, calls: Sequence[object], sites: Sequence[str] = ()
-           ) -> CollectiveMismatchError:
-        error = cls(message)
-        error.calls = tuple(map(str, calls))
-        error.call_sites = tuple(site.rpartition('called at ')[2] for site in sites) or (
-            ('',) * len(calls))
-        return error
-
-
-CollectiveMismatchError.__module__ = 'chainermn'  # where users find it
 
 
 #: The usual consequence of an error.
@@ -186,7 +161,7 @@ def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
 
 
 def _difference(signature: CallSignature, usual: CallSignature) -> str:
-    """Names the first difference between a call and the usual one, or returns ''."""
+    """Name the first difference between a call and the usual one, or return ''."""
     equal = usual.declared.equal or CALL
     if signature.operation != usual.operation:
         return 'operations'
@@ -202,11 +177,13 @@ def _difference(signature: CallSignature, usual: CallSignature) -> str:
 
 
 def _table(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """One line for each group of ranks with equal text."""
-    groups = group_ranks(enumerate(lines))
-    width = max(len(text.splitlines()[-1]) for text, _ in groups if text)
+    """One line for each group of ranks with equal text; fewer groups if texts are long."""
+    longest = max(text.count('\n') + 1 for text, _ in lines)
+    shown, more = select_groups(
+        group_ranks(enumerate(lines)), max(2, min(_MAX_GROUPS, _MAX_LINES // longest)))
+    width = max(len(text.splitlines()[-1]) for (text, _), _ in shown if text)
     return [f'  {ranks_text(ranks)}: {text:<{width if mark else 0}}   {mark}'.rstrip()
-            for (text, mark), ranks in groups.items()]
+            for (text, mark), ranks in shown] + [f'  {more}'] * bool(more)
 
 
 def differing(details: Sequence[Mapping[str, str]]) -> list[str]:
@@ -224,9 +201,10 @@ def difference_table(details: Sequence[Mapping[str, str]], missing: str = 'nothi
     """
     lines = []
     for path in (paths := differing(details))[:_MAX_PARAMETERS]:
-        groups = group_ranks(enumerate(detail.get(path, missing) for detail in details))
+        shown, more = select_groups(
+            group_ranks(enumerate(detail.get(path, missing) for detail in details)), _MAX_VALUES)
         lines.append(f'  {path}: ' + '; '.join(
-            f'{text} on {ranks_text(ranks)}' for text, ranks in groups.items()))
+            [f'{text} on {ranks_text(ranks)}' for text, ranks in shown] + [more] * bool(more)))
     if len(paths) > _MAX_PARAMETERS:
         lines.append(f'  and {len(paths) - _MAX_PARAMETERS} more')
     return lines

@@ -23,7 +23,7 @@ class OnDevice(Protocol):
         """Return for how many seconds the newest exchange has been running, and its name."""
 
     def abort(self) -> None:
-        """Aborts the running exchanges."""
+        """Abort the running exchanges."""
 
 
 class _Polled(_runtime.Part):
@@ -39,7 +39,7 @@ def add(exchanges: OnDevice) -> None:
 
 
 def remove(exchanges: OnDevice) -> None:
-    """Undoes :func:`add`."""
+    """Undo :func:`add`."""
     polled = _runtime.get(_Polled)
     polled.exchanges = weakref.WeakSet({*polled.exchanges} - {exchanges})
 
@@ -61,6 +61,6 @@ def failure(default_timeout: float) -> str:
 
 
 def abort() -> None:
-    """Aborts all exchanges, in threads, since this may block too."""
+    """Abort all exchanges, in threads, since this may block too."""
     for exchanges in list(_runtime.get(_Polled).exchanges):
         threading.Thread(target=exchanges.abort, daemon=True).start()

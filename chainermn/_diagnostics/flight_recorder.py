@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from chainermn import _environment, _runtime, _signature
 from chainermn._diagnostics import call_site
+from chainermn._diagnostics.world_ranks import WorldRanks
 from chainermn._failures.ranks import ranks_text
 from chainermn._operations import END
 
@@ -26,7 +27,7 @@ from chainermn._operations import END
 LENGTH = 64
 
 #: Identifies the calls of a communicator on all of its ranks: class name, ranks, number.
-Key: TypeAlias = tuple[str, tuple[int, ...], int]
+Key: TypeAlias = tuple[str, WorldRanks, int]
 #: A message: operation, peer, tag, signature.
 Message: TypeAlias = tuple[str, int, int, bytes | None]
 #: A call as it is passed to the recorder: a packed signature, a message, or text.
@@ -42,9 +43,9 @@ class _Records(_runtime.Part):
             weakref.WeakValueDictionary())
         self.numbers = itertools.count()
         #: The number of objects created so far, by ranks.
-        self.communicators: collections.Counter[tuple[int, ...]] = collections.Counter()
-        self.services: collections.Counter[tuple[int, ...]] = collections.Counter()
-        self.creations: collections.Counter[tuple[int, ...]] = collections.Counter()
+        self.communicators: collections.Counter[WorldRanks] = collections.Counter()
+        self.services: collections.Counter[WorldRanks] = collections.Counter()
+        self.creations: collections.Counter[WorldRanks] = collections.Counter()
 
 
 class FlightRecord:
@@ -61,7 +62,7 @@ class FlightRecord:
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
-        self.ranks: tuple[int, ...] = world_ranks(mpi_comm)
+        self.ranks: WorldRanks = world_ranks(mpi_comm)
         #: The number of the communicator among those of the same ranks.
         self.number: int = 1
         #: Timeout per operation in seconds, 0 for none, ``None`` for the default.
@@ -255,14 +256,14 @@ class Call(NamedTuple):
 
 
 def assign_number(communicator: Iterable[FlightRecord]) -> None:
-    """Numbers a new communicator among those of the same ranks."""
+    """Assign a number to a new communicator, unique among those of the same ranks."""
     communicators = _runtime.get(_Records).communicators
     for n, calls in enumerate(communicator):
         communicators[calls.ranks] += n == 0
         calls.number = communicators[calls.ranks]
 
 
-def creations() -> collections.Counter[tuple[int, ...]]:
+def creations() -> collections.Counter[WorldRanks]:
     """Return the number of create_communicator calls that have started, by ranks."""
     return _runtime.get(_Records).creations
 
@@ -288,11 +289,14 @@ def summary(recorded: Iterable[Call]) -> str:
         for first, last in runs)
 
 
-def world_ranks(mpi_comm: MPI.Comm) -> tuple[int, ...]:
+def world_ranks(mpi_comm: MPI.Comm) -> WorldRanks:
     """Return the ranks of a communicator in COMM_WORLD."""
     group, world = mpi_comm.Get_group(), MPI.COMM_WORLD.Get_group()
     try:
-        return tuple(MPI.Group.Translate_ranks(group, range(group.size), world))
+        ranks = range(group.size)
+        if MPI.Group.Compare(group, world) == MPI.IDENT:
+            return WorldRanks.of(ranks)
+        return WorldRanks.of(MPI.Group.Translate_ranks(group, ranks, world))
     finally:
         group.Free()
         world.Free()

@@ -1,16 +1,33 @@
-"""The report of a hang: the state of each rank; ranks in the same state share a line."""
+"""The report of a hang: the state of each rank; ranks in the same state share a line.
+
+It is short for any number of ranks.  The reader looks for ranks that differ from the others, so
+small groups of ranks come first.
+"""
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from chainermn._diagnostics import flight_recorder, thread_state
+from chainermn._diagnostics import call_site, flight_recorder, thread_state
 from chainermn._diagnostics.deadlocks.rank_progress import Progress
 from chainermn._diagnostics.thread_state import ThreadState
-from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._failures.ranks import group_ranks, group_texts, ranks_text, select_groups
 
-#: The number of different stacks shown.
-_STACKS = 8
+
+class _Limits(NamedTuple):
+    groups: int  # of ranks in the same state
+    operations: int  # lines
+    stacks: int
+    lines: int  # of the report
+    columns: int  # of the lines of operations
+
+
+#: Of jobs with few ranks: each stack is complete.
+_FEW_RANKS = 16
+_FEW = _Limits(_FEW_RANKS, 100, 8, 10000, 10000)
+_MANY = _Limits(8, 8, 3, 38, 180)  # the lines of the reason come in addition
 
 
 class Response(NamedTuple):
@@ -18,8 +35,8 @@ class Response(NamedTuple):
 
     reason: str  # for raising the alarm; '' if another rank raised it
     threads: list[tuple[ThreadState, float]]  # and seconds in this state; the main thread first
-    operations: str  # the flight record
-    stacks: str
+    operations: bytes  # the flight record, compressed
+    stacks: bytes  # compressed
     progress: Progress
 
     @classmethod
@@ -29,14 +46,27 @@ class Response(NamedTuple):
             if recorded := calls.recorded():
                 operations.append(f'{calls.name}: {flight_recorder.summary(recorded)}')
         threads = sorted(states.values(), key=lambda each: each[0].thread)
-        return cls(reason, threads, '\n'.join(operations), thread_state.stacks(),
-                   Progress.own())
+        return cls(reason, threads, compressed('\n'.join(operations)),
+                   compressed(thread_state.stacks()), Progress.own())
 
     @property
     def state(self) -> str:
         """The state in words, equal on ranks in the same state."""
+        return self._join(lambda state: state.text)
+
+    @property
+    def outline(self) -> str:
+        """The state without arguments and peers."""
+        return self._join(lambda state: state.outline)
+
+    def _join(self, text: Callable[[ThreadState], str]) -> str:
         return '; and '.join(
-            state.text for state, _ in self.threads if state.operation or not state.thread)
+            text(state) for state, _ in self.threads if state.operation or not state.thread)
+
+
+def compressed(text: str) -> bytes:
+    """Compress a text of a response: each reporter receives those of all ranks."""
+    return zlib.compress(text.encode(errors='replace'))
 
 
 def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool = False,
@@ -49,25 +79,32 @@ def text(responses: Mapping[int, Response], ranks: Sequence[int], is_first: bool
         is_first: Whether the ranks have no communicator yet.
         hosts: The host of each of ``ranks``, if known.
     """
-    lines = []
-    for state, group in _grouped(responses, lambda response: response.state):
-        seconds = [seconds for rank in group for _, seconds in responses[rank].threads[:1]]
-        lines.append(f'  {ranks_text(group)} {"is" if len(group) == 1 else "are"} {state} '
-                     f'(for {_range(seconds)} s)')
-    lines += _silent(responses, ranks, hosts or [''] * len(ranks))
+    responses = dict(sorted(responses.items()))
+    limits = _FEW if max(len(ranks), len(responses)) <= _FEW_RANKS else _MANY
+    lines = _states(responses, limits)
+    lines += _silent(responses, ranks, hosts or [''] * len(ranks), limits.groups // 2)
     if is_first:
         lines.append('  the state of the others is unknown until all have created a communicator; '
                      'does each of them call create_communicator?')
     lines.append('Last operations:')
-    for operations, group in _grouped(responses, lambda response: response.operations):
-        lines += [f'  {ranks_text(group)}, {line}' for line in operations.splitlines()]
-    for stacks, group in _grouped(responses, lambda response: response.stacks)[:_STACKS]:
-        lines.append(f'Stacks of {ranks_text(group)} (most recent call last):\n{stacks}')
+    lines += _operations(responses, limits)
+    lines += _stacks(responses, limits, limits.lines - len(lines))
     return '\n'.join(lines) + '\n'
 
 
-def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequence[str]
-            ) -> list[str]:
+def _states(responses: Mapping[int, Response], limits: _Limits) -> list[str]:
+    shown, more = group_texts(
+        ((rank, each.state, each.outline) for rank, each in responses.items()), limits.groups)
+    lines = []
+    for state, group in sorted(shown, key=_size):
+        seconds = [seconds for rank in group for _, seconds in responses[rank].threads[:1]]
+        lines.append(f'  {ranks_text(group)} {"is" if len(group) == 1 else "are"} {state} '
+                     f'(for {_range(seconds)} s)')
+    return lines + [f'  {more}'] * bool(more)
+
+
+def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequence[str],
+            limit: int) -> list[str]:
     """Return lines for the ranks that do not answer: those of a host where none does, and others.
 
     A host may be lost unless a rank answers on it; this rank does.
@@ -75,21 +112,88 @@ def _silent(responses: Mapping[int, Response], ranks: Sequence[int], hosts: Sequ
     reached = {host for rank, host in zip(ranks, hosts, strict=True) if rank in responses}
     silent = group_ranks((rank, '' if host in reached else host)
                          for rank, host in zip(ranks, hosts, strict=True) if rank not in responses)
+    shown, more = select_groups(silent, limit)
     lines = []
-    for host, group in silent.items():
+    for host, group in shown:
         one = len(group) == 1
         who = f'{ranks_text(group)} on {host}' if host else ranks_text(group)
         why = "stopped, or in code that holds the GIL"
         if host:
             why = f'host {host} may be unreachable, or {"it is" if one else "they are"} {why}'
         lines.append(f'  {who} {"does" if one else "do"} not answer: {why}')
-    return lines
+    return lines + [f'  {more}'] * bool(more)
 
 
-def _grouped(responses: Mapping[int, Response], key: Callable[[Response], str]
-             ) -> list[tuple[str, list[int]]]:
-    """Group ranks by a part of their responses."""
-    return [*group_ranks((rank, key(responses[rank])) for rank in sorted(responses)).items()]
+def _operations(responses: Mapping[int, Response], limits: _Limits) -> list[str]:
+    """Return one line for each record that some ranks share, with its newest calls."""
+    groups: dict[str, list[int]] = {}  # by line
+    for texts, ranks in group_ranks(
+            (rank, each.operations) for rank, each in responses.items()).items():
+        for line in _decompressed(texts).splitlines():
+            groups.setdefault(line, []).extend(ranks)
+    shown, more = select_groups(
+        {line: sorted(group) for line, group in groups.items()}, limits.operations)
+    return [_newest(f'  {ranks_text(group)}, {line}', limits.columns)
+            for line, group in sorted(shown, key=_size)] + [f'  {more}'] * bool(more)
+
+
+def _newest(line: str, columns: int) -> str:
+    """Remove the oldest calls of a line that is too long."""
+    first, *calls = line.split('; ')
+    name, _, _ = first.partition(': ')
+    while calls and len(line) > columns:
+        line = f'{name}: ...; {"; ".join(calls)}'
+        del calls[0]
+    return line
+
+
+def _stacks(responses: Mapping[int, Response], limits: _Limits, n_lines: int) -> list[str]:
+    """Return the stacks of ranks that differ in their functions: all lines, or up to a number."""
+    groups: dict[str, list[int]] = {}  # by functions
+    representative: dict[str, str] = {}
+    for stacks, ranks in group_ranks(
+            (rank, each.stacks) for rank, each in responses.items()).items():
+        text = _decompressed(stacks)
+        functions = re.sub(r'line \d+, in |^    .*\n?', '', text, flags=re.MULTILINE)
+        representative.setdefault(functions, text)
+        groups.setdefault(functions, []).extend(ranks)
+    shown, more = select_groups(groups, max(1, min(limits.stacks, (n_lines - 1) // 6)))
+    lines = []
+    for functions, group in sorted(shown, key=_size):
+        stack = representative[functions].splitlines()
+        if limits is _MANY:
+            stack = _innermost(stack, (n_lines - 1) // len(shown) - 1)
+        first = f'; of rank {min(group)}' if len(group) > 1 else ''
+        lines += [f'Stacks of {ranks_text(sorted(group))} (most recent call last{first}):', *stack]
+    return lines + [more] * bool(more)
+
+
+def _innermost(stack: Sequence[str], n_lines: int) -> list[str]:
+    """Return the innermost frames of the first thread, without those of this package and Chainer.
+
+    The innermost frame is shown in any case.
+    """
+    frames: list[list[str]] = []
+    for line in stack[1:]:
+        if line.startswith('Thread '):
+            break
+        if line.startswith('  File ') or not frames:
+            frames.append([])
+        frames[-1].append(line)
+    shown = [frame for frame in frames[:-1]
+             if not frame[0].removeprefix('  File "').startswith(call_site.PACKAGES)] + frames[-1:]
+    while len(shown) > 1 and sum(map(len, shown)) > n_lines - 1:
+        del shown[0]
+    dots = ['  ...'] * (len(shown) < len(frames))
+    return dots + [line for frame in shown for line in frame]
+
+
+def _size(group: tuple[str, Sequence[int]]) -> int:
+    return len(group[1])
+
+
+def _decompressed(data: bytes) -> str:
+    return zlib.decompress(data).decode()
 
 
 def _range(seconds: Sequence[float]) -> str:

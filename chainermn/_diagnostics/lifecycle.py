@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from mpi4py import MPI
@@ -23,7 +23,8 @@ from chainermn._diagnostics import (
     watchdog,
 )
 from chainermn._diagnostics.deadlocks import rank_progress
-from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._diagnostics.flight_recorder import FlightRecord, world_ranks
+from chainermn._diagnostics.node_monitor import Registration
 from chainermn._operations import END
 from chainermn._system import clean_end
 
@@ -56,10 +57,13 @@ def _state() -> _Lifecycle:
     return _runtime.get(_Lifecycle)
 
 
-def start(mpi_comm: MPI.Intracomm) -> None:
-    """Start the watchdog, the node monitor and the shutdown for the ranks of a communicator.
+def prepare(mpi_comm: MPI.Intracomm) -> Registration | None:
+    """Start the watchdog and the shutdown for the ranks of a communicator.
 
     Collective: every rank of it calls it.
+
+    Returns:
+        What the ranks tell each other before :func:`start`; ``None`` if they need not call it.
     """
     state = _state()
     if not state.has_started:
@@ -70,10 +74,21 @@ def start(mpi_comm: MPI.Intracomm) -> None:
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _end())
         MPI.COMM_SELF.Set_attr(key, True)
         dump_request.listen()
-    if mpi_comm.size > 1 and watchdog.get().add_group(mpi_comm):
-        hosts = node_monitor.register(mpi_comm)
-        watchdog.get().connect_hosts(mpi_comm, hosts)
-        run_link.connect(mpi_comm, hosts)
+    return node_monitor.prepare() if watchdog.get().add_group(mpi_comm) else None
+
+
+def start(mpi_comm: MPI.Intracomm, hosts: Sequence[str], registrations: Sequence[Registration]
+          ) -> None:
+    """Start the node monitor, and connect the hosts.  Collective: every rank calls it.
+
+    Args:
+        mpi_comm: The communicator.
+        hosts: The name of the host of each rank.
+        registrations: What :func:`prepare` returned on each rank.
+    """
+    node_monitor.register(mpi_comm.rank, world_ranks(mpi_comm), registrations)
+    watchdog.get().connect_hosts(mpi_comm, hosts)
+    run_link.connect(mpi_comm, hosts)
 
 
 @contextlib.contextmanager
@@ -106,7 +121,7 @@ def add_check(check: Check) -> None:
 
 
 def remove_check(check: Check) -> None:
-    """Undoes :func:`add_check`.  All ranks call it at the same point of the program."""
+    """Undo :func:`add_check`.  All ranks call it at the same point of the program."""
     if check in _state().checks:
         _state().checks.remove(check)
 
@@ -120,7 +135,7 @@ def add_callback(callback: Callable[[], None]) -> None:
 
 
 def remove_callback(callback: Callable[[], None]) -> None:
-    """Undoes :func:`add_callback`."""
+    """Undo :func:`add_callback`."""
     if callback in _state().callbacks:
         _state().callbacks.remove(callback)
 

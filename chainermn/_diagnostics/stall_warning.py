@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from chainermn import _environment
 from chainermn._diagnostics.deadlocks.wait_graph import RankState, WaitGraph
 from chainermn._diagnostics.hang_report import Response
-from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._failures.ranks import group_texts, ranks_text
 
 #: In seconds; the environment variable overrides it.
 DEFAULT = 60.
@@ -22,22 +22,24 @@ def text(waiting: Mapping[int, RankState], answers: Mapping[int, Response], seco
     """
     states = {rank: RankState(answer.progress, (), False, False)
               for rank, answer in answers.items()} | dict(waiting)
-    graph = WaitGraph(states)
-    lines, running = [], set()
-    for where, ranks in group_ranks(
-            (rank, thread.text) for rank, state in sorted(waiting.items())
-            for thread in state.threads).items():
-        awaited = {each for rank in ranks for _, ranks_awaited in graph.awaited(rank, set(states))
-                   for each in ranks_awaited}
-        if awaited:
-            running |= awaited - set(waiting)
-            lines.append(f'  {ranks_text(ranks)} {"waits" if len(ranks) == 1 else "wait"} {where} '
-                         f'for {ranks_text(sorted(awaited))}')
+    graph, known = WaitGraph(states), set(states)
+    running = graph.awaited_by(waiting, known) - set(waiting)
     if not running:
         return ''
-    for state, ranks in group_ranks(
-            (rank, answers[rank].state) for rank in sorted(running)).items():
+    lines = []
+    shown, more = group_texts(
+        (rank, thread.text, thread.outline or thread.text)
+        for rank, state in sorted(waiting.items()) for thread in state.threads)
+    for where, ranks in shown:
+        if awaited := graph.awaited_by(ranks, known):
+            lines.append(f'  {ranks_text(ranks)} {"waits" if len(ranks) == 1 else "wait"} {where} '
+                         f'for {ranks_text(sorted(awaited))}')
+    lines += [f'  {more}'] * bool(more)
+    shown, more = group_texts((rank, answers[rank].state, answers[rank].outline)
+                              for rank in sorted(running))
+    for state, ranks in shown:
         lines.append(f'  {ranks_text(ranks)} {"is" if len(ranks) == 1 else "are"} {state}')
+    lines += [f'  {more}'] * bool(more)
     return '\n'.join([
         f'chainermn: warning: ranks have waited for {seconds:.0f} s; the job continues '
         f'({_environment.STALL_WARNING} sets the seconds, 0 disables this warning)', *lines]) + '\n'

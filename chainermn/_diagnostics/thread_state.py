@@ -46,12 +46,29 @@ class ThreadState(NamedTuple):
         return f'in {self._operation}, called {location}'
 
     @property
+    def outline(self) -> str:
+        """The text without arguments and peers."""
+        thread = f' in thread {self.thread}' if self.thread else ''
+        if self.operation == END:
+            return self.text
+        where = f'in {self.operation}, called' if self.operation else 'not in an operation: it is'
+        return f'{where} at {self.call_site}{thread}'
+
+    @property
     def wait_text(self) -> str:
         """The operation in which the thread waits, for reports of deadlocks."""
+        return self._waiting_in(self._operation)
+
+    @property
+    def wait_outline(self) -> str:
+        """The same without arguments and peers."""
+        return self._waiting_in(self.operation)
+
+    def _waiting_in(self, operation: str) -> str:
         if self.operation == END:
             return 'at the end of the program'
         thread = f' in thread {self.thread}' if self.thread else ''
-        return f'in {self._operation} ({self.call_site}{thread})'
+        return f'in {operation} ({self.call_site}{thread})'
 
     @property
     def _operation(self) -> str:
@@ -91,8 +108,9 @@ class Snapshot:
             waits.append(Wait.of(rank_progress.ending, END))
         service = next((calls.key for calls in flight_recorder.everything() if isinstance(
             calls, ServiceRecord) and calls.thread == self._ident), None)
-        return ThreadWait(self.state.wait_text, tuple(wait for wait in waits if wait is not None),
-                          service)
+        state = self.state
+        return ThreadWait(state.wait_text, tuple(wait for wait in waits if wait is not None),
+                          service, state.wait_outline)
 
     @property
     def timeout(self) -> float | None:
@@ -129,11 +147,12 @@ def snapshots() -> dict[int, Snapshot]:
 
 
 def stacks() -> str:
-    """Format the stacks of all threads except this one and those of host links."""
+    """Format the stacks of all threads except this one and those of host links; main first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
     return '\n'.join(
         f'Thread {names.get(ident, ident)}:\n' + ''.join(traceback.format_stack(frame)).rstrip()
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in sorted(sys._current_frames().items(), key=lambda each: each[0] != main)
         if ident != threading.get_ident() and not names.get(ident, '').startswith(HOST_LINK))
 
 

@@ -68,7 +68,7 @@ def register(user: _MpiUser) -> None:
 
 
 def deregister(user: _MpiUser) -> None:
-    """Undoes :func:`register`."""
+    """Undo :func:`register`."""
     _runtime.get(_Users).registered.discard(user)
 
 

@@ -57,6 +57,7 @@ _INTERVAL_ALARMED = .02
 _RESPONSE_TIMEOUT = 2.5  # longer than the interval, since the others have to wake up
 _REPORT_TIMEOUT = 2.  # then the next rank reports, in case the previous one has stopped
 _GRACE = 2.  # before a rank that waits sends its state
+_STAGGER = .05  # times log2(rank), so that one rank raises the alarm, which all others receive
 
 #: The watchdog stops after this number of consecutive errors.
 _MAX_ERRORS = 3
@@ -122,7 +123,7 @@ class Watchdog(_runtime.Part):
             self._thread.start()
 
     def limit_interval(self, timeout: float | None) -> None:
-        """Shortens the interval of polls if a timeout requires it."""
+        """Shorten the interval of polls if a timeout requires it."""
         if timeout:
             self._interval = min(self._interval, timeout / 4)
 
@@ -180,10 +181,12 @@ class Watchdog(_runtime.Part):
             self._ask(group, now)
             number, suspects = group.detector.new_suspects()
             if suspects and self._detects_deadlocks:
-                group.send(MessageType.CONFIRM, number, map(group.ranks.index, suspects))
+                group.send(MessageType.CONFIRM, number, (
+                    rank for rank, each in enumerate(group.ranks) if each in suspects))
             for ident, snapshot in self._snapshots.items():
+                seconds = now - self._progress[ident][1] - _STAGGER * math.log2(1 + group.rank)
                 if snapshot.progress and group.alarmed_at is None and (
-                        reason := self._hang(snapshot, now - self._progress[ident][1])):
+                        reason := self._hang(snapshot, seconds)):
                     self._respond(group, reason, (), now)
             if group.alarmed_at is None and group.links is not None and (
                     reason := group.links.failure(
@@ -239,7 +242,7 @@ class Watchdog(_runtime.Part):
                 self._respond(group, f'deadlock: {deadlock}', (), now)
 
     def _ask(self, group: WatchdogGroup, now: float) -> None:
-        """Asks all ranks for their state if necessary; prints what they have answered."""
+        """Ask all ranks for their state if necessary; print what they have answered."""
         text = None
         if group.question is not None:
             pass
@@ -263,7 +266,7 @@ class Watchdog(_runtime.Part):
             self._send_question(group, list(question.answers), now)
 
     def _send_question(self, group: WatchdogGroup, ranks: Sequence[int], now: float) -> None:
-        """Asks ranks for their state; this rank answers at once."""
+        """Ask ranks for their state; this rank answers at once."""
         assert group.question is not None
         group.question.ask(now, ranks if group.mpi_comm is not None else ())
         group.question.answers[group.ranks[group.rank]] = self._response('', now)
@@ -323,7 +326,7 @@ class Watchdog(_runtime.Part):
             is_complete, before = True, min(MPI.COMM_WORLD.rank, _MAX_REPORTERS)
         else:
             is_complete = len(group.responses) == len(group.ranks)
-            before = sum(rank < group.rank for rank in group.responses)
+            before = _reporters_before(group.rank, group.responses)
         if waited < (0 if is_complete and not before else
                      _RESPONSE_TIMEOUT + _REPORT_TIMEOUT * before):
             return
@@ -340,6 +343,22 @@ class Watchdog(_runtime.Part):
         can_answer = group.mpi_comm is not None
         return hang_report.text(responses, group.ranks if can_answer else (),
                                 group is self._alone, group.hosts if can_answer else ())
+
+
+def _reporters_before(rank: int, responded: Collection[int]) -> int:
+    """Return how many ranks may report an alarm before a rank does.
+
+    The first ranks get all responses.  A later one gets some if it raised the alarm, or only its
+    own; so it does not know which of the first ranks are there, and leaves them time to report.
+
+    Args:
+        rank: The rank.
+        responded: The ranks whose responses it has.
+    """
+    before = sum(other < rank for other in responded)
+    if rank < _MAX_REPORTERS:
+        return before
+    return max(before, 1) if len(responded) > 1 else _MAX_REPORTERS
 
 
 def get() -> Watchdog:

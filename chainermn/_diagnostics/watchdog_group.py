@@ -117,7 +117,7 @@ class WatchdogGroup:
             self._requests += [self.mpi_comm.Issend(data, rank, tag) for rank in ranks]
 
     def drain(self) -> None:
-        """Receives all remaining messages.  Collective: every rank calls it.
+        """Receive all remaining messages.  Collective: every rank calls it.
 
         Otherwise MPI_Finalize might wait for them.
         """

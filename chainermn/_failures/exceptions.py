@@ -1,4 +1,7 @@
-"""The base class of this package's exceptions."""
+"""The exceptions of this package, and their base class."""
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class ChainerMNError(Exception):
@@ -7,7 +10,50 @@ class ChainerMNError(Exception):
     Each of them is also a ValueError or another exception of Python, and invalid arguments raise
     these. To catch every error of a collective, catch ``Exception``: an error of one rank is raised
     with its own type on all ranks.
+
+    Example:
+        >>> try:
+        ...     comm.allreduce(np.ones(comm.rank))  # of different shapes
+        ... except chainermn.ChainerMNError as error:
+        ...     print(type(error).__name__)
+        CollectiveMismatchError
     """
 
+    __module__ = 'chainermn'  # where users find it
 
-ChainerMNError.__module__ = 'chainermn'  # where users find it
+
+class CollectiveMismatchError(ChainerMNError, ValueError):
+    """Ranks called different operations, or one operation with arguments that do not match.
+
+    All ranks raise it, with the same text, before any data is sent.
+
+    Attributes:
+        calls: The call of each rank, as text, by rank.
+        call_sites: The call site of each rank, such as ``train.py:8``; ``''`` if unknown.
+
+    Example:
+        >>> try:
+        ...     comm.gather_obj('x', root=comm.rank)  # with different roots
+        ... except chainermn.CollectiveMismatchError as error:
+        ...     print(error.calls)
+        ('gather_obj root=0', 'gather_obj root=1')
+    """
+
+    __module__ = 'chainermn'
+    calls: tuple[str, ...] = ()
+    call_sites: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, message: str, calls: Sequence[object], sites: Sequence[str] = ()
+           ) -> CollectiveMismatchError:
+        error = cls(message)
+        error.calls = tuple(map(str, calls))
+        error.call_sites = tuple(site.rpartition('called at ')[2] for site in sites) or (
+            ('',) * len(calls))
+        return error
+
+
+class DataSizeError(ChainerMNError, RuntimeError):
+    """Kept for scripts that catch it; nothing raises it."""
+
+    __module__ = 'chainermn'

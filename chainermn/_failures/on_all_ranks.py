@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from chainermn._failures import common_error
-from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._failures.ranks import group_lines
 
 _E = TypeVar('_E', bound=Exception)
 
@@ -69,8 +69,7 @@ def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str
     Raises:
         ValueError: On all ranks.  It lists the values with their ranks.
     """
-    by_text = group_ranks(enumerate(map(str, values)))
-    if len(by_text) > 1:
-        raise on_all_ranks(comm, ValueError('\n'.join([
-            problem, *(f'  {ranks_text(ranks)}: {text}' for text, ranks in by_text.items()),
-            advice])))
+    texts = [*map(str, values)]
+    if len(set(texts)) > 1:
+        raise on_all_ranks(comm, ValueError('\n'.join(
+            [problem, *group_lines(enumerate(texts)), advice])))

@@ -43,7 +43,7 @@ class GradientCodec:
         self._error: Exception | None = None  # the first one
 
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
-        """Compresses flat arrays.  Collective if there is a check: every rank calls it.
+        """Compress flat arrays.  Collective if there is a check: every rank calls it.
 
         Raises:
             ValueError: If the compressor returns arrays of a wrong shape; on all ranks, if dtypes
@@ -116,7 +116,7 @@ class GradientCodec:
 def average(transport: MpiTransport, gradients: ParameterList, results: Sequence[Array] | None,
             compressor: Compressor | PowerSGD,
             new_codec: Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]) -> None:
-    """Averages compressed gradients.  Collective: every rank calls it.
+    """Average compressed gradients.  Collective: every rank calls it.
 
     Args:
         transport: Moves the data.

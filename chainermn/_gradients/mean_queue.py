@@ -21,6 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn import _signature
+from chainermn._compression.compressors import Compression
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._diagnostics import current_operations, lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecord
@@ -38,7 +39,7 @@ _POLL_INTERVAL = 1e-4  # seconds between polls for the other ranks
 _POLLS = 4  # per interval: an exchange may need one poll for each of its steps
 
 #: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression)``.
-Gradients = Callable[[Model, bool, object], dict[str, Array]]
+Gradients = Callable[[Model, bool, Compression], dict[str, Array]]
 #: Makes a codec for an exchange.
 NewCodec = Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]
 
@@ -92,7 +93,7 @@ class MeanQueue:
         lifecycle.add_callback(self._finish)
         unusable.register(self)
 
-    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None
                ) -> list[Array]:
         """Start to average gradients, after all earlier submissions.
 
@@ -181,7 +182,7 @@ class MeanQueue:
         return self._calls,
 
     def cancel(self) -> None:
-        """Discards everything submitted, as after an error.  Collective: every rank calls it.
+        """Discard everything submitted, as after an error.  Collective: every rank calls it.
 
         The ranks may have submitted different numbers of lists.
         """
@@ -203,7 +204,7 @@ class MeanQueue:
             setattr(self, name, unusable)
 
     def free(self) -> None:
-        """Frees the resources of this queue.  Collective: every rank calls it, once."""
+        """Free the resources of this queue.  Collective: every rank calls it, once."""
         self.cancel()
         lifecycle.remove_callback(self._finish)
         if self._thread is not None:
@@ -217,7 +218,7 @@ class MeanQueue:
         self.cancel()
 
     def _turn(self, digest: int) -> _Turn:
-        """Notifies the other ranks that this one has submitted a list with that digest."""
+        """Notify the other ranks that this one has submitted a list with that digest."""
         digests = np.array([digest, -digest])
         return _Turn(self._turns.Iallreduce(MPI.IN_PLACE, digests, MPI.MAX), digests)
 

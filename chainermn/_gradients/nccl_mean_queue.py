@@ -44,7 +44,7 @@ class NcclMeanQueue:
         self.check = check
         unusable.register(self)
 
-    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None
                ) -> list[Array]:
         """Start to average gradients by path; return an array for the mean of each."""
         if isinstance(compressor, PowerSGD):
@@ -74,7 +74,7 @@ class NcclMeanQueue:
         return bool(self._sent)
 
     def cancel(self) -> None:
-        """Discards everything submitted, as after an error.  Collective: every rank calls it."""
+        """Discard everything submitted, as after an error.  Collective: every rank calls it."""
         longest = max(self._control.allgather(self._sent), key=len)
         for sent in longest[len(self._sent):]:
             self._done = self._transport.send_zeros(*sent)
@@ -86,6 +86,6 @@ class NcclMeanQueue:
             setattr(self, name, unusable)
 
     def free(self) -> None:
-        """Frees the resources of this queue.  Collective: every rank calls it, once."""
+        """Free the resources of this queue.  Collective: every rank calls it, once."""
         self.cancel()
         self._control.Free()

@@ -47,7 +47,7 @@ class ResultMemory:
         return np.asarray(lease)
 
     def end_round(self) -> None:
-        """Frees memory that was unused for some rounds."""
+        """Free memory that was unused for some rounds."""
         self._round += 1
         self._held = {key: memory for key, memory in self._held.items()
                       if memory.round > self._round - _KEPT}

@@ -77,6 +77,10 @@ def launch(fn: Callable[..., _Result], n: int, *args: Object,
 
     If the caller is interrupted or killed, all processes are terminated, too.  Processes that
     ``fn`` leaves running continue; ``launch`` waits neither for them nor for their output.
+
+    Example:
+        >>> chainermn.launch(lambda comm: comm.allreduce_obj(comm.rank + 1), 2)
+        [3, 3]
     """
     n = _check_arguments(fn, n, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout

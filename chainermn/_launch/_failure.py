@@ -5,11 +5,12 @@ import glob
 import json
 from typing import NamedTuple
 
+from chainermn._failures.exceptions import ChainerMNError
 from chainermn._launch import _serialization
 from chainermn._types import Json
 
 
-class RemoteTraceback(Exception):  # noqa: N818  it is only the cause of an error
+class RemoteTraceback(ChainerMNError):  # noqa: N818  it is only the cause of an error
     """The traceback of the rank that failed, shown as the cause of the error."""
 
 

@@ -69,7 +69,7 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: str) -> None:
-    """Brings the new name of the file to the disk."""
+    """Bring the new name of the file to the disk."""
     descriptor = os.open(folder or os.curdir, os.O_RDONLY)
     try:
         os.fsync(descriptor)

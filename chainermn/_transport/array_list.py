@@ -20,6 +20,11 @@ class ArrayList(list[Array]):
         dtypes: The dtype of each array, or a single dtype if all are equal.
         on_host: Whether all are NumPy arrays.
         on_device: Whether the first array is on a device.
+
+    Example:
+        >>> from chainermn.communicators.transport import ArrayList
+        >>> ArrayList.of([np.ones(2), np.ones((3, 1))]).shapes
+        ((2,), (3, 1))
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -29,6 +34,13 @@ class ArrayList(list[Array]):
 
     @classmethod
     def of(cls, arrays: Iterable[Array]) -> ArrayList:
+        """Return a list of the arrays.
+
+        Example:
+            >>> from chainermn.communicators.transport import ArrayList
+            >>> ArrayList.of([np.ones(2), np.ones((3, 1))]).dtypes
+            (dtype('float64'),)
+        """
         found = cls(arrays)
         found.shapes = tuple(map(_shape_of, found))
         found.dtypes = common(tuple(map(_dtype_of, found)))
@@ -38,13 +50,19 @@ class ArrayList(list[Array]):
 
     def by_dtype(self, results: Sequence[Array] | None = None
                  ) -> list[tuple[ArrayList, Sequence[Array]]]:
-        """Group of arrays that can share a buffer: same dtype, all on the host or on a device.
+        """Group arrays that can share a buffer: same dtype, all on the host or on a device.
 
         Args:
             results: An array for the result of each array; by default the array itself.
 
         Returns:
             The groups, each with the arrays for its results.
+
+        Example:
+            >>> from chainermn.communicators.transport import ArrayList
+            >>> arrays = ArrayList.of([np.ones(2), np.ones(1, np.float32), np.ones(1)])
+            >>> [group for group, _ in arrays.by_dtype()]
+            [[array([1., 1.]), array([1.])], [array([1.], dtype=float32)]]
         """
         if results is None:
             results = self

@@ -30,13 +30,37 @@ class Group:
 
 
 class Compressor(Protocol):
-    """See :mod:`chainermn.communicators.compression`."""
+    """See :mod:`chainermn.communicators.compression`.
 
-    def compress(self, x: Array, key: Hashable = None) -> Array:
-        """Encode a flat array."""
+    Example:
+        >>> class Sign:
+        ...     def compress(self, x, key=None):
+        ...         return np.signbit(x)
+        ...     def decompress(self, encoded, size, dtype):
+        ...         return np.where(encoded, -1, 1).astype(dtype)
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm, compression=Sign()).setup(model)
+        >>> for _ in range(2):
+        ...     optimizer.update(model, *batch)
+    """
 
-    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
-        """Decode a flat array of ``size`` elements of a dtype."""
+    def compress(self, x: Array, key: Hashable, /) -> Array:
+        """Encode a flat array.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Fp16()
+            >>> compressor.compress(np.ones(2, np.float32), '/W')
+            array([1., 1.], dtype=float16)
+        """
+
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype, /) -> Array:
+        """Decode a flat array of ``size`` elements of a dtype.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Fp16()
+            >>> compressor.decompress(np.ones(2, np.float16), 2, np.dtype('float32'))
+            array([1., 1.], dtype=float32)
+        """
 
 
 @runtime_checkable
@@ -58,7 +82,7 @@ class Codec(Protocol):
     name: str
 
     def encode(self, buffers: Sequence[Array]) -> list[Array]:
-        """Compresses flat arrays; the ranks get arrays of equal dtypes and lengths."""
+        """Compress flat arrays; the ranks get arrays of equal dtypes and lengths."""
 
     def compress(self, x: Array, key: Hashable, dtype: np.dtype | str, length: int) -> Array:
         """Encode a flat array in the middle of an exchange, in which other ranks wait for it.

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainermn._types import Array
+from chainermn._types import Array, Kernel
 
 #: Arrays, each with its start in the buffer.
 Placed = Sequence[tuple[int, Array]]
+#: Address of an array, its start in the buffer, size and itemsize.
+_Address = tuple[int, int, int, int]
 
 LENGTH = 8192
 THREADS = 256
@@ -134,8 +136,8 @@ def source(itemsize: int) -> str:
     return f'#include <cuda_fp16.h>\ntypedef {_ELEMENTS[itemsize]} Element;\n{_KERNELS}'
 
 
-def pieces(arrays: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Split arrays, given as (address, start, size, itemsize), into pieces."""
+def pieces(arrays: Sequence[_Address]) -> np.ndarray:
+    """Split arrays into pieces."""
     address, start, size, itemsize = np.array(arrays, np.int64).reshape(-1, 4).T
     counts = -(-size // LENGTH)
     which = np.repeat(np.arange(len(counts)), counts)
@@ -181,17 +183,20 @@ class Tables:
         self._lock = threading.Lock()
         self.clear()
 
-    def get(self, *key: Array) -> tuple[int, Array]:
+    def get(self, device: int, stream: int, arrays: tuple[_Address, ...]) -> tuple[int, Array]:
         """Return the number of pieces and the table on the device.
 
         Args:
-            *key: Device, stream, and the arrays as for `pieces`.
+            device: Number of the device.
+            stream: Address of the stream.
+            arrays: As for `pieces`.
         """
+        key = device, stream, arrays
         with self._lock:
             if key in self._tables:
                 self._tables.move_to_end(key)
             else:
-                self._tables[key] = table = _upload(key[-1])
+                self._tables[key] = table = _upload(arrays)
                 self.n_made += 1
                 self._taken += _memory(table)
                 while self._taken > self._n_bytes and len(self._tables) > 1:
@@ -199,13 +204,13 @@ class Tables:
             return self._tables[key]
 
     def clear(self) -> None:
-        """Frees all tables."""
-        self._tables: OrderedDict[Array, tuple[int, Array]] = OrderedDict()
+        """Free all tables."""
+        self._tables = OrderedDict[tuple[int, int, tuple[_Address, ...]], tuple[int, Array]]()
         self._taken = 0
         self.n_made = 0
 
 
-def _upload(arrays: Sequence[tuple[int, int, int, int]]) -> tuple[int, Array]:
+def _upload(arrays: Sequence[_Address]) -> tuple[int, Array]:
     import cupy
 
     table = pieces(arrays)
@@ -222,7 +227,7 @@ tables = Tables(1 << 24)
 
 
 @functools.cache
-def _kernel(name: str, itemsize: int) -> Array:
+def _kernel(name: str, itemsize: int) -> Kernel:
     import cupy
 
     return cupy.RawModule(code=source(itemsize)).get_function(name)

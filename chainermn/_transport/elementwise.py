@@ -24,8 +24,8 @@ def check_op(op: object, dtype: np.dtype | None = None) -> None:
                         f'arrays, not op={op!r}')
 
 
-def combined(x: Array, op: str, combine: Callable[..., Array], *args: Array) -> Array:
-    """Reduces arrays of any dtype by a function that may round and compare differently.
+def combined(x: Array, op: str, combine: Callable[..., Array], *args: object) -> Array:
+    """Reduce arrays of any dtype by a function that may round and compare differently.
 
     Args:
         x: This rank's array.
@@ -49,7 +49,7 @@ def combined(x: Array, op: str, combine: Callable[..., Array], *args: Array) -> 
 
 
 def _ordered_bits(x: Array, op: str) -> Array:
-    """Floats as integers in the same order; NaN is the extreme value, so that ``op`` keeps it.
+    """Return floats as integers in the same order; ``op`` keeps NaN, as its extreme value.
 
     MPI's comparison of NaNs, and of 0.0 with -0.0, depends on the order of the ranks, and may give
     different results on them.
@@ -60,6 +60,6 @@ def _ordered_bits(x: Array, op: str) -> Array:
 
 
 def _flipped(bits: Array) -> Array:
-    """Reverses the order of negative numbers; its own inverse."""
+    """Reverse the order of negative numbers; its own inverse."""
     info = np.iinfo(bits.dtype)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -53,38 +53,51 @@ def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pen
 
 
 def release(key: Key) -> None:
-    """Undoes :func:`hold`, for a finalized communicator."""
+    """Undo :func:`hold`, for a finalized communicator."""
     _runtime.get(_Communicators).held.pop(key, None)
 
 
-def free_unreferenced(mpi_comm: MPI.Intracomm, ranks: tuple[int, ...]) -> None:
-    """Frees communicators within these ranks that are unreferenced on all of their ranks.
-
-    Collective: every rank of ``mpi_comm`` calls it.
+def unreferenced(ranks: Sequence[int]) -> set[Key]:
+    """Return the communicators within these ranks that are unreferenced on this rank.
 
     Args:
-        mpi_comm: The parent of the communicator that will be created.
-        ranks: Its ranks in COMM_WORLD.
+        ranks: Ranks in COMM_WORLD, which will create a communicator.
     """
     communicators = _runtime.get(_Communicators)
-    held, unreferenced = communicators.held, communicators.gone
-    if collects := len(held) >= communicators.collect_at:
+    held, gone = communicators.held, communicators.gone
+    if len(held) >= communicators.collect_at:
         gc.collect()
-    mine = {key for key in unreferenced & held.keys() if set(key[1]) <= set(ranks)
+        communicators.collect_at = len(held) + _COLLECT_EVERY
+    if not gone:
+        return set()
+    return {key for key in gone & held.keys() if set(key[1]) <= set(ranks)
             and not held[key].pending.calls()}
-    gone = dict(zip(ranks, mpi_comm.allgather(mine), strict=True))
-    for key in sorted(mine):
-        if all(key in gone[rank] for rank in key[1]):
-            for free in held.pop(key).free:
-                free()
-            unreferenced.discard(key)
-    following = len(held) + _COLLECT_EVERY
-    communicators.collect_at = (
-        following if collects else min(communicators.collect_at, following))
+
+
+def free(ranks: Sequence[int], rank: int, by_rank: Sequence[set[Key]]) -> None:
+    """Free the communicators that are unreferenced on all of their ranks.
+
+    Collective: every rank calls it.
+
+    Args:
+        ranks: Ranks in COMM_WORLD.
+        rank: The index of this rank.
+        by_rank: What :func:`unreferenced` returned on each of them.
+    """
+    communicators = _runtime.get(_Communicators)
+    # A constructor may have created another communicator since, which has freed some.
+    for key in sorted(by_rank[rank] & communicators.held.keys()):
+        of_key = set(key[1])
+        if all(key in gone for each, gone in zip(ranks, by_rank, strict=True) if each in of_key):
+            for release_part in communicators.held.pop(key).free:
+                release_part()
+            communicators.gone.discard(key)
+    communicators.collect_at = min(
+        communicators.collect_at, len(communicators.held) + _COLLECT_EVERY)
 
 
 def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
-    """Duplicates a communicator twice.  Collective: every rank calls it.
+    """Duplicate a communicator twice.  Collective: every rank calls it.
 
     Raises:
         RuntimeError: On all ranks, if the limit of MPI is reached.
@@ -100,7 +113,7 @@ def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
 
 @contextlib.contextmanager
 def explained(mpi_comm: MPI.Intracomm) -> Iterator[None]:
-    """Explains the error if the limit of MPI is reached, which MPI raises on all ranks."""
+    """Explain the error if the limit of MPI is reached, which MPI raises on all ranks."""
     try:
         yield
     except MPI.Exception as error:

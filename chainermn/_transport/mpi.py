@@ -21,15 +21,30 @@ _BOOL_OPS = {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}
 #: Size in bytes from which shared memory is faster: more steps, but less copying.
 LARGE = 64 * 1024
 
+#: The largest size in bytes of an array that is sent together with others.
+_SMALL = 16 * 1024
+
 
 class MpiTransport:
     """Moves arrays between the ranks of a communicator, after the consistency check.
 
-    It uses MPI, for arrays on the host and on a device, with one all-reduce per gradient.  Arrays
-    on a device are staged on the host unless MPI is CUDA-aware.
+    It uses MPI, for arrays on the host and on a device, with one all-reduce per gradient, or for
+    several small ones.  Arrays on a device are staged on the host unless MPI is CUDA-aware.
 
     Derive a custom transport from this class, and override the methods that it can do faster: often
     just :meth:`mean`.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> from chainermn.communicators import mpi_communicator_base, transport
+        >>> class SumTransport(transport.MpiTransport):
+        ...     def mean(self, arrays, results=None):
+        ...         super().mean(arrays, results)
+        ...         for y in arrays if results is None else results:
+        ...             y *= self.size
+        >>> class SumCommunicator(mpi_communicator_base.MpiCommunicatorBase):
+        ...     transport_class = SumTransport
+        >>> comm = SumCommunicator(MPI.COMM_WORLD)
     """
 
     #: Whether gradients are averaged over the ranks; otherwise debug mode checks nothing.
@@ -103,7 +118,7 @@ class MpiTransport:
             results: Arrays for the means; by default ``arrays``.  Otherwise ``arrays`` do not
                 change.
         """
-        for group, targets in self.groups(arrays, results):
+        for group, targets in self._messages(arrays, results):
             self._packed_mean(group, targets)
 
     def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
@@ -119,7 +134,7 @@ class MpiTransport:
         self.mean(arrays)
 
     def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
-        """Averages arrays of one dtype in one buffer."""
+        """Average arrays of one dtype in one buffer."""
         x = group[0]
         if len(group) == 1 and targets[0] is x and type(x) is np.ndarray and (
                 x.dtype in _FLOATS and x.flags.c_contiguous):  # in its own memory
@@ -162,11 +177,33 @@ class MpiTransport:
 
         Collective: every rank calls it.
         """
-        for group, _ in self.groups(arrays, None):
+        for group, _ in self._messages(arrays, None):
             self._packed_bcast(group, root)
 
+    def _messages(self, arrays: ArrayList, results: Sequence[Array] | None
+                  ) -> list[tuple[Sequence[Array], Sequence[Array]]]:
+        """Return the groups, with small host arrays of one dtype in one group.
+
+        A message takes as long as copying its data, if it is smaller than this.
+        """
+        messages: list[tuple[Sequence[Array], Sequence[Array]]] = []
+        filling: dict[np.dtype, tuple[list[Array], list[Array], list[int]]] = {}
+        for group, targets in self.groups(arrays, results):
+            x = group[0]
+            if len(group) > 1 or type(x) is not np.ndarray or x.nbytes > _SMALL:
+                messages.append((group, targets))
+                continue
+            xs, ys, sizes = filling.get(x.dtype, ([], [], []))
+            if not xs or sum(sizes) + x.nbytes > LARGE:
+                xs, ys, sizes = filling[x.dtype] = [], [], []
+                messages.append((xs, ys))
+            xs.append(x)
+            ys.append(targets[0])
+            sizes.append(x.nbytes)
+        return messages
+
     def _packed_bcast(self, group: Sequence[Array], root: int) -> None:
-        """Broadcasts arrays of one dtype in one buffer."""
+        """Broadcast arrays of one dtype in one buffer."""
         if self.rank == root:
             sent = array_buffers.to_buffer(packing.pack(group))
             self.mpi_comm.Bcast(array_buffers.raw(sent), root)

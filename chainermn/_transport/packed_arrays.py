@@ -29,7 +29,7 @@ class PackedArrays:
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> PackedArrays:
-        """Packs arrays to be sent."""
+        """Pack arrays to be sent."""
         return cls([array.shape for array in arrays], arrays[0].dtype, False,
                    array_buffers.to_buffer(packing.pack(arrays)))
 

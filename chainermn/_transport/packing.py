@@ -76,7 +76,7 @@ def unpacked(buffer: Array, arrays: Sequence[Array], batched: bool = False) -> l
 
 
 def _scale(x: Array, scale: float, out: Array) -> None:
-    """Multiplies in the wider dtype, at least float32, and rounds once."""
+    """Multiply in the wider dtype, at least float32, and round once."""
     wide = np.result_type(x.dtype, out.dtype, np.float32)
     chainer.backend.get_array_module(x).multiply(
         x, wide.type(scale), out=out, dtype=wide, casting='same_kind')

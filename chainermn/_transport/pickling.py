@@ -9,6 +9,7 @@ import itertools
 import pickle
 import re
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -38,12 +39,12 @@ class Pickled:
             raise TypeError(f'an object of {type(obj)} cannot be pickled: {reason}') from error
 
     @property
-    def parts(self) -> list[Buffer]:
+    def parts(self) -> list[np.ndarray]:
         """The stream and the buffers, each as bytes."""
-        parts: list[Buffer] = [self.stream, *self.buffers]
+        parts = cast('list[bytes]', [self.stream, *self.buffers])  # or buffers of mpi4py
         return [np.frombuffer(part, np.uint8) for part in parts]
 
-    def messages(self) -> Iterator[Buffer]:
+    def messages(self) -> Iterator[np.ndarray]:
         """Return the messages to send: the number of parts, their lengths, then the parts."""
         parts = self.parts
         yield np.array([len(parts)])
@@ -51,13 +52,13 @@ class Pickled:
         yield from itertools.chain.from_iterable(map(chunks, parts))
 
 
-def chunks(part: Buffer) -> Iterator[Buffer]:
+def chunks(part: np.ndarray) -> Iterator[np.ndarray]:
     """Split a flat array of bytes into messages."""
     return (part[start:start + CHUNK] for start in range(0, len(part), CHUNK))
 
 
-def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> Buffer:
-    """Unpickles an object.
+def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> Object:
+    """Unpickle an object.
 
     Args:
         stream: The stream.
@@ -70,7 +71,8 @@ def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> B
     """
     try:
         # Without the keyword it is faster.
-        return pickle.loads(stream, buffers=buffers) if buffers else pickle.loads(stream)
+        data = cast(bytes, stream)  # an array is a buffer, too
+        return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
     except Exception as error:  # unpickling runs code of the object
         raise RemoteError.of('', error).error(
             f'rank {rank} cannot unpickle the object of rank {source}: {type(error).__name__}: '

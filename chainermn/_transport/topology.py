@@ -1,6 +1,7 @@
-"""The topology: intra and inter ranks from the host name of each rank."""
+"""The topology: intra and inter ranks from the place of each rank."""
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,31 +9,56 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    host: str
+    cores: int  # on which it may run: bit n is core n
+
+
 class Topology(NamedTuple):
-    """The place of one rank among the nodes."""
+    """The ranks of each node, as one rank sees them."""
 
     intra_rank: int
     intra_size: int
     inter_rank: int
     inter_size: int
+    nodes: tuple[int, ...]  # the node of each rank
+    is_crowded: bool  # whether the ranks of a node may run on fewer cores than there are ranks
+
+    @property
+    def smallest_node(self) -> int:
+        """The number of ranks of the smallest node."""
+        return min(collections.Counter(self.nodes).values())
 
 
-def discover(mpi_comm: MPI.Intracomm) -> Topology:
-    """Exchanges host names.  Collective: every rank calls it."""
-    return place(mpi_comm.rank, mpi_comm.allgather(MPI.Get_processor_name()))
+def here() -> Place:
+    """Return the place of this rank."""
+    return Place(MPI.Get_processor_name(), sum(1 << core for core in cores()))
 
 
-def place(rank: int, hosts: Sequence[str]) -> Topology:
-    """Places a rank, given the host of each rank.
+def of(rank: int, places: Sequence[Place]) -> Topology:
+    """Return the topology for a rank, given the place of each rank.
 
     Nodes are numbered by the lowest rank they hold.
 
-    >>> place(3, ['a', 'b', 'a', 'b'])
-    Topology(intra_rank=1, intra_size=2, inter_rank=1, inter_size=2)
+    >>> of(3, [Place('a', 1), Place('b', 1), Place('a', 2), Place('b', 1)])
+    Topology(intra_rank=1, intra_size=2, inter_rank=1, inter_size=2, nodes=(0, 1, 0, 1), \
+is_crowded=True)
     """
-    nodes = list(dict.fromkeys(hosts))
-    mine = hosts[rank]
-    return Topology(hosts[:rank].count(mine), hosts.count(mine), nodes.index(mine), len(nodes))
+    numbers: dict[str, int] = {}
+    nodes = tuple(numbers.setdefault(host, len(numbers)) for host, _ in places)
+    sizes = collections.Counter(nodes)
+    available = dict.fromkeys(sizes, 0)
+    for node, (_, mine) in zip(nodes, places, strict=True):
+        available[node] |= mine
+    return Topology(nodes[:rank].count(nodes[rank]), sizes[nodes[rank]], nodes[rank], len(sizes),
+                    nodes, any(available[node].bit_count() < sizes[node] for node in sizes))
+
+
+def discover(mpi_comm: MPI.Intracomm) -> Topology:
+    """Exchange the places of all ranks.  Collective: every rank calls it."""
+    return of(mpi_comm.rank, mpi_comm.allgather(here()))
 
 
 def cores() -> set[int]:

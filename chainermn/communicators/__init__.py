@@ -1,19 +1,21 @@
 """Communicators: a group of processes that exchange arrays, objects and gradients."""
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import importlib.util
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import chainer
 
-from chainermn._consistency.mismatch import CollectiveMismatchError
 from chainermn._failures import common_error
+from chainermn._failures.exceptions import CollectiveMismatchError
 from chainermn._failures.ranks import ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -76,7 +78,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
     ``auto``            yes     yes     used if here  ``pure_nccl`` if each rank can, else ``flat``
     ``pure_nccl``               yes     required      training on GPUs
     ``flat``            yes     yes                   training on CPUs, or on GPUs without NCCL
-    ``naive``           yes     yes                   testing: one collective per parameter
+    ``naive``           yes     yes                   testing: MPI only, no shared memory
     ``non_cuda_aware``          yes     required      GPUs, NCCL only within each node
     ``dummy``           yes     yes                   measuring: gradients are not exchanged
     ==================  ======  ======  ============  ==============================================
@@ -104,7 +106,30 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         TypeError: If ``mpi_comm`` is not an ``mpi4py.MPI.Intracomm``, or an argument is unknown.
         RuntimeError: If the communicator needs CuPy or NCCL, and one of them is not available.
         ImportError: If mpi4py or its MPI library is missing.
+
+    Example:
+        >>> comm = chainermn.create_communicator('flat', timeout=600)
+        >>> comm.rank, comm.size
+        (0, 2)
     """
+    with _without_garbage_collection():
+        return _import_and_create(communicator_name, mpi_comm, kwargs)
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Pause it during imports, whose new objects would make it examine all objects of Chainer."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+def _import_and_create(name: CommunicatorName, mpi_comm: MPI.Intracomm | None, options: _Options
+                       ) -> CommunicatorBase:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -126,7 +151,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
     create = current_operations.recorded('create_communicator')(_create)
     with lifecycle.creation():
-        return create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
+        return create(CreationRecord(mpi_comm), name, mpi_comm, options, failure)
 
 
 def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intracomm,
@@ -141,10 +166,10 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure: An error of this rank.
     """
     from chainermn._consistency import mismatch
-    from chainermn._diagnostics import lifecycle, timeouts
+    from chainermn._diagnostics import timeouts
+    from chainermn.communicators import _introduction
+    from chainermn.communicators._introduction import Arguments
 
-    # This starts a process, which takes a while: the imports below run beside it.
-    lifecycle.start(mpi_comm)
     communicator_class, config = None, cast('dict[str, object]', options)
     lacks_nccl = ''
     try:
@@ -157,8 +182,10 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure = failure or mismatch.RemoteError.of('create_communicator', error)
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
-    responses = mpi_comm.allgather((call, failure, lacks_nccl, _has_torch()))
-    calls, failures = [each[0] for each in responses], [each[1] for each in responses]
+    introductions = _introduction.introduce(
+        mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch()))
+    arguments = [each.arguments for each in introductions if each.arguments is not None]
+    calls, failures = [each.call for each in arguments], [each.failure for each in arguments]
     common = None
     if any(failures):
         common = mismatch.remote_error(calls, failures)
@@ -168,15 +195,16 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         common_error.mark_failure(common, mpi_comm.rank, failures)
         raise common
     if name == 'auto':
-        communicator_class = _select(mpi_comm.rank, [each[2] for each in responses])
+        communicator_class = _select(mpi_comm.rank, [each.lacks_nccl for each in arguments])
         if communicator_class is not _class_of('pure_nccl'):
             config.pop('allreduce_grad_dtype', None)
     assert communicator_class is not None
-    communicator = communicator_class(mpi_comm=mpi_comm)
+    with _introduction.kept(mpi_comm, introductions):
+        communicator = communicator_class(mpi_comm=mpi_comm)
     for item, value in config.items():
         communicator.set_config(item, value)
     if mpi_comm.rank == 0:  # at the end: the warning may be an error, on this rank only
-        _warn_of_different_kernels([each[3] for each in responses])
+        _warn_of_different_kernels([each.has_torch for each in arguments])
     return communicator
 
 
@@ -196,14 +224,14 @@ def _warn_of_different_kernels(has_torch: Sequence[bool]) -> None:
         warnings.warn(
             f"PyTorch's kernels compute on all ranks except {ranks_text(without)}, so the results "
             'differ in rounding.  Install PyTorch on all ranks, or set CHAINER_USE_TORCH=never on '
-            'all.', RuntimeWarning, stacklevel=5)
+            'all.', RuntimeWarning, stacklevel=6)
 
 
 def _find_class(name: str) -> type[MpiCommunicatorBase]:
     """Return the class of that name, after checking its requirements."""
     if name in _RENAMED:
         warnings.warn(f'the communicator {name!r} is deprecated; use {_RENAMED[name]!r}',
-                      DeprecationWarning, stacklevel=5)  # the caller of create_communicator
+                      DeprecationWarning, stacklevel=6)  # the caller of create_communicator
         name = _RENAMED[name]
     for known in _CLASSES:
         if name == known:

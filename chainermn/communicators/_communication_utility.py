@@ -21,7 +21,7 @@ def init_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, int, int, int, int]:
     Args:
         mpi_comm: The ranks.
     """
-    return (mpi_comm.rank, *topology.discover(mpi_comm))
+    return (mpi_comm.rank, *topology.discover(mpi_comm)[:4])
 
 
 def init_intra_mpi_comm(mpi_comm: MPI.Intracomm, intra_rank: int, inter_rank: int) -> MPI.Comm:

@@ -19,9 +19,12 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
+
+from typing_extensions import TypeVar
 
 from chainermn._signature import NO_UPDATE
+from chainermn._types import Object, ReceivedArray
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,13 +35,16 @@ if TYPE_CHECKING:
     from chainermn._collectives.activations import Activation
     from chainermn._collectives.nonblocking import Request
     from chainermn._collectives.rpc import Service
+    from chainermn._compression.compressors import Compression
+    from chainermn._compression.power_sgd import PowerSGD
     from chainermn._signature import Caller, Update
     from chainermn._transport.base import Compressor
-    from chainermn._types import Array, Model, Object
+    from chainermn._types import Array, Buffer, Model, NoResult
 
-_T = TypeVar('_T')
-#: An array; of NumPy or CuPy, like its result.
-_A = TypeVar('_A')
+#: An object; if it is not known from the arguments, its type is not known.
+_T = TypeVar('_T', default=Object)
+#: An array of NumPy or CuPy; the result is of the same kind.
+_A = TypeVar('_A', default=ReceivedArray)
 
 #: A ChainerMN or mpi4py communicator.
 CommunicatorLike: TypeAlias = 'CommunicatorBase | MPI.Intracomm'
@@ -65,7 +71,7 @@ class GradientQueue(Protocol):
         True if it uses a network, a device, or a core that no rank needs.
         """
 
-    def gradients(self, model: Model, zero_fill: bool, compression: object, /
+    def gradients(self, model: Model, zero_fill: bool, compression: Compression, /
                   ) -> dict[str, Array]:
         """Return the gradients of a model by path, after the ranks have compared them.
 
@@ -73,7 +79,7 @@ class GradientQueue(Protocol):
         :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`.
         """
 
-    def submit(self, gradients: dict[str, Array], compressor: Compressor | None = None
+    def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None
                ) -> list[Array]:
         """Start averaging gradients.
 
@@ -113,6 +119,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     Attributes assigned inside ``with self.config_scope():`` become configuration items, which
     :meth:`get_config` returns.
+
+    Example:
+        >>> comm = chainermn.create_communicator('flat')
+        >>> comm
+        <FlatCommunicator: rank 0 of 2, on node 0 of 1 as rank 0 of 2>
+        >>> comm.rank, comm.size
+        (0, 2)
     """
 
     batched_copy: bool
@@ -234,6 +247,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If the communicator has no such item.
             TypeError: If other keyword arguments are passed.
+
+        Example:
+            >>> comm.set_config('timeout', 600)
+            >>> comm.get_config('timeout')
+            600.0
         """
         if kwargs:
             raise TypeError(f'set_config got unexpected keyword arguments {sorted(kwargs)}')
@@ -254,6 +272,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Raises:
             KeyError: If the communicator has no such item.
+
+        Example:
+            >>> comm.get_config('batched_copy')
+            True
         """
         if name is None:
             return dict(self._configs)
@@ -261,7 +283,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @contextlib.contextmanager
     def config_scope(self) -> Iterator[None]:
-        """Return a context in which assigned attributes become configuration items."""
+        """Return a context in which assigned attributes become configuration items.
+
+        Example:
+            >>> with comm.config_scope():
+            ...     comm.bucket_mb = 4
+            >>> comm.get_config('bucket_mb')
+            4
+        """
         outer = self._in_config_scope
         object.__setattr__(self, '_in_config_scope', True)
         try:
@@ -289,6 +318,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             name: Name on the timeline.
+
+        Example:
+            >>> with comm.span('augment'):
+            ...     batch = [(x[::-1], t) for x, t in train]
         """
         return contextlib.nullcontext()
 
@@ -307,6 +340,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             A communicator of the ranks with this rank's color, with the same class and
             configuration.
+
+        Example:
+            >>> node = comm.split(color=comm.inter_rank, key=comm.rank)  # the ranks of this node
+            >>> node.size == comm.intra_size
+            True
         """
 
     def new_group(self, ranks: Sequence[int]) -> Self | None:
@@ -321,14 +359,28 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On the ranks of the group, a communicator with the same class and configuration, in
             which ``ranks[i]`` has rank ``i``.  ``None`` on the other ranks.
+
+        Example:
+            >>> group = comm.new_group([0])
+            >>> if group is not None:
+            ...     print(group)
+            <FlatCommunicator: rank 0 of 1, on node 0 of 1 as rank 0 of 1>
         """
         self._missing('new_group')
 
     def barrier(self) -> None:
-        """Wait until every rank has called it.  Collective: every rank calls it."""
+        """Wait until every rank has called it.  Collective: every rank calls it.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     np.save('data.npy', np.arange(3))
+            >>> comm.barrier()  # now the file exists
+            >>> np.load('data.npy')
+            array([0, 1, 2])
+        """
         self._missing('barrier')
 
-    def serve(self, answer: Callable[[int, np.ndarray], Sequence[Object]]) -> Service:
+    def serve(self, answer: Callable[[int, np.ndarray], Sequence[Buffer]]) -> Service:
         """Start a thread on each rank that answers requests of the other ranks.
 
         Collective: every rank calls it.  The requests are not: a rank can send one at any time,
@@ -349,6 +401,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Raises:
             RuntimeError: If the MPI library does not support calls from several threads.
+
+        Example:
+            >>> squares = np.arange(10 * comm.rank, 10 * comm.rank + 10, dtype=np.uint8) ** 2
+            >>> service = comm.serve(lambda source, request: [squares[request]])
+            >>> service.ask({1: [np.array([2, 3], np.uint8)]})[1]  # 12 ** 2 and 13 ** 2
+            array([144, 169], dtype=uint8)
+            >>> service.close()
         """
         self._missing('serve')
 
@@ -363,6 +422,16 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             operation: Name of the failed operation, for the message.
             error: The reason.  Every rank raises an error of this type (or of its nearest built-in
                 base, if some rank does not know the type) whose message contains its message.
+
+        Example:
+            >>> def mean_loss(comm, losses):
+            ...     if not losses:
+            ...         comm.refuse('mean_loss', ValueError('there are no losses'))
+            ...     return comm.allreduce_obj(sum(losses) / len(losses)) / comm.size
+            >>> mean_loss(comm, [0.5] if comm.rank == 0 else [])
+            Traceback (most recent call last):
+                ...
+            ValueError: ...there are no losses...
         """
         raise error  # the ranks of this communicator have no way to compare their errors
 
@@ -408,10 +477,16 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             TypeError, ValueError: If an argument is invalid.  A receiver that waits for this
                 message raises the same error.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send(np.arange(3), dest=1, tag=0)
+            ... else:
+            ...     x = comm.recv(source=0, tag=0)
         """
 
     @abc.abstractmethod
-    def recv(self, source: int, tag: int) -> Array:
+    def recv(self, source: int, tag: int) -> ReceivedArray:
         """Receive an array, or a tuple of arrays, from one rank.
 
         Args:
@@ -422,9 +497,16 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             A new array (or a tuple of arrays if a tuple or list was sent), with the sender's dtype
             and shape.  It is on the current device if it was sent from a device and this process
             has CuPy, else on the host.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     print(comm.recv(source=1, tag=0))
+            ... else:
+            ...     comm.send(np.arange(3), dest=0, tag=0)
+            [0 1 2]
         """
 
-    def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request:
+    def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request[NoResult]:
         """Start to send an array, or a tuple or list of arrays, and return at once (MPI_Isend).
 
         Several messages to one rank can be in flight, also with the same tag; they are received
@@ -442,10 +524,17 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             TypeError, ValueError: If an argument is invalid.  A receiver that waits for this
                 message raises the same error.
+
+        Example:
+            >>> neighbor = 1 - comm.rank
+            >>> request = comm.isend(np.full(2, comm.rank), neighbor)
+            >>> comm.recv(neighbor, tag=0)
+            array([1, 1])
+            >>> request.wait()
         """
         self._missing('isend')
 
-    def irecv(self, source: int, tag: int = 0) -> Request:
+    def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArray]:
         """Start to receive a message of :meth:`isend` or :meth:`send`, and return at once.
 
         Args:
@@ -459,10 +548,17 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             receives something else; until then, :meth:`send` on the other rank does not return.
             So wait before a collective call that the sender makes after :meth:`send` (not
             ``isend``).
+
+        Example:
+            >>> neighbor = 1 - comm.rank
+            >>> request = comm.irecv(neighbor)
+            >>> comm.send(np.full(2, comm.rank), neighbor, tag=0)
+            >>> request.wait()
+            array([1, 1])
         """
         self._missing('irecv')
 
-    def waitall(self, requests: Sequence[Request]) -> list[Object]:
+    def waitall(self, requests: Sequence[Request[_T]]) -> list[_T]:
         """Wait for requests of :meth:`isend` and :meth:`irecv` (MPI_Waitall).
 
         Args:
@@ -473,6 +569,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Raises:
             Exception: The first error that one of them raised, after waiting for all.
+
+        Example:
+            >>> neighbor = 1 - comm.rank
+            >>> requests = [comm.irecv(neighbor), comm.isend(np.full(2, comm.rank), neighbor)]
+            >>> comm.waitall(requests)
+            [array([1, 1]), None]
         """
         self._missing('waitall')
 
@@ -539,15 +641,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('_recv_gradient')
 
-    @overload
     @abc.abstractmethod
-    def bcast(self, x: None, root: int = 0, max_buf_len: int | None = None) -> Array: ...
-    @overload
-    @abc.abstractmethod
-    def bcast(self, x: _A | None, root: int = 0, max_buf_len: int | None = None) -> _A: ...
-
-    @abc.abstractmethod
-    def bcast(self, x: Array, root: int = 0, max_buf_len: int | None = None) -> Array:
+    def bcast(self, x: _A | None, root: int = 0, max_buf_len: int | None = None) -> _A:
         """Broadcast an array from the root to all ranks (MPI_Bcast).
 
         Collective: every rank calls it.
@@ -560,6 +655,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On the root ``x`` itself.  On the others a new array of the same dtype and shape, on the
             current device if the root's array is on a device.
+
+        Example:
+            >>> comm.bcast(np.arange(3) if comm.rank == 0 else None)
+            array([0, 1, 2])
         """
 
     @abc.abstractmethod
@@ -574,6 +673,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On the root, a tuple with the arrays of all ranks, by rank.  ``None`` elsewhere.
+
+        Example:
+            >>> comm.gather(np.full(2, comm.rank))
+            (array([0, 0]), array([1, 1]))
         """
 
     @abc.abstractmethod
@@ -587,6 +690,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On every rank, a tuple with the arrays of all ranks, by rank.
+
+        Example:
+            >>> comm.allgather(np.arange(comm.rank + 1))  # of different lengths
+            (array([0]), array([0, 1]))
         """
 
     @abc.abstractmethod
@@ -605,6 +712,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             On every rank ``out``, or a new array, with the same bits (except for NaN).  float16 is
             combined in float32 and rounded once.
+
+        Example:
+            >>> x = np.array([1, comm.rank])
+            >>> comm.allreduce(x)
+            array([2, 1])
+            >>> comm.allreduce(x, 'max')
+            array([1, 1])
         """
 
     def allreduce_many(self, xs: Sequence[_A], op: str = 'sum') -> tuple[_A, ...]:
@@ -619,6 +733,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On every rank, a tuple of new arrays with the same bits, in the order of ``xs``.
+
+        Example:
+            >>> comm.allreduce_many([np.ones(2), np.full((1, 3), comm.rank)])
+            (array([2., 2.]), array([[1, 1, 1]]))
         """
         self._missing('allreduce_many')
 
@@ -634,10 +752,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On the root a new array.  ``None`` elsewhere.
+
+        Example:
+            >>> comm.reduce(np.array([1, comm.rank]))  # None on rank 1
+            array([2, 1])
         """
         self._missing('reduce')
 
-    def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> Array:
+    def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> ReceivedArray:
         """Combine one array for each rank, and give each rank its own (MPI_Reduce_scatter).
 
         Collective: every rank calls it.
@@ -649,6 +771,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On rank ``i`` a new array: ``xs[i]`` of all ranks combined.
+
+        Example:
+            >>> comm.reduce_scatter(np.array([[1, 2], [3, 4]]))  # array([6, 8]) on rank 1
+            array([2, 4])
         """
         self._missing('reduce_scatter')
 
@@ -664,10 +790,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On rank ``i``, a tuple with ``xs[i]`` of all ranks, by rank.
+
+        Example:
+            >>> comm.alltoall([np.array([comm.rank, 0]), np.array([comm.rank, 1])])
+            (array([0, 0]), array([1, 0]))
         """
 
     @abc.abstractmethod
-    def scatter(self, xs: Array | Sequence[Array] | None, root: int = 0) -> Array:
+    def scatter(self, xs: Array | Sequence[Array] | None, root: int = 0) -> ReceivedArray:
         """Send one array to each rank from the root (MPI_Scatterv).
 
         Collective: every rank calls it.
@@ -679,6 +809,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On rank ``i``, ``xs[i]`` of the root.
+
+        Example:
+            >>> comm.scatter([np.arange(3), np.arange(5)] if comm.rank == 0 else None)
+            array([0, 1, 2])
         """
 
     def multi_node_mean(self, x: _A) -> _A:
@@ -691,6 +825,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On every rank a new array with the same bits.
+
+        Example:
+            >>> comm.multi_node_mean(np.array([1.0, comm.rank]))
+            array([1. , 0.5])
         """
         self._missing('multi_node_mean')
 
@@ -708,6 +846,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             Exception: The error of pickling, if that fails.  The receiver raises the same error.
             TypeError, ValueError: If ``dest`` or ``tag`` is invalid.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send_obj({'epoch': 3}, dest=1)
+            ... else:
+            ...     state = comm.recv_obj(source=0)
         """
 
     @abc.abstractmethod
@@ -725,19 +869,18 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             Exception: The error of :meth:`send_obj`, if it could not pickle the object.
             TypeError, ValueError: If ``source`` or ``tag`` is invalid.
+
+        Example:
+            >>> from mpi4py import MPI
+            >>> if comm.rank == 0:
+            ...     print(comm.recv_obj(source=MPI.ANY_SOURCE))
+            ... else:
+            ...     comm.send_obj({'epoch': 3}, dest=0)
+            {'epoch': 3}
         """
 
-    @overload
     @abc.abstractmethod
-    def bcast_obj(self, obj: None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0
-                  ) -> Object: ...
-    @overload
-    @abc.abstractmethod
-    def bcast_obj(self, obj: _T | None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0
-                  ) -> _T: ...
-
-    @abc.abstractmethod
-    def bcast_obj(self, obj: Object, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Object:
+    def bcast_obj(self, obj: _T | None, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> _T:
         """Broadcast a picklable object from the root.  Collective: every rank calls it.
 
         Args:
@@ -747,6 +890,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On the root ``obj`` itself, on the others a copy.
+
+        Example:
+            >>> comm.bcast_obj({'lr': 0.1} if comm.rank == 0 else None)
+            {'lr': 0.1}
         """
 
     @abc.abstractmethod
@@ -759,6 +906,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On the root, a list with the objects of all ranks, by rank.  ``None`` elsewhere.
+
+        Example:
+            >>> comm.gather_obj(f'rank {comm.rank}')  # None on rank 1
+            ['rank 0', 'rank 1']
         """
 
     def allgather_obj(self, obj: _T) -> list[_T]:
@@ -769,15 +920,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On every rank, a list with the objects of all ranks, by rank.
+
+        Example:
+            >>> comm.allgather_obj(f'rank {comm.rank}')
+            ['rank 0', 'rank 1']
         """
         self._missing('allgather_obj')
 
-    @overload
-    def scatter_obj(self, objs: None, root: int = 0) -> Object: ...
-    @overload
-    def scatter_obj(self, objs: Sequence[_T] | None, root: int = 0) -> _T: ...
-
-    def scatter_obj(self, objs: Sequence[Object] | None, root: int = 0) -> Object:
+    def scatter_obj(self, objs: Sequence[_T] | None, root: int = 0) -> _T:
         """Send one object to each rank from the root.  Collective: every rank calls it.
 
         Args:
@@ -786,6 +936,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On rank ``i``, ``objs[i]`` of the root.
+
+        Example:
+            >>> comm.scatter_obj(['a.txt', 'b.txt'] if comm.rank == 0 else None)
+            'a.txt'
         """
         self._missing('scatter_obj')
 
@@ -799,6 +953,12 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             On every rank ``obj_0 + obj_1 + ...``, or the same with another operator.
+
+        Example:
+            >>> comm.allreduce_obj(comm.rank + 1)
+            3
+            >>> comm.allreduce_obj(comm.rank + 1, 'max')
+            2
         """
 
     # --- models ------------------------------------------------------------------------------
@@ -812,6 +972,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Args:
             model: A ``chainer.Link`` with the same initialized parameters on all ranks.
+
+        Example:
+            >>> model = L.Linear(3, 2)  # with different random weights on each rank
+            >>> comm.bcast_data(model)
+            >>> comm.check_replicas(model)
         """
 
     def broadcast_data(self, model: Model) -> None:
@@ -839,7 +1004,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
-                             compression: Object = None) -> None:
+                             compression: Compression = None) -> None:
         """Replace each gradient of the model by its mean over all ranks, in place.
 
         Collective: every rank calls it.  Afterwards the gradients are bitwise equal on all ranks.
@@ -852,6 +1017,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             compression: ``None``, ``'fp16'``, ``'bf16'``, or a compressor with the same parameters
                 on all ranks, which encodes the gradients of each rank;
                 see :mod:`chainermn.communicators.compression`.
+
+        Example:
+            >>> model = L.Linear(3, 2)
+            >>> for param in model.params():
+            ...     param.grad = np.full_like(param.array, comm.rank)
+            >>> comm.multi_node_mean_grad(model)
+            >>> model.b.grad
+            array([0.5, 0.5], dtype=float32)
         """
 
     def called_by(self, caller: Caller | str, update: Update = NO_UPDATE
@@ -866,11 +1039,15 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             caller: The name of the caller, the same on all ranks.
             update: The update of an optimizer that averages gradients; the ranks compare how many
                 updates it has begun since the last exchange.
+
+        Example:
+            >>> with comm.called_by('MyExtension'):
+            ...     n_examples = comm.allreduce_obj(len(train))
         """
         return contextlib.nullcontext()
 
     def multi_node_mean_grad_async(self, model: Model, zero_fill: bool = False,
-                                   compression: Object = None) -> MeanRequest:
+                                   compression: Compression = None) -> MeanRequest:
         """Start :meth:`multi_node_mean_grad` and return at once.
 
         Collective: every rank calls it.  Only pure_nccl supports it.
@@ -886,6 +1063,11 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Raises:
             ValueError: If the communicator does not support it.
+
+        Example:
+            >>> comm = chainermn.create_communicator('pure_nccl')  # doctest: +SKIP
+            >>> request = comm.multi_node_mean_grad_async(model)   # doctest: +SKIP
+            >>> request.wait()                                     # doctest: +SKIP
         """
         raise ValueError(f'{type(self).__name__} cannot exchange gradients in the background; '
                          'use pure_nccl.')
@@ -900,6 +1082,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Raises:
             ValueError: If the communicator does not support it.
+
+        Example:
+            >>> queue = comm.mean_queue()
+            >>> means = queue.submit({'/W': np.full(2, comm.rank, np.float32)})
+            >>> queue.wait()
+            >>> means
+            [array([0.5, 0.5], dtype=float32)]
         """
         raise ValueError(f'{type(self).__name__} cannot average gradients in the background; use '
                          'overlap=False.')
@@ -917,6 +1106,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: On all ranks, if a parameter differs; the message names the first one, and
                 the ranks with equal values.
+
+        Example:
+            >>> model = L.Linear(3, 2, initialW=comm.rank)
+            >>> comm.check_replicas(model)
+            Traceback (most recent call last):
+                ...
+            ValueError: ...
         """
 
     def _mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
@@ -953,4 +1149,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Do not use the communicator afterwards.  Programs that create only a few communicators
         need not call it.
+
+        Example:
+            >>> group = comm.split(color=0, key=comm.rank)
+            >>> group.finalize()
         """

@@ -10,6 +10,14 @@ class DummyCommunicator(FlatCommunicator):
 
     Each rank keeps its own gradients, which are still packed, and compressed if there is
     compression.  Everything else, including ``bcast_data``, communicates.
+
+    Example:
+        >>> comm = chainermn.create_communicator('dummy')
+        >>> model = L.Linear(3, 2)
+        >>> model.b.grad = np.full(2, comm.rank, np.float32)
+        >>> comm.multi_node_mean_grad(model)
+        >>> model.b.grad  # still the gradient of rank 0
+        array([0., 0.], dtype=float32)
     """
 
     transport_class = WithoutExchange

@@ -11,6 +11,9 @@ class FlatCommunicator(MpiCommunicatorBase):
     Host arrays are averaged in shared memory; arrays on a device, and host arrays if there is no
     shared memory, by one MPI_Allreduce.  Other operations also sum large host arrays in shared
     memory.
+
+    Example:
+        >>> comm = chainermn.create_communicator('flat')
     """
 
     transport_class = SharedMemoryTransport

@@ -18,7 +18,7 @@ from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
-from chainermn._consistency.check import ConsistencyCheck
+from chainermn._consistency.check import ConsistencyCheck, Settings
 from chainermn._diagnostics import flight_recorder, lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
@@ -28,6 +28,7 @@ from chainermn._tracing import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.base import Group
 from chainermn._transport.mpi import MpiTransport
+from chainermn.communicators import _introduction
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
     Attributes:
         transport_class: Moves arrays and averages gradients: a class like
             :class:`chainermn.communicators.transport.MpiTransport`.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> from chainermn.communicators import mpi_communicator_base, transport
+        >>> class MyCommunicator(mpi_communicator_base.MpiCommunicatorBase):
+        ...     transport_class = transport.MpiTransport
+        >>> MyCommunicator(MPI.COMM_WORLD)
+        <MyCommunicator: rank 0 of 2, on node 0 of 1 as rank 0 of 2>
     """
 
     transport_class: ClassVar[type[MpiTransport]] = MpiTransport
@@ -61,8 +70,11 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
-        lifecycle.start(mpi_comm)
-        lifetime.free_unreferenced(mpi_comm, flight_recorder.world_ranks(mpi_comm))
+        introductions = _introduction.take(mpi_comm)
+        Settings.check([each.settings for each in introductions])
+        lifecycle.wait_until_ready()  # before collectives of all ranks
+        lifetime.free(flight_recorder.world_ranks(mpi_comm), self._rank,
+                      [each.unreferenced for each in introductions])
         signatures, self._arrays = lifetime.duplicates(mpi_comm)
         self._consistency = ConsistencyCheck(signatures)
         lifecycle.add_check(self._consistency)
@@ -79,8 +91,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             self._messages.deadlocks.drain, signatures.Free, self._arrays.Free]
         lifetime.hold(self._messages, self._consistency.calls.key, self._to_free,
                        self._messages.pending)
-        lifecycle.wait_until_ready()
-        self._topology = topology.discover(self._arrays)
+        self._topology = topology.of(self._rank, [each.place for each in introductions])
         self._group = Group(self._arrays, self._topology,
                             weakref.ref(self._consistency.calls))
         self._mpi_transport = MpiTransport(self._group)

@@ -9,6 +9,10 @@ class NonCudaAwareCommunicator(NcclCommunicatorBase):
     """Sums gradients on the first rank of each node, then between these ranks, and broadcasts them.
 
     Between nodes the sums are staged in page-locked host memory.
+
+    Example:
+        >>> comm = chainermn.create_communicator('non_cuda_aware')  # doctest: +SKIP
+        >>> chainer.get_device(f'@cupy:{comm.intra_rank}').use() # doctest: +SKIP
     """
 
     transport_class = NodeNcclTransport

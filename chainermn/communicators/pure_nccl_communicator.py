@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn._collectives.operation import operation
+from chainermn._compression.compressors import Compression
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._gradients.parameters import ParameterList
 from chainermn._transport.mpi import MpiTransport
@@ -26,6 +27,10 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     NCCL connects at the first exchange, on the GPU that holds the model.  The exchange runs on its
     own CUDA stream, after all work queued on the caller's current stream.
+
+    Example:
+        >>> comm = chainermn.create_communicator('pure_nccl')  # doctest: +SKIP
+        >>> chainer.get_device(f'@cupy:{comm.intra_rank}').use() # doctest: +SKIP
     """
 
     transport_class = NcclTransport
@@ -65,7 +70,7 @@ class PureNcclCommunicator(NcclCommunicatorBase):
 
     @operation('multi_node_mean_grad')
     def multi_node_mean_grad_async(self, model: Model, zero_fill: bool = False,
-                                   compression: object = None) -> PendingMean:
+                                   compression: Compression = None) -> PendingMean:
         gradients, compressor = self._checked_gradients(model, zero_fill, compression)
         codec = None if compressor is None else self._codec(gradients, compressor)
         transport = cast(NcclTransport, self._transport)

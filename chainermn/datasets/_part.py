@@ -18,10 +18,11 @@ from chainer.datasets import (
     TupleDataset,
 )
 
+from chainermn._failures.exceptions import ChainerMNError
 from chainermn._types import Array, Dataset
 
 
-class NotInMemoryError(Exception):
+class NotInMemoryError(ChainerMNError):
     """The data set, or a data set inside it, is of a type that cannot be cut."""
 
 

@@ -16,5 +16,9 @@ def create_empty_dataset(dataset: Sized) -> list[tuple[()]]:
 
     Returns:
         ``[(), (), ...]``, one empty tuple per example.
+
+    Example:
+        >>> chainermn.datasets.create_empty_dataset(['a.png', 'b.png'])
+        [(), ()]
     """
     return [()] * len(dataset)

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from chainer.datasets import SubDataset
 
-from chainermn._failures.exceptions import ChainerMNError
+from chainermn._failures.exceptions import DataSizeError as DataSizeError
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
@@ -36,10 +36,6 @@ Shards = list[tuple[int, int]]
 
 #: Number of turns in which the root sends shards that it has to copy.
 _TURNS = 8
-
-
-class DataSizeError(ChainerMNError, RuntimeError):
-    """Kept for scripts that catch it; nothing raises it."""
 
 
 def scatter_dataset(
@@ -87,6 +83,12 @@ def scatter_dataset(
     Raises:
         TypeError: If ``comm`` is not a communicator, or the data set has no length.
         ValueError: If the seed is out of range.
+
+    Example:
+        >>> names = ['a.png', 'b.png', 'c.png', 'd.png'] if comm.rank == 0 else None
+        >>> shard = chainermn.scatter_dataset(names, comm)
+        >>> shard[:]  # ['c.png', 'd.png'] on rank 1
+        ['a.png', 'b.png']
     """
     with _as_communicator(comm, 'scatter_dataset') as ours:
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
@@ -122,6 +124,11 @@ def scatter_index(
     Raises:
         TypeError: If ``comm`` is not a communicator, or ``n_total_samples`` is not an integer.
         ValueError: If ``n_total_samples`` is negative.
+
+    Example:
+        >>> begin, end = chainermn.scatter_index(10, comm)
+        >>> begin, end  # 5, 10 on rank 1
+        (0, 5)
     """
     with _as_communicator(comm, 'scatter_index') as ours:
         shards = _on_root(ours, root, 'scatter_index', lambda: _shards(

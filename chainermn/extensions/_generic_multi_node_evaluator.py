@@ -33,6 +33,16 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         converter: Function that converts a batch to the arguments of ``calc_local``.
         root: Rank that aggregates; the same on all ranks.
         progress_hook: Function that the root calls with each batch after its evaluation.
+
+    Example:
+        >>> class LongestInput(chainermn.extensions.GenericMultiNodeEvaluator):
+        ...     def calc_local(self, xs, ts):
+        ...         return float(F.sum(xs ** 2).array)
+        ...     def aggregate(self, results):
+        ...         chainer.report({'validation/longest': max(results)})
+        >>> iterator = chainer.iterators.SerialIterator(train, 2, repeat=False, shuffle=False)
+        >>> trainer.extend(LongestInput(comm, iterator, model))
+        >>> trainer.run()
     """
 
     trigger: tuple[int, str] = (1, 'epoch')
@@ -66,6 +76,11 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
 
         Returns:
             Any picklable object, except ``None``.
+
+        Example:
+            >>> class Predictions(chainermn.extensions.GenericMultiNodeEvaluator):
+            ...     def calc_local(self, xs, ts):
+            ...         return model.predictor(xs).array.argmax(axis=1)
         """
         function = self._targets['main'] if self.eval_func is None else self.eval_func
         return function(*args, **kwargs)
@@ -79,6 +94,16 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
 
         Returns:
             The result of the extension on the root.  To log it, call ``chainer.report`` here.
+
+        Example:
+            >>> class Examples(chainermn.extensions.GenericMultiNodeEvaluator):
+            ...     def calc_local(self, xs, ts):
+            ...         return len(xs)
+            ...     def aggregate(self, results):
+            ...         return sum(results)
+            >>> iterator = chainer.iterators.SerialIterator(train, 2, repeat=False, shuffle=False)
+            >>> Examples(comm, iterator, model)()
+            8
         """
         return results
 

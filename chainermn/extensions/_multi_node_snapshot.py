@@ -51,13 +51,8 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
     the trigger must fire in the same iterations on all ranks.  Files beyond ``n_retains`` are
     removed once all sets have written the newer one.
 
-    In data-parallel training all ranks are replicas of each other:
-
-    >>> snapshot = extensions.snapshot(n_retains=3, autoload=True)            # doctest: +SKIP
-    >>> trainer.extend(multi_node_snapshot(comm, snapshot),                   # doctest: +SKIP
-    ...                trigger=(1000, 'iteration'))
-
-    Another number of ranks can resume from it; see ``maybe_load`` of the checkpointer.
+    In data-parallel training all ranks are replicas of each other.  Another number of ranks can
+    resume from such a snapshot; see ``maybe_load`` of the checkpointer.
 
     Args:
         comm: ChainerMN communicator.
@@ -83,6 +78,12 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
         AssertionError: If a rank is in two sets, or does not exist.
         TypeError: If an argument has the wrong type, for example because two were swapped.
         ValueError: If the file name is a function, with ``autoload``.
+
+    Example:
+        >>> snapshot = chainer.training.extensions.snapshot(n_retains=3, autoload=True)
+        >>> snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot)
+        >>> trainer.extend(snapshot, trigger=(2, 'iteration'))
+        >>> trainer.run()
     """
     _check_order(comm, snapshot, replica_sets)
     return _MultiNodeSnapshot(comm, snapshot, replica_sets, allow_pickle, allow_other_classes)
@@ -132,7 +133,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
 
     @called_by('multi_node_snapshot')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Locks the files; resumes with ``autoload``.  Collective: every rank calls it.
+        """Lock the files; resume with ``autoload``.  Collective: every rank calls it.
 
         Raises:
             RuntimeError: On every rank, if another job uses this file name in this folder.
@@ -299,7 +300,7 @@ class _Writer(snapshot_writers.Writer):
                                  for key, array in target.items()})
 
     def _add_cleanup_hook(self, hook_fun: Callable[..., None]) -> None:
-        """Ignores Chainer's hook for ``n_retains``: Saver removes manifests before files."""
+        """Ignore Chainer's hook for ``n_retains``: Saver removes manifests before files."""
 
     def finalize(self) -> None:
         self._wait()

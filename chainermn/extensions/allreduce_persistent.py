@@ -18,6 +18,14 @@ class AllreducePersistent(chainer.training.Extension):
     Args:
         model: A ``chainer.Link`` with the same persistent arrays on all ranks.
         comm: ChainerMN communicator.
+
+    Example:
+        >>> model = L.BatchNormalization(3)
+        >>> model.avg_mean[...] = comm.rank
+        >>> trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
+        >>> trainer.run()
+        >>> model.avg_mean
+        array([0.5, 0.5, 0.5], dtype=float32)
     """
 
     trigger: tuple[int, str] = (1, 'epoch')
@@ -28,7 +36,7 @@ class AllreducePersistent(chainer.training.Extension):
         self.comm = comm
 
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
-        """Averages the arrays.
+        """Average the arrays.
 
         Args:
             trainer: Has no effect.
@@ -56,7 +64,7 @@ class AllreducePersistent(chainer.training.Extension):
         return [named[path] for path in sorted(named)]
 
     def _average(self, arrays: list[np.ndarray], dtype: np.dtype) -> None:
-        """Averages arrays in one exchange, and in one dtype."""
+        """Average arrays in one exchange, and in one dtype."""
         xp = chainer.backend.get_array_module(*arrays)
         with self.comm.called_by('AllreducePersistent'):
             mean = self.comm.multi_node_mean(xp.concatenate(

@@ -55,19 +55,9 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     checkpoint, at the end of the training and before loading, all ranks wait until all files are on
     the disk.  If a rank could not write its file, all raise an OSError there.
 
-    >>> checkpointer = create_multi_node_checkpointer('run 1', comm)          # doctest: +SKIP
-    >>> trainer.extend(checkpointer, trigger=(1000, 'iteration'))             # doctest: +SKIP
-    >>> checkpointer.maybe_load(trainer, optimizer)                           # doctest: +SKIP
-    >>> trainer.run()                                                         # doctest: +SKIP
-
-    Without a Trainer, save and load a dictionary of the objects that have a state:
-
-    >>> state = {'model': model, 'optimizer': optimizer, 'iterator': it}      # doctest: +SKIP
-    >>> start = checkpointer.maybe_load(state) or 0                           # doctest: +SKIP
-    >>> checkpointer.save(state, iteration)                                   # doctest: +SKIP
-
-    ``save`` returns when all ranks have written their files; ``save(..., wait=False)`` works as in
-    a Trainer.
+    Without a Trainer, save and load a dictionary of the objects that have a state.  ``save``
+    returns when all ranks have written their files; ``save(..., wait=False)`` works as in a
+    Trainer.
 
     Collective: all ranks trigger the extension in the same iterations.
 
@@ -94,6 +84,23 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
         ValueError: On every rank, if the name has a slash, or an interval is less than 1.
         TypeError: On every rank, if the first argument is the communicator.
         OSError: On every rank, if any rank cannot write to its folder.
+
+    Example:
+        >>> checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
+        >>> trainer.extend(checkpointer, trigger=(1000, 'iteration'))
+        >>> iteration = checkpointer.maybe_load(trainer, optimizer)
+        >>> trainer.run()
+
+        Without a trainer:
+
+        >>> state = {'model': model, 'optimizer': optimizer}
+        >>> checkpointer = chainermn.create_multi_node_checkpointer('loop', comm, path='loop')
+        >>> start = checkpointer.maybe_load(state) or 0
+        >>> for iteration in range(start, 4):
+        ...     optimizer.update(model, *batch)
+        ...     if iteration % 2 == 1:
+        ...         checkpointer.save(state, iteration + 1)
+        >>> checkpointer.finalize()
     """
     if isinstance(name, CommunicatorBase) or not isinstance(comm, CommunicatorBase):
         error = TypeError('create_multi_node_checkpointer needs a name and a communicator, in this '
@@ -148,7 +155,13 @@ class _CheckpointStats:
 
 
 class MultiNodeCheckpointer(chainer.training.Extension):
-    """See :func:`chainermn.create_multi_node_checkpointer`."""
+    """See :func:`chainermn.create_multi_node_checkpointer`.
+
+    Example:
+        >>> checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
+        >>> isinstance(checkpointer, chainermn.MultiNodeCheckpointer)
+        True
+    """
 
     default_name: str = '_MultiNodeCheckpointer'  # as in older checkpoints
     priority: int = -100  # like Chainer's snapshots: saves the changes of other extensions
@@ -173,7 +186,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Locks the files, before time is spent on training.  Collective: every rank calls it.
+        """Lock the files, before time is spent on training.  Collective: every rank calls it.
 
         Raises:
             OSError: On every rank, if any rank cannot write to its folder.
@@ -206,6 +219,10 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             ValueError: On every rank, if their iterations or names differ.
             TypeError: On every rank, if the state of any rank holds Python objects.
             Exception: On every rank, any error that the target raises on a rank.
+
+        Example:
+            >>> checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path='saves')
+            >>> checkpointer.save({'model': model, 'optimizer': optimizer}, iteration=100)
         """
         self._set_path(None, target)
         if self._saver.lock.is_held:
@@ -265,6 +282,12 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         Warns:
             RuntimeWarning: On rank 0, for each checkpoint that was skipped, and why; and if another
                 number of ranks saved it.
+
+        Example:
+            >>> checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path='runs')
+            >>> start = checkpointer.maybe_load({'model': model, 'optimizer': optimizer}) or 0
+            >>> start  # there is no checkpoint yet
+            0
         """
         self._saver.flush()
         wait_for_all()  # another checkpointer of this process may have saved it
@@ -285,17 +308,22 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         return selection.iteration
 
     def get_stats(self) -> str:
-        """Return how long saving took, as text."""
+        """Return how long saving took, as text.
+
+        Example:
+            >>> chainermn.create_multi_node_checkpointer('run', comm).get_stats()
+            'no checkpoints were saved'
+        """
         return self.stats.report()
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
                  tb: types.TracebackType) -> None:
-        """Remembers that training failed."""
+        """Remember that training failed."""
         self._failed = True
 
     @called_by('create_multi_node_checkpointer')
     def finalize(self) -> None:
-        """Completes the last save.  If training succeeded on all ranks, removes the files.
+        """Complete the last save.  If training succeeded on all ranks, remove the files.
 
         Without a trainer, the files are removed immediately.  After ``Trainer.run``, which calls
         this method, they are removed when all ranks have ended without an error, since a later step
@@ -305,6 +333,11 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
         Raises:
             OSError: On every rank, if any rank could not write the last checkpoint.
+
+        Example:
+            >>> checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path='done')
+            >>> checkpointer.save({'model': model}, iteration=100)
+            >>> checkpointer.finalize()  # removes the files
         """
         # Trainer.run calls this in a "finally" clause, and on_error not for KeyboardInterrupt.
         if self._failed or sys.exc_info()[0] is not None:
@@ -361,7 +394,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         self._has_trainer = self._has_trainer or hasattr(target, 'updater')
 
     def _lock(self, must_write: bool = False) -> None:
-        """Locks the files.  Collective: every rank calls it."""
+        """Lock the files.  Collective: every rank calls it."""
         with raise_on_all_ranks(self.comm, 'locking checkpoints'):
             names = self._names
         groups = group_ranks(enumerate(self.comm.allgather_obj(self.name)))

@@ -18,9 +18,7 @@ class LinearScaling(chainer.training.Extension):
     This is the linear scaling rule with gradual warm-up of Goyal et al. (2017),
     https://arxiv.org/abs/1706.02677.  The learning rate of the optimizer is the one for
     ``base_batch_size`` examples per update.  If the ranks together use k times as many, it grows
-    linearly from this value to k times this value during the first ``warmup_epochs``::
-
-        trainer.extend(LinearScaling(comm, base_batch_size=256))
+    linearly from this value to k times this value during the first ``warmup_epochs``.
 
     The batch size of all ranks is the sum of the ranks' batch sizes, times ``n_accumulations`` of
     the multi-node optimizer.
@@ -41,6 +39,13 @@ class LinearScaling(chainer.training.Extension):
             ``lambda epoch: 0.1 ** (epoch // 30)``.  The epoch is a float.
         attr: The hyperparameter to set, such as ``'alpha'`` for Adam.
         optimizer: The optimizer; by default, the main one of the trainer's updater.
+
+    Example:
+        >>> trainer.extend(chainermn.extensions.LinearScaling(
+        ...     comm, base_batch_size=2, warmup_epochs=1))
+        >>> trainer.run()
+        >>> optimizer.lr  # 0.1 for 2 examples, so 0.2 for the 4 of both ranks
+        0.2
     """
 
     trigger = 1, 'iteration'

@@ -25,6 +25,12 @@ class MultiNodeEarlyStoppingTrigger:
         verbose: Whether to print a message when training stops early.
         max_trigger: End of the training if it does not stop early.
         suffix: The key of the mean in ``trainer.observation`` is ``monitor + suffix``.
+
+    Example:
+        >>> stop = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
+        ...     comm, monitor='main/loss', patience=3, max_trigger=(2, 'epoch'))
+        >>> trainer = chainer.training.Trainer(trainer.updater, stop)
+        >>> trainer.run()
     """
 
     def __init__(self, comm: CommunicatorBase, *, check_trigger: Trigger = (1, 'epoch'),
@@ -64,7 +70,14 @@ class MultiNodeEarlyStoppingTrigger:
         return stops
 
     def get_training_length(self) -> tuple[float, str]:
-        """Return the maximal length of the training, such as ``(100, 'epoch')``."""
+        """Return the maximal length of the training, such as ``(100, 'epoch')``.
+
+        Example:
+            >>> stop = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
+            ...     comm, max_trigger=(30, 'epoch'))
+            >>> stop.get_training_length()
+            (30, 'epoch')
+        """
         return self.actual_trigger.get_training_length()
 
     def serialize(self, serializer: Serializer) -> None:

@@ -57,6 +57,14 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     Raises:
         TypeError: If ``actual_evaluator`` has no ``evaluate``, or ``communicator`` is not a
             communicator.
+
+    Example:
+        >>> iterator = chainer.iterators.SerialIterator(train, 2, repeat=False, shuffle=False)
+        >>> evaluator = chainer.training.extensions.Evaluator(iterator, model)
+        >>> evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)
+        >>> trainer.extend(evaluator)
+        >>> sorted(evaluator())
+        ['validation/main/accuracy', 'validation/main/loss']
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_evaluator needs a ChainerMN communicator as its second '

@@ -25,10 +25,7 @@ _R = TypeVar('_R', bound=chainer.training.Extension)
 def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) -> _R:
     """Make a report extension show means over all ranks; rank 0 writes it.
 
-    Add it to the trainer on all ranks::
-
-        trainer.extend(create_multi_node_report(extensions.LogReport(), comm))
-        trainer.extend(create_multi_node_report(extensions.PrintReport(['main/loss']), comm))
+    Add it to the trainer on all ranks.
 
     - ``LogReport`` and ``PlotReport`` report means over the observations of all ranks since the
       last report; each observation counts once.  Collective whenever their trigger fires, so it
@@ -47,6 +44,14 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
 
     Raises:
         TypeError: On every rank, if it is another extension.
+
+    Example:
+        >>> from chainer.training import extensions
+        >>> report = extensions.LogReport(trigger=(1, 'epoch'))
+        >>> trainer.extend(chainermn.extensions.create_multi_node_report(report, comm))
+        >>> trainer.run()
+        >>> sorted(report.log[0])
+        ['elapsed_time', 'epoch', 'iteration', 'main/accuracy', 'main/loss']
     """
     if not isinstance(actual_report, (*_MEANS, *_WRITERS)):
         communicator.refuse('create_multi_node_report', TypeError(

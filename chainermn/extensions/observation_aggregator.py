@@ -33,6 +33,12 @@ class ObservationAggregator(chainer.training.Extension):
         aggregator: Function that gets one list of values per rank, ordered by rank, and returns the
             result.  It is called on rank 0; pass it on all ranks or on none.  By default, the mean
             of all values.
+
+    Example:
+        >>> trainer.extend(chainermn.extensions.ObservationAggregator(comm, 'main/loss'))
+        >>> trainer.run()
+        >>> 'main/loss' in trainer.observation
+        True
     """
 
     trigger: Trigger = (1, 'iteration')
@@ -70,6 +76,13 @@ class ObservationAggregator(chainer.training.Extension):
 
         Raises:
             Exception: On every rank, any error of the aggregator.
+
+        Example:
+            >>> aggregator = chainermn.extensions.ObservationAggregator(
+            ...     comm, 'main/loss', comm_trigger=(1, 'epoch'))
+            >>> aggregator.observation_history.append(float(comm.rank))
+            >>> print(aggregator.compute_summary())
+            0.5
         """
         values, self.observation_history = self.observation_history, []
         if self.aggregator is _mean:

@@ -22,13 +22,10 @@ class TensorBoardWriter(extensions.LogReport):
     """Writes means of the observations of all ranks for TensorBoard.
 
     Like ``LogReport`` with :func:`create_multi_node_report`: each value is the mean over all ranks
-    and all iterations since the last one.  Rank 0 writes.  It requires tensorboardX::
+    and all iterations since the last one.  Rank 0 writes.  It requires tensorboardX: ``pip install
+    tensorboardX``.
 
-        pip install tensorboardX
-
-    Add it on all ranks, then run ``tensorboard --logdir result``::
-
-        trainer.extend(chainermn.extensions.TensorBoardWriter(comm))
+    Add it on all ranks, then run ``tensorboard --logdir result``.
 
     Collective whenever the trigger fires, which must be in the same iteration on all ranks.  A
     resumed run continues the curves: of earlier runs in the same folder, TensorBoard only shows
@@ -42,6 +39,10 @@ class TensorBoardWriter(extensions.LogReport):
 
     Raises:
         ImportError: On every rank, if rank 0 does not have tensorboardX.
+
+    Example:
+        >>> trainer.extend(chainermn.extensions.TensorBoardWriter(comm))
+        >>> trainer.run()  # writes to result/tensorboard
     """
 
     default_name = 'TensorBoardWriter'

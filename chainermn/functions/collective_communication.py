@@ -144,6 +144,13 @@ def allgather(comm: CommunicatorBase, x: VariableOrArray) -> tuple[chainer.Varia
 
     Returns:
         On every rank, a tuple with the Variables of all ranks, by rank.
+
+    Example:
+        >>> x = chainer.Variable(np.full(2, comm.rank, np.float32))
+        >>> ys = chainermn.functions.allgather(comm, x)
+        >>> F.sum(F.stack(ys)).backward()
+        >>> x.grad  # of the losses of both ranks
+        array([2., 2.], dtype=float32)
     """
     return AllGather(comm).apply((x,))
 
@@ -161,6 +168,11 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> cha
 
     Raises:
         ValueError: If ``xs`` does not have one element for each rank; on all ranks.
+
+    Example:
+        >>> xs = [np.full(2, comm.rank + i, np.float32) for i in range(comm.size)]
+        >>> chainermn.functions.reduce_scatter(comm, xs)
+        variable([1., 1.])
     """
     return ReduceScatter(comm).apply(_one_for_each_rank(comm, xs, 'reduce_scatter'))[0]
 
@@ -178,6 +190,11 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> tuple[cha
 
     Raises:
         ValueError: If ``xs`` does not have one element for each rank; on all ranks.
+
+    Example:
+        >>> xs = [np.array([comm.rank, i], np.float32) for i in range(comm.size)]
+        >>> chainermn.functions.alltoall(comm, xs)
+        (variable([0., 0.]), variable([1., 0.]))
     """
     return AllToAll(comm).apply(_one_for_each_rank(comm, xs, 'alltoall'))
 
@@ -213,6 +230,13 @@ def allreduce(comm: CommunicatorBase, x: VariableOrArray) -> chainer.Variable:
 
     Returns:
         On every rank, the sum over all ranks.
+
+    Example:
+        >>> x = chainer.Variable(np.full(2, comm.rank + 1, np.float32))
+        >>> y = chainermn.functions.allreduce(comm, x)
+        >>> y
+        variable([3., 3.])
+        >>> F.sum(y).backward()
     """
     return AllReduce(comm).apply((x,))[0]
 
@@ -227,6 +251,11 @@ def bcast(comm: CommunicatorBase, x: VariableOrArray | None, root: int = 0) -> c
 
     Returns:
         On every rank, a Variable with the root's array.
+
+    Example:
+        >>> x = np.ones(2, np.float32) if comm.rank == 0 else None
+        >>> chainermn.functions.bcast(comm, x)
+        variable([1., 1.])
     """
     return Bcast(comm, root).apply((x if comm.rank == root else placeholder(),))[0]
 
@@ -243,6 +272,11 @@ def gather(comm: CommunicatorBase, x: VariableOrArray, root: int = 0
     Returns:
         On the root, a tuple with the Variables of all ranks, by rank.  Elsewhere one Variable of
         shape ``(0,)``, for ``backward()``.
+
+    Example:
+        >>> x = np.full(2, comm.rank, np.float32)
+        >>> chainermn.functions.gather(comm, x)
+        (variable([0., 0.]), variable([1., 1.]))
     """
     ys = Gather(comm, root).apply((x,))
     return ys if comm.rank == root else ys[0]
@@ -263,6 +297,11 @@ def scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None, root: 
 
     Raises:
         ValueError: If ``xs`` does not have one element for each rank; on all ranks.
+
+    Example:
+        >>> xs = [np.zeros(2, np.float32), np.ones(3, np.float32)] if comm.rank == 0 else None
+        >>> chainermn.functions.scatter(comm, xs)
+        variable([0., 0.])
     """
     inputs: tuple[VariableOrArray, ...] = (placeholder(),)
     if comm.rank == root:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import chainer
 import numpy as np
 
-from chainermn._types import Array, Variable, VariableOrArray
+from chainermn._types import Array, Variable, VariableOrArray, Variables
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions._node import Gradients, Indexes, Node, placeholder
 
@@ -91,6 +91,15 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
         ValueError: If ``rank`` is this rank; or if the two ranks wait for each other, or one sends
             data while the other expects a gradient, because one of them does not run backward, or
             runs it in a different order.
+
+    Example:
+        >>> x = chainer.Variable(np.ones(2, np.float32))
+        >>> if comm.rank == 0:
+        ...     chainermn.functions.send(x, comm, rank=1).backward()
+        ... else:
+        ...     F.sum(3 * chainermn.functions.recv(comm, rank=0)).backward()
+        >>> x.grad
+        array([3., 3.], dtype=float32)
     """
     if rank == communicator.rank:
         raise ValueError(f'send: rank must be a different rank, not this rank ({rank})')
@@ -104,7 +113,7 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
 
 def recv(communicator: CommunicatorBase, rank: int,
          delegate_variable: chainer.Variable | None = None, tag: int = 0,
-         force_tuple: bool = False, *, device: object = None) -> Variable:
+         force_tuple: bool = False, *, device: object = None) -> Variables:
     """Receive a Variable, differentiably.  Rank ``rank`` calls :func:`send`.
 
     Args:
@@ -123,6 +132,13 @@ def recv(communicator: CommunicatorBase, rank: int,
 
     Raises:
         ValueError: As :func:`send`.
+
+    Example:
+        >>> if comm.rank == 0:
+        ...     print(chainermn.functions.recv(comm, rank=1))
+        ... else:
+        ...     delegate = chainermn.functions.send(np.ones(2, np.float32), comm, rank=0)
+        variable([1. 1.])
     """
     if device is not None:
         warnings.warn('recv ignores device: arrays sent from a device arrive on the current device',

@@ -41,6 +41,15 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
 
     Raises:
         TypeError: If ``communicator`` is not a ChainerMN communicator.
+
+    Example:
+        >>> names = ['a.png', 'b.png', 'c.png', 'd.png']
+        >>> if comm.rank == 1:
+        ...     names = chainermn.datasets.create_empty_dataset(names)
+        >>> iterator = chainer.iterators.SerialIterator(names, 2, shuffle=False)
+        >>> iterator = chainermn.iterators.create_multi_node_iterator(iterator, comm)
+        >>> next(iterator)  # the same on rank 1
+        ['a.png', 'b.png']
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_iterator needs a ChainerMN communicator as its second '

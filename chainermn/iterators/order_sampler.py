@@ -21,10 +21,6 @@ class MultiNodeOrderSampler:
     reads only the samples of its share.  With :func:`chainermn.scatter_dataset`, in contrast, a
     rank has the same samples in all epochs.
 
-    >>> sampler = MultiNodeOrderSampler(len(dataset), comm)                   # doctest: +SKIP
-    >>> iterator = chainer.iterators.SerialIterator(                          # doctest: +SKIP
-    ...     dataset, batch_size, order_sampler=sampler)
-
     Snapshots contain the order with the iterator.  With another number of ranks, the multi-node
     checkpointer continues at the same sample: the ranks share the rest of the epoch.  (If fewer
     samples than ranks were used, it starts the epoch again.)
@@ -41,6 +37,14 @@ class MultiNodeOrderSampler:
     Raises:
         TypeError, ValueError: On all ranks, if an argument is invalid, or differs between ranks; or
             if there are fewer samples than ranks.
+
+    Example:
+        >>> names = ['a.png', 'b.png', 'c.png', 'd.png']  # the same on all ranks
+        >>> sampler = chainermn.iterators.MultiNodeOrderSampler(len(names), comm)
+        >>> iterator = chainer.iterators.SerialIterator(names, 2, order_sampler=sampler)
+        >>> mine, theirs = comm.allgather_obj(next(iterator))
+        >>> sorted(mine + theirs)
+        ['a.png', 'b.png', 'c.png', 'd.png']
     """
 
     def __init__(self, dataset_size: int, comm: CommunicatorBase, seed: int = 0,

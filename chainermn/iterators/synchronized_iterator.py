@@ -29,6 +29,13 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
 
     Raises:
         ValueError: If the iterator has no ``order_sampler``; on all ranks.
+
+    Example:
+        >>> iterator = chainer.iterators.SerialIterator(list(range(100)), 5, shuffle=True)
+        >>> iterator = chainermn.iterators.create_synchronized_iterator(iterator, comm)
+        >>> mine, theirs = comm.allgather_obj(next(iterator))
+        >>> mine == theirs
+        True
     """
     if not hasattr(actual_iterator, 'order_sampler'):
         communicator.refuse('create_synchronized_iterator', ValueError(

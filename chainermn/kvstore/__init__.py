@@ -62,6 +62,13 @@ def create(name: StoreType = 'local', communicator: CommunicatorBase | None = No
         ValueError: If ``name`` is unknown or ``bigarray_bound`` is not a positive number, or if the
             ranks differ; in a ``dist`` type, or with a communicator, on every rank.
         RuntimeError: If the MPI library cannot be called from several threads (``dist_async``).
+
+    Example:
+        >>> store = chainermn.kvstore.create('dist_sync', comm)
+        >>> store.init('w', np.zeros(3))
+        >>> store.push('w', np.full(3, comm.rank + 1.0))
+        >>> store.pull('w')
+        array([3., 3., 3.])
     """
     if communicator is not None and not isinstance(communicator, CommunicatorBase):
         raise TypeError(f'communicator must be a ChainerMN communicator, not {communicator!r}')

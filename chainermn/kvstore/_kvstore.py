@@ -35,6 +35,11 @@ class KVStore:
     a key and a value also takes a list of keys and a list of their values.
 
     ``priority`` is accepted and has no effect: a call has finished its work when it returns.
+
+    Example:
+        >>> with chainermn.kvstore.create('dist_sync', comm) as store:
+        ...     store.rank, store.num_workers
+        (0, 2)
     """
 
     def __init__(self, type: StoreType, backend: Backend, bigarray_bound: float) -> None:
@@ -74,6 +79,12 @@ class KVStore:
         Raises:
             ValueError: If a key is already initialized, or the ranks differ.
             TypeError: If a key or a value has a wrong type.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> store.init('w', np.full(3, comm.rank))
+            >>> store.pull('w')  # the value of rank 0
+            array([0, 0, 0])
         """
         with raise_on_all_ranks(self._backend, 'init'):
             layouts, values = self._new_layouts(key, value)
@@ -83,7 +94,7 @@ class KVStore:
 
     def push(self, key: KeyLike | KeysLike, value: Values,
              priority: float | Sequence[float] = 0) -> None:
-        """Pushes values; the updater merges them into the stored arrays.
+        """Push values; the updater merges them into the stored arrays.
 
         Several values for one key are summed first.
 
@@ -99,9 +110,16 @@ class KVStore:
             priority: Number, or list with a number for each key.  Has no effect.
 
         Raises:
-            ValueError: If a key is not initialized, or a value has not the key's shape.
-            TypeError: If a value has not the key's dtype, or an argument has a wrong type.
+            ValueError: If a key is not initialized, or a value does not have the key's shape.
+            TypeError: If a value does not have the key's dtype, or an argument has a wrong type.
             Exception: Any error of the updater.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> store.init(['w', 'b'], [np.zeros(3), np.zeros(1)])
+            >>> store.push(['w', 'b'], [np.ones(3), np.full(1, 5.0)])
+            >>> store.pull(['w', 'b'])
+            [array([2., 2., 2.]), array([10.])]
         """
         with raise_on_all_ranks(self._backend, 'push'):
             layouts = self._find_layouts(key)
@@ -144,8 +162,16 @@ class KVStore:
             device of the initial value.
 
         Raises:
-            ValueError: If a key is not initialized, or an output has not the key's shape.
-            TypeError: If an output has not the key's dtype, or an argument has a wrong type.
+            ValueError: If a key is not initialized, or an output does not have the key's shape.
+            TypeError: If an output does not have the key's dtype, or an argument has a wrong type.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> store.init('w', np.arange(3))
+            >>> x = np.empty(3, int)
+            >>> store.pull('w', out=x)
+            >>> x
+            array([0, 1, 2])
         """
         with raise_on_all_ranks(self._backend, 'pull'):
             layouts = self._find_layouts(key)
@@ -204,6 +230,14 @@ class KVStore:
         Raises:
             ValueError: If a key is not initialized or not row-sparse, or a row is out of range.
             TypeError: If an argument has a wrong type.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> table = np.arange(6).reshape(3, 2)
+            >>> store.init('table', chainermn.kvstore.RowSparse.from_dense(table))
+            >>> store.row_sparse_pull('table', row_ids=[2, 0]).rows
+            array([[0, 1],
+                   [4, 5]])
         """
         with raise_on_all_ranks(self._backend, 'row_sparse_pull'):
             layouts = self._find_layouts(key)
@@ -242,6 +276,16 @@ class KVStore:
         Raises:
             TypeError: If ``updater`` is not callable.
             ValueError: If the ranks made different calls.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> def step(key, gradient, stored):
+            ...     stored -= 0.1 * gradient
+            >>> store.set_updater(step)
+            >>> store.init('w', np.ones(2))
+            >>> store.push('w', np.ones(2))
+            >>> store.pull('w')
+            array([0.8, 0.8])
         """
         if not callable(updater):
             self._backend.refuse('set_updater', TypeError(
@@ -271,6 +315,14 @@ class KVStore:
             TypeError: If ``optimizer`` has a wrong type.
             ValueError: If a hook needs all parameters at once, if the optimizer cannot update
                 shards and there are some already, or if the ranks differ.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> store.set_optimizer(chainer.optimizers.SGD(lr=0.1), 1 / store.num_workers)
+            >>> store.init('w', np.ones(2))
+            >>> store.push('w', np.ones(2))
+            >>> store.pull('w')
+            array([0.9, 0.9])
         """
         with raise_on_all_ranks(self._backend, 'set_optimizer'):
             updater = OptimizerUpdater(optimizer, rescale_grad)
@@ -286,7 +338,7 @@ class KVStore:
         self._backend.barrier()
 
     def set_gradient_compression(self, compression_params: Mapping[str, object]) -> None:
-        """Compresses the values that are pushed from now on, to 2 bits each.
+        """Compress the values that are pushed from now on, to 2 bits each.
 
         Each value is sent as ``threshold``, ``-threshold`` or 0, so 16 values take the bytes of one
         float32.  The sender keeps the difference (error feedback) and adds it to its next push of
@@ -303,6 +355,14 @@ class KVStore:
         Raises:
             TypeError: If ``compression_params`` is not a dict, or the threshold not a number.
             ValueError: If the type or a parameter is unknown or out of range, or the ranks differ.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> store.set_gradient_compression({'type': '2bit', 'threshold': 0.5})
+            >>> store.init('w', np.zeros(2))
+            >>> store.push('w', np.array([0.7, 0.1]))
+            >>> store.pull('w')
+            array([1., 0.])
         """
         with raise_on_all_ranks(self._backend, 'set_gradient_compression'):
             if not isinstance(compression_params, dict):
@@ -312,6 +372,7 @@ class KVStore:
                 raise ValueError("the compression of a store must be of type '2bit', not "
                                  f'{compression_params.get("type")!r}')
             compressor = compression.get(compression_params)
+            assert isinstance(compressor, compression.TwoBit)
         self._backend.check_same('set_gradient_compression', repr(compressor))
         self._backend.server.compressor = compressor
         self._backend.barrier()
@@ -335,6 +396,13 @@ class KVStore:
         Raises:
             RuntimeError: If no optimizer is set.
             OSError: If rank 0 cannot write the file.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> store.set_optimizer(chainer.optimizers.Adam())
+            >>> store.init('w', np.ones(2))
+            >>> store.push('w', np.ones(2))
+            >>> store.save_optimizer_states('adam.npz')
         """
         with raise_on_all_ranks(self._backend, 'save_optimizer_states'):
             optimizer = self._optimizer('save')
@@ -367,6 +435,14 @@ class KVStore:
             RuntimeError: If no optimizer is set.
             ValueError: If the file is corrupt, of another kind, or does not fit the optimizer.
             OSError: If rank 0 cannot read the file.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_sync', comm)
+            >>> store.set_optimizer(chainer.optimizers.Adam())
+            >>> store.init('w', np.ones(2))
+            >>> store.push('w', np.ones(2))
+            >>> store.save_optimizer_states('adam.npz')
+            >>> store.load_optimizer_states('adam.npz')
         """
         found = None
         with raise_on_all_ranks(self._backend, 'load_optimizer_states'):
@@ -392,6 +468,16 @@ class KVStore:
         """Wait until all workers have called it.  ``dist`` types: collective, every rank calls it.
 
         All pushes that any worker made before are merged when it returns.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_async', comm)
+            >>> store.init('n', np.zeros(1))
+            >>> store.set_updater(lambda key, value, stored: stored.__iadd__(value))
+            >>> store.push('n', np.ones(1))
+            >>> store.barrier()  # all ranks have pushed
+            >>> store.pull('n')
+            array([2.])
+            >>> store.close()
         """
         self._backend.barrier()
 
@@ -403,6 +489,10 @@ class KVStore:
 
         Not collective.  In a ``dist_async`` store this rank continues to serve the other workers
         until all of them have closed it.  Open stores are closed at the end of the program.
+
+        Example:
+            >>> store = chainermn.kvstore.create('dist_async', comm)
+            >>> store.close()
         """
         self._backend.close()
 

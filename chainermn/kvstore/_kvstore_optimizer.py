@@ -55,6 +55,12 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         TypeError: If an argument has a wrong type.
         ValueError: If ``update_on_kvstore`` is false in ``dist_async``, or true with an optimizer
             whose hooks or loss scaling need all parameters at once.
+
+    Example:
+        >>> store = chainermn.kvstore.create('dist_sync', comm)
+        >>> sgd = chainer.optimizers.SGD(lr=0.1).setup(model)
+        >>> optimizer = chainermn.kvstore.create_kvstore_optimizer(sgd, store)
+        >>> optimizer.update(model, *batch)
     """
     if not isinstance(kvstore, KVStore):
         raise TypeError('create_kvstore_optimizer needs a KVStore as its second argument, not '
@@ -106,7 +112,7 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
 
     def update(self, lossfun: Callable[..., chainer.Variable] | None = None, *args: object,
                **kwds: object) -> None:
-        """Pushes this rank's gradients and updates the parameters.
+        """Push this rank's gradients and update the parameters.
 
         Collective, except for local stores and ``dist_async``.
 
@@ -158,7 +164,7 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
         """Raise on all ranks if this optimizer cannot update the parameters."""
 
     def _step(self, parameters: _Parameters) -> None:
-        """Pushes the gradients of the parameters, and updates them."""
+        """Push the gradients of the parameters, and update them."""
         raise NotImplementedError
 
 

@@ -48,7 +48,7 @@ class KeyLayout(NamedTuple):
     @classmethod
     def of(cls, key: Key, key_id: int, shape: tuple[int, ...], dtype: np.dtype,
            is_row_sparse: bool, n_servers: int, bound: float) -> KeyLayout:
-        """Distributes an array; one with ``bound`` elements or more is split."""
+        """Distribute an array; one with ``bound`` elements or more is split."""
         shards: dict[int, slice | types.EllipsisType] = {key_id % n_servers: ...}
         if n_servers > 1 and shape and math.prod(shape) >= bound:
             length = shape[0] if is_row_sparse else math.prod(shape)

@@ -15,12 +15,6 @@ Array: TypeAlias = np.ndarray | chainer.backends.cuda.ndarray
 class RowSparse:
     """An array that stores some of its rows; all other rows are zero.
 
-    >>> x = RowSparse([2, 0], np.array([[5., 6.], [1., 2.]]), (3, 2))
-    >>> x.todense()
-    array([[1., 2.],
-           [0., 0.],
-           [5., 6.]])
-
     Args:
         row_ids: Indices of the stored rows: a one-dimensional array or list of integers from 0 to
             ``shape[0] - 1``, in any order.  Rows with the same index are summed.
@@ -30,6 +24,13 @@ class RowSparse:
     Raises:
         TypeError: If ``rows`` is not an array, or ``row_ids`` are not integers.
         ValueError: If a row index is out of range, or a shape is wrong.
+
+    Example:
+        >>> x = chainermn.kvstore.RowSparse([2, 0], np.array([[5., 6.], [1., 2.]]), (3, 2))
+        >>> x.todense()
+        array([[1., 2.],
+               [0., 0.],
+               [5., 6.]])
     """
 
     #: Indices of the stored rows, a one-dimensional int64 array in host memory.
@@ -61,6 +62,11 @@ class RowSparse:
 
         Returns:
             A row-sparse array of the same shape and dtype, on the same device.
+
+        Example:
+            >>> x = np.array([[0., 0.], [1., 2.], [0., 0.]])
+            >>> chainermn.kvstore.RowSparse.from_dense(x)
+            RowSparse(1 of 3 rows, float64 (3, 2))
         """
         xp = chainer.backend.get_array_module(x)
         ids = xp.flatnonzero((x != 0).any(axis=tuple(range(1, x.ndim))))
@@ -76,6 +82,12 @@ class RowSparse:
 
         Returns:
             A new array of this shape and dtype, on the device of the rows.
+
+        Example:
+            >>> x = chainermn.kvstore.RowSparse([1], np.array([[1., 2.]]), (2, 2))
+            >>> x.todense()
+            array([[0., 0.],
+                   [1., 2.]])
         """
         xp = chainer.backend.get_array_module(self.rows)
         dense = xp.zeros(self.shape, self.dtype)
@@ -84,10 +96,15 @@ class RowSparse:
         return dense
 
     def unique(self) -> RowSparse:
-        """Sum rows with the same index, and sorts the rows by index.
+        """Sum rows with the same index, and sort the rows by index.
 
         Returns:
             A new row-sparse array in host memory; each index occurs once, in ascending order.
+
+        Example:
+            >>> x = chainermn.kvstore.RowSparse([1, 1], np.array([[1., 2.], [3., 4.]]), (2, 2))
+            >>> x.unique().rows
+            array([[4., 6.]])
         """
         rows = chainer.cuda.to_cpu(self.rows)
         ids, inverse = np.unique(self.row_ids, return_inverse=True)

@@ -28,6 +28,12 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
         initial_gamma: Initializer of the scale; ones by default.
         initial_beta: Initializer of the shift; zeros by default.
         communication_backend: ``'mpi'``, ``'nccl'`` (with pure_nccl) or ``'auto'``.
+
+    Example:
+        >>> bn = chainermn.links.MultiNodeBatchNormalization(1, comm)
+        >>> y = bn(np.full((4, 1), comm.rank, np.float32))
+        >>> bn.avg_mean  # 0.1 times the mean of 0 and 1
+        array([0.05], dtype=float32)
     """
 
     def __init__(self, size: int | tuple[int, ...], comm: CommunicatorBase, decay: float = 0.9,
@@ -58,6 +64,13 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
 
         Raises:
             ValueError: On all ranks, if the number of channels differs between ranks.
+
+        Example:
+            >>> bn = chainermn.links.MultiNodeBatchNormalization(1, comm)
+            >>> y = bn(np.full((2, 1), comm.rank, np.float32))
+            >>> y.array.round()  # the mean over both ranks is 0.5
+            array([[-1.],
+                   [-1.]], dtype=float32)
         """
         if not chainer.config.train:
             return super().forward(x)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import chainer
 
@@ -9,9 +10,11 @@ from chainermn._types import Model
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 
+_Link = TypeVar('_Link', bound=Model)
 
-def create_mnbn_model(link: Model, comm: CommunicatorBase, communication_backend: str = 'auto'
-                      ) -> Model:
+
+def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend: str = 'auto'
+                      ) -> _Link:
     """Copy a model, with each ``BatchNormalization`` replaced by the multi-node one.
 
     See :class:`MultiNodeBatchNormalization`.  Every rank converts its own model; nothing is sent.
@@ -27,6 +30,12 @@ def create_mnbn_model(link: Model, comm: CommunicatorBase, communication_backend
     Raises:
         ValueError: If a batch normalization has an ``axis``, or the communicator does not support
             the backend.
+
+    Example:
+        >>> model = chainer.Sequential(L.Linear(3, 4), L.BatchNormalization(4), F.relu)
+        >>> model = chainermn.links.create_mnbn_model(model, comm)
+        >>> type(model[1]).__name__
+        'MultiNodeBatchNormalization'
     """
     return _Converter(comm, communication_backend).replacement(copy.deepcopy(link))
 

@@ -19,23 +19,26 @@ Value = Variable | Sequence[Variable]
 class MultiNodeChainList(chainer.ChainList):
     """A model whose parts are on several ranks, which send each other their outputs.
 
-    Every rank creates a list of the parts that it computes; together they are one model.  An MLP
-    whose first half is on rank 0 and second half on rank 1:
-
-    >>> class First(chainermn.MultiNodeChainList):              # on rank 0
-    ...     def __init__(self, comm):
-    ...         super().__init__(comm)
-    ...         self.add_link(Half(), rank_in=None, rank_out=1)
-    >>> class Second(chainermn.MultiNodeChainList):             # on rank 1
-    ...     def __init__(self, comm):
-    ...         super().__init__(comm)
-    ...         self.add_link(Half(), rank_in=0, rank_out=None)
+    Every rank creates a list of the parts that it computes; together they are one model.
 
     The parts of a rank run in the order in which they were added.  Backward runs exactly in the
     opposite order, so it cannot deadlock if forward does not.
 
     Args:
         comm: ChainerMN communicator.
+
+    Example:
+        The first half of a model on rank 0, the second half on rank 1:
+
+        >>> class FirstHalf(chainermn.MultiNodeChainList):
+        ...     def __init__(self, comm):
+        ...         super().__init__(comm)
+        ...         self.add_link(L.Linear(3, 4), rank_in=None, rank_out=1)
+        >>> class SecondHalf(chainermn.MultiNodeChainList):
+        ...     def __init__(self, comm):
+        ...         super().__init__(comm)
+        ...         self.add_link(L.Linear(4, 2), rank_in=0, rank_out=None)
+        >>> model = FirstHalf(comm) if comm.rank == 0 else SecondHalf(comm)
     """
 
     def __init__(self, comm: CommunicatorBase) -> None:
@@ -56,6 +59,13 @@ class MultiNodeChainList(chainer.ChainList):
 
         Raises:
             ValueError: If another part has ``rank_out=None``.
+
+        Example:
+            >>> model = chainermn.MultiNodeChainList(comm)
+            >>> if comm.rank == 0:
+            ...     model.add_link(L.Linear(3, 4), rank_in=None, rank_out=1)
+            ... else:
+            ...     model.add_link(L.Linear(4, 2), rank_in=0, rank_out=None)
         """
         if rank_out is None and any(ranks_out is None for _, ranks_out in self._ranks):
             raise ValueError('add_link: two parts on this rank have rank_out=None, but the model '
@@ -77,6 +87,15 @@ class MultiNodeChainList(chainer.ChainList):
         Raises:
             ValueError: If a part sends to its own rank and no later part uses it, or a part
                 receives from its own rank and no earlier part has sent.
+
+        Example:
+            >>> model = chainermn.MultiNodeChainList(comm)
+            >>> if comm.rank == 0:
+            ...     model.add_link(L.Linear(3, 4), rank_out=1)
+            ...     model(np.ones((5, 3), np.float32)).backward()
+            ... else:
+            ...     model.add_link(L.Linear(4, 2), rank_in=0)
+            ...     F.sum(model()).backward()
         """
         graph = _Graph(self._comm)
         output = None

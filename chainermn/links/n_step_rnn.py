@@ -30,6 +30,15 @@ def create_multi_node_n_step_rnn(
 
     Raises:
         ValueError: If ``actual_link`` is not an n-step RNN.
+
+    Example:
+        >>> lstm = L.NStepLSTM(n_layers=1, in_size=3, out_size=4, dropout=0)
+        >>> rnn = chainermn.links.create_multi_node_n_step_rnn(
+        ...     lstm, comm, rank_in=None if comm.rank == 0 else 0,
+        ...     rank_out=1 if comm.rank == 0 else None)
+        >>> *states, ys, delegate = rnn([np.ones((5, 3), np.float32)])
+        >>> ys[0].shape
+        (5, 4)
     """
     if not isinstance(actual_link, n_step_rnn.NStepRNNBase):
         raise ValueError('create_multi_node_n_step_rnn: actual_link must be an n-step RNN such as '

@@ -101,6 +101,15 @@ def create_multi_node_optimizer(
             integer, ``bucket_mb`` not a positive number, or ``compression`` invalid. In the first
             update, if ``n_accumulations``, ``double_buffering``, ``overlap``, ``bucket_mb`` or
             ``shard_states`` differ between ranks.
+
+    Example:
+        >>> sgd = chainer.optimizers.SGD(lr=0.1)
+        >>> optimizer = chainermn.create_multi_node_optimizer(sgd, comm, overlap=True)
+        >>> optimizer = optimizer.setup(model)
+        >>> optimizer.update(model, *batch)  # copies the parameters of rank 0 to all ranks
+        >>> optimizer.update(model, *batch)
+        >>> optimizer.t
+        1
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '

@@ -22,7 +22,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase, MeanRequ
 from chainermn.optimizers._multi_node_optimizer import Joined, MultiNodeOptimizer
 
 if TYPE_CHECKING:
-    from chainermn.communicators.compression import Compressor
+    from chainermn.communicators.compression import Compressor, PowerSGD
 
 
 class _DoubleBufferingOptimizer(MultiNodeOptimizer):
@@ -33,7 +33,7 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     def __init__(
         self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-        compression: Compressor | None = None,
+        compression: Compressor | PowerSGD | None = None,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
         self.communicated_target = None

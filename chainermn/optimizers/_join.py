@@ -42,17 +42,12 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
          ) -> AbstractContextManager[None]:
     """Let ranks train with different numbers of batches.
 
-    Collective: every rank enters and leaves it::
-
-        with chainermn.join(optimizer):
-            for x, t in batches_of_this_rank:
-                optimizer.update(lossfun, x, t)
-
-    It also works around ``trainer.run()``.  A rank that has exhausted its batches waits at the end
-    of the block and takes part in the updates of the others, with gradients of zero; it also
-    steps, so that model and optimizer stay equal on all ranks.  When the last rank has finished,
-    all ranks get its model, including persistent values, and the state of its optimizer.  (If
-    several ranks finish last, the highest one.)  A rank may have no batches at all.
+    Collective: every rank enters and leaves it.  It also works around ``trainer.run()``.  A rank
+    that has exhausted its batches waits at the end of the block and takes part in the updates of
+    the others, with gradients of zero; it also steps, so that model and optimizer stay equal on all
+    ranks.  When the last rank has finished, all ranks get its model, including persistent values,
+    and the state of its optimizer.  (If several ranks finish last, the highest one.)  A rank may
+    have no batches at all.
 
     As always, the first ``update`` only broadcasts.  With ``n_accumulations``, a rank that finishes
     within an accumulation exchanges its accumulated gradients.
@@ -81,6 +76,14 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
             or the arguments differ between ranks.
         RuntimeError: In the context, on all ranks, with ``throw_on_early_termination``; or if the
             communicator is already in a join.
+
+    Example:
+        >>> n_batches = 2 + comm.rank
+        >>> with chainermn.join(optimizer):
+        ...     for _ in range(n_batches):
+        ...         optimizer.update(model, *batch)
+        >>> optimizer.t  # of 3 updates, the first only copied the parameters
+        2
     """
     if not hasattr(optimizer, '_enter_join'):
         raise TypeError(f'join needs a multi-node optimizer, not {optimizer!r}. '

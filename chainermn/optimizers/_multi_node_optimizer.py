@@ -28,7 +28,7 @@ from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
-    from chainermn.communicators.compression import Compressor
+    from chainermn.communicators.compression import Compressor, PowerSGD
 
 #: Parameters with their paths, sorted.
 Named = list[tuple[str, Parameter]]
@@ -53,7 +53,7 @@ class Joined(Protocol):
 
 
 class _Compression(TypedDict, total=False):
-    compression: Compressor
+    compression: Compressor | PowerSGD
 
 
 class _UpdateProgress:
@@ -92,13 +92,18 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         buckets: With ``overlap=True``, the paths of the parameters in each bucket.
         n_early: With ``overlap=True``, how many buckets the last update sent during the backward
             pass.
+
+    Example:
+        >>> optimizer.lr *= 0.5  # an attribute of the actual optimizer
+        >>> optimizer.actual_optimizer.lr
+        0.05
     """
 
     actual_optimizer: Optimizer
     communicator: CommunicatorBase
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
     zero_fill: bool
-    compression: Compressor | None
+    compression: Compressor | PowerSGD | None
     _joined: Joined | None
     _accumulation: Accumulation
     _sharding: ShardedUpdate | None
@@ -126,7 +131,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def __init__(
         self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-        n_accumulations: int = 1, compression: Compressor | None = None,
+        n_accumulations: int = 1, compression: Compressor | PowerSGD | None = None,
     ) -> None:
         super().__init__(actual_optimizer)
         self.communicator = communicator
@@ -151,6 +156,10 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         Returns:
             This proxy, so that ``optimizer = create_multi_node_optimizer(...).setup(model)``
             keeps the multi-node optimizer.
+
+        Example:
+            >>> sgd = chainer.optimizers.SGD(lr=0.1)
+            >>> optimizer = chainermn.create_multi_node_optimizer(sgd, comm).setup(model)
         """
         self.actual_optimizer.setup(link)
         self.target_params = []  # another model: the next update broadcasts it
@@ -176,6 +185,12 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             RuntimeError: On all ranks, if the optimizer has no model.
             ValueError: On all ranks, if they are at different updates: one rank raised an error in
                 an earlier update, and the program continued with the next update there.
+
+        Example:
+            >>> for _ in range(3):
+            ...     optimizer.update(model, *batch)
+            >>> optimizer.t  # the first update only copied the parameters of rank 0
+            2
         """
         self._check_set_up()
         self._watch.is_used = True
@@ -214,6 +229,10 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
         Args:
             serializer: A Chainer serializer or deserializer.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     chainer.serializers.save_npz('optimizer.npz', optimizer)
         """
         if isinstance(serializer, chainer.Deserializer):
             self._progress.restart()
@@ -240,7 +259,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         if rank == self.communicator.rank:
             compression.serialize(serializer)
         else:
-            compression.reset()  # type: ignore[attr-defined]
+            compression.reset()  # type: ignore[union-attr]
 
     def is_changed(self, target: Model) -> bool:
         """Check whether ``target`` has other parameters than in the last call.
@@ -250,6 +269,10 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
         Returns:
             False if the paths are the same, and the same parameters are initialized.
+
+        Example:
+            >>> optimizer.is_changed(model), optimizer.is_changed(model)
+            (True, False)
         """
         before, self.target_params = self.target_params, _seen(sorted(target.namedparams()))
         return self.target_params != before

@@ -30,7 +30,7 @@ from chainermn.optimizers._multi_node_optimizer import (
 )
 
 if TYPE_CHECKING:
-    from chainermn.communicators.compression import Compressor
+    from chainermn.communicators.compression import Compressor, PowerSGD
 
 #: Bytes of a bucket below which its exchange takes hardly less time.
 _SMALLEST = 2**20
@@ -52,7 +52,7 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
 
     def __init__(
         self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-        n_accumulations: int = 1, compression: Compressor | None = None,
+        n_accumulations: int = 1, compression: Compressor | PowerSGD | None = None,
         bucket_bytes: int = 25 * 2**20, always: bool = False,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, n_accumulations, compression)

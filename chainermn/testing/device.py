@@ -3,10 +3,8 @@ from __future__ import annotations
 
 import chainer
 
-from chainermn._types import Device
 
-
-def get_device(device_id: int | None = None, use_chainerx: bool = False) -> Device:
+def get_device(device_id: int | None = None, use_chainerx: bool = False) -> chainer.backend.Device:
     """Return a Chainer device.
 
     Args:
@@ -15,6 +13,11 @@ def get_device(device_id: int | None = None, use_chainerx: bool = False) -> Devi
 
     Returns:
         A ``chainer.backend.Device``.
+
+    Example:
+        >>> device = chainermn.testing.get_device()
+        >>> device.xp is np
+        True
     """
     if use_chainerx:
         return chainer.get_device('native:0' if device_id is None else f'cuda:{device_id}')

@@ -215,3 +215,39 @@ def test_invalid_mpi_comm_on_one_rank(same_error):
     error = same_error(lambda: create_communicator('naive', mpi_comm))
     assert type(error) is TypeError
     assert 'mpi_comm must be an mpi4py.MPI.Intracomm, not 3' in str(error)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_class_on_one_rank(same_error):
+    """The other ranks call create_communicator."""
+    def create():
+        if WORLD.rank == 1:
+            naive_communicator.NaiveCommunicator(WORLD)
+        else:
+            create_communicator('naive')
+
+    error = same_error(create)
+    assert type(error) is chainermn.communicators.CollectiveMismatchError
+    text = str(error)
+    assert 'rank 1: a class of communicators' in text
+    assert "create_communicator('naive', batched_copy=True)" in text
+
+
+def test_a_class_that_creates_another_communicator_first():
+    """Its constructor exchanges introductions for the other one."""
+    class Nested(naive_communicator.NaiveCommunicator):
+        def __init__(self, mpi_comm):
+            node = mpi_comm.Split(mpi_comm.rank)
+            # It is freed by the constructor of the next one, and only there.
+            naive_communicator.NaiveCommunicator(node)
+            self.node = naive_communicator.NaiveCommunicator(node)
+            super().__init__(mpi_comm)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_CLASSES, 'naive', ('naive_communicator', 'Nested'))
+        patch.setattr(naive_communicator, 'Nested', Nested, raising=False)
+        create_communicator('naive')
+        comm = create_communicator('naive')
+    assert (comm.size, comm.node.size) == (WORLD.size, 1)
+    comm.node.finalize()
+    comm.finalize()

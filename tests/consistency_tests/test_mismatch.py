@@ -152,3 +152,24 @@ def test_call_sites():
     assert '  rank 1: barrier, called at train.py:4 ' in text
     text = str(common_error(calls, nothing(calls), nothing(calls), [', called at train.py:3'] * 2))
     assert 'called at' not in text
+
+
+@pytest.mark.parametrize('size', [100, 4096])
+def test_errors_of_many_ranks_are_short(size):
+    shapes = signatures(*[pack('allreduce', (n,), F4, op='sum') for n in range(size)])
+    digests = signatures(*[pack('multi_node_mean_grad', number=n) for n in range(size)])
+    failed = signatures(pack('failed', failed=True)) * size
+    sites = [f', called at train.py:{n}' for n in range(size)]
+    texts = [str(error) for error in [
+        common_error(shapes, nothing(shapes), nothing(shapes), sites),
+        common_error(digests, nothing(digests), [
+            {f'/{n}/W': f'float32 ({rank},)' for n in range(20)} for rank in range(size)]),
+        common_error(failed, [RemoteError.of('gather', ValueError(f'file {n}\nis\nmissing'))
+                              for n in range(size)], nothing(failed)),
+        calls_differ_error('create', [f'create({n})' for n in range(size)])]]
+    for text in texts:
+        assert len(text.splitlines()) <= 40
+        assert max(map(len, text.splitlines())) <= 200
+        assert f'({size - 4} ranks)' in text or f'({size - 10} ranks)' in text or (
+            f'({size - 12} ranks)' in text)
+    assert '  rank 0: allreduce float32 (0,) ' in texts[0]

@@ -54,9 +54,9 @@ def test_an_invalid_argument_is_reported_by_its_rank(tmp_path):
 
 
 EXITS_FROM_CREATION = """
-from chainermn._transport import topology
+from chainermn._transport import lifetime
 if comm.rank == 1:
-    topology.discover = lambda _: sys.exit(0)
+    lifetime.duplicates = lambda _: sys.exit(0)
 chainermn.create_communicator('flat').barrier()
 """
 

@@ -324,3 +324,15 @@ def test_exchanges_on_a_device_have_the_timeout_of_their_communicator(monkeypatc
         devices.remove(exchanges)
     assert said in found and bool(said) == bool(found)
     assert devices.failure(1.5) == ''
+
+
+def test_one_of_many_ranks_reports_a_lost_host():
+    """The first ranks have all responses, the one that raised the alarm some, the others one."""
+    lost, size = range(20, 24), 32
+    responded = [rank for rank in range(size) if rank not in lost]
+    before = {rank: watchdog._reporters_before(rank, responded if rank < 16 else {rank})
+              for rank in responded}
+    before[19] = watchdog._reporters_before(19, {19, 24, 31})
+    assert [rank for rank, number in before.items() if number == 0] == [0]
+    # Without the first ranks, the one that raised the alarm reports.
+    assert before[19] < min(before[rank] for rank in responded if rank > 15 and rank != 19)

@@ -1,4 +1,7 @@
 """All exceptions that the package defines have one base class."""
+import ast
+import builtins
+import pathlib
 import pickle
 
 import pytest
@@ -18,6 +21,21 @@ def test_there_are_some():
 @pytest.mark.parametrize('exception', PUBLIC, ids=lambda exception: exception.__name__)
 def test_base_class(exception):
     assert issubclass(exception, chainermn.ChainerMNError)
+
+
+def test_base_class_of_private_exceptions():
+    """Except for ``_KeyError``: another rank raised it, as a plain KeyError."""
+    root = pathlib.Path(chainermn.__file__).parent
+    without = []
+    for path in root.rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base) for base in node.bases}
+                builtin = {getattr(builtins, base, None) for base in bases} - {None}
+                if any(issubclass(base, BaseException) for base in builtin) and (
+                        'ChainerMNError' not in bases):
+                    without.append(node.name)
+    assert sorted(without) == ['ChainerMNError', '_KeyError']
 
 
 def test_old_scripts_still_catch_them():

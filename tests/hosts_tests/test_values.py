@@ -15,7 +15,7 @@ CONTRACT = sorted(HERE.parent.glob('communicators_tests/test_contract*.py'))
 
 @pytest.mark.parametrize('ranks', [
     [1, 1, 1], [3, 1],
-    *(pytest.param(ranks, marks=pytest.mark.full) for ranks in ([1, 1], [2, 2], [2, 2, 2]))],
+    *(pytest.param(ranks, marks=pytest.mark.full) for ranks in ([1, 1], [2, 2, 2]))],
     ids=str)
 def test_results(ranks):
     with Hosts(ranks) as hosts:
@@ -24,6 +24,16 @@ def test_results(ranks):
     assert done.returncode == 0, done.stdout
     for n, ranks_of_host in enumerate(ranks):
         assert done.stdout.count(f'all right on node{n}') == ranks_of_host, done.stdout
+
+
+@pytest.mark.parametrize('ranks', [[1] * 16, [4] * 8], ids=['16 x 1', '8 x 4'])
+def test_many_hosts(ranks):
+    """Updates of a model, and random sequences of operations."""
+    with Hosts(ranks) as hosts:
+        done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'many.py', 25],
+                         timeout=seconds(100))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count('all right on ') == sum(ranks), done.stdout
 
 
 @pytest.mark.full

@@ -144,13 +144,13 @@ def before_a_communicator(name, is_last):
 def making(name, is_last):
     """While all create their first communicator."""
     if is_last:
-        from chainermn._transport import topology
-        discover = topology.discover
+        from chainermn._transport import lifetime
+        duplicates = lifetime.duplicates
 
-        def discovered(mpi_comm):
+        def duplicated(mpi_comm):
             fault()
-            return discover(mpi_comm)
-        topology.discover = discovered
+            return duplicates(mpi_comm)
+        lifetime.duplicates = duplicated
     chainermn.create_communicator(name).barrier()
 
 

@@ -11,26 +11,44 @@ from mpi4py import MPI
 from time_limits import seconds
 
 from chainermn._transport import topology
-from chainermn._transport.topology import Topology, place
+from chainermn._transport.topology import Place
 
 pytestmark = pytest.mark.every_size
 
 
 @pytest.mark.parametrize('hosts, expected', [
-    (['a'], [Topology(0, 1, 0, 1)]),
-    (['a', 'a', 'a'], [Topology(0, 3, 0, 1), Topology(1, 3, 0, 1), Topology(2, 3, 0, 1)]),
-    (['b', 'a'], [Topology(0, 1, 0, 2), Topology(0, 1, 1, 2)]),
-    (['b', 'a', 'b', 'c', 'a', 'b'],
-     [Topology(0, 3, 0, 3), Topology(0, 2, 1, 3), Topology(1, 3, 0, 3),
-      Topology(0, 1, 2, 3), Topology(1, 2, 1, 3), Topology(2, 3, 0, 3)]),
+    ('a', [(0, 1, 0, 1)]),
+    ('aaa', [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)]),
+    ('ba', [(0, 1, 0, 2), (0, 1, 1, 2)]),
+    ('babcab', [(0, 3, 0, 3), (0, 2, 1, 3), (1, 3, 0, 3), (0, 1, 2, 3), (1, 2, 1, 3),
+                (2, 3, 0, 3)]),
 ])
-def test_place(hosts, expected):
-    assert [place(rank, hosts) for rank in range(len(hosts))] == expected
+def test_ranks(hosts, expected):
+    places = [Place(host, 1) for host in hosts]
+    assert [topology.of(rank, places)[:4] for rank in range(len(hosts))] == expected
+
+
+def test_nodes():
+    found = topology.of(1, [Place(host, 0b1111) for host in 'babcab'])
+    assert (found.nodes, found.smallest_node) == ((0, 1, 0, 2, 1, 0), 1)
+
+
+@pytest.mark.parametrize('places, is_crowded', [
+    ([('a', 0b11), ('a', 0b11)], False),
+    ([('a', 0b01), ('a', 0b10)], False),
+    ([('a', 0b10), ('a', 0b10)], True),
+    ([('a', 0b11), ('b', 0b1), ('b', 0b1)], True),
+    ([('a', 1 << 200), ('a', 1 << 100)], False),
+])
+def test_crowded_nodes(places, is_crowded):
+    assert topology.of(0, [Place(*place) for place in places]).is_crowded == is_crowded
 
 
 def test_discover():
     mpi_comm = MPI.COMM_WORLD
-    assert topology.discover(mpi_comm) == Topology(mpi_comm.rank, mpi_comm.size, 0, 1)
+    found = topology.discover(mpi_comm)
+    assert found[:5] == (mpi_comm.rank, mpi_comm.size, 0, 1, (0,) * mpi_comm.size)
+    assert found.is_crowded == (len(os.sched_getaffinity(0)) < mpi_comm.size)
 
 
 PROGRAM = """

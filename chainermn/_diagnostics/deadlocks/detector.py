@@ -7,7 +7,13 @@ were true at the same time.
 """
 from __future__ import annotations
 
+import time
+
 from chainermn._diagnostics.deadlocks.wait_graph import RankState, WaitGraph
+
+# A search delays the program of this rank.  If it takes more CPU seconds than the first number, the
+# detector pauses for its time multiplied by the second one.
+_SHORT, _PAUSE = .01, 20
 
 
 class DeadlockDetector:
@@ -21,6 +27,7 @@ class DeadlockDetector:
         self._suspects: set[int] = set()
         self._unseen: set[int] = set()  # suspects that have not answered in this round
         self._has_changed = False
+        self._search_at = 0.  # the earliest time of the next search
 
     def set_state(self, rank: int, state: RankState | None, now: float = 0) -> None:
         """Replace the state of a rank; ``None`` if it makes progress."""
@@ -39,10 +46,13 @@ class DeadlockDetector:
         Returns:
             The number of the round, and the ranks that have to answer, if any.
         """
-        if not self._has_changed:
+        if not self._has_changed or time.monotonic() < self._search_at:
             return self._round, set()
         self._has_changed = False
+        start = time.thread_time()
         suspects = WaitGraph(self.states).deadlocked()
+        if (took := time.thread_time() - start) > _SHORT:
+            self._search_at = time.monotonic() + _PAUSE * took
         if suspects == self._suspects:
             return self._round, set()
         self._suspects, self._unseen = suspects, set(suspects)

@@ -97,7 +97,7 @@ class Deadlocks:
         self._sends.append(self._mpi_comm.Issend(pickle.dumps(notice), peer, self._tag))
 
     def drain(self) -> None:
-        """Receives all remaining notices.  Collective: every rank calls it.
+        """Receive all remaining notices.  Collective: every rank calls it.
 
         Otherwise MPI would deliver them to a later communicator with the same context ID.
         """
@@ -109,7 +109,7 @@ class Deadlocks:
         self._sends = []
 
     def _next_notice(self, peer: int) -> bool:
-        """Receives a notice; returns whether there was one."""
+        """Receive a notice; return whether there was one."""
         status = MPI.Status()
         message = self._mpi_comm.Improbe(peer, self._tag, status)
         if message is None:

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from chainermn._diagnostics import flight_recorder
 from chainermn._diagnostics.flight_recorder import FlightRecord, Key, MessageRecord, creations
+from chainermn._diagnostics.world_ranks import WorldRanks
 
 #: The communicator whose shutdown exchange this rank is in.
 ending: FlightRecord | None = None
@@ -23,7 +24,7 @@ class Progress(NamedTuple):
     """The operations that a rank has entered, and its messages."""
 
     entered: dict[Key, int]
-    creations: dict[tuple[int, ...], int]  # of communicators, by ranks
+    creations: dict[WorldRanks, int]  # of communicators, by ranks
     sent: dict[Key, Counts]
     received: dict[Key, Counts]
     receiving: dict[Key, Counts]  # messages whose data is still arriving
@@ -32,10 +33,10 @@ class Progress(NamedTuple):
     def own(cls) -> Progress:
         """Return the progress of this rank."""
         everything = flight_recorder.everything()
-        messages = [calls for calls in everything if isinstance(calls, MessageRecord)]
+        messages = {calls.key: calls for calls in everything if isinstance(calls, MessageRecord)}
         return cls({calls.key: calls.entered for calls in everything},
                    dict(creations()),
-                   {calls.key: dict(calls.sent) for calls in messages},
-                   {calls.key: dict(calls.received) for calls in messages},
-                   {calls.key: {which: n for which, n in list(calls.receiving.items()) if n}
-                    for calls in messages})
+                   {key: dict(calls.sent) for key, calls in messages.items()},
+                   {key: dict(calls.received) for key, calls in messages.items()},
+                   {key: {which: n for which, n in list(calls.receiving.items()) if n}
+                    for key, calls in messages.items()})

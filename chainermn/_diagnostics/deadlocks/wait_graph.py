@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from mpi4py import MPI
@@ -24,13 +24,14 @@ from chainermn._diagnostics.flight_recorder import (
     ServiceRecord,
     creations,
 )
-from chainermn._failures.ranks import ranks_text
+from chainermn._diagnostics.world_ranks import WorldRanks
+from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn._operations import Waits, waiting_for
 
 #: Operations that block for messages.
 _BLOCKING = waiting_for(Waits.RECEIVER, Waits.SENDER, Waits.MESSAGES)
-#: The number of ranks of a cycle that are described.
-_SHOWN = 16
+#: The number of ranks of a cycle that are described: of a short one, and of a longer one.
+_SHOWN, _SHOWN_OF_MANY = 4, 2
 
 
 class Kind(enum.Enum):
@@ -52,7 +53,7 @@ class Wait(NamedTuple):
     number: int = 0  # of the collective or creation
     peer: int = 0
     tag: int = 0
-    asked: tuple[int, ...] = ()  # in COMM_WORLD
+    asked: WorldRanks = WorldRanks.of(())
 
     @classmethod
     def of(cls, calls: FlightRecord, operation: str, thread: int = 0) -> Wait | None:
@@ -64,7 +65,7 @@ class Wait(NamedTuple):
             thread: The identifier of its thread.
         """
         if isinstance(calls, ServiceRecord):
-            return cls(Kind.ASK, calls.key, asked=calls.asked.get(thread, ()))
+            return cls(Kind.ASK, calls.key, asked=WorldRanks.of(calls.asked.get(thread, ())))
         if isinstance(calls, CreationRecord):
             return cls(Kind.CREATION, calls.key, creations()[calls.ranks])
         if isinstance(calls, BackgroundRecord) or not (
@@ -89,6 +90,7 @@ class ThreadWait(NamedTuple):
     text: str
     waits: tuple[Wait, ...]
     service: Key | None = None  # for which it answers
+    outline: str = ''  # the text without arguments and peers; '' if it has none
 
 
 class RankState(NamedTuple):
@@ -103,35 +105,58 @@ class RankState(NamedTuple):
 class WaitGraph:
     """The wait-for graph of some ranks.
 
+    Its size is linear in the number of ranks: ranks with the same wait share their blockers.
+
     Args:
         states: The states of ranks that may be blocked, by rank in COMM_WORLD.
     """
 
     def __init__(self, states: Mapping[int, RankState]) -> None:
         self._states = states
-        self._behind: dict[Wait, set[int]] = {}
-        self._sent: dict[Key, dict[int, Counts | None]] = {}  # by rank
+        self._ended = {rank for rank, state in states.items() if state.may_exit}
+        self._shared: dict[Wait, _Blockers] = {}
+        self._messages: dict[Key, _Messages] = {}
         #: By rank and thread: what blocks each of its operations.
         self._blockers = {rank: [[self._find(wait, rank) for wait in thread.waits]
                                  for thread in state.threads] for rank, state in states.items()}
 
     def deadlocked(self) -> set[int]:
         """Return the ranks that wait forever, without those that are done."""
-        ended = {rank for rank, state in self._states.items() if state.may_exit}
-        waiting, n, forward = set(self._states), -1, True
-        while n != len(waiting):
-            n, forward = len(waiting), not forward  # of a chain, one direction removes all
-            for rank in sorted(waiting - ended, reverse=forward):
-                if not self._is_blocked(rank, waiting):
-                    waiting.remove(rank)
-        return waiting - ended
+        waiting, free = set(self._states), []
+        threads: dict[_Blockers, list[_Thread]] = {}  # those that each of them blocks
+        for rank, found in self._blockers.items():
+            if rank in self._ended:
+                continue
+            if not found:
+                free.append(rank)
+            for each in found:
+                thread = _Thread(rank, 0)
+                for blockers in each:
+                    if blockers.remain(waiting):
+                        thread.blockers += 1
+                        threads.setdefault(blockers, []).append(thread)
+                if not thread.blockers:
+                    free.append(rank)
+        blocking: dict[int, list[_Blockers]] = {}  # by rank
+        for blockers in threads:
+            blockers.left = len(blockers.ranks & waiting)
+            for rank in blockers.ranks:
+                blocking.setdefault(rank, []).append(blockers)
+        while free:
+            rank = free.pop()
+            if rank not in waiting:
+                continue
+            waiting.remove(rank)
+            for blockers in blocking.get(rank, ()):
+                blockers.left -= 1
+                if blockers.needs_all or not blockers.left:
+                    for thread in threads.pop(blockers, ()):
+                        thread.blockers -= 1
+                        if not thread.blockers:
+                            free.append(thread.rank)
+        return waiting - self._ended
 
-    def _is_blocked(self, rank: int, waiting: set[int]) -> bool:
-        threads = self._blockers[rank]
-        return bool(threads) and all(
-            any(blockers.remain(waiting) for blockers in thread) for thread in threads)
-
-    def awaited(self, rank: int, waiting: set[int]) -> Iterator[tuple[str, set[int]]]:
+    def awaited(self, rank: int, waiting: Set[int]) -> Iterator[tuple[str, set[int]]]:
         """Yield the blocking operations of a rank, and the ranks that each waits for.
 
         Args:
@@ -141,7 +166,22 @@ class WaitGraph:
         for thread, found in zip(self._states[rank].threads, self._blockers[rank], strict=True):
             for blockers in found:
                 if blockers.remain(waiting):
-                    yield thread.text, blockers.ranks & waiting
+                    yield thread.text, (blockers.ranks & waiting) - {rank}
+
+    def awaited_by(self, ranks: Iterable[int], waiting: Set[int]) -> set[int]:
+        """Return all ranks that some ranks wait for.
+
+        Args:
+            ranks: The ranks that wait.
+            waiting: The ranks that make no progress.
+        """
+        users = group_ranks((rank, blockers) for rank in ranks for thread in self._blockers[rank]
+                            for blockers in thread)
+        found: set[int] = set()
+        for blockers, own in users.items():
+            if blockers.remain(waiting):
+                found |= (blockers.ranks & waiting) - (set(own) if len(own) == 1 else set())
+        return found
 
     def _find(self, wait: Wait, rank: int) -> _Blockers:
         """Return the ranks that block an operation of a rank, if they make no progress."""
@@ -150,21 +190,30 @@ class WaitGraph:
             receiver = ranks[wait.peer]
             return _Blockers({receiver} if self._is_unreceived(wait, rank, receiver) else set())
         if wait.kind is Kind.RECEIVE:
-            peers = range(len(ranks)) if wait.peer < 0 else (wait.peer,)
-            if self._may_come(wait, rank, peers):
-                return _Blockers(set())
-            return _Blockers({ranks[peer] for peer in peers} - {rank}, needs_all=True)
+            if self._messages_of(wait.key).may_come(rank, wait.peer, wait.tag):
+                return _NONE
+            if wait.peer >= 0:
+                return _Blockers({ranks[wait.peer]} - {rank}, needs_all=True)
+            # Also of this rank itself, which waits.
+            wait = wait._replace(tag=0)
+        if wait not in self._shared:
+            self._shared[wait] = self._find_shared(wait)
+        return self._shared[wait]
+
+    def _find_shared(self, wait: Wait) -> _Blockers:
+        """Return the ranks that block an operation of each rank with the same wait."""
+        ranks = wait.key[1]
+        if wait.kind is Kind.RECEIVE:
+            return _Blockers(set(ranks) if len(ranks) > 1 else set(), needs_all=True)
         if wait.kind is Kind.ASK:
             are_blocked = all(any(
                 thread.service == wait.key for thread in self._states[other].threads)
                 for other in wait.asked if other in self._states)
             return _Blockers(set(wait.asked) if are_blocked else set(), needs_all=True)
-        if wait not in self._behind:
-            self._behind[wait] = {
-                other for other in ranks if other in self._states
-                and self._entered(wait, other) < wait.number
-                and (wait.kind is not Kind.UNCHECKED or self._states[other].is_finished)}
-        return _Blockers(self._behind[wait])
+        return _Blockers({
+            other for other in ranks if other in self._states
+            and self._entered(wait, other) < wait.number
+            and (wait.kind is not Kind.UNCHECKED or self._states[other].is_finished)})
 
     def _entered(self, wait: Wait, rank: int) -> float:
         progress = self._states[rank].progress
@@ -175,58 +224,116 @@ class WaitGraph:
     def _is_unreceived(self, wait: Wait, rank: int, receiver: int) -> bool:
         if receiver not in self._states:
             return False
-        me = wait.key[1].index(rank)
-        sent = self._states[rank].progress.sent.get(wait.key)
-        theirs = self._states[receiver].progress
-        return _count(theirs.received.get(wait.key), me, wait.tag) + _count(
-            theirs.receiving.get(wait.key, {}), me, wait.tag) < _count(sent, wait.peer, wait.tag)
+        messages = self._messages_of(wait.key)
+        me = messages.place[rank]
+        return (messages.received[receiver].count(me, wait.tag)
+                + messages.receiving[receiver].count(me, wait.tag)
+                < messages.sent[rank].count(wait.peer, wait.tag))
 
-    def _may_come(self, wait: Wait, rank: int, peers: Iterable[int]) -> bool:
-        """Return whether a message may arrive: it is in flight, or a sender is not known."""
-        ranks = wait.key[1]
-        me = ranks.index(rank)
-        received = self._states[rank].progress.received.get(wait.key)
-        if wait.key not in self._sent:
-            self._sent[wait.key] = {each: state.progress.sent.get(wait.key)
-                                    for each, state in self._states.items()}
-        sent = self._sent[wait.key]
-        return any(ranks[peer] not in sent or _count(sent[ranks[peer]], me, wait.tag) > _count(
-            received, peer, wait.tag) for peer in peers)
+    def _messages_of(self, key: Key) -> _Messages:
+        if key not in self._messages:
+            self._messages[key] = _Messages(key, self._states)
+        return self._messages[key]
 
-    def cycle(self, deadlocked: Collection[int]) -> str:
+    def cycle(self, deadlocked: Set[int]) -> str:
         """Describe ranks that wait for each other, or for finished ranks."""
-        waiting = {*deadlocked, *(
-            rank for rank, state in self._states.items() if state.may_exit)}
-        rank, path, edges = min(deadlocked), [], {}
+        waiting = deadlocked | self._ended
+        rank = min(deadlocked)
+        path: list[int] = []
+        edges: dict[int, tuple[str, set[int]]] = {}
         while rank in deadlocked and rank not in edges:
             path.append(rank)
-            text, awaited = next(self.awaited(rank, waiting))
-            edges[rank] = f'rank {rank} waits {text} for {ranks_text(sorted(awaited))}'
-            rank = min(awaited - set(edges), default=min(awaited))
+            edges[rank] = next(self.awaited(rank, waiting))
+            awaited = edges[rank][1]
+            seen = {each for each in awaited if each in edges}
+            rank = min(seen if seen and len(path) > _SHOWN else awaited - seen or seen)
+        end = f'rank {rank} has reached the end of the program'
         if rank in edges:
-            path = path[path.index(rank):]
-        else:
-            edges[path[-1]] += f'; rank {rank} has reached the end of the program'
+            path, end = path[path.index(rank):], ''
+        texts = [f'rank {each} waits {edges[each][0]} for {ranks_text(sorted(edges[each][1]))}'
+                 for each in path[:_SHOWN]]
         if len(path) > _SHOWN:
-            edges[path[_SHOWN - 1]] += f'; and so on, {len(path)} ranks'
-        return '; '.join(edges[each] for each in path[:_SHOWN])
+            texts[_SHOWN_OF_MANY:] = [f'and so on; {len(deadlocked)} ranks are deadlocked']
+        return '; '.join(texts + [end] * bool(end))
 
 
-class _Blockers(NamedTuple):
+class _Blockers:
     """The ranks that block an operation while one of them, or all of them, make no progress."""
 
-    ranks: set[int]
-    needs_all: bool = False
+    __slots__ = 'left', 'needs_all', 'ranks'
 
-    def remain(self, waiting: set[int]) -> bool:
+    def __init__(self, ranks: set[int], needs_all: bool = False) -> None:
+        self.ranks = ranks
+        self.needs_all = needs_all
+        self.left = 0  # the number of ranks that are known to make no progress
+
+    def remain(self, waiting: Set[int]) -> bool:
         if self.needs_all:
             return bool(self.ranks) and self.ranks <= waiting
         return not self.ranks.isdisjoint(waiting)
 
 
-def _count(counts: Mapping[tuple[int, int], int] | None, peer: int, tag: int) -> float:
-    """Count messages of a peer with a tag, or any tag; infinite for a freed communicator."""
-    if counts is None:
-        return math.inf
-    return sum(n for (other, theirs), n in counts.items()
-               if other == peer and tag in (theirs, MPI.ANY_TAG))
+_NONE = _Blockers(set())
+
+
+class _Thread:
+    """A thread that is blocked in at least one of its operations."""
+
+    __slots__ = 'blockers', 'rank'
+
+    def __init__(self, rank: int, blockers: int) -> None:
+        self.rank = rank
+        self.blockers = blockers  # their number
+
+
+class _Messages:
+    """The messages of a communicator."""
+
+    def __init__(self, key: Key, states: Mapping[int, RankState]) -> None:
+        self.ranks = key[1]
+        #: The rank in the communicator, by rank in COMM_WORLD.
+        self.place = {rank: n for n, rank in enumerate(self.ranks)}
+        progress = {rank: states[rank].progress for rank in self.ranks if rank in states}
+        # By rank in COMM_WORLD.
+        self.sent = {rank: _Counts(each.sent.get(key)) for rank, each in progress.items()}
+        self.received = {rank: _Counts(each.received.get(key)) for rank, each in progress.items()}
+        self.receiving = {rank: _Counts(each.receiving.get(key, {}))
+                          for rank, each in progress.items()}
+        self._is_complete = len(progress) == len(self.ranks) and all(
+            key in each.sent for each in progress.values())
+        self._senders: dict[int, set[int]] = {}  # by receiver
+        for rank, each in progress.items():
+            for dest, _ in each.sent.get(key, ()):
+                self._senders.setdefault(dest, set()).add(self.place[rank])
+
+    def may_come(self, rank: int, peer: int, tag: int) -> bool:
+        """Return whether a message may arrive: it is in flight, or a sender is not known."""
+        me = self.place[rank]
+        if peer >= 0:
+            senders = {peer}
+        elif self._is_complete:
+            senders = self._senders.get(me, set())
+        else:
+            return True
+        return any(self.ranks[each] not in self.sent or self.sent[self.ranks[each]].count(me, tag)
+                   > self.received[rank].count(each, tag) for each in senders)
+
+
+class _Counts:
+    """The messages of one rank, counted by peer and tag; ``None`` for a freed communicator."""
+
+    def __init__(self, counts: Counts | None) -> None:
+        self._counts = counts
+        self._by_peer: dict[int, int] | None = None
+
+    def count(self, peer: int, tag: int) -> float:
+        """Count messages of a peer with a tag, or any tag; infinite for a freed communicator."""
+        if self._counts is None:
+            return math.inf
+        if tag != MPI.ANY_TAG:
+            return self._counts.get((peer, tag), 0)
+        if self._by_peer is None:
+            self._by_peer = {}
+            for (other, _), n in self._counts.items():
+                self._by_peer[other] = self._by_peer.get(other, 0) + n
+        return self._by_peer.get(peer, 0)

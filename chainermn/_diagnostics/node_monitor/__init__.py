@@ -1,9 +1,10 @@
 """The node monitor: a process per node that outlives the ranks, and reports which failed first.
 
 A rank that is killed by a signal reports nothing, and mpiexec kills the other ranks before they
-can.  The interface has four functions.  ``shutdown`` calls these:
+can.  The interface has five functions.  ``lifecycle`` calls these:
 
-- :func:`register`, collective: starts the monitor of each node that has none, and connects to it;
+- :func:`prepare`: returns what the ranks tell each other;
+- :func:`register`: starts the monitor of each node that has none, and connects to it;
 - :func:`wait_until_ready`: waits until the monitor polls the ranks;
 - :func:`deregister`: this rank has finished, so the monitor no longer reports its exit.
 
@@ -17,10 +18,13 @@ from __future__ import annotations
 
 from chainermn._diagnostics.node_monitor.monitor_process import FAILED
 from chainermn._diagnostics.node_monitor.rank_client import (
+    Registration,
     deregister,
     keep_open,
+    prepare,
     register,
     wait_until_ready,
 )
 
-__all__ = ['FAILED', 'deregister', 'keep_open', 'register', 'wait_until_ready']
+__all__ = ['FAILED', 'Registration', 'deregister', 'keep_open', 'prepare', 'register',
+           'wait_until_ready']

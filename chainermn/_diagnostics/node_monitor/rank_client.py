@@ -15,11 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from mpi4py import MPI
 
-from chainermn import _runtime, global_except_hook
-from chainermn._diagnostics.flight_recorder import world_ranks
+from chainermn import _runtime, _signature, global_except_hook
 from chainermn._diagnostics.node_monitor import monitor_process
 from chainermn._system import launcher
 
@@ -28,10 +29,20 @@ _READY_TIMEOUT = 5
 _ANSWER_TIMEOUT = .5
 
 
+class Registration(NamedTuple):
+    """What each rank tells the others, which may start the monitor."""
+
+    node: int | None  # identifies it; None if this rank has no monitor
+    process: int
+    launcher: int  # 0 if it is unknown
+    address: str  # where a monitor that this rank starts listens
+
+
 class Connection(_runtime.Part):
     """The connection of this rank to the monitor."""
 
     def __init__(self) -> None:
+        self.listener: socket.socket | None = None  # until the monitor has started
         self.file = -1  # none
         self.is_ready = False  # whether this rank has waited for the monitor
 
@@ -48,37 +59,49 @@ def _file() -> int:
     return _runtime.get(Connection).file
 
 
-def register(mpi_comm: MPI.Intracomm) -> list[str]:
-    """Start a node monitor for the ranks of each node that has none, and connect to it.
-
-    Collective: every rank calls it, and then :func:`wait_until_ready`.  Starts nothing on ranks
-    where it is disabled or not supported, as on systems other than Linux.
-
-    Returns:
-        The name of the host of each rank.
-    """
-    node = (os.uname().nodename, _namespaces()) if _is_enabled() else None
-    rank = world_ranks(mpi_comm)[mpi_comm.rank]
+def prepare() -> Registration:
+    """Return what to tell the other ranks, before :func:`register`."""
+    if not _is_enabled():
+        return Registration(None, os.getpid(), 0, '')
     # Abstract: there is no file that others could open, or that would be left.
     address = f'\0chainermn-{secrets.token_hex(16)}'
-    with socket.socket(socket.AF_UNIX) as listener:
-        if node is not None:  # the one of the first rank is used; the others can connect at once
-            with contextlib.suppress(OSError):
-                listener.bind(address)
-                listener.listen(4096)
-        responses = mpi_comm.allgather(
-            (node, rank, os.getpid(), launcher.process(), address, MPI.Get_processor_name()))
-        here = [each for each in responses if each[0] == node]
-        ranks = [(theirs, process) for _, theirs, process, *_ in here]
-        if node is not None and ranks[0][0] == rank:
+    # The one of the first rank is used; the others can connect at once.
+    listener = _runtime.get(Connection).listener = socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(OSError):
+        listener.bind(address)
+        listener.listen(4096)
+    return Registration(_signature.digest((os.uname().nodename, _namespaces())), os.getpid(),
+                        launcher.process(), address)
+
+
+def register(rank: int, world: Sequence[int], registrations: Sequence[Registration]) -> None:
+    """Start a node monitor for the ranks of each node that has none, and connect to it.
+
+    Every rank calls it, and then :func:`wait_until_ready`.  Starts nothing on ranks where it is
+    disabled or not supported, as on systems other than Linux.
+
+    Args:
+        rank: This rank.
+        world: The number of each rank in COMM_WORLD.
+        registrations: What :func:`prepare` returned on each rank.
+    """
+    connection = _runtime.get(Connection)
+    listener, connection.listener = connection.listener, None
+    if listener is None:
+        return
+    node = registrations[rank].node
+    here = [(each, registration) for each, registration in zip(world, registrations, strict=True)
+            if registration.node == node]
+    first, (_, _, _, address) = here[0]
+    with listener:
+        if first == world[rank]:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                _start(listener, ranks, {parent for *_, parent, _, _ in here if parent},
-                       is_alone=len(here) == len(responses))
-    if node is not None:
-        with contextlib.suppress(OSError):
-            _connect(here[0][-2], rank)
-            global_except_hook.set_report_arbiter(_is_first)
-    return [host for *_, host in responses]
+                _start(listener, [(each, registration.process) for each, registration in here],
+                       {registration.launcher for _, registration in here} - {0},
+                       is_alone=len(here) == len(world))
+    with contextlib.suppress(OSError):
+        _connect(address, world[rank])
+        global_except_hook.set_report_arbiter(_is_first)
 
 
 def wait_until_ready() -> None:
@@ -94,7 +117,7 @@ def wait_until_ready() -> None:
 
 
 def deregister() -> None:
-    """Notifies the node monitor that this rank has reached the end of the program."""
+    """Notify the node monitor that this rank has reached the end of the program."""
     _send(monitor_process.DEREGISTER)
 
 

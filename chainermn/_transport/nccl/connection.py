@@ -102,7 +102,7 @@ class NcclGroup:
             self._began('reduce', buffer)
 
     def reduce_scatter(self, x: Array, y: Array, op: str = 'sum') -> None:
-        """Reduces flat arrays; ``y`` receives the part for this rank."""
+        """Reduce flat arrays; ``y`` receives the part for this rank."""
         if y.size:
             self.nccl_comm.reduceScatter(x.data.ptr, y.data.ptr, y.size, type_id(x.dtype),
                                          _op(op), _stream())
@@ -115,7 +115,7 @@ class NcclGroup:
             self._began('all-gather', x)
 
     def bcast(self, buffer: Array, root: int = 0) -> None:
-        """Broadcasts a flat array of any dtype from the root."""
+        """Broadcast a flat array of any dtype from the root."""
         if buffer.size:
             self.nccl_comm.bcast(buffer.data.ptr, buffer.nbytes, nccl.NCCL_UINT8, root, _stream())
             self._began('broadcast', buffer)
@@ -136,7 +136,7 @@ class NcclGroup:
         self._began('exchange', moving[0])
 
     def destroy(self) -> None:
-        """Destroys the NCCL communicator after the work on the device has finished."""
+        """Destroy the NCCL communicator after the work on the device has finished."""
         if self.nccl_comm is None:
             return
         import cupy
@@ -178,7 +178,7 @@ class NcclGroup:
         return self._query(self._error, '')
 
     def abort(self) -> None:
-        """Aborts the exchanges in flight."""
+        """Abort the exchanges in flight."""
         with self._lock:
             if self.nccl_comm is not None:
                 with array_buffers.device_in_thread(self.device_id):

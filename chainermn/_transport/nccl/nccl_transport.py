@@ -141,7 +141,7 @@ class NcclTransport(DeviceTransport):
             return _event()
 
     def _flat_mean(self, arrays: ArrayList, codec: Codec | None) -> tuple[Array, Array]:
-        """Queues the exchange on the current stream; returns the flat mean, and the array sent."""
+        """Queue the exchange on the current stream; return the flat mean, and the array sent."""
         batched = self.group.batched_copy
         scale = 1 / self.size  # before the sum, which float16 may not be able to represent
         if codec is None:

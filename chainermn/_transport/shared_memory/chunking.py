@@ -70,7 +70,7 @@ def within(pieces: Sequence[Piece], begin: int, end: int) -> list[Piece]:
 
 
 def slices(length: int, count: int) -> list[tuple[int, int]]:
-    """Divides a chunk into ``count`` slices (begin, end) of nearly equal length, or empty."""
+    """Divide a chunk into ``count`` slices (begin, end) of nearly equal length, or empty."""
     borders = [length * i // count // ALIGNMENT * ALIGNMENT for i in range(count)] + [length]
     return list(itertools.pairwise(borders))
 

@@ -20,9 +20,11 @@ element is summed by a single rank of all, so all ranks get the same bits.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import math
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +54,7 @@ from chainermn._transport.shared_memory.stages import (
     PackedChunk,
 )
 from chainermn._transport.shared_memory.window import Window
-from chainermn._transport.topology import Topology, cores
+from chainermn._transport.topology import Topology
 
 LAG = 2
 #: Steps for which the slices of a chunk, and then their sums, are in flight between nodes.
@@ -63,6 +65,9 @@ IN_FLIGHT = 2
 CHUNK = 512 * 1024
 CHUNK_IF_CROWDED = 1024 * 1024
 CHUNK_BETWEEN_NODES = 2 * 1024 * 1024
+#: While no exchange is larger than a few of these, memory for larger chunks is not allocated.
+SMALL_CHUNK = 64 * 1024
+SMALL_EXCHANGE = 4 * SMALL_CHUNK
 
 #: A chunk of more pieces than this is packed first, which costs a copy but no time per piece.
 FEW = 8
@@ -78,9 +83,22 @@ class _Interrupted(_runtime.Part):
         self.memories: list[SharedMemory] = []
 
 
-def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
-           ) -> SharedMemory | None:
-    """Allocates shared memory.  Collective: every rank calls it.
+def chunk_size(topology: Topology, size: int = sys.maxsize) -> int:
+    """Return the bytes of a chunk, which are the same on all ranks.
+
+    Args:
+        topology: The topology.
+        size: Bytes of the largest exchange.
+    """
+    if size <= SMALL_EXCHANGE:
+        return SMALL_CHUNK
+    if topology.inter_size > 1:
+        return CHUNK_BETWEEN_NODES
+    return CHUNK_IF_CROWDED if topology.is_crowded else CHUNK
+
+
+def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int) -> SharedMemory | None:
+    """Allocate shared memory.  Collective: every rank calls it.
 
     Args:
         mpi_comm: The ranks; nothing else may use it during an exchange.
@@ -91,15 +109,6 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
         The shared memory; or ``None`` on every rank, with a warning, if one rank cannot allocate
         it.
     """
-    responses = mpi_comm.allgather((topology, cores()))
-    if chunk is None:
-        chunk = CHUNK
-        for node in range(topology.inter_size):
-            of_node = [theirs for place, theirs in responses if place.inter_rank == node]
-            if len(set().union(*of_node)) < len(of_node):
-                chunk = CHUNK_IF_CROWDED
-        if topology.inter_size > 1:
-            chunk = CHUNK_BETWEEN_NODES
     intra = cast(MPI.Intracomm, mpi_comm.Split(topology.inter_rank, mpi_comm.rank))
     inputs, outputs = _INPUTS * chunk, _outputs(topology) * chunk  # the first rank has the outputs
     made: list[Window] = []
@@ -121,21 +130,20 @@ def create(mpi_comm: MPI.Comm, topology: Topology, chunk: int | None = None
             warnings.warn(f'no shared memory on {failures}; host arrays are summed by MPI, which '
                           'is slower', RuntimeWarning, stacklevel=2)
             return None
-    return SharedMemory(mpi_comm, [place for place, _ in responses], intra, made[0], chunk)
+    return SharedMemory(mpi_comm, topology, intra, made[0], chunk)
 
 
 class SharedMemory:
     """Sums and copies host arrays of the ranks of a communicator; made by :func:`create`."""
 
-    def __init__(self, mpi_comm: MPI.Comm, places: Sequence[Topology], intra: MPI.Comm,
-                 window: Window, chunk: int) -> None:
-        self._rank, self._places = mpi_comm.rank, places
-        topology = places[mpi_comm.rank]
+    def __init__(self, mpi_comm: MPI.Comm, topology: Topology, intra: MPI.Comm, window: Window,
+                 chunk: int) -> None:
+        self._rank, self._nodes = mpi_comm.rank, topology.nodes
         self._intra = intra
         self._window = window
-        self._chunk = chunk
-        # The number of ranks that reduce on each node: the size of the smallest node.
-        self._slices = slices = min(place.intra_size for place in places)
+        self.chunk = chunk
+        # The number of ranks that reduce on each node.
+        self._slices = slices = topology.smallest_node
         reduces = intra.rank < slices
         self._inter: MPI.Intracomm | None = None
         self._in_flight = 0
@@ -185,7 +193,7 @@ class SharedMemory:
                 shard: tuple[tuple[int, int], ...] | None = None) -> None:
         plan = self._plan(make, arrays)
         unneeded = frozenset[int]() if shard is None else _unneeded(
-            tuple(array.size for array in arrays), self._chunk // plan.dtype.itemsize, shard)
+            tuple(array.size for array in arrays), self.chunk // plan.dtype.itemsize, shard)
         factor = None if scale is None else plan.dtype.type(scale)
         is_in_place = results is None or results is arrays
         with _flat(arrays if results is None else results, plan.flat) as targets:
@@ -200,7 +208,7 @@ class SharedMemory:
 
     def mean_encoded(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None,
                      codec: Codec, compressor: SlicedCompressor, name: str) -> None:
-        """Averages arrays over all ranks; only encoded arrays are sent between nodes.
+        """Average arrays over all ranks; only encoded arrays are sent between nodes.
 
         Collective: every rank calls it.
 
@@ -234,7 +242,7 @@ class SharedMemory:
         self._window.is_passive = self._waiting.is_passive = passive
 
     def free(self) -> None:
-        """Frees the memory.  Collective: every rank calls it, once."""
+        """Free the memory.  Collective: every rank calls it, once."""
         if self._failure is None:
             self._plans.clear()
         self._inputs, self._output = [], np.empty(0, np.uint8)
@@ -289,7 +297,7 @@ class SharedMemory:
             flat: set[int] = set()
             chunks = [make(pieces, arrays.shapes, number, dtype, flat, *args)
                       for number, pieces in enumerate(chunking.cut(
-                          [*map(math.prod, arrays.shapes)], self._chunk // dtype.itemsize))]
+                          [*map(math.prod, arrays.shapes)], self.chunk // dtype.itemsize))]
             plan = self._plans[key] = _Plan(chunks, sorted(flat), dtype)
         return plan
 
@@ -333,11 +341,11 @@ class SharedMemory:
         output = self._slot(self._output, number % self._n_outputs, dtype)[:pieces[-1].end]
         nodes = None
         if self._inter is not None and self._intra.rank == 0:
-            nodes = NodeCopy(self._inter, output, self._waiting, self._places[root].inter_rank)
+            nodes = NodeCopy(self._inter, output, self._waiting, self._nodes[root])
         return BroadcastChunk(ChunkPieces(pieces, shapes), output, self._rank == root, nodes)
 
     def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
-        return segment[slot * self._chunk:(slot + 1) * self._chunk].view(dtype)
+        return segment[slot * self.chunk:(slot + 1) * self.chunk].view(dtype)
 
 
 def _outputs(topology: Topology) -> int:
@@ -380,11 +388,16 @@ def _check_space(size: int) -> None:
     """Raise if ``/dev/shm`` has too little space for the window.
 
     Otherwise the first write to the window would kill the process; and some MPI libraries do not
-    raise on the other ranks if allocation fails on one.
+    raise on the other ranks if allocation fails on one.  Nothing is written, since the other ranks
+    of the node wait for this one.
     """
-    if os.path.isdir('/dev/shm') and hasattr(os, 'posix_fallocate'):
+    if os.path.isdir('/dev/shm'):
         with tempfile.TemporaryFile(dir='/dev/shm') as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            os.ftruncate(file.fileno(), size)  # raises if this process may not create such files
+            space = os.fstatvfs(file.fileno())
+        free = space.f_bavail * space.f_frsize
+        if space.f_blocks and free < size:  # it may have no limit
+            raise OSError(errno.ENOSPC, f'/dev/shm has {free} bytes left, and {size} are needed')
 
 
 def _failures(mpi_comm: MPI.Comm, attempt: Callable[[], object]) -> str:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -21,6 +22,13 @@ class SharedMemoryTransport(MpiTransport):
     """Sums host arrays in shared memory within each node, and by MPI between nodes.
 
     MPI carries small arrays, arrays on a device, and all arrays if there is no shared memory.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> from chainermn.communicators import mpi_communicator_base, transport
+        >>> class MyCommunicator(mpi_communicator_base.MpiCommunicatorBase):
+        ...     transport_class = transport.SharedMemoryTransport
+        >>> comm = MyCommunicator(MPI.COMM_WORLD)
     """
 
     allows_mixed_devices: ClassVar[bool] = False
@@ -28,15 +36,18 @@ class SharedMemoryTransport(MpiTransport):
     def __init__(self, group: Group) -> None:
         super().__init__(group)
         self._shared: SharedMemory | None = None
-        self._is_connected = False
+        self._largest = -1  # bytes of the largest exchange with this memory
+        self._waits_passively = False
 
     def carries(self, on_device: bool) -> bool:
         return not on_device and self.size > 1
 
     def connect(self) -> None:
-        self._memory()
+        if self._largest < sys.maxsize:
+            self._allocate(exchange.chunk_size(self.group.topology))
 
     def set_passive_wait(self, passive: bool) -> None:
+        self._waits_passively = passive
         if self._shared is not None:
             self._shared.set_passive_wait(passive)
 
@@ -56,7 +67,7 @@ class SharedMemoryTransport(MpiTransport):
         else:
             groups = arrays.by_dtype(results)
         for group, targets in groups:
-            if group.on_device or (memory := self._memory()) is None:
+            if group.on_device or (memory := self._memory(group)) is None:
                 self._packed_mean(group, targets)
             else:
                 memory.sum(group, targets, scale=1 / self.size)
@@ -64,21 +75,21 @@ class SharedMemoryTransport(MpiTransport):
     def mean_shard(self, arrays: ArrayList, shard: Sequence[tuple[int, int]]) -> None:
         """Copy only the chunks that this rank needs out of the shared memory."""
         if not arrays.on_host or len(arrays.dtypes) != 1 or self.size == 1 or (
-                memory := self._memory()) is None:
+                memory := self._memory(arrays)) is None:
             self.mean(arrays)
         else:
             memory.sum(arrays, scale=1 / self.size, shard=tuple(shard))
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
-        """Averages within each node in shared memory, and sends encoded means between nodes.
+        """Average within each node in shared memory, and send encoded means between nodes.
 
         On a single node, each rank encodes its arrays, so that their values are rounded, too.
         """
         compressor = codec.compressor
         if self.group.topology.inter_size == 1 or not arrays.on_host or (
                 not isinstance(compressor, SlicedCompressor)) or (
-                memory := self._memory()) is None:
+                memory := self._memory(arrays)) is None:
             super().mean_compressed(arrays, results, codec)
             return
         for n, (group, targets) in enumerate(arrays.by_dtype(results)):
@@ -88,23 +99,24 @@ class SharedMemoryTransport(MpiTransport):
         if self.size == 1:
             return
         for group, _ in arrays.by_dtype():
-            if group.on_device or (memory := self._memory()) is None:
+            if group.on_device or (memory := self._memory(group)) is None:
                 self._packed_bcast(group, root)
             else:
                 memory.bcast(group, root)
 
     def bcast(self, x: Array | None, shape: tuple[int, ...], dtype: np.dtype, on_device: bool,
               root: int) -> Array:
-        if on_device or dtype.itemsize * math.prod(shape) < LARGE or (
-                memory := self._memory()) is None:
+        if on_device or dtype.itemsize * math.prod(shape) < LARGE:
             return super().bcast(x, shape, dtype, on_device, root)
         y = np.empty(shape, dtype) if x is None else x
+        if (memory := self._memory([y])) is None:
+            return super().bcast(x, shape, dtype, on_device, root)
         memory.bcast([y.reshape(-1)], root)
         return y
 
     def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
         if op != 'sum' or x.nbytes < LARGE or x.dtype not in _FLOATS or (
-                memory := self._memory()) is None:
+                memory := self._memory([x])) is None:
             return super().allreduce(x, op, out)
         y = np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out
         memory.sum(ArrayList.of([x]), None if y is x else [y])
@@ -112,15 +124,30 @@ class SharedMemoryTransport(MpiTransport):
 
     def sums(self, xs: ArrayList) -> list[Array] | None:
         if len(xs.dtypes) > 1 or xs.dtypes[0] not in _FLOATS or (
-                sum(x.nbytes for x in xs) < LARGE) or (memory := self._memory()) is None:
+                sum(x.nbytes for x in xs) < LARGE) or (memory := self._memory(xs)) is None:
             return None
         ys = [np.empty(x.shape, x.dtype) for x in xs]
         memory.sum(xs, ys)
         return ys
 
-    def _memory(self) -> SharedMemory | None:
-        """Return the shared memory, allocated by the first call; ``None`` if unavailable."""
-        if not self._is_connected:
-            self._is_connected = True
-            self._shared = exchange.create(self.mpi_comm, self.group.topology)
+    def _memory(self, arrays: Sequence[Array]) -> SharedMemory | None:
+        """Return the shared memory for an exchange; ``None`` if unavailable.
+
+        The first exchange allocates it, and the first one that is not small allocates it again,
+        for larger chunks.
+
+        Args:
+            arrays: The arrays, whose sizes are equal on all ranks.
+        """
+        if self._largest < sys.maxsize and (
+                size := sum(array.nbytes for array in arrays)) > self._largest:
+            self._allocate(exchange.chunk_size(self.group.topology, size))
         return self._shared
+
+    def _allocate(self, chunk: int) -> None:
+        if self._shared is not None:
+            self._shared.free()
+        self._shared = exchange.create(self.mpi_comm, self.group.topology, chunk)
+        is_small = self._shared is not None and chunk == exchange.SMALL_CHUNK
+        self._largest = exchange.SMALL_EXCHANGE if is_small else sys.maxsize
+        self.set_passive_wait(self._waits_passively)

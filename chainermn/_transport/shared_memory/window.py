@@ -90,7 +90,7 @@ class Window:
             self._mine[1] = 1 + self._mpi_comm.rank
 
     def free(self) -> None:
-        """Frees the memory; the segments must not be touched any more.  Collective."""
+        """Free the memory; the segments must not be touched any more.  Collective."""
         self.segments, self._others = [], {}
         del self._mine
         self._window.Unlock_all()

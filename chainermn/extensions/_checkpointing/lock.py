@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from chainermn import _runtime
+from chainermn._failures.exceptions import ChainerMNError
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -40,7 +41,7 @@ class _Locks(_runtime.Part):
         return False
 
 
-class InUseError(Exception):
+class InUseError(ChainerMNError):
     """Another process has the lock; the text names it."""
 
 
@@ -69,7 +70,7 @@ class FileLock:
 
 
 def acquire(path: str, timeout: float) -> FileLock:
-    """Locks a file.  A process that has the lock gets it again.
+    """Lock a file.  A process that has the lock gets it again.
 
     Args:
         path: Path of the lock file; its folder must exist.
@@ -97,7 +98,7 @@ def acquire(path: str, timeout: float) -> FileLock:
 
 
 def _try(path: str, is_last: bool) -> FileLock | None:
-    """Locks the file; returns ``None`` if it is in use and this is not the last attempt."""
+    """Lock the file; return ``None`` if it is in use and this is not the last attempt."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +148,7 @@ class JobLock:
         self._release: Callable[[], object] = lambda: None
 
     def acquire(self, names: SaveNames, must_write: bool = False) -> None:
-        """Locks the files with these names, and unlocks those that were locked before.
+        """Lock the files with these names, and unlock those that were locked before.
 
         Also removes temporary files that a killed process of this rank left.
         Collective: every rank calls it, unless rank 0 is alone.
@@ -198,7 +199,7 @@ class JobLock:
                 RuntimeWarning, stacklevel=4)
 
     def release(self) -> None:
-        """Unlocks the files of this rank."""
+        """Unlock the files of this rank."""
         self.is_held = False
         self._release()
 

@@ -118,7 +118,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
 
 
 def _note_epochs(arrays: Mapping[str, np.ndarray], parts: Mapping[str, Object]) -> None:
-    """Tells the order samplers of iterators the epochs that the iterators will load."""
+    """Tell the order samplers of iterators the epochs that the iterators will load."""
     for prefix, part in parts.items():
         key, sampler = f'{prefix}epoch', getattr(part, 'order_sampler', None)
         if key in arrays and sampler is not None and hasattr(sampler, 'note_epoch'):

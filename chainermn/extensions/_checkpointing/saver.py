@@ -168,7 +168,7 @@ class Saver:
         self.background.start(save.path, job)
 
     def flush(self) -> None:
-        """Completes the save in flight and writes its manifest.  Collective: every rank calls it.
+        """Complete the save in flight and write its manifest.  Collective: every rank calls it.
 
         Raises:
             OSError: On every rank, if any rank could not write its file, or rank 0 the manifest.

@@ -20,7 +20,10 @@ from time_limits import seconds
 
 import chainermn
 from chainermn._transport import topology
+from chainermn._transport.array_list import ArrayList
+from chainermn._transport.base import Group
 from chainermn._transport.shared_memory import exchange
+from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 
 pytestmark = pytest.mark.every_size
 
@@ -34,7 +37,8 @@ SIZES = st.lists(st.one_of(st.integers(0, 9), st.integers(60, 68), st.integers(1
 
 
 def create(mpi_comm, chunk=CHUNK):
-    return exchange.create(mpi_comm, topology.discover(mpi_comm), chunk)
+    place = topology.discover(mpi_comm)
+    return exchange.create(mpi_comm, place, chunk or exchange.chunk_size(place))
 
 
 @pytest.fixture(scope='module')
@@ -423,7 +427,8 @@ from chainermn._transport import topology
 from chainermn._transport.shared_memory import exchange
 
 mpi_comm = MPI.COMM_WORLD
-memory = exchange.create(mpi_comm, topology.discover(mpi_comm))
+place = topology.discover(mpi_comm)
+memory = exchange.create(mpi_comm, place, exchange.chunk_size(place))
 array = np.zeros(10**6, np.float32)
 memory.sum([array])
 if mpi_comm.rank == 1:
@@ -449,3 +454,22 @@ def test_killed_rank_ends_the_job(is_hidden, tmp_path):
     assert texts or not is_hidden
     for text in texts:
         assert re.match(r'rank 1 \(process .*\) ended in the middle of an exchange$', text)
+
+
+def test_small_exchanges_need_little_memory():
+    """The transport allocates memory for large chunks before the first exchange that needs it."""
+    mpi_comm = MPI_COMM.Dup()
+    group = Group(mpi_comm, topology.discover(mpi_comm), lambda: None)
+    transport = SharedMemoryTransport(group)
+    small, large = exchange.SMALL_EXCHANGE // 4, exchange.SMALL_EXCHANGE
+    chunks = []
+    for count in (10, small, small + 1, large, 10):
+        x = np.full(count, RANK + 1, np.float32)
+        transport.mean(ArrayList.of([x]))
+        np.testing.assert_array_equal(x, np.float32((SIZE + 1) / 2))
+        chunks.append(transport._shared and transport._shared.chunk)
+    if SIZE > 1:
+        full = exchange.chunk_size(group.topology)
+        assert chunks == [exchange.SMALL_CHUNK] * 2 + [full] * 3
+    transport.free()
+    mpi_comm.Free()

@@ -1,0 +1,181 @@
+"""Messages and bytes for starting, checking and diagnosing a job, counted and predicted.
+
+Run it in an environment with ChainerMN and MPI:
+``python benchmarks/job_traffic.py [--ranks 2,8,32,64] [--png FILE]``.
+
+Counted on real ranks, as calls of mpi4py: the messages and bytes that arrive at the rank that
+receives most.  A collective of MPI counts as one message of each other rank.  The events:
+
+- create: the first ``create_communicator``, without messages of the watchdogs;
+- check: the consistency check of a barrier, likewise;
+- deadlock: one rank receives a message of another one, all others are in a barrier; the states that
+  ranks send to the first rank, the rounds of confirmation, and the responses;
+- stall warning: one rank computes, all others are in a barrier; questions and answers;
+- timeout: the same; responses and alarms at a rank that may report.
+
+The model: a + b * ranks messages, or b * log2(ranks) for the check, fitted to the two largest
+numbers of ranks; the bytes likewise.
+"""
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+
+import _rounds
+
+RANKS = (2, 8, 32, 64)
+PREDICTED = (256, 1024, 4096)
+#: The events of each job, the environment, and whether the job ends with status 0.
+JOBS = {
+    'deadlock': (('create', 'check', 'deadlock'), {}, False),
+    'stall warning': (('stall warning',), {'CHAINERMN_STALL_WARNING': '4'}, True),
+    'timeout': (('timeout',), {'CHAINERMN_TIMEOUT': '12'}, False),
+}
+EVENTS = tuple(event for events, _, _ in JOBS.values() for event in events)
+
+
+def work(job: str, folder: str) -> None:
+    """In a process: writes what arrives on this rank, and at the ranks to which it sends."""
+    from mpi4py import MPI
+
+    import chainermn
+
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    path = pathlib.Path(folder, str(rank))
+    file = path.open('w', buffering=1)
+
+    def received(at: int, messages: int, n_bytes: int, is_of_watchdog: bool = False) -> None:
+        print(json.dumps([at, messages, n_bytes, is_of_watchdog]), file=file)
+
+    class Counted(MPI.Intracomm):
+        """Counts its calls, and those of its duplicates."""
+
+        def allgather(self, value):
+            values = super().allgather(value)
+            received(rank, len(values) - 1, len(pickle.dumps(values)))
+            return values
+
+        def bcast(self, value, root=0):
+            value = super().bcast(value, root)
+            received(rank, 1, len(pickle.dumps(value)))
+            return value
+
+        def Allgather(self, send, buffer):  # noqa: N802
+            super().Allgather(send, buffer)
+            received(rank, self.size - 1, memoryview(buffer).nbytes)
+
+        def Sendrecv(self, *args):  # noqa: N802
+            status = MPI.Status()
+            super().Sendrecv(*args, status)
+            received(rank, 1, status.Get_count())
+
+        def Issend(self, data, dest, tag):  # noqa: N802
+            received(dest, 1, len(data), is_of_watchdog=True)
+            return super().Issend(data, dest, tag)
+
+    def event(name: str) -> None:
+        print(json.dumps(name), file=file)
+
+    event('create' if job == 'deadlock' else 'other')
+    comm = chainermn.create_communicator('naive', Counted(MPI.COMM_WORLD))
+    event('other')
+    MPI.COMM_WORLD.Barrier()
+    event('check' if job == 'deadlock' else 'other')
+    comm.barrier()
+    event('other')
+    MPI.COMM_WORLD.Barrier()
+    event(job)
+    if rank == size - 1 and job == 'deadlock':
+        comm.recv(0, 5)
+    if rank == size - 1:
+        time.sleep(10 if job == 'stall warning' else 100)
+        event('other')
+    comm.barrier()
+    event('other')
+
+
+def count(job: str, ranks: int) -> dict[str, tuple[int, int]]:
+    """Return messages and bytes at the busiest rank, by event."""
+    beside = pathlib.Path(sys.executable).with_name('mpiexec')
+    _, env, is_successful = JOBS[job]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [str(beside) if beside.exists() else 'mpiexec', '-n', str(ranks), sys.executable,
+             '-W', 'ignore', __file__, '--work', job, '--folder', folder],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | env)
+        if (done.returncode == 0) != is_successful:
+            raise SystemExit(done.stdout)
+        messages: collections.Counter[tuple[str, int]] = collections.Counter()
+        n_bytes: collections.Counter[tuple[str, int]] = collections.Counter()
+        for path in pathlib.Path(folder).iterdir():
+            event = ''
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                if isinstance(entry, str):
+                    event = entry
+                    continue
+                at, n, size, is_of_watchdog = entry
+                if is_of_watchdog == (event not in ('create', 'check')):
+                    messages[event, at] += n
+                    n_bytes[event, at] += size
+    return {event: max((n_bytes[event, at], messages[event, at]) for at in range(ranks))[::-1]
+            for event in JOBS[job][0]}
+
+
+def fit(event: str, counts: dict[int, float], ranks: int) -> float:
+    """Return the prediction for a number of ranks."""
+    def x(ranks: int) -> float:
+        return (ranks - 1).bit_length() if event == 'check' else ranks
+
+    (one, first), (two, second) = [*counts.items()][-2:]
+    slope = (second - first) / (x(two) - x(one))
+    return second + slope * (x(ranks) - x(two))
+
+
+def main() -> None:
+    """Count and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--ranks', default=','.join(map(str, RANKS)), help='default: %(default)s')
+    parser.add_argument('--quick', action='store_true', help='only 2 and 3 ranks, as a test')
+    parser.add_argument('--png', metavar='FILE', help='plot the bytes of each event (matplotlib)')
+    parser.add_argument('--work', help=argparse.SUPPRESS)
+    parser.add_argument('--folder', help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.folder)
+        return
+    sizes = [2, 3] if args.quick else [int(n) for n in args.ranks.split(',')]
+    counts = {n: {event: each for job in JOBS for event, each in count(job, n).items()}
+              for n in sizes}
+    print(f'at the rank that receives most; {_rounds.load()}\n')
+    worst, curves = 1., {}
+    for what, unit in (('messages', ''), ('bytes', ' bytes')):
+        print(f'{what:<16}' + ''.join(f'{n:>10,}' for n in sizes)
+              + ''.join(f'{n:>14,}' for n in PREDICTED) + '  (predicted)')
+        for event in EVENTS:
+            found = {n: counts[n][event][what == 'bytes'] for n in sizes}
+            predicted = [fit(event, found, n) for n in PREDICTED]
+            print(f'{event + unit:<22}' + ''.join(f'{each:>10,}' for each in found.values())
+                  + ''.join(f'{round(each):>14,}' for each in predicted))
+            if unit and len(sizes) > 2:
+                model = fit(event, {n: found[n] for n in sizes[:-1]}, sizes[-1])
+                worst = max(worst, found[sizes[-1]] / model, model / found[sizes[-1]])
+            if unit:
+                curves[event] = {f'{n}': [each] for n, each in zip(
+                    (*sizes, *PREDICTED), (*found.values(), *predicted), strict=True)}
+    print(f'\nbytes at {sizes[-1]} ranks over the model fitted to fewer ranks, or the inverse: at '
+          f'most {worst:.2f} times')
+    if args.png:
+        _rounds.chart(args.png, 'Starting, checking and diagnosing a job',
+                      'bytes that a rank receives', curves, {}, is_log=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,259 @@
+"""Costs of a rank in a job with many ranks: start, exchanges, small operations, end, memory.
+
+Run it in an environment with ChainerMN and MPI:
+``python benchmarks/scale.py [--ranks 2,8,32,64] [--rounds 5] [--png FILE]``.
+
+Compares ``flat`` and ``naive`` with ChainerMN 7's naive (old) and mpi4py (raw), each in its own
+job; the jobs take turns, with fewer rounds for more ranks.  Milliseconds are CPU time, the mean of
+the ranks; rows with "wall" show wall-clock time on the slowest rank.  All ranks share the cores of
+one machine, and a rank that polls for a message also takes CPU time.
+
+- job: the whole job, with Python, Chainer and MPI;
+- import: ``import chainermn`` and ``mpi4py.MPI``, after ``import chainer``;
+- first updates: the first one broadcasts the parameters of a model with 11,110 numbers, the second
+  one averages gradients first; raw only sends the same arrays;
+- memory: resident set size (RSS) and proportional set size (PSS), which divides shared pages among
+  ranks, before the end of the job.
+
+The output shows medians over the rounds, and the medians of the ratios to old within a round.
+"""
+
+import json
+import os
+import pathlib
+import re
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import _rounds
+
+KINDS = {'flat': 'ours', 'naive': 'ours', 'old': 'old', 'raw': 'ours'}  # kinds of processes
+CALLS = 30  # of a small operation
+UPDATES = '20 updates'
+#: Steps whose wall-clock time is shown, too.
+ON_CLOCK = ('create_communicator', UPDATES)
+SIZES = ('RSS, MB', 'PSS, MB', 'file descriptors', 'threads')
+SHAPES = [(100, 100), (100,), (10, 100), (10,)]  # of the model
+GOALS = [  # step or size, kind, at most, times old or absolute
+    ('create_communicator', 'flat', 10, False),
+    ('first 2 updates', 'flat', 25, False),
+    (f'{UPDATES} (wall)', 'naive', 1, True),
+    ('RSS, MB', 'flat', 80, False),
+]
+
+Costs = dict[str, float]  # of a rank in one job, by step or size
+
+
+# --- the processes that are measured -------------------------------------------------------------
+
+
+class Meter:
+    """Measures steps of this process."""
+
+    def __init__(self) -> None:
+        self.barrier: Callable[[], object] = lambda: None  # until there is MPI
+        self.cpu: Costs = {}
+        self.wall: Costs = {}
+
+    def __call__(self, step: str, function: Callable[[], Any], calls: int = 1) -> Any:
+        """Measure calls of a function; return the last result."""
+        self.barrier()
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            result = function()
+        self.cpu[step] = (time.process_time() - cpu) * 1e3
+        if step in ON_CLOCK:
+            self.wall[f'{step} (wall)'] = (time.perf_counter() - wall) * 1e3
+        self.barrier()
+        return result
+
+
+def chainermn_steps(measure: Meter, kind: str) -> Costs:
+    """Measure all steps with ChainerMN; return the sizes before the end."""
+    import chainer
+    import numpy as np
+
+    def start() -> Any:
+        from mpi4py import MPI
+
+        import chainermn
+
+        measure.barrier = MPI.COMM_WORLD.Barrier
+        return chainermn
+
+    chainermn = measure('import', start)
+    assert (kind == 'old') != chainermn.__version__.startswith('8.'), chainermn.__file__
+    comm = measure('create_communicator',
+                   lambda: chainermn.create_communicator('naive' if kind == 'old' else kind))
+    model = chainer.Sequential(chainer.links.Linear(100, 100), chainer.links.Linear(100, 10))
+    assert [param.shape for param in model.params()] == SHAPES
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    batch, x = np.ones((4, 100), 'f'), np.ones(1, 'f')
+    first = {'loss': 1.5} if comm.rank == 0 else None
+
+    def update() -> None:
+        optimizer.update(lambda: chainer.functions.sum(model(batch)))
+
+    measure('first 2 updates', update, 2)
+    measure(UPDATES, update, 20)
+    measure(f'{CALLS} bcast_obj', lambda: comm.bcast_obj(first), CALLS)
+    measure(f'{CALLS} gather_obj', lambda: comm.gather_obj({'loss': 1.5}), CALLS)
+    measure(f'{CALLS} allreduce_obj', lambda: comm.allreduce_obj(1.5), CALLS)
+    measure(f'{CALLS} allreduce', lambda: comm.allreduce(x), CALLS)
+    measure('split', lambda: comm.split(comm.rank % 2, comm.rank))
+    sizes = sizes_of_process()
+    measure('finalize', comm.finalize)
+    return sizes
+
+
+def mpi4py_steps(measure: Meter) -> Costs:
+    """Measure the same messages with mpi4py; return the sizes before the end."""
+    import numpy as np
+
+    def start() -> Any:
+        from mpi4py import MPI
+
+        measure.barrier = MPI.COMM_WORLD.Barrier
+        return MPI
+
+    mpi = measure('import', start)
+    comm = measure('create_communicator', mpi.COMM_WORLD.Dup)
+    arrays, x, y = [np.zeros(shape, 'f') for shape in SHAPES], np.ones(1, 'f'), np.ones(1, 'f')
+
+    def exchange() -> None:
+        for array in arrays:
+            comm.Allreduce(mpi.IN_PLACE, array)
+
+    measure('first 2 updates', lambda: ([comm.Bcast(array) for array in arrays], exchange()))
+    measure(UPDATES, exchange, 20)
+    measure(f'{CALLS} bcast_obj', lambda: comm.bcast({'loss': 1.5}), CALLS)
+    measure(f'{CALLS} gather_obj', lambda: comm.gather({'loss': 1.5}), CALLS)
+    measure(f'{CALLS} allreduce_obj', lambda: comm.allreduce(1.5), CALLS)
+    measure(f'{CALLS} allreduce', lambda: comm.Allreduce(x, y), CALLS)
+    part = measure('split', lambda: comm.Split(comm.rank % 2, comm.rank))
+    sizes = sizes_of_process()
+    measure('finalize', lambda: (part.Free(), comm.Free()))
+    return sizes
+
+
+def sizes_of_process() -> Costs:
+    """Return memory in MB, and numbers of file descriptors and threads of this process."""
+    text = pathlib.Path('/proc/self/smaps_rollup').read_text()
+    memory = [int(kilobytes) / 1e3 for kilobytes in re.findall(r'^[RP]ss: +(\d+) kB', text, re.M)]
+    descriptors = len(os.listdir('/proc/self/fd')) - 1  # without that of the folder
+    return dict(zip(SIZES, [*memory, descriptors, len(os.listdir('/proc/self/task'))],
+                    strict=True))
+
+
+def work(kind: str) -> None:
+    """In a process: measures all steps; rank 0 prints the costs of all ranks."""
+    measure = Meter()
+    sizes = mpi4py_steps(measure) if kind == 'raw' else chainermn_steps(measure, kind)
+    from mpi4py import MPI
+
+    every = MPI.COMM_WORLD.gather((measure.cpu, measure.wall, sizes))
+    if every is None:
+        return
+    cpu, wall, sizes = ([ranks[n] for ranks in every] for n in range(3))
+    costs = {step: statistics.mean(each[step] for each in cpu) for step in cpu[0]}
+    costs |= {step: max(each[step] for each in wall) for step in wall[0]}
+    costs |= {name: statistics.mean(each[name] for each in sizes) for name in sizes[0]}
+    print(json.dumps(costs), flush=True)
+
+
+# --- the driver ----------------------------------------------------------------------------------
+
+
+def run(kind: str, ranks: int) -> Costs:
+    """Run a job and return its costs."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with subprocess.Popen(
+            _rounds.local(ranks)([sys.executable, '-W', 'ignore', __file__, '--work', kind]),
+            env=_rounds.environment(KINDS[kind]), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, text=True) as process:
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            process.terminate()  # the ranks, too
+            raise
+    if process.returncode:
+        raise RuntimeError(f'{kind} on {ranks} ranks ended with {process.returncode}')
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {'job': seconds * 1e3 / ranks} | json.loads(output.splitlines()[-1])
+
+
+def measure_all(ranks: int, rounds: int) -> dict[str, list[Costs]]:
+    """Return the costs of all rounds, by kind."""
+    found: dict[str, list[Costs]] = {kind: [] for kind in KINDS}
+    order = list(KINDS)
+    for n in range(rounds):
+        for kind in order[n % len(order):] + order[:n % len(order)]:
+            found[kind].append(run(kind, ranks))
+    return found
+
+
+def number(value: float) -> str:
+    """Show two digits, but no fractions smaller than a hundredth."""
+    return f'{value:.0f}' if value >= 9.95 else f'{round(value, 2):.2g}'
+
+
+def table(title: str, kinds: list[str], rows: list[str], ranks: list[int],
+          value: Callable[[str, str, int], float]) -> None:
+    """Print a row of each step, and for each kind a column of each number of ranks."""
+    width = 6 * len(ranks)
+    print(f'{title:<27}' + '  |'.join(f'{kind:>{width}}' for kind in kinds))
+    print(f'{"ranks":<27}' + '  |'.join(''.join(f'{n:6}' for n in ranks) for _ in kinds))
+    for row in rows:
+        print(f'{row:<27}' + '  |'.join(
+            ''.join(f'{number(value(row, kind, n)):>6}' for n in ranks) for kind in kinds))
+    print()
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = _rounds.parser(__doc__, rounds=5)
+    parser.add_argument('--ranks', default='2,8,32,64', help='default: %(default)s')
+    args = parser.parse_args()
+    if args.work:
+        work(args.work)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('the time is up'))  # ends the job, too
+    sizes = [2, 4] if args.quick else [int(n) for n in args.ranks.split(',')]
+    rounds = {n: 1 if args.quick else min(args.rounds, max(2, 64 // n)) for n in sizes}
+    found = {n: measure_all(n, rounds[n]) for n in sizes}
+
+    def median(step: str, kind: str, n: int) -> float:
+        return statistics.median(costs[step] for costs in found[n][kind])
+
+    def ratio(step: str, kind: str, n: int) -> float:
+        return statistics.median(ours[step] / old[step] for ours, old in zip(
+            found[n][kind], found[n]['old'], strict=True))
+
+    rows = [*found[sizes[0]]['old'][0]]
+    # In ChainerMN 7, finalize does nothing.
+    timed = [row for row in rows if row not in (*SIZES, 'finalize')]
+    print(f'{", ".join(map(str, rounds.values()))} rounds; {_rounds.load()}\n')
+    table('CPU ms of a rank', [*KINDS], rows, sizes, median)
+    table('times old', ['flat', 'naive'], timed, sizes, ratio)
+    last = sizes[-1]
+    for step, kind, goal, is_ratio in GOALS:
+        value = f'{ratio(step, kind, last):.2f} times old' if is_ratio else (
+            f'{median(step, kind, last):.1f}')
+        print(f'{step}, {kind}, {last} ranks: {value}; goal {goal}')
+    if args.png:
+        drawn = {kind: {f'{step}, {n}': [max(costs[step], 1e-2) for costs in found[n][kind]]
+                        for step in ('create_communicator', 'first 2 updates', UPDATES)
+                        for n in sizes} for kind in ('flat', 'naive', 'old')}
+        _rounds.chart(args.png, 'Steps, by number of ranks', 'CPU milliseconds of a rank', drawn,
+                      {}, is_log=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,112 @@
+"""The states of many simulated ranks, as their watchdogs send them to other ranks."""
+
+import functools
+
+from chainermn._diagnostics.deadlocks.rank_progress import Progress
+from chainermn._diagnostics.deadlocks.wait_graph import Kind, RankState, ThreadWait, Wait
+from chainermn._diagnostics.flight_recorder import Call
+from chainermn._diagnostics.hang_report import Response, compressed
+from chainermn._diagnostics.thread_state import ThreadState
+from chainermn._diagnostics.world_ranks import WorldRanks
+
+STACK = '\n'.join([
+    'Thread MainThread:',
+    *(f'  File "train.py", line {n}, in f{n}\n    f{n + 1}()' for n in range(20)),
+    '  File "train.py", line {}, in {}\n    wait()',
+    'Thread loader:', '  File "loader.py", line 8, in load\n    read()'])
+
+
+class SimulatedRank:
+    """A rank of a job with a number of ranks.
+
+    Args:
+        size: The number of ranks.
+        rank: The rank.
+        operation: Its name; '' outside of operations.
+        details: The arguments of the call.
+        number: The number of collectives that it has entered.
+        wait: What it waits for, without the communicator.
+        sent, received: The numbers of messages, by peer and tag.
+        site: Line and function.
+    """
+
+    def __init__(self, size, rank, operation, details='', number=7, wait=None, sent=None,
+                 received=None, site=(8, 'main')):
+        self.rank = rank
+        ranks = _ranks(size)
+        collectives, messages = ('FlightRecord', ranks, 1), ('MessageRecord', ranks, 1)
+        call = Call(number, operation or 'barrier', details, None, None, '')
+        line, function = site
+        self.thread = ThreadState(operation, call, None, '', f'train.py:{line} in {function}()', '')
+        self.progress = Progress({collectives: number, messages: 0}, {ranks: 1},
+                                 {messages: sent or {}}, {messages: received or {}}, {messages: {}})
+        key = collectives if wait is None or wait[0] is Kind.COLLECTIVE else messages
+        waits = () if wait is None else (Wait(wait[0], key, *wait[1:]),)
+        self.state = RankState(self.progress, (ThreadWait(
+            self.thread.wait_text, waits, None, self.thread.wait_outline),), False, False)
+        self.response = Response(
+            '', [(self.thread, 60 + rank / size)], _operations(size, number, call.text),
+            _stack(line, function), self.progress)
+
+
+@functools.cache
+def _ranks(size):
+    return WorldRanks.of(range(size))
+
+
+@functools.cache
+def _operations(size, number, newest):
+    calls = '; '.join(f'{each} #{n} float32 (1000,), called at train.py:{n % 9}'
+                      for n in range(1, number) for each in ('allreduce', 'bcast'))
+    name = f'communicator of ranks 0-{size - 1}'
+    return compressed(f'{name}: {calls}\n{name}: {newest}')
+
+
+@functools.cache
+def _stack(line, function):
+    return compressed(STACK.format(line, function))
+
+
+def in_collective(size, rank, number=7):
+    """A rank in a collective."""
+    return SimulatedRank(size, rank, 'allreduce', "float32 (1000,) op='sum'", number,
+                         (Kind.COLLECTIVE, number))
+
+
+def in_receive(size, rank, peer, **counts):
+    """A rank that waits for a message."""
+    return SimulatedRank(size, rank, 'recv', f'from rank {peer} tag 5', 1,
+                         (Kind.RECEIVE, 0, peer, 5), **counts)
+
+
+def computing(size, rank, number=6):
+    """A rank outside of operations."""
+    return SimulatedRank(size, rank, '', number=number, site=(30, 'load'))
+
+
+def one_missing(size):
+    """All are in a collective but one."""
+    return [computing(size, rank) if rank == size // 3 else in_collective(size, rank)
+            for rank in range(size)]
+
+
+def ring(size):
+    """Each rank receives from the next one."""
+    return [in_receive(size, rank, (rank + 1) % size) for rank in range(size)]
+
+
+def chain(size):
+    """Each rank receives from the next one; the last one computes."""
+    return [*ring(size)[:-1], computing(size, size - 1)]
+
+
+def two_groups(size):
+    """The second half waits for the first half, which receives from it."""
+    return [in_receive(size, rank, rank + size // 2) if rank < size // 2 else
+            in_collective(size, rank) for rank in range(size)]
+
+
+def different(size):
+    """Each rank is at another line of the program."""
+    return [SimulatedRank(size, rank, '', number=rank % 50, site=(rank, f'f{rank}'))
+            for rank in range(size)]
