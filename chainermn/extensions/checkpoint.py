@@ -102,14 +102,14 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     """
     if isinstance(name, CommunicatorBase) or not isinstance(comm, CommunicatorBase):
         error = TypeError('create_multi_node_checkpointer needs a name and a communicator, in this '
-                          f'order, got a {type(name).__name__} and a {type(comm).__name__}. Call '
-                          "create_multi_node_checkpointer('run', comm).")
+                          f'order, but got a {type(name).__name__} and a {type(comm).__name__}. '
+                          "Call create_multi_node_checkpointer('run', comm).")
         if isinstance(name, CommunicatorBase):
             name.refuse('create_multi_node_checkpointer', error)
         raise error
     if '/' in name or cp_interval < 1 or gc_interval < 1:
         comm.refuse('create_multi_node_checkpointer', ValueError(
-            'name must be without a slash, and both intervals 1 or more; got '
+            'name must not contain a slash, and intervals must be at least 1; got '
             f'{name!r}, cp_interval={cp_interval}, gc_interval={gc_interval}'))
     with raise_on_all_ranks(comm, 'create_multi_node_checkpointer'):
         if path is not None:

@@ -39,8 +39,8 @@ _SMALLEST = 2**20
 class _OverlappingOptimizer(MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
-    bucket_bytes: int
-    always: bool  # overlap even if the exchange needs the cores that the ranks compute on
+    _bucket_bytes: int
+    _always: bool  # overlap even if the exchange needs the cores that the ranks compute on
     buckets: list[list[str]]  # paths of parameters
     n_early: int  # buckets submitted during backward, in the last update
     _order: list[str]  # paths in the order in which backward finished them, in the last update
@@ -56,8 +56,8 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
         bucket_bytes: int = 25 * 2**20, always: bool = False,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, n_accumulations, compression)
-        self.bucket_bytes = bucket_bytes
-        self.always = always
+        self._bucket_bytes = bucket_bytes
+        self._always = always
         self.buckets, self.n_early, self._order, self._failed = [], 0, [], False
         self._begin()
 
@@ -121,15 +121,15 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
         # All ranks are here: create the queue, or drop gradients left by another optimizer.
         queue = self.communicator.mean_queue()
         queue.cancel()
-        if not (queue.is_profitable or self.always):
+        if not (queue.is_profitable or self._always):
             return
         params = _once(sorted(self.target.namedparams(include_uninit=False)))
         finished = [path for path in self._order if path in params]
         others = [path for path in params if path not in set(finished)]
         buckets = _assigned({path: params[path].array.nbytes for path in finished},
-                            self.bucket_bytes)
+                            self._bucket_bytes)
         buckets += _assigned({path: params[path].array.nbytes for path in others},
-                             self.bucket_bytes)
+                             self._bucket_bytes)
         self.buckets = self.communicator.bcast_obj(buckets)
 
     def _exchange(self) -> None:

@@ -1,7 +1,7 @@
 """Kills ranks and disconnects hosts of elastic jobs, and checks that no sample is lost or repeated.
 
 ``python tests/reliability/elastic_kills.py [--kills 100] [--jobs 2] [--seed 0]`` trains with
-``python -m chainermn run -n 4 --min-ranks 2`` on four virtual hosts, which needs root.  At random
+``chainermn run -n 4 --min-ranks 2`` on four virtual hosts, which needs root.  At random
 moments a rank is killed (SIGKILL), or the link of a host is cut, until the job has restarted and
 some random time longer.  At most two hosts are disconnected at a time.  Each training ends, after
 five kills, at the end of an epoch.  Then

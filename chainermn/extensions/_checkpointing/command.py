@@ -1,4 +1,4 @@
-"""Verifies a folder of checkpoints and snapshots: ``python -m chainermn checkpoints``."""
+"""Verifies a folder of checkpoints and snapshots: ``chainermn checkpoints``."""
 from __future__ import annotations
 
 import argparse
