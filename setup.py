@@ -54,7 +54,7 @@ class Build(build_py):
         unpack_chainer(os.path.join(self.build_lib, f'chainer-{CHAINER}'))
 
     def copy_example(self) -> None:
-        """Add the script of ``python -m chainermn demo``."""
+        """Add the script of ``chainermn demo``."""
         demo = os.path.join(self.build_lib, *OVERLAY.split('.'), 'chainermn', '_demo')
         self.copy_file(str(ROOT / 'examples' / 'mnist' / 'train_mnist.py'), demo)
 

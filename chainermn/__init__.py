@@ -1,5 +1,5 @@
 """ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from chainermn import (
     _environment,
@@ -27,6 +27,7 @@ from chainermn.communicators import (
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
 from chainermn.extensions import (
     MultiNodeCheckpointer,
+    _shared_logs,
     create_multi_node_checkpointer,
     create_multi_node_evaluator,
 )
@@ -68,6 +69,7 @@ _forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
 _trainer_message.print_errors_once()
 _set_up.check_optimizers_of_trainers()
+_shared_logs.warn_about_shared_logs()
 
 #: What to use instead of names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {
@@ -77,7 +79,7 @@ _BEFORE_1_0 = {
     'multi_node_optimizer': 'chainermn.create_multi_node_optimizer',
 }
 
-if not TYPE_CHECKING:  # or type checkers would accept all names
+if not _typing.TYPE_CHECKING:  # or type checkers would accept all names
     def __getattr__(name: str) -> object:
         hint = f': use {_BEFORE_1_0[name]}' if name in _BEFORE_1_0 else ''
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}{hint}')

@@ -13,11 +13,11 @@ FORCE_ABORT = ('CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS', 'CHAINERMN_FORCE_ABORT_ON_
 DEADLOCKS = 'CHAINERMN_DEADLOCKS'
 #: Whether hosts connect to each other, to detect that one is lost.
 HOST_LINKS = 'CHAINERMN_HOST_LINKS'
-#: Set by ``python -m chainermn run``: folder where failing ranks write their error messages.
+#: Set by ``chainermn run``: folder where failing ranks write their error messages.
 RUN_FOLDER = 'CHAINERMN_RUN_FOLDER'
-#: Set by ``python -m chainermn run``: where it accepts a connection from each host.
+#: Set by ``chainermn run``: where it accepts a connection from each host.
 RUN_LINK = 'CHAINERMN_RUN_LINK'
-#: Set by ``python -m chainermn run``: the number of ranks of its option -n.
+#: Set by ``chainermn run``: the number of ranks of its option -n.
 RUN_RANKS = 'CHAINERMN_RUN_RANKS'
 #: Seconds after which waiting ranks print a warning.
 STALL_WARNING = 'CHAINERMN_STALL_WARNING'

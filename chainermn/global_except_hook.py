@@ -274,7 +274,7 @@ def _at_exit() -> None:
 
 
 def _write_to_run_folder(text: str, error: BaseException | None) -> None:
-    """Write the report to a file for ``python -m chainermn run``, if it started the job."""
+    """Write the report to a file for ``chainermn run``, if it started the job."""
     folder = _environment.text(_environment.RUN_FOLDER)
     if folder:
         with contextlib.suppress(Exception):  # in __str__ of the program's error

@@ -1,4 +1,4 @@
-"""python -m chainermn check: the report is correct for any number of ranks, and never hangs."""
+"""chainermn check: the report is correct for any number of ranks, and never hangs."""
 
 import json
 import math

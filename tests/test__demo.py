@@ -1,4 +1,4 @@
-"""python -m chainermn demo: trains a digit classifier, from any folder."""
+"""chainermn demo: trains a digit classifier, from any folder."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""``python -m chainermn dump`` and SIGUSR1 print what all ranks are doing; the job continues."""
+"""``chainermn dump`` and SIGUSR1 print what all ranks are doing; the job continues."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""python -m chainermn run: a failed job is restarted, and no process is left behind."""
+"""chainermn run: a failed job is restarted, and no process is left behind."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""python -m chainermn run --hosts-file: a job restarts on the hosts that answer, and grows again.
+"""chainermn run --hosts-file: a job restarts on the hosts that answer, and grows again.
 
 The hosts are this machine.  mpiexec starts ranks on a host with a script in place of ssh, which
 fails unless there is a file HOST.up.

@@ -1,4 +1,4 @@
-"""python -m chainermn timeline: correct summaries of complete and truncated files."""
+"""chainermn timeline: correct summaries of complete and truncated files."""
 
 import json
 import stat

@@ -40,7 +40,7 @@ def test_no_two_classes_share_a_name():
 
 
 def test_docstrings_are_in_the_imperative():
-    """Ruff's D401 finds only words that it knows."""
+    """Ruff's D401 only knows some words."""
     found = []
     for path, node in nodes(ast.FunctionDef):
         first, *_ = (ast.get_docstring(node) or '-').split()

@@ -210,7 +210,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
             ['--net'])
 
     def elastic(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs ``python -m chainermn run`` with all hosts.
+        """Return the command that runs ``chainermn run`` with all hosts.
 
         Args:
             command: More options, the script and its arguments.
@@ -236,7 +236,7 @@ class Hosts(contextlib.AbstractContextManager['Hosts']):
         Args:
             command: The program.
             env: Variables to add to its environment.
-            is_elastic: Whether ``python -m chainermn run`` starts it.
+            is_elastic: Whether ``chainermn run`` starts it.
         """
         return subprocess.Popen(
             self.elastic(command) if is_elastic else self.mpiexec(command),

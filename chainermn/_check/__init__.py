@@ -1,4 +1,4 @@
-"""``python -m chainermn check``: show the installation, and test it on all ranks.
+"""``chainermn check``: show the installation, and test it on all ranks.
 
 Only rank 0 prints a :class:`Report`, as text or as JSON.
 """
@@ -18,8 +18,8 @@ _DESCRIPTION = """\
 Shows versions, the MPI library, GPUs and hosts, then tests every communicator with real
 data. Run it in one process, or start it the way you start your job:
 
-  python -m chainermn check
-  mpiexec -n 4 python -m chainermn check
+  chainermn check
+  mpiexec -n 4 chainermn check
 """
 
 _EPILOG = """\

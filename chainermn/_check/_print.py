@@ -44,7 +44,7 @@ def print_report(report: Report, svg: str = '') -> None:
     if not report.problems:
         show('All required checks passed', [], [])
     if svg and console is not None:
-        console.save_svg(svg, title='python -m chainermn check')
+        console.save_svg(svg, title='chainermn check')
     elif svg:
         streams.write(f'chainermn check: {svg} was not written, as --svg needs rich: '
                        'pip install rich\n')

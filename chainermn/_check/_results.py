@@ -71,7 +71,7 @@ class Report:
         if report.size == 1 and not report.problems:
             report.hints.append(Finding(
                 'one-rank', 'ranks', 'to test several processes, run: '
-                'mpiexec -n 4 python -m chainermn check'))
+                'mpiexec -n 4 chainermn check'))
         return report
 
     def add(self, results: Sequence[Result]) -> None:

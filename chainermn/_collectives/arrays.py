@@ -197,7 +197,7 @@ class ArrayOperations(InlineArrays):
             raise TypeError('the arrays for the ranks must have the same dtype but are '
                             + ', '.join(str(array.dtype) for array in arrays))
         if len({*map(array_buffers.on_device, arrays)}) > 1:
-            raise TypeError('the arrays for the ranks must be all on the host or all on a device')
+            raise TypeError('the arrays for the ranks must all be on the host, or all on a device')
         return arrays
 
     def _shapes(self, calls: Sequence[CallSignature], array: Array | None

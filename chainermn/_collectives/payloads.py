@@ -99,5 +99,5 @@ class Payloads:
         return Receive(self.mpi_comm, bytearray(1), source, number, is_dropped=True)
 
     def _no_memory(self, source: int, error: MemoryError) -> MemoryError:
-        return MemoryError(f'rank {self._rank} lacks memory for the message of rank {source}: '
+        return MemoryError(f'rank {self._rank} has no memory for the message from rank {source}: '
                            f'{error}')

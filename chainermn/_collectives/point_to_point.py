@@ -36,7 +36,7 @@ from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
-from chainermn._diagnostics.flight_recorder import FlightRecord, MessageRecord
+from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._signature import CallSignature
 from chainermn._system import streams
@@ -168,8 +168,23 @@ class Messages:
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Object:
         """Receive an object."""
         self._check(source, tag, 'source', wildcards=True)
-        self._began('recv_obj', source, tag)
-        return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
+        calls = self._began('recv_obj', source, tag)
+        if self._receives:
+            return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
+        # Fast path, for most messages.
+        status = MPI.Status() if status is None else status
+        message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
+        self._mpi_comm.Recv(message, source, tag, status)
+        source, tag = status.Get_source(), status.Get_tag()
+        signature = _signature.unpack(message)
+        body = memoryview(message)[_signature.SIZE:status.Get_count()]
+        if signature.operation != 'send_obj' or signature.root >= 0 or signature.failed:
+            return blocking(self._finish_plain(signature, body, source, tag, 'send_obj'),
+                            self._wait)
+        calls.received[source, tag] += 1
+        obj = load(body, (), source, self.rank)
+        self._messages.append(message)  # for reuse
+        return obj
 
     def send_marked(self, operation: str, mark: Mark, data: Arrays, dest: int, tag: int) -> None:
         """Send a mark, then an array or a sequence of arrays like :meth:`send`."""
@@ -249,7 +264,7 @@ class Messages:
     def _are_others(self, request: Request[object]) -> bool:
         return any(other is not request for other in self.receiving())
 
-    def _began(self, operation: str, peer: int, tag: int) -> FlightRecord:
+    def _began(self, operation: str, peer: int, tag: int) -> MessageRecord:
         calls = self.calls
         calls.count += 1
         calls.record((operation, peer, tag, None))

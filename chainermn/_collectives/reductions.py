@@ -187,6 +187,6 @@ def _check_out(out: Array, x: Array) -> None:
         raise ValueError(f'out must have the dtype and shape of the array, {x.dtype} {x.shape}, '
                          f'not {out.dtype} {out.shape}')
     if array_buffers.on_device(out) != array_buffers.on_device(x):
-        raise ValueError('out and the array must be both on the host or both on the device')
+        raise ValueError('out and the array must both be on the host, or both on the device')
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError('out is read-only')

@@ -1,4 +1,4 @@
-"""``python -m chainermn demo``: train a digit classifier with the script of examples/mnist."""
+"""``chainermn demo``: train a digit classifier with the script of examples/mnist."""
 from __future__ import annotations
 
 import argparse

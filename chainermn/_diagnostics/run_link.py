@@ -1,4 +1,4 @@
-"""The run link: a connection of each host to ``python -m chainermn run``, while its ranks run.
+"""The run link: a connection of each host to ``chainermn run``, while its ranks run.
 
 Without it, the command only knows whether it can start new processes on the host.
 """
@@ -38,8 +38,8 @@ def _run(offer: Offer, n_ranks: int) -> None:
     """Keep a connection open, and send the number of ranks of this host over it."""
     link = host_connection.connect(offer)
     if link is None and _environment.flag(_environment.DEBUG):
-        streams.write(f'chainermn: no network connection from {os.uname().nodename} to python -m '
-                       'chainermn run, which therefore relies on new logins to this host\n')
+        streams.write(f'chainermn: no network connection from {os.uname().nodename} to chainermn '
+                      'run, which therefore relies on new logins to this host\n')
     while link is not None:
         # Python 3.14 crashes if the variable of a with statement gets another value inside it.
         with contextlib.suppress(OSError), link:

@@ -1,4 +1,4 @@
-"""``python -m chainermn dump``: print what all ranks of a job are doing."""
+"""``chainermn dump``: print what all ranks of a job are doing."""
 from __future__ import annotations
 
 import argparse

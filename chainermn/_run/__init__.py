@@ -1,4 +1,4 @@
-"""``python -m chainermn run``: start an MPI job, and restart it after a failure.
+"""``chainermn run``: start an MPI job, and restart it after a failure.
 
 One failing rank aborts the whole job (see `global_except_hook`), so the whole job is restarted.
 A script that uses the checkpointer resumes from the last checkpoint.  With a hosts file, the job
@@ -21,15 +21,16 @@ from chainermn._system import mpiexec
 
 _DESCRIPTION = """\
 Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
-fails. A script with chainermn.extensions.multi_node_snapshot and autoload=True, or one that
-calls maybe_load of its checkpointer (chainermn.create_multi_node_checkpointer) before
-training, resumes from the last complete snapshot; other scripts start from the beginning.
+fails. A script resumes from its last complete checkpoint if it calls maybe_load of its
+checkpointer (chainermn.create_multi_node_checkpointer) before training, or uses
+chainermn.extensions.multi_node_snapshot with autoload=True. Other scripts start from the
+beginning.
 """
 
 _EPILOG = """\
 examples:
-  python -m chainermn run -n 4 train.py --epochs 20
-  python -m chainermn run -n 4 --min-ranks 2 --hosts-file hosts.txt train.py
+  chainermn run -n 4 train.py --epochs 20
+  chainermn run -n 4 --min-ranks 2 --hosts-file hosts.txt train.py
 
 Put the options of this command before SCRIPT; everything after SCRIPT is passed to it.
 

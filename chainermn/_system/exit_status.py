@@ -98,6 +98,8 @@ def _exit(status: Code = None, /) -> NoReturn:
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if outcome is None:  # when the interpreter has deleted this module
+        return
     if event == 'sys.excepthook':
         if _is_called_by_the_interpreter():
             if threading.current_thread() is threading.main_thread():

@@ -1,4 +1,4 @@
-"""``python -m chainermn timeline``: merge the timelines of all ranks, and summarize them.
+"""``chainermn timeline``: merge the timelines of all ranks, and summarize them.
 
 Ranks write timelines if ``CHAINERMN_TIMELINE`` is set, see ``_tracing/recorder.py``.
 """
@@ -16,7 +16,7 @@ Aligns the timelines of all ranks and summarizes them: how long each rank comput
 and waited, and which rank the others waited for.
 
   CHAINERMN_TIMELINE=out.json mpiexec -n 4 python train.py
-  python -m chainermn timeline out.*.json --png out.png -o merged.json
+  chainermn timeline out.*.json --png out.png -o merged.json
 
 Open merged.json, or the file of one rank, at https://ui.perfetto.dev or in chrome://tracing.
 """

@@ -6,7 +6,7 @@ with one event per line.  Events are appended, so the file can be read while it 
 after the rank was killed.  Without the variable, nothing is recorded.
 
 Times are those of the rank's own clock.  Events named ``clock`` have its offset from the first rank
-of a group; ``python -m chainermn timeline`` converts all times to one clock.
+of a group; ``chainermn timeline`` converts all times to one clock.
 """
 from __future__ import annotations
 

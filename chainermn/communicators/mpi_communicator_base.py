@@ -145,6 +145,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @property
     def timeout(self) -> float | None:
+        """The timeout of an operation in seconds; ``None`` uses ``CHAINERMN_TIMEOUT``."""
         return self._consistency.calls.timeout
 
     @timeout.setter

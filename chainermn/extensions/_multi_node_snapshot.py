@@ -20,7 +20,7 @@ from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import joined, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
-from chainermn.extensions._checkpointing.manifest import SaveName, SaveNames
+from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver, not_saved
 from chainermn.extensions._checkpointing.selection import select
 
@@ -31,11 +31,10 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
                         ) -> _MultiNodeSnapshot:
     """Make a snapshot extension write one file for each set of ranks with the same state.
 
-    The lowest rank of each set writes ``<file name>.<rank>``.  When the files of all sets are on
-    the disk, rank 0 writes the manifest ``commit-<file name>``, with their sizes and checksums.
-    With ``autoload``, all sets resume at the newest snapshot that is complete on every set.  The
-    writing rank reads the file and sends it to the other ranks of its set, so nodes need no shared
-    folder.  docs/checkpoints.md lists all guarantees.
+    The lowest rank of each set writes ``<file name>.<rank>``.  With ``autoload``, all sets resume
+    at the newest snapshot that is complete on every set.  The writing rank reads the file and sends
+    it to the other ranks of its set, so nodes need no shared folder.  docs/checkpoints.md lists all
+    guarantees.
 
     Training stops only while the state is copied in memory.  A thread writes the copy, in the
     format of ``chainer.serializers.save_npz``; it is on the disk at the next snapshot, or at the
@@ -43,7 +42,7 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
     do not write, in their next collective operation of ``comm``.
 
     A snapshot with a ``writer`` or ``savefun`` other than Chainer's defaults (``SimpleWriter``,
-    ``save_npz``) is written by that, while training waits, and gets no manifest and no lock.  All
+    ``save_npz``) is written by that, while training waits, without a checksum and a lock.  All
     others are locked while the training runs: another job that writes snapshots with the same name
     to the same folder gets an error that names the job.
 
@@ -181,7 +180,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         if save is not None:
             self._saver.start(save)
         elif self._is_collective:
-            self._saver.start(Save(trainer.updater.iteration, '', '', None))
+            self._saver.start(Save(trainer.updater.iteration, '', None))
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
                  tb: types.TracebackType) -> None:
@@ -211,7 +210,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     @property
     def _names(self) -> SaveNames:
         prefix, suffix = self._filename.split('{')[0], self._filename.split('}')[-1]
-        return SaveNames(self._folder, lambda number: SaveName(f'{prefix}{number}{suffix}.', ''))
+        return SaveNames(self._folder, lambda number, rank: f'{prefix}{number}{suffix}.{rank}')
 
     def _complete(self, next_iteration: int | None) -> None:
         """Wait until the last snapshot is on the disk, or raise on all ranks."""
@@ -239,24 +238,24 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             return None
         (filename, arrays), self._writer.taken = self._writer.taken, None
         arrays.update(capture_classes(self._target(trainer)))
-        path = os.path.join(self._folder, filename)
-        folder, name = os.path.split(path.removesuffix(str(self.master)))
         return Save(
-            trainer.updater.iteration, os.path.join(folder, SaveName(name, '').manifest), path,
-            arrays, state.find_buffers(self._target(trainer), arrays), self._writer.compress,
+            trainer.updater.iteration, os.path.join(self._folder, filename), arrays,
+            state.find_buffers(self._target(trainer), arrays), self._writer.compress,
+            names=None if callable(self._filename) else self._names,
             on_written=self._writer._post_save)
 
     def _target(self, trainer: chainer.training.Trainer) -> object:
         return trainer if self.snapshot._target is None else self.snapshot._target
 
-    def _find_obsolete(self, save: Save) -> list[SaveName]:
+    def _find_obsolete(self, save: Save) -> list[int]:
         """Return the snapshots beyond ``n_retains``."""
         filename = self.snapshot.filename
         if self.snapshot.n_retains <= 0 or callable(filename):
             return []
-        return [SaveName(found.removesuffix(str(self.master)), '') for found in
-                chainer_snapshot._find_stale_snapshots(
-                    filename, self._folder, self.snapshot.n_retains)]
+        stale = set(chainer_snapshot._find_stale_snapshots(
+            filename, self._folder, self.snapshot.n_retains))
+        return [number for number, path in self._names.find(self.master).items()
+                if os.path.basename(path) in stale]
 
     def _load(self, trainer: chainer.training.Trainer) -> None:
         wait_for_all()  # an earlier trainer of this process may have saved it
@@ -300,7 +299,7 @@ class _Writer(snapshot_writers.Writer):
                                  for key, array in target.items()})
 
     def _add_cleanup_hook(self, hook_fun: Callable[..., None]) -> None:
-        """Ignore Chainer's hook for ``n_retains``: Saver removes manifests before files."""
+        """Ignore Chainer's hook for ``n_retains``: Saver removes the files."""
 
     def finalize(self) -> None:
         self._wait()

@@ -14,8 +14,7 @@ import chainer
 import numpy as np
 
 from chainermn import _runtime
-from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
-from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
 from chainermn._system import event
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
@@ -27,7 +26,7 @@ from chainermn.extensions._checkpointing.completed import (
     remove_completed,
     remove_files,
 )
-from chainermn.extensions._checkpointing.manifest import SaveName, SaveNames
+from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver
 from chainermn.extensions._checkpointing.selection import select
 
@@ -46,10 +45,9 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
                                    ) -> MultiNodeCheckpointer:
     """Make an extension that saves each rank, so that an interrupted job can resume.
 
-    Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  When all ranks
-    have written theirs, rank 0 writes the manifest ``<path>/commit-<name>.<iteration>``, with the
-    size and checksum of each file.  After the training, the files are removed when all ranks
-    have ended without an error.  docs/checkpoints.md lists all guarantees.
+    Each rank writes its own files ``<path>/<name>.<rank>.<iteration>``, atomically.  After the
+    training, the files are removed when all ranks have ended without an error.
+    docs/checkpoints.md lists all guarantees.
 
     Training stops only while the state is copied in memory; a thread writes the copy.  At the next
     checkpoint, at the end of the training and before loading, all ranks wait until all files are on
@@ -68,7 +66,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
         name: Name of the run, the same on all ranks.
         comm: ChainerMN communicator.
         cp_interval: Number of newest checkpoints to keep.
-        gc_interval: Number of checkpoints between two removals of the others.
+        gc_interval: How many more checkpoints there may be before the others are removed.
         path: Folder of the files; the trainer's ``out`` by default.  A relative path is resolved
             once: here, or when the extension first sees the trainer.
         allow_pickle: Whether to save and load arrays of Python objects.  Loading them runs any code
@@ -104,14 +102,14 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
     """
     if isinstance(name, CommunicatorBase) or not isinstance(comm, CommunicatorBase):
         error = TypeError('create_multi_node_checkpointer needs a name and a communicator, in this '
-                          f'order, got a {type(name).__name__} and a {type(comm).__name__}. Call '
-                          "create_multi_node_checkpointer('run', comm).")
+                          f'order, but got a {type(name).__name__} and a {type(comm).__name__}. '
+                          "Call create_multi_node_checkpointer('run', comm).")
         if isinstance(name, CommunicatorBase):
             name.refuse('create_multi_node_checkpointer', error)
         raise error
     if '/' in name or cp_interval < 1 or gc_interval < 1:
         comm.refuse('create_multi_node_checkpointer', ValueError(
-            'name must be without a slash, and both intervals 1 or more; got '
+            'name must not contain a slash, and intervals must be at least 1; got '
             f'{name!r}, cp_interval={cp_interval}, gc_interval={gc_interval}'))
     with raise_on_all_ranks(comm, 'create_multi_node_checkpointer'):
         if path is not None:
@@ -131,7 +129,6 @@ def _check_writable(folder: str) -> None:
         reason = f'cannot write to {folder!r}'
     raise OSError(f'checkpoints cannot be saved: {reason}. Pass another folder, or change its '
                   'permissions. To load from a folder that is not writable, pass it to maybe_load.')
-
 
 
 class _Checkpointers(_runtime.Part):
@@ -180,7 +177,6 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         self.allow_other_classes = allow_other_classes
         self.stats = _CheckpointStats()
         self._saver = Saver(comm, f'checkpoint {name!r}', range(comm.size), self._find_obsolete)
-        self._saved = 0
         self._target: Callable[[], object] = lambda: None  # the last saved object, if it exists
         self._failed = False
 
@@ -209,8 +205,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             target: Any object that Chainer can serialize, such as a trainer or a model; or a
                 dictionary of such objects.
             iteration: Number of the checkpoint, the same on all ranks.
-            wait: Whether to return only when the files of all ranks and the manifest are on the
-                disk.  Otherwise it returns when the state is copied in memory; a thread writes it.
+            wait: Whether to return only when the files of all ranks are on the disk.  Otherwise it
+                returns when the state is copied in memory; a thread writes it.
 
         Raises:
             OSError: On every rank, if any rank could not write this checkpoint, or the one before
@@ -241,8 +237,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             arrays.update(capture_classes(target))
         self._saver.complete(iteration)
         self._saver.start(Save(
-            iteration, names.path(iteration, None), names.path(iteration, self._rank), arrays,
-            buffers,
+            iteration, names.path(iteration, self._rank), arrays, buffers, names=names,
             on_written=lambda: self.stats.durations.append(time.perf_counter() - start)))
         if wait:
             self._saver.flush()
@@ -360,15 +355,12 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             remove_files(self.comm, self._names)
             self._saver.lock.release()
 
-    def _find_obsolete(self, save: Save) -> list[SaveName]:
-        self._saved += 1
-        if self._saved % self.gc_interval:
-            return []
+    def _find_obsolete(self, save: Save) -> list[int]:
         # An earlier run may have left later ones here, which other ranks lack.
-        names = self._names
-        past = sorted(iteration for iteration in names.find(self._rank)
-                      if iteration <= save.iteration)
-        return [names.of(iteration) for iteration in past[:-self.cp_interval]]
+        past = [iteration for iteration in self._names.find(self._rank)
+                if iteration <= save.iteration]
+        is_due = len(past) >= self.cp_interval + self.gc_interval
+        return past[:-self.cp_interval] if is_due else []
 
     def _check_target(self, target: object) -> None:
         """Raise ValueError if two checkpointers replace each other's files."""
@@ -397,12 +389,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         """Lock the files.  Collective: every rank calls it."""
         with raise_on_all_ranks(self.comm, 'locking checkpoints'):
             names = self._names
-        groups = group_ranks(enumerate(self.comm.allgather_obj(self.name)))
-        if len(groups) > 1:
-            raise on_all_ranks(self.comm, ValueError(
-                'the ranks have different names for the checkpointer\n  '
-                + '\n  '.join(f'{ranks_text(ranks)}: {name!r}' for name, ranks in groups.items())
-                + '\nPass the same name on all ranks; folders may differ.'))
+        check_equal(self.comm, [repr(name) for name in self.comm.allgather_obj(self.name)],
+                    'the ranks have different names for the checkpointer',
+                    'Pass the same name on all ranks; folders may differ.')
         remove_completed(self.comm, names)  # of an earlier training
         self._saver.lock.acquire(names, must_write)
 
@@ -411,4 +400,4 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         if self.path is None:
             raise TypeError('the checkpointer has no folder. Pass path=, as there is no trainer '
                             'with a folder.')
-        return SaveNames(self.path, lambda iteration: SaveName(f'{self.name}.', f'.{iteration}'))
+        return SaveNames(self.path, lambda iteration, rank: f'{self.name}.{rank}.{iteration}')

@@ -64,9 +64,9 @@ class MultiNodeEarlyStoppingTrigger:
                 self._has_warned = True
                 known = ', '.join(map(repr, sorted(trainer.observation))) or 'nothing'
                 warnings.warn(
-                    f'MultiNodeEarlyStoppingTrigger: {self.aggregator.original_key!r} is not in '
-                    f'observation of any rank, which has {known} now. Pass another monitor=, or '
-                    'a check_trigger that fires when the value is observed.', stacklevel=2)
+                    f'MultiNodeEarlyStoppingTrigger: no rank reported '
+                    f'{self.aggregator.original_key!r}, only {known}. Correct monitor=, or pass a '
+                    'check_trigger that fires when the value is reported.', stacklevel=2)
         return stops
 
     def get_training_length(self) -> tuple[float, str]:

@@ -68,12 +68,12 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_evaluator needs a ChainerMN communicator as its second '
-                        f'argument, got {communicator!r}. '
+                        f'argument, not {communicator!r}. '
                         'Make one with chainermn.create_communicator().')
     original_evaluate = getattr(actual_evaluator, 'evaluate', None)
     if not callable(original_evaluate):
         communicator.refuse('create_multi_node_evaluator', TypeError(
-            'create_multi_node_evaluator needs an evaluator as its first argument, got '
+            'create_multi_node_evaluator needs an evaluator as its first argument, not '
             f'{actual_evaluator!r}.'))
 
     def evaluate() -> dict[str, Value]:

@@ -53,7 +53,7 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_iterator needs a ChainerMN communicator as its second '
-                        f'argument, got {communicator!r}.')
+                        f'argument, not {communicator!r}.')
     return _MultiNodeIterator(actual_iterator, communicator, rank_master)
 
 

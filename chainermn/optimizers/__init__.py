@@ -114,7 +114,7 @@ def create_multi_node_optimizer(
     """
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '
-                        f'argument, got {communicator!r}. '
+                        f'argument, not {communicator!r}. '
                         'Make one with chainermn.create_communicator().')
     with raise_on_all_ranks(communicator, 'create_multi_node_optimizer'):
         if isinstance(actual_optimizer, MultiNodeOptimizer):
@@ -122,7 +122,7 @@ def create_multi_node_optimizer(
                 'actual_optimizer is already a multi-node optimizer. Pass the Chainer optimizer.')
         if not isinstance(actual_optimizer, chainer.Optimizer):
             raise TypeError('create_multi_node_optimizer needs a chainer.Optimizer as its first '
-                            f'argument, got {actual_optimizer!r}.')
+                            f'argument, not {actual_optimizer!r}.')
         compressor = compression_module.get(compression)
         if isinstance(compressor, compression_module.PowerSGD) and (
                 double_buffering or (overlap and communicator._can_overlap)):

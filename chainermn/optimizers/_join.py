@@ -86,7 +86,7 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
         2
     """
     if not hasattr(optimizer, '_enter_join'):
-        raise TypeError(f'join needs a multi-node optimizer, got {optimizer!r}. '
+        raise TypeError(f'join needs a multi-node optimizer, not {optimizer!r}. '
                         'Create one with chainermn.create_multi_node_optimizer().')
     if not enable:
         return contextlib.nullcontext()

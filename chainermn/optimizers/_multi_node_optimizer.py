@@ -67,6 +67,18 @@ class _UpdateProgress:
 class MultiNodeOptimizer(OptimizerProxy):
     """See :func:`chainermn.create_multi_node_optimizer`.
 
+    It has all attributes of the actual optimizer, such as ``lr`` and ``t``, and these:
+
+    Attributes:
+        actual_optimizer: The optimizer that steps.
+        communicator: The communicator whose ranks average gradients.
+        zero_fill: Whether gradients that a rank lacks count as zero.
+        compression: The compressor of gradients, or ``None``.
+        target_params: The path of each parameter, and whether it is initialized.
+        buckets: With ``overlap=True``, the paths of the parameters in each bucket.
+        n_early: With ``overlap=True``, how many buckets the last update sent during the backward
+            pass.
+
     Example:
         >>> optimizer.lr *= 0.5  # an attribute of the actual optimizer
         >>> optimizer.actual_optimizer.lr

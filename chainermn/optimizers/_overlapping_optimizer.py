@@ -81,8 +81,8 @@ class _Buckets:
 class _OverlappingOptimizer(MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
-    bucket_bytes: int
-    always: bool  # overlap even if the exchange needs the cores that the ranks compute on
+    _bucket_bytes: int
+    _always: bool  # overlap even if the exchange needs the cores that the ranks compute on
     _buckets: _Buckets
 
     def __init__(
@@ -91,8 +91,8 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
         bucket_bytes: int = 25 * 2**20, always: bool = False,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, n_accumulations, compression)
-        self.bucket_bytes = bucket_bytes
-        self.always = always
+        self._bucket_bytes = bucket_bytes
+        self._always = always
         self._buckets = _Buckets()
 
     @property
@@ -155,14 +155,14 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
         buckets = self._buckets
         buckets.queue = self.communicator.mean_queue()
         buckets.queue.cancel()
-        if not (buckets.queue.is_profitable or self.always):
+        if not (buckets.queue.is_profitable or self._always):
             return
         params = _once(sorted(self.target.namedparams(include_uninit=False)))
         finished = [path for path in buckets.order if path in params]
         others = [path for path in params if path not in set(finished)]
         buckets.paths = self.communicator.bcast_obj([
             bucket for paths in (finished, others) for bucket in _assigned(
-                {path: params[path].array.nbytes for path in paths}, self.bucket_bytes)])
+                {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
 
     def _exchange(self) -> None:
         if not self._buckets.paths:

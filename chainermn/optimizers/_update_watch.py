@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -9,6 +11,8 @@ from collections.abc import Callable, Iterable
 from chainermn import _runtime
 from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class _UpdateWatches(_runtime.Part):
@@ -21,6 +25,7 @@ class _UpdateWatches(_runtime.Part):
     def check(self) -> None:
         for each in list(self.watches):
             each.check()
+            each.is_over = True
 
 
 class UpdateWatch:
@@ -36,11 +41,16 @@ class UpdateWatch:
 
     def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase) -> None:
         self.is_used = False  # whether the multi-node optimizer stepped
+        self.is_over = communicator.rank > 0 or communicator.size == 1
         self._actual_optimizer = actual_optimizer
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        self._place = frame.f_code.co_filename, frame.f_lineno  # that creates the optimizer
         records: Callable[[], Iterable[Object]] = getattr(communicator, '_flight_records', tuple)
         self._records = list(records())  # not the communicator, which may be finalized
         self.restart()
-        if communicator.rank == 0 and communicator.size > 1:
+        if not self.is_over:
             _runtime.get(_UpdateWatches).watches.add(self)
 
     def restart(self) -> None:
@@ -54,17 +64,17 @@ class UpdateWatch:
         Warns:
             RuntimeWarning: Once, on rank 0.
         """
-        if self.is_used or self not in _runtime.get(_UpdateWatches).watches:
+        if self.is_used or self.is_over or self not in _runtime.get(_UpdateWatches).watches:
             return
         steps = self._actual_optimizer.t - self._n_steps
         if steps > self._count() - self._n_operations:
             self.is_used = True
-            warnings.warn(
-                f'the ranks did not average gradients: the program called update of the '
-                f'{type(self._actual_optimizer).__name__} ({steps} steps), and never that of the '
-                'multi-node optimizer. So each rank trained a model of its own. Pass the result of '
-                'create_multi_node_optimizer to the updater, or call its update.',
-                RuntimeWarning, stacklevel=2)
+            name = type(self._actual_optimizer).__name__
+            warnings.warn_explicit(
+                f'the ranks did not average gradients: the program called update of the {name} '
+                f'({steps} steps), not of the multi-node optimizer that was created here, so each '
+                'rank trained a different model. Pass the result of create_multi_node_optimizer '
+                'to the updater, or call its update.', RuntimeWarning, *self._place)
 
     def _count(self) -> int:
         return sum(record.count for record in self._records)

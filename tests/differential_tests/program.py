@@ -228,8 +228,7 @@ def snapshot_file_names(comm):
             comm, extensions.snapshot(n_retains=2), sets), trigger=(2, 'iteration'))
         trainer.run()
         comm.allreduce_obj(0)
-        # Ours has a commit file of each snapshot, too.
-        found[name] = sorted(file for file in os.listdir(folder) if not file.startswith('commit-'))
+        found[name] = sorted(os.listdir(folder))
     return found
 
 
@@ -329,7 +328,7 @@ def forms_of_replica_sets(comm):
             trigger=(3, 'iteration'))
         trainer.run()
         comm.allreduce_obj(0)
-        found[name] = sorted(file for file in os.listdir(folder) if not file.startswith('commit-'))
+        found[name] = sorted(os.listdir(folder))
         found[f'{name} is named'] = list(trainer._extensions)
     return found
 

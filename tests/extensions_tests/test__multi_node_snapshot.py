@@ -13,9 +13,8 @@ from chainer.training import extensions
 
 import chainermn
 from chainermn.extensions import multi_node_snapshot
-from chainermn.extensions._checkpointing import lock
+from chainermn.extensions._checkpointing import job_lock, lock
 from chainermn.extensions._checkpointing.command import verify_folder
-from chainermn.extensions._checkpointing.manifest import Manifest
 from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
 
 
@@ -39,9 +38,8 @@ def weights(trainer):
 
 
 def names(folder):
-    """All but the manifests and the locks."""
-    return sorted(name for name in os.listdir(folder)
-                  if not name.startswith('commit-') and not name.endswith('.lock'))
+    """All but the locks."""
+    return sorted(name for name in os.listdir(folder) if not name.endswith('.lock'))
 
 
 def leaders(sets, size):
@@ -121,7 +119,9 @@ def test_resumes_at_the_newest_iteration_that_all_sets_hold(comm, folder, sets):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         assert resume(comm, folder, sets).updater.iteration == 4
-    assert [str(w.message).endswith('is missing') for w in caught] == [True] * (comm.rank == 0)
+    # Without the only file, there is no snapshot.
+    assert [str(w.message).endswith('is missing') for w in caught] == [True] * (
+        comm.rank == 0 and len(leaders(sets, comm.size)) > 1)
 
 
 def test_a_damaged_snapshot_is_skipped(comm, folder, sets):
@@ -152,7 +152,7 @@ def test_snapshot_on_error(comm, folder):
     with pytest.raises(RuntimeError, match='on purpose'):
         trainer.run()
     comm.barrier()
-    assert sorted(os.listdir(folder)) == ['commit-snapshot_iter_3', 'snapshot_iter_3.0']
+    assert os.listdir(folder) == ['snapshot_iter_3.0']
 
 
 def gated_trainer(comm, folder, seed, gate, at, stop=(6, 'iteration')):
@@ -507,21 +507,16 @@ def test_sets_with_a_writer_of_their_own_do_not_wait_for_each_other(comm, folder
         + [f'snapshot_iter_{i}.{rank}' for rank in range(1, comm.size) for i in (3, 6)])
 
 
-def manifests(folder):
-    return sorted(name for name in os.listdir(folder) if name.startswith('commit-'))
-
-
-def test_each_snapshot_has_a_manifest(comm, folder, sets):
+def test_each_snapshot_is_complete(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0, n_retains=2)
-    assert manifests(folder) == ['commit-snapshot_iter_4', 'commit-snapshot_iter_6']
-    manifest = Manifest.read(f'{folder}/commit-snapshot_iter_6')
-    assert (manifest.iteration, manifest.size) == (6, comm.size)
-    assert manifest.are_replicas
-    assert [file.name for file in manifest.files] == [
-        f'snapshot_iter_6.{rank}' for rank in leaders(sets, comm.size)]
+    rows = verify_folder(folder)
+    assert [(row.name, row.iteration, row.size, row.problems) for row in rows] == [
+        (f'snapshot_iter_{i}.0', i, comm.size, []) for i in (4, 6)]
+    assert names(folder) == sorted(
+        f'snapshot_iter_{i}.{rank}' for i in (4, 6) for rank in leaders(sets, comm.size))
 
 
-def test_one_set_gets_its_manifest_at_once_and_several_with_the_next(comm, folder, sets):
+def test_a_snapshot_counts_as_soon_as_all_sets_have_written_it(comm, folder, sets):
     trainer = make_trainer(comm, folder, 0)
     snapshot = multi_node_snapshot(comm, extensions.snapshot(), sets)
     trainer.extend(snapshot, trigger=(2, 'iteration'))
@@ -530,33 +525,22 @@ def test_one_set_gets_its_manifest_at_once_and_several_with_the_next(comm, folde
     def look():
         snapshot._saver.background.wait()
         comm.barrier()
-        seen.extend(manifests(folder))
+        seen.extend(row.iteration for row in verify_folder(folder) if not row.problems)
         comm.barrier()
 
     extend(trainer, look, 5)
     trainer.run()
-    is_one = len(leaders(sets, comm.size)) == 1
-    assert seen == ['commit-snapshot_iter_2', 'commit-snapshot_iter_4'][:1 + is_one]
-
-
-def test_a_complete_snapshot_without_manifest(comm, folder, sets):
-    run_with_snapshots(comm, folder, sets, 0)
-    if comm.rank == 0:
-        os.remove(f'{folder}/commit-snapshot_iter_6')
-    comm.barrier()
-    assert resume(comm, folder, sets).updater.iteration == 6
-    assert 'commit-snapshot_iter_6' in manifests(folder)
+    assert seen == [2, 4]
 
 
 def test_chainers_own_snapshots_are_loaded(comm, folder, sets):
-    """They have no manifest, and no tag."""
+    """They have no tag."""
     trainer = make_trainer(comm, folder, 7)
     writer = OwnWriter()
     trainer.extend(multi_node_snapshot(comm, extensions.snapshot(writer=writer), sets),
                    trigger=(2, 'iteration'))
     trainer.run()
     comm.barrier()
-    assert manifests(folder) == []
     resumed = resume(comm, folder, sets)
     assert resumed.updater.iteration == 6
     np.testing.assert_array_equal(weights(resumed), weights(trainer))
@@ -655,7 +639,7 @@ def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, au
     """And another name is not."""
     code = 'held = lock["acquire"](path, 50)\nprint(flush=True)\nsys.stdin.read()\n'
     program = pathlib.Path(__file__).with_name('lock_alone.py')
-    monkeypatch.setattr(lock, 'TIMEOUT', 0.2)
+    monkeypatch.setattr(job_lock, 'TIMEOUT', 0.2)
     process = None
     if comm.rank == 0:
         process = subprocess.Popen(
@@ -711,7 +695,6 @@ def test_several_snapshots_in_one_folder(comm, folder, sets):
     comm.barrier()
     expected = {'a_2', 'a_4', 'a_6', 'b_2', 'b_3', 'b_4', 'b_6'}
     assert {name.rpartition('.')[0] for name in names(folder)} == expected
-    assert {name.removeprefix('commit-') for name in manifests(folder)} == expected
     rows = verify_folder(folder)
     assert len(rows) == 7 and not [row for row in rows if row.problems]
 
@@ -720,7 +703,7 @@ def test_files_that_a_killed_run_left_half_written_are_removed(comm, folder, set
     mine = [f'tmp-snapshot_iter_3.{rank}.part' for rank in leaders(sets, comm.size)]
     others = ['tmp-other_3.0.part', 'tmp-snapshot_iter_x.0.part']
     if comm.rank == 0:
-        for part in [*mine, *others, 'tmp-commit-snapshot_iter_3.part']:
+        for part in [*mine, *others]:
             open(f'{folder}/{part}', 'w').close()
     comm.barrier()
     run_with_snapshots(comm, folder, sets, 0)

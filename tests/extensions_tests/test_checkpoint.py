@@ -15,6 +15,7 @@ from time_limits import seconds
 
 import chainermn
 from chainermn._failures.ranks import ranks_text
+from chainermn.extensions._checkpointing.command import verify_folder
 from chainermn.extensions.checkpoint import _CheckpointStats
 from chainermn.iterators import create_synchronized_iterator
 
@@ -210,28 +211,38 @@ def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
 
 
 def names(folder):
-    """All but the manifests and the locks."""
-    return sorted(name for name in os.listdir(folder)
-                  if not name.startswith('commit-') and not name.endswith('.lock'))
+    """All but the locks."""
+    return sorted(name for name in os.listdir(folder) if not name.endswith('.lock'))
 
 
-def with_manifest(folder, name='run'):
-    """Iterations that have a manifest."""
-    return sorted(int(file.rpartition('.')[2]) for file in os.listdir(folder)
-                  if file.startswith(f'commit-{name}.'))
+def complete(folder, name='run'):
+    """Iterations of the complete saves."""
+    return [row.iteration for row in verify_folder(str(folder))
+            if row.name.startswith(f'{name}.0.') and not row.problems]
 
 
 def test_file_names_and_what_is_kept(comm, folder):
     checkpointer = checkpointer_of(comm, cp_interval=2, gc_interval=3, path=folder)
     model = chainer.links.Linear(2, 2)
-    kept = {1: [1], 2: [1, 2], 3: [2, 3], 4: [2, 3, 4], 5: [2, 3, 4, 5], 6: [5, 6]}
+    kept = {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 3, 4], 5: [4, 5], 6: [4, 5, 6],
+            7: [4, 5, 6, 7], 8: [7, 8]}
     for iteration, iterations in kept.items():
         checkpointer.save(model, iteration)
         comm.barrier()
         assert names(folder) == sorted(
             f'run.{rank}.{i}' for rank in range(comm.size) for i in iterations)
-        assert with_manifest(folder) == iterations
+        assert complete(folder) == iterations
         comm.barrier()
+
+
+def test_files_do_not_accumulate_if_a_job_often_restarts(comm, folder):
+    """Each job saves fewer checkpoints than the interval between two removals."""
+    model = chainer.links.Linear(2, 2)
+    for iteration in range(1, 9):
+        checkpointer = checkpointer_of(comm, cp_interval=2, gc_interval=3, path=folder)
+        checkpointer.save(model, iteration)
+    comm.barrier()
+    assert complete(folder) == [7, 8]
 
 
 def test_a_dot_in_the_name(comm, folder):
@@ -253,7 +264,9 @@ def test_the_newest_common_iteration_is_loaded(comm, folder):
     if comm.rank == comm.size - 1:
         os.remove(f'{folder}/run.{comm.rank}.2')
     loaded = chainer.links.Linear(2, 2)
-    with warns_rank_0(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing'):
+    # Without the only file, there is no checkpoint.
+    with (warns_rank_0(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing')
+          if comm.size > 1 else contextlib.nullcontext()):
         checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, models[1].W.array)
 
@@ -266,7 +279,7 @@ def test_a_damaged_file_is_skipped(comm, folder):
     with open(f'{folder}/run.{comm.rank}.1', 'r+b') as file:
         file.truncate(50)
     loaded = chainer.links.Linear(2, 2)
-    with warns_rank_0(comm, 'skipped the save of(.|\n)*rank 0: .*run.0.1: has 50 bytes, not'):
+    with warns_rank_0(comm, 'skipped the save of(.|\n)*rank 0: .*run.0.1: File is not a zip file'):
         checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, models[0].W.array)
 
@@ -303,7 +316,8 @@ def test_an_error_of_one_rank_while_saving_is_raised_on_all(comm, folder):
         checkpointer.save(model, 2)
     assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
     loaded = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, path=folder).maybe_load(loaded)
+    with warns_rank_0(comm, 'iteration 2') if comm.size > 1 else contextlib.nullcontext():
+        checkpointer_of(comm, path=folder).maybe_load(loaded)
     np.testing.assert_array_equal(loaded.W.array, model.W.array)
 
 
@@ -670,14 +684,11 @@ def test_means_of_batch_normalization_may_differ(comm, folder):
         2, 2, initialW=np.eye(2), initial_bias=np.zeros(2)), chainer.links.BatchNormalization(2))
     model[1].avg_mean[...] = comm.rank
     save_on(comm, folder, model)
-    if comm.rank == 0:
-        os.remove(f'{folder}/run.0.1')  # any replica will do
-    comm.barrier()
     few = some_of(comm, 1)
     if few is not None:
         with resized(few, 'means of batch normalization, differed'):
             checkpointer_of(few, path=folder).maybe_load(model)
-        assert (model[1].avg_mean == 1).all()
+        assert (model[1].avg_mean == 0).all()  # of rank 0
     comm.barrier()
 
 
@@ -689,7 +700,7 @@ def test_files_of_more_ranks_are_removed_as_well(comm, folder):
     if few is not None:
         checkpointer = checkpointer_of(few, cp_interval=1, gc_interval=1, path=folder)
         checkpointer.save(model, 2)
-        assert names(folder) == ['run.0.2'] and with_manifest(folder) == [2]
+        assert names(folder) == ['run.0.2'] and complete(folder) == [2]
     comm.barrier()
 
 
@@ -717,7 +728,7 @@ def test_a_state_that_fails_on_one_rank_fails_on_all(comm, folder, wait):
         checkpointer.save(Fails(comm.rank == comm.size - 1), 2, wait=wait)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     checkpointer.save(model, 3)
-    assert with_manifest(folder) == [1, 3] and names(folder) == sorted(
+    assert complete(folder) == [1, 3] and names(folder) == sorted(
         f'run.{rank}.{i}' for rank in range(comm.size) for i in (1, 3))
     with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
         checkpointer.maybe_load(Fails(comm.rank == comm.size - 1))
@@ -760,29 +771,6 @@ def state_of(trainer):
             np.random.get_state()[1].tobytes())
 
 
-def test_a_manifest_that_cannot_be_written_is_one_error_and_touches_nothing(comm, folder):
-    """Training can continue, and the next checkpoint with enough space is complete."""
-    trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
-    trainer.run()
-    checkpointer = checkpointer_of(comm, path=folder)
-    checkpointer.save(trainer, 1)
-    if comm.rank == 0:
-        os.mkdir(f'{folder}/tmp-commit-run.2.part')
-    comm.barrier()
-    before = state_of(trainer)
-    with pytest.raises(OSError, match=r'iteration 2 was not saved(.|\n)*rank 0: .*commit-run.2: '
-                       ) as caught:
-        checkpointer.save(trainer, 2)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
-    assert state_of(trainer) == before and with_manifest(folder) == [1]
-    if comm.rank == 0:
-        os.rmdir(f'{folder}/tmp-commit-run.2.part')
-    comm.barrier()
-    checkpointer.save(trainer, 3)
-    assert with_manifest(folder) == [1, 2, 3]  # the files of the second were there
-    assert not [name for name in names(folder) if name.startswith('tmp-')]
-
-
 def test_a_failed_checkpoint_leaves_the_training_as_it_was(comm, folder):
     trainer, _ = make_trainer(comm, folder)
     trainer.run()
@@ -803,30 +791,6 @@ def test_a_failed_checkpoint_leaves_the_training_as_it_was(comm, folder):
     assert bits(trainer) == expected
 
 
-def test_a_manifest_is_removed_before_its_files(comm, folder, monkeypatch):
-    removed = []
-
-    def remove(path, real=os.remove):
-        real(path)
-        if not path.endswith('.lock'):  # of a checkpointer that is collected now
-            removed.append(os.path.basename(path))
-
-    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
-    monkeypatch.setattr(os, 'remove', remove)
-    for iteration in (1, 2, 3):
-        checkpointer.save(chainer.links.Linear(2, 2), iteration, wait=False)
-    checkpointer._saver.flush()
-    comm.barrier()
-    assert names(folder) == [f'run.{rank}.3' for rank in range(comm.size)]
-    assert with_manifest(folder) == [3]
-    manifests = [f'commit-run.{i}' for i in (1, 2)] if comm.rank == 0 else []
-    assert [name for name in removed if 'commit' in name] == manifests
-    assert [name for name in removed if 'commit' not in name] == [
-        f'run.{comm.rank}.{i}' for i in (1, 2)]
-    if comm.rank == 0:
-        assert all(removed.index(f'commit-run.{i}') < removed.index(f'run.0.{i}') for i in (1, 2))
-
-
 @pytest.mark.mpi_skip
 def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
     """A real one; the next checkpoint with enough space is complete."""
@@ -845,11 +809,11 @@ def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
         before = state_of(trainer)
         with pytest.raises(OSError, match=r'(?s)iteration 2 was not saved.*run.0.2: .*No space'):
             checkpointer.save(trainer, 2)
-        assert state_of(trainer) == before and with_manifest(tmp_path) == [1]
+        assert state_of(trainer) == before and complete(tmp_path) == [1]
         assert names(tmp_path) == ['other', 'run.0.1']
         os.remove(tmp_path / 'other')
         checkpointer.save(trainer, 3)
-        assert with_manifest(tmp_path) == [1, 3]
+        assert complete(tmp_path) == [1, 3]
     finally:
         subprocess.run(['umount', '-l', str(tmp_path)], check=True)
 
@@ -902,7 +866,7 @@ def test_a_second_job_with_the_same_name_and_folder_is_refused(tmp_path):
     assert {pid for _, pid in refused} <= set(re.findall(r'process (\d+)', printed))
     out, err = first.communicate('continue')
     assert first.returncode == 0, out + err
-    assert with_manifest(tmp_path / 'out') == [1, 2]
+    assert complete(tmp_path / 'out') == [1, 2]
     third = start_job(tmp_path, 'waits')
     printed = third.stdout.readline() + third.stdout.readline()
     assert printed.count('saved 2') == 2, printed
@@ -938,7 +902,7 @@ def test_two_checkpointers_of_one_object_share_a_name(comm, folder):
     checkpointers[1]._saver.flush()
     checkpointers[0]._saver.flush()
     comm.barrier()
-    assert with_manifest(folder) == [2, 3, 4, 6]
+    assert complete(folder) == [2, 3, 4, 6]
     loaded = chainer.links.Linear(2, 2)
     checkpointer_of(comm, path=folder).maybe_load(loaded)
     assert (loaded.W.array == 6).all()
@@ -956,7 +920,7 @@ def test_two_checkpointers_of_one_trainer_get_different_names(comm, folder):
     for checkpointer in checkpointers:
         checkpointer._saver.flush()
     comm.barrier()
-    assert with_manifest(folder) == with_manifest(folder, 'run_1') == [1, 2]
+    assert complete(folder) == complete(folder, 'run_1') == [1, 2]
 
 
 def test_two_checkpointers_that_replace_each_others_files_are_refused(comm, folder):

@@ -73,9 +73,9 @@ def test_a_misspelled_monitor_is_warned_about_once_on_rank_0(comm):
             trainer.observation = {'main/loss': 1., 'main/accuracy': 0.}
             assert trigger(trainer) == (iteration == 3)
     assert [str(each.message) for each in caught] == [
-        "MultiNodeEarlyStoppingTrigger: 'main/lss' is not in observation of any rank, which has "
-        "'main/accuracy', 'main/loss' now. Pass another monitor=, or a check_trigger that fires "
-        'when the value is observed.'] * (comm.rank == 0)
+        "MultiNodeEarlyStoppingTrigger: no rank reported 'main/lss', only 'main/accuracy', "
+        "'main/loss'. Correct monitor=, or pass a check_trigger that fires when the value is "
+        'reported.'] * (comm.rank == 0)
 
 
 def test_both_names_of_patience_are_refused(comm):

@@ -236,7 +236,7 @@ def remove_after(comm, folder, iteration):
     """Remove later saves, so that this one is loaded."""
     comm.barrier()
     for name in os.listdir(folder) if comm.rank == 0 else ():
-        if name.startswith(('run.', 'commit-run.')) and int(name.rpartition('.')[2]) > iteration:
+        if name.startswith('run.') and int(name.rpartition('.')[2]) > iteration:
             os.remove(os.path.join(folder, name))
     comm.barrier()
 

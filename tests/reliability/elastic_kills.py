@@ -1,7 +1,7 @@
 """Kills ranks and disconnects hosts of elastic jobs, and checks that no sample is lost or repeated.
 
 ``python tests/reliability/elastic_kills.py [--kills 100] [--jobs 2] [--seed 0]`` trains with
-``python -m chainermn run -n 4 --min-ranks 2`` on four virtual hosts, which needs root.  At random
+``chainermn run -n 4 --min-ranks 2`` on four virtual hosts, which needs root.  At random
 moments a rank is killed (SIGKILL), or the link of a host is cut, until the job has restarted and
 some random time longer.  At most two hosts are disconnected at a time.  Each training ends, after
 five kills, at the end of an epoch.  Then
@@ -160,14 +160,16 @@ class Job:
 
     def kill(self) -> None:
         """Kills a rank or disconnects a host, at a random moment, and waits for the restart."""
+        from chainermn.extensions._checkpointing.command import verify_folder
+
         time.sleep(self.rng.uniform(0, 5))
         while self.disconnected and self.rng.random() < .4:
             self.restore()
             time.sleep(self.rng.uniform(0, 20))
         before = starts(self.folder)
         host, pid = self.rng.choice(list(before[-1].pids.items()))
-        newest = max([int(path.name.rpartition('.')[2])
-                      for path in self.folder.glob('commit-run.*')], default=0)
+        newest = max([row.iteration or 0 for row in verify_folder(str(self.folder))
+                      if not row.problems], default=0)
         can_disconnect = len(self.disconnected) < HOSTS - MIN_RANKS
         if can_disconnect and host not in self.disconnected and self.rng.random() < .5:
             self.hosts.cut(host)

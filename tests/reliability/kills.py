@@ -4,9 +4,8 @@
 two processes.  Each is killed (SIGKILL: one rank, or all) at a random moment and started again,
 until a training finishes; then another one begins.  After every kill
 
-- every file in a manifest must be complete,
-- the next start must resume at an iteration with a manifest, and at none that is older than the
-  newest one with a manifest before the kill,
+- no file may be damaged, and only the newest save may be incomplete,
+- the next start must resume at the newest complete save, or begin if there is none,
 
 and the parameters at the end must be bitwise equal to those of an undisturbed training.
 """
@@ -65,8 +64,8 @@ def work(folder: str, steps: int) -> None:
     checkpointer.maybe_load(trainer, optimizer)
     if comm.rank == 0:
         start = updater.iteration
-        rows = [row for row in verify_folder(folder) if row.iteration == start
-                and row.name == f'commit-run.{start}'] if start else []
+        rows = [row for row in verify_folder(folder)
+                if row.name == f'run.0.{start}'] if start else []
         is_complete = not start or (rows and not rows[0].problems)
         say(f'starts at {start} {"complete" if is_complete else "incomplete"}')
     clean_end.add(lambda: say('has ended'))  # the files are removed after this
@@ -101,7 +100,7 @@ class Life:
                 start = re.search(r'starts at (\d+) (.*)', output)
                 if start is not None:
                     assert start[2] == 'complete', output
-                    assert int(start[1]) >= newest, f'lost {newest}: {output}'
+                    assert int(start[1]) == newest, f'lost {newest}: {output}'
                     self.counts['resumed'] += int(start[1]) > 0
                 ends = re.findall(r'ends with (\w+)', output)
                 if len(ends) == RANKS and succeeded:
@@ -109,10 +108,7 @@ class Life:
                     assert len(set(ends)) == 1, output
                     return ends[0]
                 assert kills, f'ended by itself: {output}'
-                newest = max(newest, self.check(folder))
-                if 'has ended' in output:
-                    self.counts['after the end'] += 1
-                    newest = 0
+                newest = self.check(folder, 'has ended' in output)
 
     def start(self, folder: str, kills: bool) -> tuple[str, bool]:
         """Start the training and kill it; return its output, and whether it succeeded."""
@@ -161,17 +157,30 @@ class Life:
         self.counts['kills'] += 1
         self.counts['of all ranks' if len(victims) > 1 else f'of rank {victims[0]}'] += 1
 
-    def check(self, folder: str) -> int:
-        """Assert that saves with a manifest are complete; return the newest."""
-        from chainermn.extensions._checkpointing.command import verify_folder
+    def check(self, folder: str, has_ended: bool) -> int:
+        """Assert that no file is damaged; return the newest complete save."""
+        from chainermn.extensions._checkpointing.command import Row, verify_folder
 
         rows = verify_folder(folder)
-        manifests = [row for row in rows if row.name.startswith('commit-run.')]
-        assert not [row for row in manifests if row.problems], '\n'.join(map(str, rows))
+        saves = [row for row in rows if row.iteration is not None]
+        complete = [row.iteration or 0 for row in saves if not row.problems]
+        newest = max(complete, default=0)
+
+        def is_expected(row: Row) -> bool:
+            """Whether only files are missing, of saves that were being written or removed."""
+            oldest = min(complete, default=0)
+            return all(problem.endswith((': is missing', ' of another save than the first file'))
+                       for problem in row.problems) and (
+                has_ended or not oldest <= (row.iteration or 0) <= newest)
+
+        assert all(not row.problems or is_expected(row) for row in saves), '\n'.join(map(str, rows))
+        assert all(row.name.startswith('tmp-') for row in rows if row.iteration is None), rows
         self.counts['while a file was written'] += any(
             row.name.startswith('tmp-') for row in rows)
-        self.counts['manifests verified'] += len(manifests)
-        return max((row.iteration or 0 for row in manifests), default=0)
+        self.counts['after the end'] += has_ended
+        self.counts['saves verified'] += len(complete)
+        self.counts['incomplete saves'] += len(saves) - len(complete)
+        return newest
 
 
 def run(kills: int, jobs: int, seed: int, steps: int) -> collections.Counter[str]:

@@ -89,7 +89,7 @@ def test_mnist(slurm, folder, program):
 def test_a_job_resumes_after_requeue(slurm, folder):
     submit, = (code for code in commands() if code.startswith('sbatch'))
     job = slurm.sbatch(*submit.split()[1:], cwd=folder)
-    virtual_slurm.wait_until(lambda: list(folder.glob('result/commit-run.*')),
+    virtual_slurm.wait_until(lambda: list(folder.glob('result/run.0.*')),
                              lambda: log_of(folder, job), LIMIT)
     assert slurm.run('scontrol', 'requeue', job).stdout == ''
     virtual_slurm.wait_until(lambda: slurm.state(job) == 'PENDING', lambda: log_of(folder, job))

@@ -315,7 +315,7 @@ class Monitor:
 def _report(text: str, stack: bytes = b'') -> None:
     with suppress(OSError):
         os.write(2, f'chainermn: {text}\n'.encode() + stack)
-    folder = os.environ.get('CHAINERMN_RUN_FOLDER')  # of python -m chainermn run
+    folder = os.environ.get('CHAINERMN_RUN_FOLDER')  # of chainermn run
     if folder is not None:
         with suppress(OSError):
             path = f'{folder}/{time.time_ns()}-{os.getpid()}'

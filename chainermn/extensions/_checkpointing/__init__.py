@@ -2,7 +2,7 @@
 
 From the bottom up: ``state`` copies the state of an object, ``npz`` stores arrays, ``classes``
 names the classes of saved objects, ``rank_file`` writes and verifies the file of one rank,
-``manifest`` lists the files of a save, ``background`` writes in a thread, ``lock`` keeps other jobs
-away, ``saver`` combines these, ``completed`` removes the files of a completed training,
+``save_names`` names the files, ``background`` writes in a thread, ``lock`` and ``job_lock`` keep
+other jobs away, ``saver`` combines these, ``completed`` removes the files of a completed training,
 ``selection`` finds the save to resume from, ``resume`` loads it.  ``command`` verifies a folder.
 """

@@ -10,10 +10,9 @@ import warnings
 from chainermn import _runtime
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._system import clean_end
-from chainermn._system.atomic_file import remove
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions._checkpointing.lock import JobLock
-from chainermn.extensions._checkpointing.manifest import SaveNames, remove_manifest
+from chainermn.extensions._checkpointing.job_lock import JobLock
+from chainermn.extensions._checkpointing.save_names import SaveNames
 
 
 class _Kept(_runtime.Part):
@@ -24,10 +23,7 @@ class _Kept(_runtime.Part):
 
 
 def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
-    """Remove all files of a training, manifests first.  Collective: every rank calls it."""
-    with raise_on_all_ranks(comm, 'removing checkpoints'):
-        _remove_manifests(comm, names)
-    comm.barrier()
+    """Remove all files of a training.  Collective: every rank calls it."""
     with raise_on_all_ranks(comm, 'removing checkpoints'):
         _remove_own_files(comm, names)
 
@@ -82,24 +78,18 @@ class _CompletedTraining:
         try:
             mpi_comm.Barrier()  # without consistency checks, another rank may not have ended
             try:
-                _remove_manifests(self._comm, self._names)
+                _remove_own_files(self._comm, self._names)
             except OSError as error:
-                problem = str(error)
-            if problem := mpi_comm.bcast(problem):  # of rank 0, which other ranks wait for
-                raise OSError(problem)
-            _remove_own_files(self._comm, self._names)
+                problem = f'rank {self._comm.rank}: {error}'
             self._release()
+            problems = mpi_comm.gather(problem) or []  # on rank 0
         except Exception as error:
-            if self._comm.rank == 0 or not problem:
-                warnings.warn(f'checkpoints in {self._names.folder} were not removed: {error}',
-                              RuntimeWarning, stacklevel=2)
-
-
-def _remove_manifests(comm: CommunicatorBase, names: SaveNames) -> None:
-    for iteration in names.find(None) if comm.rank == 0 else ():
-        remove_manifest(names.folder, names.of(iteration), range(comm.size))
+            problems = [str(error)]
+        if any(problems):
+            warnings.warn(f'checkpoints in {self._names.folder} were not removed\n  '
+                          + '\n  '.join(filter(None, problems)), RuntimeWarning, stacklevel=2)
 
 
 def _remove_own_files(comm: CommunicatorBase, names: SaveNames) -> None:
-    for path in names.find(comm.rank).values():
-        remove(path)
+    for number in names.find(comm.rank):  # the oldest first, if the job is killed now
+        names.remove(number, comm.rank, range(comm.size))

@@ -1,7 +1,7 @@
-"""Locks: one job at a time writes the files of a name in a folder.
+"""Locks of processes on files, with ``flock``.
 
-Each rank locks a file with ``flock``.  The kernel releases the lock when the process ends.  Who
-releases the lock removes the file; the next job takes over the file of a killed process.
+The kernel releases the lock when the process ends.  Whoever releases it removes the file; the next
+process takes over the file of a killed one.
 """
 from __future__ import annotations
 
@@ -10,20 +10,9 @@ import fcntl
 import os
 import threading
 import time
-import warnings
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 from chainermn import _runtime
 from chainermn._failures.exceptions import ChainerMNError
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
-    from chainermn.extensions._checkpointing.manifest import SaveNames
-
-#: Seconds that a job waits for another one, whose ranks may still be exiting.
-TIMEOUT = 15.
 
 _POLL_INTERVAL = 0.1  # seconds
 
@@ -126,119 +115,3 @@ def _is_at(path: str, descriptor: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-class JobLock:
-    """The locks of the files of one extension.  Released with this object at the latest.
-
-    Args:
-        comm: ChainerMN communicator.
-        title: Name of the extension's files in errors.
-        writers: The ranks that write files; rank 0 is the first.
-        is_alone: Whether only rank 0 calls :meth:`acquire`, as no other rank writes.
-    """
-
-    def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int], is_alone: bool
-                 ) -> None:
-        self.is_held = False
-        self._comm = comm
-        self._title = title
-        self._writers = writers
-        self._is_alone = is_alone
-        self._release: Callable[[], object] = lambda: None
-
-    def acquire(self, names: SaveNames, must_write: bool = False) -> None:
-        """Lock the files with these names, and unlock those that were locked before.
-
-        Also removes temporary files that a killed process of this rank left.
-        Collective: every rank calls it, unless rank 0 is alone.
-
-        Args:
-            names: Names of the files.
-            must_write: Whether a folder that is not writable is an error.
-
-        Raises:
-            OSError: On every rank, with ``must_write``, if any rank cannot write to its folder.
-            RuntimeError: On every rank, if another job uses these names in this folder.
-
-        Warns:
-            RuntimeWarning: On rank 0, if a file system cannot lock files.
-        """
-        rank = self._comm.rank
-        mine = self._try(names) if rank == 0 else _LockAttempt()
-        by_rank = [mine.texts]
-        if not self._is_alone:
-            # Rank 0 is first: of two jobs that start at the same time one gets all locks.
-            if self._comm.bcast_obj(mine.texts.owner) is None and rank in self._writers[1:]:
-                mine = self._try(names)
-            by_rank = self._comm.allgather_obj(mine.texts)
-        release_old, self._release = self._release, lambda: None
-        if mine.lock is not None:
-            self._release = weakref.finalize(self, mine.lock.release)
-        release_old()
-        self.is_held = True
-        error: Exception | None = None
-        if owners := _by_rank(texts.owner for texts in by_rank):
-            error = RuntimeError(
-                f'{self._title} is in use by another job\n  {owners[0]}\n'
-                'Wait until that job has ended, or pass another name or folder.')
-        elif must_write and (failures := _by_rank(texts.failure for texts in by_rank)):
-            error = OSError(
-                f'{self._title} cannot be saved: a folder is not writable\n  '
-                + '\n  '.join(failures) + '\nPass another folder, or change its permissions.')
-        if error is not None:
-            self.release()
-            if self._is_alone:
-                self._comm.refuse('locking', error)
-            raise error
-        if (problems := _by_rank(texts.problem for texts in by_rank)) and rank == 0:
-            warnings.warn(
-                f'{self._title} is not locked: the file system cannot lock files\n'
-                f'  {problems[0]}\n'
-                'Make sure that no other job uses the same name and folder.',
-                RuntimeWarning, stacklevel=4)
-
-    def release(self) -> None:
-        """Unlock the files of this rank."""
-        self.is_held = False
-        self._release()
-
-    def _try(self, names: SaveNames) -> _LockAttempt:
-        rank = self._comm.rank
-        path = names.lock_path(rank)
-        folder = os.path.dirname(path)
-        try:
-            os.makedirs(folder, exist_ok=True)
-            lock = acquire(path, TIMEOUT)
-        except InUseError as error:
-            return _LockAttempt(texts=_Texts(owner=f'{path} is locked by {error}'))
-        except OSError as error:
-            if os.access(folder, os.W_OK):
-                return _LockAttempt(texts=_Texts(problem=f'{path}: {error}'))
-            # A job that cannot write does not disturb other jobs, and may load.
-            return _LockAttempt(texts=_Texts(failure=f'{path}: {error}'))
-        if lock.users == 1:
-            for part in [*names.find_temporary(rank),
-                         *(names.find_temporary(None) if rank == 0 else ())]:
-                with contextlib.suppress(OSError):
-                    os.remove(part)
-        return _LockAttempt(lock)
-
-
-class _Texts(NamedTuple):
-    """Why a rank did not lock its files; all are ``None`` if it did."""
-
-    owner: str | None = None  # another job, which has locked them
-    problem: str | None = None  # the file system cannot lock files
-    failure: str | None = None  # the folder is not writable
-
-
-class _LockAttempt(NamedTuple):
-    """The result of :meth:`JobLock._try`."""
-
-    lock: FileLock | None = None
-    texts: _Texts = _Texts()
-
-
-def _by_rank(texts: Iterable[str | None]) -> list[str]:
-    return [f'rank {rank}: {text}' for rank, text in enumerate(texts) if text is not None]

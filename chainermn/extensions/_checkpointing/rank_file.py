@@ -1,4 +1,8 @@
-"""The file of one rank: an npz file with a tag that says which save it belongs to."""
+"""The file of one rank: an npz file with a tag that says which save it belongs to.
+
+The last 64 bytes are the SHA-256 of the file.  They are the comment of the archive, which contains
+zeros while the SHA-256 is computed.
+"""
 from __future__ import annotations
 
 import hashlib
@@ -7,7 +11,6 @@ import os
 import re
 import zipfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -18,10 +21,11 @@ from chainermn.extensions._checkpointing import npz
 
 TAG = 'chainermn/save'  # name of the array with the tag, as JSON
 _MAX_TAG = 1 << 26  # bytes; the tag of a million ranks has 8 MB
+_UNSIGNED = bytes(64)
 
 
 class Tag(NamedTuple):
-    """The save that a file belongs to.  Only read if that save has no manifest."""
+    """The save that a file belongs to.  It is complete if each writer has a file of it."""
 
     save: str  # unique; the same in all files of the save
     iteration: int
@@ -32,47 +36,8 @@ class Tag(NamedTuple):
     buffers: str = ''  # digest of the models' other arrays, e.g. means of batch normalization
 
 
-@dataclass(frozen=True)
-class FileRecord:
-    """One file, as the manifest describes it."""
-
-    rank: int  # that wrote it
-    name: str  # without the folder
-    bytes: int
-    sha256: str
-    state: str  # see Tag
-    buffers: str
-
-    @classmethod
-    def of(cls, path: str, tag: Tag, size: int, sha256: str) -> FileRecord:
-        """Describe a file."""
-        return cls(tag.rank, os.path.basename(path), size, sha256, tag.state, tag.buffers)
-
-    def find_problem(self, folder: str) -> str | None:
-        """Read the file and compare it with the record.
-
-        Returns:
-            Path of the file and what is wrong with it; ``None`` if nothing is.
-        """
-        path = os.path.join(folder, self.name)
-        try:
-            with open(path, 'rb') as file:
-                size = os.fstat(file.fileno()).st_size
-            found = digest(path)[1] if size == self.bytes else ''
-        except FileNotFoundError:
-            return f'{path}: is missing'
-        except (OSError, ValueError) as error:  # ValueError: it cannot be the name of a file
-            return f'{path!a}: {type(error).__name__}: {error}'
-        if size != self.bytes:
-            return f'{path}: has {size:,} bytes, not {self.bytes:,} as in the manifest'
-        if found != self.sha256:
-            return f'{path}: the SHA-256 is wrong'
-        problem = npz.find_problem(path, is_known=True)
-        return None if problem is None else f'{path}: {problem}'
-
-
 def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bool = False,
-          buffers: Collection[str] = ()) -> FileRecord:
+          buffers: Collection[str] = ()) -> None:
     """Write arrays and a tag to an npz file, atomically.
 
     Args:
@@ -82,9 +47,6 @@ def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bo
         compress: Whether to compress the file.
         buffers: Names of the arrays in which replicas may differ.
 
-    Returns:
-        The record of the file.
-
     Raises:
         OSError: If the file cannot be written.  The old file is unchanged then.
     """
@@ -93,13 +55,15 @@ def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bo
         out = _Digest(file)
         # numpy.savez of NumPy 1.26 leaves its archive open if an array cannot be written.
         with zipfile.ZipFile(out, 'w', method) as archive:  # type: ignore[call-overload]
+            archive.comment = _UNSIGNED
             for key, array in arrays.items():
                 npz.add_array(archive, key, array)
             tag = _with_digests(tag, {info.filename.removesuffix('.npy'): info.CRC
                                       for info in archive.infolist()}, buffers)
             text = json.dumps(tag._asdict()).encode()
             npz.add_array(archive, TAG, np.frombuffer(text, np.uint8))
-    return FileRecord.of(path, tag, out.bytes, out.sha256.hexdigest())
+        file.seek(-len(_UNSIGNED), os.SEEK_END)
+        file.write(out.sha256.hexdigest().encode())
 
 
 def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[str]) -> Tag:
@@ -136,7 +100,7 @@ def read_tag(path: str) -> Tag | None:
     """Read the tag of a file.
 
     Returns:
-        The tag; ``None`` for a file of an older version.
+        The tag; ``None`` for a file of ChainerMN 7.
 
     Raises:
         Exception: Of nearly any class, if the file cannot be read or is damaged.
@@ -164,19 +128,45 @@ def read_tag(path: str) -> Tag | None:
     return tag
 
 
-def digest(path: str) -> tuple[int, str]:
-    """Read a file.
+def find_problem(path: str, rank: int, first: Tag | None) -> str | None:
+    """Read a whole file, and check that it is one of a save.
+
+    Args:
+        path: Path of the file.
+        rank: The rank that wrote it.
+        first: Tag of the first file of the save; ``None`` if that is one of ChainerMN 7, of which
+            only the CRC-32 of each array is checked.
 
     Returns:
-        Its size in bytes and its SHA-256.
+        Path of the file and what is wrong with it; ``None`` if nothing is.
     """
-    sha256, size = hashlib.sha256(), 0
+    try:
+        tag = read_tag(path)
+        if tag is not None and not _has_right_digest(path):
+            problem: str | None = 'the SHA-256 is wrong'
+        elif (tag and tag.save) != (first and first.save):
+            problem = 'is of another save than the first file'
+        elif tag is not None and tag.rank != rank:
+            problem = f'is the file of rank {tag.rank}'
+        else:
+            problem = npz.find_problem(path, is_known=tag is not None)
+    except FileNotFoundError:
+        problem = 'is missing'
+    except Exception as error:
+        problem = str(error) or type(error).__name__
+    return problem and f'{path}: {problem}'
+
+
+def _has_right_digest(path: str) -> bool:
+    sha256 = hashlib.sha256()
     chunk = memoryview(bytearray(1 << 20))
     with open(path, 'rb', buffering=0) as file:
-        while count := file.readinto(chunk):
+        rest = os.fstat(file.fileno()).st_size - len(_UNSIGNED)
+        while rest > 0 and (count := file.readinto(chunk[:rest])):
             sha256.update(chunk[:count])
-            size += count
-    return size, sha256.hexdigest()
+            rest -= count
+        sha256.update(_UNSIGNED)
+        return file.read() == sha256.hexdigest().encode()
 
 
 class _Digest:
@@ -185,11 +175,9 @@ class _Digest:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
-        self.bytes = 0
 
     def write(self, data: bytes | memoryview) -> int:
         self.sha256.update(data)
-        self.bytes += len(data)
         return self._file.write(data)
 
     def flush(self) -> None:

@@ -1,29 +1,25 @@
-"""The saves of one extension: threads write the files, then rank 0 writes the manifest.
+"""The saves of one extension: a thread of each rank writes its file.
 
-A save is in flight until all ranks have reported that they wrote their files; then it is complete.
-Rank 0 writes the manifest of a complete save in the thread of the next save, so no rank waits for
-it, or at the end.  Saves that are obsolete then are removed: first the manifest, then the files.
+A save is in flight until all ranks have reported that they wrote their files; then it is complete,
+and all ranks remove the saves that it makes obsolete.
 """
 from __future__ import annotations
 
 import os
 import uuid
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from chainermn import _runtime
 from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
-from chainermn._system.atomic_file import remove
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter
-from chainermn.extensions._checkpointing.lock import JobLock
-from chainermn.extensions._checkpointing.manifest import Manifest, SaveName, remove_manifest
-from chainermn.extensions._checkpointing.rank_file import FileRecord, Tag
+from chainermn.extensions._checkpointing.job_lock import JobLock
+from chainermn.extensions._checkpointing.rank_file import Tag
+from chainermn.extensions._checkpointing.save_names import SaveNames
 
 
 @dataclass
@@ -31,26 +27,14 @@ class Save:
     """One save, on one rank."""
 
     iteration: int
-    manifest_path: str
     path: str
     arrays: Mapping[str, np.ndarray] | None  # until they are written; None on a rank without file
     buffers: set[str] = field(default_factory=set)
     compress: bool = False
+    names: SaveNames | None = None  # of the save and of those that it makes obsolete
     on_written: Callable[[], None] | None = None  # called by the thread
-    record: FileRecord | None = None  # once the file is written
-    has_manifest: bool = False  # on rank 0
-
-
-
-class _Saves(_runtime.Part):
-    """By manifest, the save of this process that wrote its files last.
-
-    If two extensions save the same iteration under the same name, the later one writes the
-    manifest.
-    """
-
-    def __init__(self) -> None:
-        self.newest: weakref.WeakValueDictionary[str, Save] = weakref.WeakValueDictionary()
+    is_written: bool = False
+    obsolete: list[int] = field(default_factory=list)  # on rank 0, once it is written
 
 
 class _SaveReport(NamedTuple):
@@ -58,8 +42,8 @@ class _SaveReport(NamedTuple):
 
     next_iteration: int | None  # of the next save; None at the end
     failure: str | None
-    record: FileRecord | None
-    obsolete: list[SaveName]  # only those of rank 0 count
+    is_written: bool
+    obsolete: list[int]  # only those of rank 0 count
     run: str
 
 
@@ -70,29 +54,24 @@ class Saver:
         comm: ChainerMN communicator.
         title: Name of the saved state in errors.
         writers: The ranks that write a file each; rank 0 is the first.
-        find_obsolete: Function that returns which saves to remove, once a save has its manifest.
-            Called on rank 0, by its thread.
-        is_alone: Whether only rank 0 writes.  Then it writes the manifest at once, and no rank
-            waits for another.
+        find_obsolete: Function that returns the numbers of the saves to remove, once a save is
+            complete.  Called on rank 0, by its thread.
+        is_alone: Whether only rank 0 writes.  Then no rank waits for another.
     """
 
     def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int],
-                 find_obsolete: Callable[[Save], list[SaveName]], is_alone: bool = False) -> None:
+                 find_obsolete: Callable[[Save], list[int]], is_alone: bool = False) -> None:
         self.background = BackgroundWriter()
         self.lock = JobLock(comm, title, writers, is_alone)  # outlives the thread
         self._comm = comm
         self._rank, self._size = comm.rank, comm.size  # the thread must not use comm
         self._title = title
-        self._writers = list(writers)
+        self._writers = writers
         self._find_obsolete = find_obsolete
         self._is_alone = is_alone
-        self._folder = ''
         self._in_flight: Save | None = None
         self._failure: str | None = None  # of the save in flight
-        self._complete: Save | None = None  # all ranks know that, but not that it has a manifest
-        self._records: list[FileRecord] = []  # of the complete save, by rank
-        self._obsolete: list[SaveName] = []  # rank 0 removed the manifest, the ranks do not know
-        self._to_remove: list[str] = []  # files of this rank in obsolete saves
+        self._to_remove: list[tuple[SaveNames, int]] = []
         self._run = uuid.uuid4().hex[:16]  # rank 0's, once the ranks have reported
         self._count = 0
 
@@ -120,12 +99,11 @@ class Saver:
         self.wait()
         save = self._in_flight
         reports = self._comm.allgather_obj(_SaveReport(
-            next_iteration, self._failure, None if save is None else save.record, self._obsolete,
-            self._run))
+            next_iteration, self._failure, save is not None and save.is_written,
+            [] if save is None else save.obsolete, self._run))
         # An error above leaves the save in flight.
         self._in_flight, self._failure = None, None
         self._run = reports[0].run
-        self._set_obsolete(reports[0].obsolete)
         iterations = [report.next_iteration for report in reports]
         if len(set(iterations)) > 1:
             raise on_all_ranks(self._comm, ValueError(
@@ -136,30 +114,27 @@ class Saver:
         if failures := [f'rank {rank}: {report.failure}' for rank, report in enumerate(reports)
                         if report.failure is not None]:
             raise on_all_ranks(self._comm, not_saved(self._name_of(save), failures))
-        if records := [report.record for report in reports if report.record is not None]:
-            self._complete, self._records = save, records
-            if len(records) < len(self._writers):
-                self._complete = None
-                wrote = {record.rank for record in records}
-                raise on_all_ranks(self._comm, ValueError(
-                    f'{self._name_of(save)} is incomplete\n' + ''.join(
-                        f'  rank {rank}: {"wrote a file" if rank in wrote else "wrote no file"}\n'
-                        for rank in self._writers)
-                    + 'Use a condition that is the same on all ranks.'))
+        wrote = [rank for rank, report in enumerate(reports) if report.is_written]
+        if wrote and len(wrote) < len(self._writers):
+            raise on_all_ranks(self._comm, ValueError(
+                f'{self._name_of(save)} is incomplete\n' + ''.join(
+                    f'  rank {rank}: {"wrote a file" if rank in wrote else "wrote no file"}\n'
+                    for rank in self._writers)
+                + 'Use a condition that is the same on all ranks.'))
+        self._set_obsolete(save, reports[0].obsolete)
 
     def start(self, save: Save) -> None:
         """Start a save in a thread.  The save before must be complete, or have failed."""
         self._count += 1
         self._in_flight = save
-        if save.arrays is None and self._rank and not self._to_remove:
+        if save.arrays is None and not self._to_remove:
             return
-        tag = Tag(f'{self._run}-{self._count}', save.iteration, self._size, self._writers,
+        tag = Tag(f'{self._run}-{self._count}', save.iteration, self._size, list(self._writers),
                   self._rank)
 
         def job() -> None:
             try:
-                self._remove_files()
-                self._write_manifest()
+                self._remove_obsolete()
                 if save.arrays is not None:
                     self._write(save, save.arrays, tag)
             finally:
@@ -168,76 +143,38 @@ class Saver:
         self.background.start(save.path, job)
 
     def flush(self) -> None:
-        """Complete the save in flight and write its manifest.  Collective: every rank calls it.
+        """Complete the save in flight, and remove obsolete saves.  Collective: every rank calls it.
 
         Raises:
-            OSError: On every rank, if any rank could not write its file, or rank 0 the manifest.
+            OSError: On every rank, if any rank could not write or remove its files.
         """
         self.complete(None)
-        if self._complete is None:
-            return
-        failure = None
-        try:
-            self._write_manifest()
-        except OSError as error:
-            failure = str(error)
-        failure, obsolete = self._comm.bcast_obj((failure, self._obsolete))
-        if failure is not None:
-            raise on_all_ranks(self._comm, not_saved(
-                self._name_of(self._complete), [f'rank 0: {failure}']))
-        self._set_obsolete(obsolete)
-        self._complete, self._records = None, []
         with raise_on_all_ranks(self._comm, 'removing obsolete files'):
-            self._remove_files()
+            self._remove_obsolete()
 
     def _name_of(self, save: Save | None) -> str:
         return self._title if save is None else f'{self._title} of iteration {save.iteration}'
 
     def _write(self, save: Save, arrays: Mapping[str, np.ndarray], tag: Tag) -> None:
-        self._folder = os.path.dirname(save.path)
-        os.makedirs(self._folder, exist_ok=True)
-        _runtime.get(_Saves).newest[save.manifest_path] = save
+        os.makedirs(os.path.dirname(save.path), exist_ok=True)
+        rank_file.write(save.path, arrays, tag, compress=save.compress, buffers=save.buffers)
+        save.is_written = True
         if self._rank == 0:
-            remove(save.manifest_path)  # of an earlier save with this name
-        save.record = rank_file.write(save.path, arrays, tag, compress=save.compress,
-                                      buffers=save.buffers)
+            save.obsolete = self._find_obsolete(save)
         if self._is_alone:
-            self._complete, self._records = save, [save.record]
-            self._write_manifest()
-            self._set_obsolete(self._obsolete)
-            self._remove_files()
+            self._set_obsolete(save, save.obsolete)
+            self._remove_obsolete()
         if save.on_written is not None:
             save.on_written()
 
-    def _write_manifest(self) -> None:
-        """On rank 0: writes the manifest of the complete save; removes those of obsolete saves."""
-        save = self._complete
-        if self._rank or save is None or save.has_manifest:
-            return
-        if _runtime.get(_Saves).newest.get(save.manifest_path) is not save:
-            return
-        try:
-            Manifest(save.iteration, self._size, self._records).write(save.manifest_path)
-        except OSError as error:
-            raise OSError(f'{save.manifest_path}: {error}') from error
-        save.has_manifest = True
-        folder = os.path.dirname(save.manifest_path)
-        for name in self._find_obsolete(save):
-            if self._in_flight is not None and (
-                    os.path.join(folder, name.manifest) == self._in_flight.manifest_path):
-                continue  # this save is being replaced
-            remove_manifest(folder, name, self._writers)
-            self._obsolete.append(name)
+    def _set_obsolete(self, save: Save | None, numbers: Sequence[int]) -> None:
+        if save is not None and save.names is not None:
+            self._to_remove += [(save.names, number) for number in numbers]
 
-    def _set_obsolete(self, names: list[SaveName]) -> None:
-        self._obsolete = []
-        if self._rank in self._writers:
-            self._to_remove += [os.path.join(self._folder, name.file(self._rank))
-                                for name in names]
-
-    def _remove_files(self) -> None:
+    def _remove_obsolete(self) -> None:
         while self._to_remove:
-            remove(self._to_remove.pop(0))
+            names, number = self._to_remove.pop(0)
+            names.remove(number, self._rank, self._writers)
 
 
 def not_saved(title: str, failures: Sequence[str]) -> OSError:

@@ -9,17 +9,13 @@ from time_limits import seconds
 
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.command import verify_folder
-from chainermn.extensions._checkpointing.manifest import Manifest
 
 
-def save(folder, iteration, size=2, manifest=True):
-    records = []
+def save(folder, iteration, size=2, name='run.{rank}.{number}'):
     for rank in range(size):
-        path = str(folder / f'run.{rank}.{iteration}')
+        path = str(folder / name.format(rank=rank, number=iteration))
         tag = rank_file.Tag(f'a-{iteration}', iteration, size, list(range(size)), rank)
-        records.append(rank_file.write(path, {'x': np.arange(5)}, tag))
-    if manifest:
-        Manifest(iteration, size, records).write(str(folder / f'commit-run.{iteration}'))
+        rank_file.write(path, {'x': np.arange(5)}, tag)
 
 
 def save_older(path):
@@ -35,48 +31,48 @@ def damage(path):
 
 def test_each_save_and_its_problems(tmp_path):
     assert verify_folder(str(tmp_path)) == []
-    for iteration in (10, 9, 8):
+    for iteration in range(8, 15):
         save(tmp_path, iteration)
-    save(tmp_path, 11, manifest=False)
     os.remove(tmp_path / 'run.1.9')
-    (tmp_path / 'commit-run.8').write_text('{}')
+    os.remove(tmp_path / 'run.0.11')
+    damage(tmp_path / 'run.1.12')
+    (tmp_path / 'run.0.13').write_bytes(b'damaged')
+    os.rename(tmp_path / 'run.1.14', tmp_path / 'run.2.14')
+    (tmp_path / 'run.0.7').write_bytes(b'damaged')
     (tmp_path / 'tmp-run.0.15.part').touch()
     (tmp_path / 'log').write_text('something else')
-    save(tmp_path, 12, manifest=False)
-    os.remove(tmp_path / 'run.1.12')
-    save(tmp_path, 13, manifest=False)
-    damage(tmp_path / 'run.1.13')
-    save(tmp_path, 14, manifest=False)
-    os.rename(tmp_path / 'run.1.14', tmp_path / 'run.2.14')
+    (tmp_path / 'folder.0.1').mkdir()
     np.savez(tmp_path / 'other.npz', x=np.arange(3))
     save_older(tmp_path / 'older.1.3')
-    save_older(tmp_path / 'snapshot_iter_3.0')
-    damage(tmp_path / 'snapshot_iter_3.0')
+    save_older(tmp_path / 'older_iter_3.0')
+    damage(tmp_path / 'older_iter_3.0')
     rows = {row.name: row for row in verify_folder(str(tmp_path))}
-    assert list(rows) == ['commit-run.8', 'commit-run.9', 'commit-run.10', 'older.1.3', 'run.0.11',
-                          'run.0.12', 'run.0.13', 'run.0.14', 'run.0.8', 'snapshot_iter_3.0',
+    assert list(rows) == ['run.0.8', 'run.0.9', 'run.0.10', 'run.0.11', 'run.0.12', 'run.0.13',
+                          'run.0.14', 'run.2.14', 'older.1.3', 'older_iter_3.0', 'run.0.7',
                           'tmp-run.0.15.part']
-    assert str(rows['commit-run.10']) == 'commit-run.10: iteration 10 of 2 ranks: complete'
-    assert rows['commit-run.9'].problems == [f'{tmp_path}/run.1.9: is missing']
-    assert 'is not a manifest' in str(rows['commit-run.8'])
-    assert str(rows['run.0.11']) == (
-        'run.0.11: iteration 11 of 2 ranks: complete; resuming writes its manifest')
-    assert rows['run.0.12'].problems == ['the file of rank 1 is missing or damaged']
-    assert rows['run.0.13'].problems == ['run.1.13: the checksum of x.npy is wrong']
-    assert rows['run.0.14'].problems == ['run.2.14: is the file of rank 1']
-    assert rows['run.0.8'].problems == [
-        'run.0.8: is not in commit-run.8', 'run.1.8: is not in commit-run.8']
-    assert str(rows['older.1.3']) == 'older.1.3: complete, a file of an older version'
-    assert rows['snapshot_iter_3.0'].problems == ['the checksum of x.npy is wrong']
+    for number in (8, 10):
+        assert str(rows[f'run.0.{number}']) == (
+            f'run.0.{number}: iteration {number} of 2 ranks: complete')
+    assert rows['run.0.9'].problems == [f'{tmp_path}/run.1.9: is missing']
+    assert rows['run.0.11'].problems == [f'{tmp_path}/run.0.11: is missing']
+    assert rows['run.0.12'].problems == [f'{tmp_path}/run.1.12: the SHA-256 is wrong']
+    assert rows['run.0.13'].problems == [f'{tmp_path}/run.0.13: File is not a zip file']
+    assert rows['run.0.14'].problems == [f'{tmp_path}/run.1.14: is missing']
+    assert rows['run.2.14'].problems == [f'{tmp_path}/run.2.14: was renamed']
+    assert str(rows['older.1.3']) == 'older.1.3: complete, a file of ChainerMN 7'
+    assert rows['older_iter_3.0'].problems == [
+        f'{tmp_path}/older_iter_3.0: the checksum of x.npy is wrong']
+    assert rows['run.0.7'].problems == [f'{tmp_path}/run.0.7: File is not a zip file']
     assert 'of a process that was killed' in str(rows['tmp-run.0.15.part'])
 
 
 def test_snapshots_are_found_too(tmp_path):
-    save(tmp_path, 3, size=1)
-    os.rename(tmp_path / 'commit-run.3', tmp_path / 'commit-snapshot_iter_3')
+    save(tmp_path, 3, name='snapshot_iter_{number}.{rank}')
     row, = verify_folder(str(tmp_path))
-    assert (row.name, row.iteration, row.size, row.problems) == (
-        'commit-snapshot_iter_3', 3, 1, [])
+    assert (row.name, row.iteration, row.size, row.problems) == ('snapshot_iter_3.0', 3, 2, [])
+    damage(tmp_path / 'snapshot_iter_3.1')
+    row, = verify_folder(str(tmp_path))
+    assert row.problems == [f'{tmp_path}/snapshot_iter_3.1: the SHA-256 is wrong']
 
 
 @pytest.mark.mpi_skip
@@ -87,11 +83,11 @@ def test_the_command(tmp_path):
 
     assert run(tmp_path).stdout == 'No checkpoint or snapshot found.\n'
     save(tmp_path, 5)
-    save(tmp_path, 6, manifest=False)
+    save(tmp_path, 6)
     done = run(tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith(
-        'commit-run.5: iteration 5 of 2 ranks: complete\n'
-        'run.0.6: iteration 6 of 2 ranks: complete;')
+    assert done.returncode == 0 and done.stdout == (
+        'run.0.5: iteration 5 of 2 ranks: complete\n'
+        'run.0.6: iteration 6 of 2 ranks: complete\n')
     os.remove(tmp_path / 'run.1.5')
     done = run(tmp_path)
     assert done.returncode == 1 and 'run.1.5: is missing' in done.stdout

@@ -238,8 +238,8 @@ def small(tmp_path):
 
 
 def is_accepted(path):
-    """Whether no problem is found; then the content must be as written, except for dates."""
-    if find_problem(path) is not None:
+    """Whether no problem is found; then the content must be as written."""
+    if rank_file.find_problem(path, 0, TAG) is not None:
         return False
     assert read_tag(path)._replace(state='', buffers='') == TAG._replace(state='', buffers='')
     with Arrays(path, path) as arrays:
@@ -255,19 +255,16 @@ def test_truncated_at_every_length(tmp_path):
         with open(path, 'wb') as file:
             file.write(content[:size])
         assert not is_accepted(path)
-        with pytest.raises(Exception):  # noqa: B017
-            read_tag(path)
 
 
 @pytest.mark.slow
 @pytest.mark.limit(300)
 def test_every_single_bit_is_flipped(tmp_path):
-    """Damage that is not found must be harmless."""
     path, content = small(tmp_path)
     damaged = bytearray(content)
     for bit in range(8 * len(content)):
         damaged[bit // 8] ^= 1 << bit % 8
         with open(path, 'wb') as file:
             file.write(damaged)
-        is_accepted(path)
+        assert not is_accepted(path), bit
         damaged[bit // 8] ^= 1 << bit % 8

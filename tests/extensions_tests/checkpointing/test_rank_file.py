@@ -84,21 +84,74 @@ def test_chainer_reads_it(tmp_path, compress):
         assert {info.compress_type for info in archive.infolist()} == {8 if compress else 0}
 
 
-def test_a_tag_is_read_again_and_the_digests_are_those_of_the_arrays(tmp_path):
+def test_a_tag_is_read_again(tmp_path):
     path = str(tmp_path / 'file')
-    record = rank_file.write(path, ARRAYS, TAG)
-    assert read_tag(path) == TAG._replace(state=record.state, buffers=record.buffers)
-    data = (tmp_path / 'file').read_bytes()
-    assert (record.rank, record.name) == (1, 'file')
-    assert (record.bytes, record.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    rank_file.write(path, ARRAYS, TAG)
+    tag = read_tag(path)
+    assert len(tag.state) == len(tag.buffers) == 16
+    assert tag == TAG._replace(state=tag.state, buffers=tag.buffers)
     with open(path, 'wb') as file:
         np.savez(file, **ARRAYS)
     assert read_tag(path) is None
 
 
+def test_the_last_64_bytes_are_the_sha256_of_the_file(tmp_path):
+    path = tmp_path / 'file'
+    rank_file.write(str(path), {'x': np.frombuffer(os.urandom(3_000_000), np.uint8)}, TAG)
+    content = path.read_bytes()
+    expected = hashlib.sha256(content[:-64] + bytes(64)).hexdigest()
+    assert content[-64:] == expected.encode()
+    assert rank_file.find_problem(str(path), 1, TAG) is None
+
+
+def test_each_problem_is_named(tmp_path):
+    path = tmp_path / 'file'
+
+    def find_problem(rank=1, first=TAG):
+        return rank_file.find_problem(str(path), rank, first)
+
+    assert find_problem() == f'{path}: is missing'
+    rank_file.write(str(path), ARRAYS, TAG)
+    assert find_problem(first=TAG._replace(rank=0)) is None
+    assert find_problem(rank=0) == f'{path}: is the file of rank 1'
+    for other in (TAG._replace(save='a-2'), None):
+        assert find_problem(first=other) == f'{path}: is of another save than the first file'
+    content = path.read_bytes()
+    path.write_bytes(content.replace(np.float64(7).tobytes(), np.float64(8).tobytes(), 1))
+    assert find_problem() == f'{path}: the SHA-256 is wrong'
+    path.write_bytes(content[:-1])
+    assert find_problem().startswith(f'{path}: ')
+    with open(path, 'wb') as file:
+        np.savez(file, **ARRAYS)
+    assert find_problem(first=None) is None
+    assert find_problem() == f'{path}: is of another save than the first file'
+    os.remove(path)
+    os.mkdir(path)
+    assert 'Is a directory' in find_problem()
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    path = tmp_path / 'file'
+    rank_file.write(str(path), {'x': np.arange(3)}, TAG)
+    content = path.read_bytes()
+    assert rank_file.find_problem(str(path), 1, TAG) is None
+    for at in range(len(content)):
+        bit = at * 5 % 8  # each byte, and each bit of the structures
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1:])
+        assert rank_file.find_problem(str(path), 1, TAG) is not None, (at, bit)
+
+
+def test_a_file_with_holes_is_not_read(tmp_path):
+    path = str(tmp_path / 'file')
+    with open(path, 'wb') as file:
+        file.truncate(1 << 40)
+    assert rank_file.find_problem(path, 1, TAG) is not None
+
+
 def digests(tmp_path, arrays, buffers=frozenset(), **tag):
-    record = rank_file.write(str(tmp_path / 'file'), arrays, TAG._replace(**tag), buffers=buffers)
-    return record.state, record.buffers
+    path = str(tmp_path / 'file')
+    rank_file.write(path, arrays, TAG._replace(**tag), buffers=buffers)
+    return read_tag(path)[-2:]
 
 
 @pytest.mark.parametrize('key, is_common', [
@@ -133,5 +186,3 @@ def test_buffers_have_a_digest_of_their_own(tmp_path):
     assert before[0] == after[0] and before[1] != after[1]
     arrays['0/W'] += 1
     assert after[0] != digests(tmp_path, arrays, buffers)[0]
-
-

@@ -1,0 +1,128 @@
+"""One job at a time writes the files of a name in a folder: each rank locks a file."""
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from chainermn._failures.on_all_ranks import on_all_ranks
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._checkpointing.lock import FileLock, InUseError, acquire
+from chainermn.extensions._checkpointing.save_names import SaveNames
+
+#: Seconds that a job waits for another one, whose ranks may still be exiting.
+TIMEOUT = 15.
+
+
+class _Obstacle(NamedTuple):
+    """Why a rank did not lock its files; all are ``None`` if it did, or writes none."""
+
+    owner: str | None = None  # another job, which has locked them
+    problem: str | None = None  # the file system cannot lock files
+    failure: str | None = None  # the folder is not writable
+
+
+class JobLock:
+    """The locks of the files of one extension.  Released with this object at the latest.
+
+    Args:
+        comm: ChainerMN communicator.
+        title: Name of the extension's files in errors.
+        writers: The ranks that write files; rank 0 is the first.
+        is_alone: Whether only rank 0 calls :meth:`acquire`, as no other rank writes.
+    """
+
+    def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int], is_alone: bool
+                 ) -> None:
+        self.is_held = False
+        self._comm = comm
+        self._title = title
+        self._writers = writers
+        self._is_alone = is_alone
+        self._release: Callable[[], object] = lambda: None
+
+    def acquire(self, names: SaveNames, must_write: bool = False) -> None:
+        """Lock the files with these names, and unlock those that were locked before.
+
+        Also removes temporary files that a killed process of this rank left.
+        Collective: every rank calls it, unless rank 0 is alone.
+
+        Args:
+            names: Names of the files.
+            must_write: Whether a folder that is not writable is an error.
+
+        Raises:
+            OSError: On every rank, with ``must_write``, if any rank cannot write to its folder.
+            RuntimeError: On every rank, if another job uses these names in this folder.
+
+        Warns:
+            RuntimeWarning: On rank 0, if a file system cannot lock files.
+        """
+        rank = self._comm.rank
+        attempt = _try(names, rank) if rank == 0 else _Obstacle()
+        if not self._is_alone:
+            # Rank 0 is first: of two jobs that start at the same time one gets all locks.
+            owner = self._comm.bcast_obj(isinstance(attempt, _Obstacle) and attempt.owner)
+            if not owner and rank in self._writers[1:]:
+                attempt = _try(names, rank)
+        release_old, self._release = self._release, lambda: None
+        obstacle = _Obstacle()
+        if isinstance(attempt, FileLock):
+            self._release = weakref.finalize(self, attempt.release)
+        else:
+            obstacle = attempt
+        release_old()
+        obstacles = [obstacle] if self._is_alone else self._comm.allgather_obj(obstacle)
+        self.is_held = True
+        if owners := _by_rank(each.owner for each in obstacles):
+            self._raise(RuntimeError(
+                f'{self._title} is in use by another job\n  {owners[0]}\n'
+                'Wait until that job has ended, or pass another name or folder.'))
+        if must_write and (failures := _by_rank(each.failure for each in obstacles)):
+            self._raise(OSError(
+                f'{self._title} cannot be saved: a folder is not writable\n  '
+                + '\n  '.join(failures) + '\nPass another folder, or change its permissions.'))
+        if rank == 0 and (problems := _by_rank(each.problem for each in obstacles)):
+            warnings.warn(
+                f'{self._title} is not locked: the file system cannot lock files\n'
+                f'  {problems[0]}\n'
+                'Make sure that no other job uses the same name and folder.',
+                RuntimeWarning, stacklevel=4)
+
+    def release(self) -> None:
+        """Unlock the files of this rank."""
+        self.is_held = False
+        self._release()
+
+    def _raise(self, error: Exception) -> None:
+        self.release()
+        if self._is_alone:
+            self._comm.refuse('locking', error)
+        raise on_all_ranks(self._comm, error)
+
+
+def _try(names: SaveNames, rank: int) -> FileLock | _Obstacle:
+    path = names.lock_path(rank)
+    folder = os.path.dirname(path)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        lock = acquire(path, TIMEOUT)
+    except InUseError as error:
+        return _Obstacle(owner=f'{path} is locked by {error}')
+    except OSError as error:
+        if os.access(folder, os.W_OK):
+            return _Obstacle(problem=f'{path}: {error}')
+        # A job that cannot write does not disturb other jobs, and may load.
+        return _Obstacle(failure=f'{path}: {error}')
+    if lock.users == 1:
+        for part in names.find_temporary(rank):
+            with contextlib.suppress(OSError):
+                os.remove(part)
+    return lock
+
+
+def _by_rank(texts: Iterable[str | None]) -> list[str]:
+    return [f'rank {rank}: {text}' for rank, text in enumerate(texts) if text is not None]
