@@ -6,10 +6,11 @@ communicator, on rank 0, after the first updates. Host waits: the host waits for
 Gradients are float32; the parameters of ResNet-50 have 102 MB, the 1,000 small ones 0.4 MB.
 
 ``pure_nccl`` packs all gradients by one kernel, averages them by one all-reduce, and unpacks them
-by another kernel. ``overlap`` does so for each bucket, but need not unpack it: the gradients become
-views of the bucket. ``non_cuda_aware`` reduces to one rank of each host and then broadcasts.
-``flat`` exchanges gradients by MPI through host memory, and waits for both copies; that of
-ChainerMN 7 gives MPI pointers to device memory, whose bytes are not counted.
+by another kernel. ``overlap`` does so for each bucket, and double buffering for all gradients, but
+they need not unpack: the gradients become views of the buffer. ``non_cuda_aware`` reduces to one
+rank of each host and then broadcasts. ``flat`` exchanges gradients by MPI through host memory, and
+waits for both copies; that of ChainerMN 7 gives MPI pointers to device memory, whose bytes are not
+counted.
 
 ``MNBN`` compares a layer of multi-node batch normalization with Chainer's layer for one rank: a
 negative number is work that it saves.

@@ -19,7 +19,7 @@ PICTURE = ROOT / 'docs' / 'architecture.svg'
 ORDER = [
     'functions', 'testing', '_timeline', '_check', '_run',
     'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_launch',
-    'nccl', '_delegate', '_version', 'global_except_hook', '_signature', '_environment',
+    'nccl', '_proxies', '_version', 'global_except_hook', '_signature', '_environment',
 ]
 PER_ROW = 6
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16

@@ -58,7 +58,6 @@ EXCEPTIONS = {
 
 #: Public names whose examples need GPUs, and are skipped.
 ON_GPUS = {
-    'chainermn.CommunicatorBase.multi_node_mean_grad_async',
     'chainermn.communicators.non_cuda_aware_communicator.NonCudaAwareCommunicator',
     'chainermn.communicators.pure_nccl_communicator.PureNcclCommunicator',
 }

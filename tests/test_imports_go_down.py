@@ -26,7 +26,7 @@ LAYERS = [
     {'_consistency'},
     {'_diagnostics'},
     {'_tracing'},
-    {'nccl', 'global_except_hook', '_delegate', '_version'},
+    {'nccl', 'global_except_hook', '_proxies', '_version'},
     {'_failures'},
     {'_system'},
     {'_types'},
@@ -104,7 +104,7 @@ def test_imports_go_down(path):
     ('_transport/mpi.py', 'chainermn._gradients.mean_queue'),
     ('_diagnostics/watchdog.py', 'chainermn._consistency.mismatch'),
     ('communicators/pure_nccl_communicator.py', 'cupy.cuda.nccl'),
-    ('_delegate.py', 'chainermn.nccl'),
+    ('_proxies/delegate.py', 'chainermn.nccl'),
     ('nccl.py', 'mpi4py'),
 ])
 def test_an_import_that_goes_up_is_found(path, name):

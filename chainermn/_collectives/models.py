@@ -21,6 +21,7 @@ from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
 from chainermn._transport import topology
+from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor
 from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
@@ -59,15 +60,13 @@ class ModelOperations(ObjectOperations):
         if len(shards) != self._size:
             raise ValueError('allgather_shards needs a list of arrays for each of the '
                              f'{self._size} ranks, got {len(shards)} lists')
-        lists = [ParameterList.named({f'array {n} of the shard of rank {rank}': x
-                                      for n, x in enumerate(arrays)})
-                 for rank, arrays in enumerate(shards)]
-        layout = self._layout(ParameterList.named(
-            {path: x for each in lists for path, x in each.by_path().items()}), for_mean=False)
+        layout = self._layout(ParameterList.named({
+            f'array {n} of the shard of rank {rank}': x
+            for rank, arrays in enumerate(shards) for n, x in enumerate(arrays)}), for_mean=False)
         self._consistency.same(pack('allgather_shards', number=layout.digest), layout.described)
-        for root, arrays in enumerate(lists):
+        for root, arrays in enumerate(shards):
             if arrays:
-                self._transport.bcast_arrays(arrays, root)
+                self._transport.bcast_arrays(ArrayList.of(arrays), root)
 
     @operation
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,

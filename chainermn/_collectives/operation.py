@@ -8,12 +8,12 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 from mpi4py import MPI
 
 from chainermn._collectives.tracer import Tracer
-from chainermn._consistency.check import ConsistencyCheck
+from chainermn._consistency.check import CalledBy, ConsistencyCheck
 from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import BY_NAME, Waits
-from chainermn._signature import NO_UPDATE, PROGRAM, Caller, Update
+from chainermn._signature import NO_UPDATE, Caller, Update
 from chainermn._transport.mpi import MpiTransport
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])
@@ -99,28 +99,6 @@ def _other(name: str, method: _Method) -> _Method:
     return cast(_Method, run)
 
 
-class _CalledBy:
-    """Sets the caller of the operations in a context, unless there is one, and its update."""
-
-    __slots__ = '_caller', '_check', '_outer', '_update'
-
-    def __init__(self, check: ConsistencyCheck, caller: Caller, update: Update) -> None:
-        self._check = check
-        self._caller = caller
-        self._update = update
-
-    def __enter__(self) -> None:
-        check = self._check
-        self._outer = check.caller, check.update
-        if check.caller is PROGRAM:
-            check.caller = self._caller
-        if self._update is not NO_UPDATE:
-            check.update = self._update
-
-    def __exit__(self, *error: object) -> None:
-        self._check.caller, self._check.update = self._outer
-
-
 _named = functools.lru_cache(maxsize=None)(Caller)
 
 
@@ -147,8 +125,8 @@ class Operations:
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         self._consistency.refuse(operation, error)
 
-    def called_by(self, caller: Caller | str, update: Update = NO_UPDATE) -> _CalledBy:
-        return _CalledBy(
+    def called_by(self, caller: Caller | str, update: Update = NO_UPDATE) -> CalledBy:
+        return CalledBy(
             self._consistency, _named(caller) if isinstance(caller, str) else caller, update)
 
     def _transport_for(self, on_device: bool, homogeneous: bool = True) -> MpiTransport:

@@ -23,7 +23,7 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._failures import common_error
 from chainermn._failures.ranks import ranks_text
 from chainermn._operations import END
-from chainermn._signature import NO_UPDATE, PROGRAM, Caller, CallSignature, identifier
+from chainermn._signature import NO_UPDATE, PROGRAM, Caller, CallSignature, Update, identifier
 from chainermn._tracing import recorder
 
 
@@ -73,20 +73,16 @@ class ConsistencyCheck:
         self.on_shutdown: Callable[[], None] = lambda: None
         #: The update of the calling optimizer.
         self.update = NO_UPDATE
-        self.caller = PROGRAM
+        self.set_caller(PROGRAM)
+        self._mismatch: tuple[int, list[CallSignature]] = -1, []  # the last one, and its call
         self._size = mpi_comm.size
         self._exchange: SignatureExchange = SignatureExchange(mpi_comm, _signature.SIZE)
         #: The largest size in bytes of data of one rank that is exchanged with its call.
         self.capacity = self._exchange.capacity
 
-    @property
-    def caller(self) -> Caller:
-        """Who makes the calls of this rank."""
-        return self._caller
-
-    @caller.setter
-    def caller(self, caller: Caller) -> None:
-        self._caller = caller
+    def set_caller(self, caller: Caller) -> None:
+        """Set who makes the calls of this rank."""
+        self.caller = caller
         self._identifier: Callable[[bytes], bytes] = (
             identifier if caller is PROGRAM
             else lambda signature: identifier(signature, caller.digest))  # its options can change
@@ -219,12 +215,12 @@ class ConsistencyCheck:
                       details: Mapping[str, str] | None = None, error: Exception | None = None,
                       failure: mismatch.RemoteError | None = None) -> NoReturn:
         """Exchange details and raise the same error on all ranks."""
+        self._mismatch = self.calls.count, signatures
         self.has_finished_ranks = any(
             signature.operation == END for signature in signatures)
         site = str(self.update) + call_site.describe()
         responses = self.mpi_comm.allgather((failure, details, site, self.caller))
         common = mismatch.common_error(signatures, *zip(*responses, strict=True))
-        common.__dict__['consistency'] = self, signatures  # see `signatures_of`
         common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))
         if type(common) is type(error):  # show one error instead of two
             assert error is not None
@@ -232,10 +228,34 @@ class ConsistencyCheck:
             raise common.with_traceback(error.__traceback__) from cause
         raise common from error
 
-    def signatures_of(self, error: BaseException) -> list[CallSignature] | None:
-        """Return the signatures that caused this error, or None if this check did not raise it."""
-        check, signatures = error.__dict__.get('consistency', (None, None))
-        return signatures if check is self else None
+    def mismatch_of(self, error: BaseException) -> list[CallSignature] | None:
+        """Return the signatures if the last call of this rank raised this error on all ranks."""
+        count, signatures = self._mismatch
+        is_last = count == self.calls.count and common_error.is_common(error)
+        return signatures if is_last else None
+
+
+class CalledBy:
+    """Sets the caller of the operations in a context, unless there is one, and its update."""
+
+    __slots__ = '_caller', '_check', '_outer', '_update'
+
+    def __init__(self, check: ConsistencyCheck, caller: Caller, update: Update) -> None:
+        self._check = check
+        self._caller = caller
+        self._update = update
+
+    def __enter__(self) -> None:
+        check = self._check
+        self._outer = check.caller, check.update
+        if check.caller is PROGRAM:
+            check.set_caller(self._caller)
+        if self._update is not NO_UPDATE:
+            check.update = self._update
+
+    def __exit__(self, *error: object) -> None:
+        caller, self._check.update = self._outer
+        self._check.set_caller(caller)
 
 
 def _first_to_print(signatures: Sequence[CallSignature]) -> int:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -249,7 +249,8 @@ class MeanQueue:
         """Return new arrays for the means, one buffer for each dtype."""
         members: dict[tuple[np.dtype, bool], list[int]] = {}
         for i, x in enumerate(arrays):
-            members.setdefault((x.dtype, array_buffers.on_device(x)), []).append(i)
+            members.setdefault(
+                (x.dtype, not arrays.on_host and array_buffers.on_device(x)), []).append(i)
         results: list[Array] = [None] * len(arrays)
         for (dtype, device), indices in members.items():
             size = sum(arrays[i].size for i in indices)
@@ -264,11 +265,11 @@ class MeanQueue:
         return results
 
 
-def _computed_on(arrays: Iterable[Array]) -> Callable[[], AbstractContextManager[None]]:
+def _computed_on(arrays: ParameterList) -> Callable[[], AbstractContextManager[None]]:
     """Return a context for the thread: the device of the arrays, after their computation."""
-    device = next((x.device for x in arrays if array_buffers.on_device(x)), None)
-    if device is None:
+    if arrays.on_host:
         return contextlib.nullcontext
+    device = next(x.device for x in arrays if array_buffers.on_device(x))
     import cupy
 
     computed = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))

@@ -10,10 +10,8 @@ rank.
 """
 from __future__ import annotations
 
-import contextlib
-import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import chainer
@@ -121,46 +119,33 @@ class ShardedUpdate:
             self._distribute(path, param, states)
         self._items, self._rules = items, rules
 
-    @contextlib.contextmanager
-    def updating(self, optimizer: Optimizer) -> Iterator[None]:
-        """Let ``optimizer.update`` update this rank's shard, and exchange it before 'post' hooks.
+    def update(self, optimizer: Optimizer) -> None:
+        """Step like ``GradientMethod.update``, but update this rank's shard, and exchange it.
 
         Collective: every rank calls it.
 
         Args:
-            optimizer: The actual optimizer.
+            optimizer: The actual optimizer, a ``chainer.optimizer.GradientMethod``.
         """
         params = _with_rules(optimizer.target)
-        call_hooks = optimizer.call_hooks
-        is_exchanged = False
-
-        def exchange() -> None:
-            nonlocal is_exchanged
-            if not is_exchanged:
-                is_exchanged = True
-                self._exchange(params)
-
-        def call_hooks_after_exchange(timing: str = 'pre') -> None:
-            if timing == 'post':
-                exchange()
-            call_hooks(timing)
-
-        for path, param in params.items():
-            if not param.array.flags.c_contiguous:  # pieces share its memory
-                param.array = param.xp.ascontiguousarray(param.array)
-            param.update = functools.partial(self._update, path, param)
-        optimizer.call_hooks = call_hooks_after_exchange
+        paths = {id(param): path for path, param in params.items()}
         try:
-            yield
-            exchange()
-        except Exception as error:
-            if not is_exchanged:  # the others wait for this rank
-                self._communicator.refuse('update', error)
-            raise
-        finally:
-            del optimizer.call_hooks
-            for param in params.values():
-                del param.update
+            optimizer.reallocate_cleared_grads()
+            optimizer.check_nan_in_grads()
+            optimizer.call_hooks('pre')
+            optimizer.t += 1
+            if optimizer.is_safe_to_update():
+                for param in optimizer.target.params():
+                    if id(param) in paths:
+                        self._update(paths[id(param)], param)
+                    else:  # not initialized
+                        param.update()
+            optimizer.reallocate_cleared_grads()
+        except Exception as error:  # the others wait for this rank
+            self._communicator.refuse('update', error)
+        self._exchange(params)
+        optimizer.call_hooks('post')
+        optimizer.update_loss_scale()
 
     def serialize(self, serializer: Serializer, target: Model) -> None:
         """Save which elements the states of this rank belong to.
@@ -193,8 +178,10 @@ class ShardedUpdate:
     def _update(self, path: str, param: Parameter) -> None:
         """Update this rank's elements of a parameter."""
         rule, piece = param.update_rule, self._pieces[path]
+        if not param.array.flags.c_contiguous:  # pieces share its memory
+            param.array = param.xp.ascontiguousarray(param.array)
         if piece is param:
-            type(param).update(param)
+            param.update()
             return
         if not piece.size:
             rule.t += rule.enabled

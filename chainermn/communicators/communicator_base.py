@@ -50,13 +50,6 @@ _A = TypeVar('_A', default=ReceivedArray)
 CommunicatorLike: TypeAlias = 'CommunicatorBase | MPI.Intracomm'
 
 
-class MeanRequest(Protocol):
-    """Gradients that are being averaged in the background."""
-
-    def wait(self) -> None:
-        """Wait until the gradients of the model are means."""
-
-
 class GradientQueue(Protocol):
     """Averages gradients in the background; see :meth:`chainermn.CommunicatorBase.mean_queue`."""
 
@@ -209,7 +202,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
     @property
     def _can_overlap(self) -> bool:
-        """Whether :meth:`multi_node_mean_grad_async` runs while the caller computes."""
+        """Whether the queue of gradients works on a device, so that double buffering helps."""
         return False
 
     @property
@@ -1045,32 +1038,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             ...     n_examples = comm.allreduce_obj(len(train))
         """
         return contextlib.nullcontext()
-
-    def multi_node_mean_grad_async(self, model: Model, zero_fill: bool = False,
-                                   compression: Compression = None) -> MeanRequest:
-        """Start :meth:`multi_node_mean_grad` and return at once.
-
-        Collective: every rank calls it.  Only pure_nccl supports it.
-
-        Args:
-            model: As for :meth:`multi_node_mean_grad`.
-            zero_fill: As for :meth:`multi_node_mean_grad`.
-            compression: As for :meth:`multi_node_mean_grad`.
-
-        Returns:
-            An object whose ``wait()`` returns once the gradients are means.  Do not use the model
-            or its gradients before.
-
-        Raises:
-            ValueError: If the communicator does not support it.
-
-        Example:
-            >>> comm = chainermn.create_communicator('pure_nccl')  # doctest: +SKIP
-            >>> request = comm.multi_node_mean_grad_async(model)   # doctest: +SKIP
-            >>> request.wait()                                     # doctest: +SKIP
-        """
-        raise ValueError(f'{type(self).__name__} cannot exchange gradients in the background; '
-                         'use pure_nccl.')
 
     def mean_queue(self) -> GradientQueue:
         """Return the queue that averages gradients in the background.

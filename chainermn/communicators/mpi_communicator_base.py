@@ -204,6 +204,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     def _configure(self, other: ModelOperations) -> None:
         other = cast(MpiCommunicatorBase, other)
+        if other._configs == self._configs:
+            return
         with other.config_scope():
             for name, value in self._configs.items():
                 setattr(other, name, value)
@@ -229,7 +231,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         return tuple(_signature.unpack(message).number for message in messages)
 
     def _join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
-        signatures = self._consistency.signatures_of(error)
+        signatures = self._consistency.mismatch_of(error)
         if signatures is None:
             return None
         if any(each.failed or each.operation == END for each in signatures):

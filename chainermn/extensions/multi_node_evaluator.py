@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import chainer
 
-from chainermn._delegate import Delegate
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._proxies.delegate import Delegate
 from chainermn._types import Array
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator

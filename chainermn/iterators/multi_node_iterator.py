@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import chainer
 
-from chainermn._delegate import Delegate
+from chainermn._proxies.delegate import Delegate
 from chainermn._types import Dataset, DatasetIterator, Object, Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.iterators._columns import pack, unpack

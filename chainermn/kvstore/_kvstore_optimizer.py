@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import chainer
 
-from chainermn._delegate import Delegate
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
 from chainermn.kvstore._kvstore import KVStore
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]
@@ -79,7 +79,7 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     return _WorkerUpdate(actual_optimizer, kvstore)
 
 
-class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
+class _KVStoreOptimizer(OptimizerProxy):
     """See :func:`create_kvstore_optimizer`."""
 
     actual_optimizer: chainer.optimizer.GradientMethod
@@ -129,7 +129,7 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
         """
         self.actual_optimizer._check_set_up()
         if lossfun is not None:
-            self._backward(lossfun, *args, **kwds)
+            self._compute_gradients(lossfun(*args, **kwds))
         parameters = {path: parameter for path, parameter in sorted(self.target.namedparams())
                       if parameter.is_initialized}
         new = [path for path in parameters if path not in self._initialized]
@@ -141,15 +141,6 @@ class _KVStoreOptimizer(Delegate, wraps='actual_optimizer'):
         else:
             self._step({path: parameter for path, parameter in parameters.items()
                         if parameter.update_rule is not None and parameter.update_rule.enabled})
-
-    def _backward(self, lossfun: Callable[..., chainer.Variable], *args: object, **kwds: object
-                  ) -> None:
-        loss = lossfun(*args, **kwds)
-        if getattr(self.actual_optimizer, '_use_cleargrads', True):
-            self.target.cleargrads()
-        else:
-            self.target.zerograds()
-        loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
     def _push(self, parameters: _Parameters) -> None:
         self.kvstore.push(list(parameters), [parameter.grad for parameter in parameters.values()],
@@ -173,11 +164,8 @@ class _WorkerUpdate(_KVStoreOptimizer):
 
     def _step(self, parameters: _Parameters) -> None:
         for parameter in parameters.values():
-            _fill_missing_grad(parameter)
-            if self.actual_optimizer._loss_scale is not None:
-                # The update rule divides by the scale that backward left in the parameter. If this
-                # rank's loss did not use the parameter, it has none, but its mean is scaled, too.
-                parameter._loss_scale = self.actual_optimizer._loss_scale
+            fill_missing_grad(parameter)
+        self._keep_scale()
         self._push(parameters)
         grads = [parameter.grad for parameter in parameters.values()]
         self.kvstore.pull(list(parameters), grads, priority=[-i for i in range(len(grads))])
@@ -219,16 +207,9 @@ class _StoreUpdate(_KVStoreOptimizer):
                           if parameter.grad is not None}
         scale = self.actual_optimizer._loss_scale
         for parameter in parameters.values():
-            _fill_missing_grad(parameter)
+            fill_missing_grad(parameter)
             if scale is not None:
                 parameter.grad /= scale
         self._push(parameters)
         self.actual_optimizer.t += 1
         self._pull(parameters)
-
-
-def _fill_missing_grad(parameter: chainer.Parameter) -> None:
-    """Set the gradient of a parameter that the loss did not use to 0."""
-    if parameter.grad is None:
-        with chainer.using_device(parameter.device):
-            parameter.grad = parameter.device.xp.zeros_like(parameter.array)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import chainer
+from chainer.optimizer import GradientMethod
 
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._sharded_states.sharded_update import ShardedUpdate
@@ -95,7 +96,7 @@ def create_multi_node_optimizer(
     Raises:
         TypeError: If ``actual_optimizer`` is not a Chainer optimizer, or already a multi-node
             optimizer, or ``communicator`` is not a communicator; with ``shard_states``, if it has
-            no update rules.
+            no update rules, or overrides ``GradientMethod.update``.
         ValueError: If ``double_buffering`` is not supported by the communicator, or is combined
             with ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive
             integer, ``bucket_mb`` not a positive number, or ``compression`` invalid. In the first
@@ -138,9 +139,10 @@ def create_multi_node_optimizer(
             raise ValueError(f"overlap must be True, False or 'always', not {overlap!r}")
         if not isinstance(shard_states, bool):
             raise TypeError(f'shard_states must be True or False, not {shard_states!r}')
-        if shard_states and not isinstance(actual_optimizer, chainer.optimizer.GradientMethod):
-            raise TypeError('shard_states=True needs an optimizer with update rules (a '
-                            f'chainer.optimizer.GradientMethod), not {actual_optimizer!r}')
+        if shard_states and (
+                type(actual_optimizer).update is not GradientMethod.update):
+            raise TypeError('shard_states=True needs a chainer.optimizer.GradientMethod that does '
+                            f'not override its method update, not {actual_optimizer!r}')
         bucket_bytes = _checked_size(bucket_mb)
     if double_buffering and not communicator._can_overlap:
         raise ValueError('This communicator does not support double buffering. '

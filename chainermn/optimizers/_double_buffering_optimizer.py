@@ -17,19 +17,22 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from chainermn._types import Model, Object, Optimizer, Parameter, Serializer
-from chainermn.communicators.communicator_base import CommunicatorBase, MeanRequest
-from chainermn.optimizers._multi_node_optimizer import Joined, MultiNodeOptimizer
+from chainermn._types import Array, Model, Object, Optimizer, Parameter, Serializer
+from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
+    from chainermn.optimizers._join import Join
 
 
 class _DoubleBufferingOptimizer(MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
     communicated_target: Model  # the copy of the model, None before the first broadcast
-    _in_flight: MeanRequest | None
+    _queue: GradientQueue  # after the first broadcast
+    _means: dict[str, Array]  # of the gradients in flight, by path
+    _has_sent: bool  # whether the next update steps
 
     def __init__(
         self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
@@ -37,7 +40,7 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
         self.communicated_target = None
-        self._in_flight = None
+        self._means, self._has_sent = {}, False
 
     def setup(self, link: Model) -> MultiNodeOptimizer:
         self._drop()
@@ -46,8 +49,13 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     def wait(self) -> None:
         """Wait until the gradients in flight are means; the next update steps with them."""
-        if self._in_flight is not None:
-            self._in_flight.wait()
+        means, self._means = self._means, {}  # also if waiting raises an error
+        if means:
+            self._queue.wait()
+            params = dict(self.communicated_target.namedparams())
+            for path, mean in means.items():
+                params[path].grad = mean
+            self._queue.check(self.communicated_target)
 
     def _drop(self) -> bool:
         """Wait for the gradients in flight, and forget them.
@@ -55,10 +63,9 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
         Returns:
             Whether there were any.
         """
-        request, self._in_flight = self._in_flight, None  # also if waiting raises an error
-        if request is not None:
-            request.wait()
-        return request is not None
+        has_sent, self._has_sent = self._has_sent, False
+        self.wait()
+        return has_sent
 
     def swap_grad(self, target1_params: Sequence[Parameter], target2_params: Sequence[Parameter]
                   ) -> None:
@@ -83,7 +90,7 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
         self.wait()
         super().serialize(serializer)
 
-    def _enter_join(self, joined: Joined | None) -> NoReturn:
+    def _enter_join(self, joined: Join | None) -> NoReturn:
         """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
         self.communicator.refuse('join', ValueError(
             'join does not support double buffering. Create the optimizer with '
@@ -93,17 +100,23 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
         self._drop()
         super()._broadcast()
         self.communicated_target = copy.deepcopy(self.target)
+        # All ranks are here: create the queue, or drop gradients left by another optimizer.
+        self._queue = self.communicator.mean_queue()
+        self._queue.cancel()
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        if self._sharding is not None:
-            with self.communicator.called_by(self._caller):
-                self._sharding.prepare(self.target)
         arrived = self._drop()
         self.swap_grad(*([param for _, param in sorted(model.namedparams())]
                          for model in (self.target, self.communicated_target)))
         with self.communicator.called_by(self._caller, self._current_update()):
-            self._in_flight = self.communicator.multi_node_mean_grad_async(
-                self.communicated_target, self.zero_fill, **self._compressed())
+            if self._sharding is not None:
+                self._sharding.prepare(self.target)
+            gradients = self._queue.gradients(
+                self.communicated_target, self.zero_fill, self.compression)
+        if gradients:
+            means = self._queue.submit(gradients, self.compression)
+            self._means = dict(zip(gradients, means, strict=True))
+        self._has_sent = True
         self._progress.is_started = False
         if arrived:
             self._update_parameters(*args, **kwds)

@@ -25,6 +25,11 @@ class _Watches(_runtime.Part):
         self.lock = threading.Lock()
         self.count = 0  # of all threads
 
+    def add(self, change: int) -> None:
+        with self.lock:
+            self.count += change
+            _backprop_utils.backprop_step = _watched_step if self.count else _step
+
 
 class _Watch:
     """The functions of a graph that have not added to the gradients yet."""
@@ -73,19 +78,13 @@ def watch(loss: Variable, nodes: Collection[VariableNode],
     watched = _Watch(loss, nodes, ready)
     outer = getattr(_of_thread, 'watch', None)
     _of_thread.watch = watched
-    _count(+1)
+    watches = _runtime.get(_Watches)
+    watches.add(+1)
     try:
         yield watched.missing.keys()
     finally:
-        _count(-1)
+        watches.add(-1)
         _of_thread.watch = outer
-
-
-def _count(change: int) -> None:
-    watches = _runtime.get(_Watches)
-    with watches.lock:
-        watches.count += change
-        _backprop_utils.backprop_step = _watched_step if watches.count else _step
 
 
 def _watched_step(func: FunctionNode, target_input_indexes: tuple[int, ...],

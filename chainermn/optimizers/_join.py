@@ -90,10 +90,10 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
                         'Create one with chainermn.create_multi_node_optimizer().')
     if not enable:
         return contextlib.nullcontext()
-    return _Join(optimizer, bool(divide_by_initial_world_size), bool(throw_on_early_termination))
+    return Join(optimizer, bool(divide_by_initial_world_size), bool(throw_on_early_termination))
 
 
-class _Join(AbstractContextManager[None]):
+class Join(AbstractContextManager[None]):
     """See :func:`join`.
 
     The optimizer calls :meth:`announce` before an exchange and :meth:`factor` after it.

@@ -1,16 +1,15 @@
 """The multi-node optimizer: average the gradients of all ranks, then step."""
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 import chainer
 import numpy as np
 
 from chainermn import _environment
-from chainermn._delegate import Delegate
+from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
 from chainermn._sharded_states import sharded_update
 from chainermn._sharded_states.sharded_update import ShardedUpdate, as_updated
 from chainermn._signature import NO_UPDATE, Caller, Update
@@ -29,6 +28,7 @@ from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
+    from chainermn.optimizers._join import Join
 
 #: Parameters with their paths, sorted.
 Named = list[tuple[str, Parameter]]
@@ -40,20 +40,6 @@ Exchange = Literal['broadcast', 'exchange']
 Shapes = dict[str, tuple[int, ...]]
 
 _CHECK_INTERVAL = 100  # updates
-
-
-class Joined(Protocol):
-    """The join that an optimizer takes part in; see :func:`chainermn.join`."""
-
-    def announce(self, what: Exchange) -> None:
-        """Tell all ranks that this rank starts to exchange something."""
-
-    def factor(self) -> float:
-        """Return the number to multiply means over all ranks with."""
-
-
-class _Compression(TypedDict, total=False):
-    compression: Compressor | PowerSGD
 
 
 class _UpdateProgress:
@@ -78,7 +64,7 @@ class _UpdateProgress:
         self.n_started, self.is_started = 0, False
 
 
-class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
+class MultiNodeOptimizer(OptimizerProxy):
     """See :func:`chainermn.create_multi_node_optimizer`.
 
     It has all attributes of the actual optimizer, such as ``lr`` and ``t``, and these:
@@ -99,12 +85,11 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         0.05
     """
 
-    actual_optimizer: Optimizer
     communicator: CommunicatorBase
     target_params: list[tuple[str, bool]]  # path, and whether it is initialized
     zero_fill: bool
     compression: Compressor | PowerSGD | None
-    _joined: Joined | None
+    _joined: Join | None
     _accumulation: Accumulation
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
@@ -291,20 +276,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             named: All parameters of the model.
             is_exchanged: Whether the gradients are exchanged in this update.
         """
-        if getattr(self.actual_optimizer, '_use_cleargrads', True):
-            self.actual_optimizer.target.cleargrads()
-        else:
-            self.actual_optimizer.target.zerograds()
-        scale = self.actual_optimizer._loss_scale
-        loss.backward(loss_scale=scale)
-        self._keep_scale(scale)
-
-    def _keep_scale(self, scale: float | None) -> None:
-        if scale is not None:
-            # The update rule divides by the scale that backward set in the parameter.  It is not
-            # set if this rank's loss did not use the parameter, but its mean gradient is scaled.
-            for param in self.actual_optimizer.target.params():
-                param._loss_scale = scale
+        self._compute_gradients(loss)
 
     def _announce(self, what: Exchange) -> None:
         if self._joined is not None:
@@ -327,12 +299,11 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
                 rule._init_states(as_updated(rule, param))
 
     def _step(self, *args: Object, **kwds: Object) -> None:
-        if self._sharding is not None:
-            with self.communicator.called_by(self._caller):
+        with self.communicator.called_by(self._caller, self._current_update()):
+            if self._sharding is not None:
                 self._sharding.prepare(self.actual_optimizer.target)
-        with self.communicator.called_by(self._caller, self._current_update()), (
-                self.communicator.span('exchange')):
-            self._exchange()
+            with self.communicator.span('exchange'):
+                self._exchange()
         self._progress.is_started = False
         if self._joined is not None and (factor := self._joined.factor()) != 1:
             target = self.actual_optimizer.target
@@ -343,28 +314,28 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     def _update_parameters(self, *args: Object, **kwds: Object) -> None:
         """Let the actual optimizer step, with the mean gradients."""
-        sharding = self._sharding
-        with self.communicator.span('update'), (
-                contextlib.nullcontext() if sharding is None else
-                sharding.updating(self.actual_optimizer)):
-            self.actual_optimizer.update(None, *args, **kwds)
+        with self.communicator.span('update'):
+            if self._sharding is None:
+                self.actual_optimizer.update(None, *args, **kwds)
+            else:
+                self._sharding.update(self.actual_optimizer)
         self._check_replicas()
 
     def _exchange(self) -> None:
         """Replace the gradients by their means over all ranks."""
-        mean_grad = self.communicator.multi_node_mean_grad
-        if self._sharding is not None and self._takes_zero_fill and not self._needs_all_gradients():
-            self.communicator._mean_grad_shard(
-                self.actual_optimizer.target, self.zero_fill, self._sharding.shard)
-            return
-        if self._takes_zero_fill:
-            mean_grad(self.actual_optimizer.target, self.zero_fill, **self._compressed())
-            return
-        if self.zero_fill:
-            for param in self.actual_optimizer.target.params(include_uninit=False):
-                if param.grad is None:
-                    param.grad = param.xp.zeros_like(param.array)
-        mean_grad(self.actual_optimizer.target, **self._compressed())
+        comm, target = self.communicator, self.actual_optimizer.target
+        # A user's communicator need not accept this argument if it is not used.
+        options: dict[str, Object] = {} if self.compression is None else {
+            'compression': self.compression}
+        if not self._takes_zero_fill:
+            if self.zero_fill:
+                for param in target.params(include_uninit=False):
+                    fill_missing_grad(param)
+            comm.multi_node_mean_grad(target, **options)
+        elif self._sharding is None or self._needs_all_gradients():
+            comm.multi_node_mean_grad(target, self.zero_fill, **options)
+        else:
+            comm._mean_grad_shard(target, self.zero_fill, self._sharding.shard)
 
     def _needs_all_gradients(self) -> bool:
         """Whether more than the update rules of this rank's shard uses the mean gradients."""
@@ -382,10 +353,6 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
         count = self._progress.n_started
         return Update(self.actual_optimizer.t * self._accumulation.n + count, count)
 
-    def _compressed(self) -> _Compression:
-        # A user's communicator need not accept this argument if it is not used.
-        return {} if self.compression is None else {'compression': self.compression}
-
     def _check_replicas(self) -> None:
         """In debug mode, compare the models of all ranks after every k-th update."""
         if self._has_debug_variable or chainer.is_debug():
@@ -395,7 +362,7 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
 
     # --- for chainermn.join -------------------------------------------------------------------
 
-    def _enter_join(self, joined: Joined | None) -> None:
+    def _enter_join(self, joined: Join | None) -> None:
         """Announce each exchange to ``joined`` first.
 
         Args:
@@ -447,8 +414,8 @@ class MultiNodeOptimizer(Delegate, wraps='actual_optimizer'):
             return
         for path in layout or {}:
             if path in params and params[path].is_initialized:
-                params[path].grad = params[path].xp.zeros_like(params[path].array)
-        self._keep_scale(self.actual_optimizer._loss_scale)
+                fill_missing_grad(params[path])
+        self._keep_scale()
         self._step()
 
 

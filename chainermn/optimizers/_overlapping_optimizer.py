@@ -17,10 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from chainermn._types import Array, Model, Object, Optimizer, Parameter, Variable, VariableNode
-from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
 from chainermn.optimizers._gradient_watch import watch
 from chainermn.optimizers._multi_node_optimizer import (
     Exchange,
@@ -36,19 +34,56 @@ if TYPE_CHECKING:
 _SMALLEST = 2**20
 
 
+class _Buckets:
+    """The buckets of an optimizer.  Not in the proxy, where assignment takes longer.
+
+    Attributes:
+        paths: The paths of the parameters of each bucket.
+        queue: Averages the gradients, once the ranks have exchanged parameters.
+        order: Paths in the order in which backward finished them, in the last update.
+        n_early: Buckets submitted during backward, in the last update.
+        has_failed: Whether a failed update, of any optimizer, has left gradients in the queue.
+        early: Gradients that were complete before the end of backward, by path.
+        means: Of the gradients submitted in this update, by path.
+        n_submitted: Buckets submitted in this update.
+        late: Paths of gradients that changed after they were submitted.
+    """
+
+    queue: GradientQueue
+
+    def __init__(self) -> None:
+        self.paths: list[list[str]] = []
+        self.order: list[str] = []
+        self.n_early = 0
+        self.has_failed = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with no gradients."""
+        self.early: dict[str, Array] = {}
+        self.means: dict[str, Array] = {}
+        self.n_submitted = 0
+        self.late: list[str] = []
+
+    def check_previous(self) -> None:
+        """Check whether the previous update finished."""
+        self.has_failed = bool(self.paths) and self.queue.pending
+        self.begin()
+
+    def submit(self, gradients: dict[str, Array], compression: Compressor | PowerSGD | None
+               ) -> None:
+        """Start to average gradients."""
+        if gradients:
+            means = self.queue.submit(gradients, compression)
+            self.means.update(zip(gradients, means, strict=True))
+
+
 class _OverlappingOptimizer(MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
     _bucket_bytes: int
     _always: bool  # overlap even if the exchange needs the cores that the ranks compute on
-    buckets: list[list[str]]  # paths of parameters
-    n_early: int  # buckets submitted during backward, in the last update
-    _order: list[str]  # paths in the order in which backward finished them, in the last update
-    _early: dict[str, Array]  # gradients that were complete before the end of backward, by path
-    _means: dict[str, Array]  # of the gradients submitted in this update, by path
-    _n_submitted: int  # buckets submitted in this update
-    _late: list[str]  # paths of gradients that changed after they were submitted
-    _failed: bool  # whether a failed update, of any optimizer, has left gradients in the queue
+    _buckets: _Buckets
 
     def __init__(
         self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
@@ -58,114 +93,109 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
         super().__init__(actual_optimizer, communicator, zero_fill, n_accumulations, compression)
         self._bucket_bytes = bucket_bytes
         self._always = always
-        self.buckets, self.n_early, self._order, self._failed = [], 0, [], False
-        self._begin()
+        self._buckets = _Buckets()
 
-    def _check_previous(self) -> None:
-        """Check whether the previous update finished."""
-        self._failed = bool(self.buckets) and self.communicator.mean_queue().pending
-        self._begin()
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The paths of the parameters of each bucket."""
+        return self._buckets.paths
 
-    def _begin(self) -> None:
-        self._early, self._means, self._n_submitted, self._late = {}, {}, 0, []
+    @property
+    def n_early(self) -> int:
+        """Number of buckets submitted during backward, in the last update."""
+        return self._buckets.n_early
 
     def setup(self, link: Model) -> MultiNodeOptimizer:
-        self.buckets, self._order = [], []
+        self._buckets = _Buckets()
         return super().setup(link)
 
     def update(self, lossfun: Callable[..., Variable] | None = None, *args: Object, **kwds: Object
                ) -> None:
-        self._check_previous()
+        self._buckets.check_previous()
         super().update(lossfun, *args, **kwds)
 
     def _flush(self, as_if_whole: bool) -> None:
-        self._check_previous()
+        self._buckets.check_previous()
         super()._flush(as_if_whole)
 
     def _shadow(self, what: Exchange, layout: Shapes | None) -> None:
-        self._check_previous()
+        self._buckets.check_previous()
         super()._shadow(what, layout)
 
     def _backward(self, loss: Variable, named: Named, is_exchanged: bool) -> None:
-        self._order = []
+        buckets = self._buckets
+        buckets.order = []
         params = _once(named)
         paths = {param.node: path for path, param in params.items()}
-        is_early = is_exchanged and not self._failed
-        missing = [set(bucket) for bucket in self.buckets]
+        is_early = is_exchanged and not buckets.has_failed
+        missing = [set(bucket) for bucket in buckets.paths]
         bucket_of = {path: bucket for bucket in missing for path in bucket}
 
         def ready(node: VariableNode, gradient: Array) -> None:
             path = paths[node]
-            self._order.append(path)
+            buckets.order.append(path)
             if is_early and path in bucket_of:
-                self._early[path] = gradient
+                buckets.early[path] = gradient
                 bucket_of[path].discard(path)
-                while self._n_submitted < len(missing) and not missing[self._n_submitted]:
-                    self._submit({
-                        path: self._accumulation.completed(params[path], self._early[path])
-                        for path in self.buckets[self._n_submitted]})
-                    self._n_submitted += 1
+                while buckets.n_submitted < len(missing) and not missing[buckets.n_submitted]:
+                    buckets.submit({
+                        path: self._accumulation.completed(params[path], buckets.early[path])
+                        for path in buckets.paths[buckets.n_submitted]}, self.compression)
+                    buckets.n_submitted += 1
 
         with watch(loss, paths, ready):
             super()._backward(loss, named, is_exchanged)
-        self.n_early = self._n_submitted
-        self._late = [path for path in self._means if params[path].grad is not self._early[path]]
-
-    def _submit(self, gradients: dict[str, Array]) -> None:
-        if gradients:
-            means = self.communicator.mean_queue().submit(gradients, self.compression)
-            self._means.update(zip(gradients, means, strict=True))
+        buckets.n_early = buckets.n_submitted
+        buckets.late = [path for path in buckets.means
+                        if params[path].grad is not buckets.early[path]]
 
     def _broadcast(self) -> None:
         super()._broadcast()
         # All ranks are here: create the queue, or drop gradients left by another optimizer.
-        queue = self.communicator.mean_queue()
-        queue.cancel()
-        if not (queue.is_profitable or self._always):
+        buckets = self._buckets
+        buckets.queue = self.communicator.mean_queue()
+        buckets.queue.cancel()
+        if not (buckets.queue.is_profitable or self._always):
             return
         params = _once(sorted(self.target.namedparams(include_uninit=False)))
-        finished = [path for path in self._order if path in params]
+        finished = [path for path in buckets.order if path in params]
         others = [path for path in params if path not in set(finished)]
-        buckets = _assigned({path: params[path].array.nbytes for path in finished},
-                            self._bucket_bytes)
-        buckets += _assigned({path: params[path].array.nbytes for path in others},
-                             self._bucket_bytes)
-        self.buckets = self.communicator.bcast_obj(buckets)
+        buckets.paths = self.communicator.bcast_obj([
+            bucket for paths in (finished, others) for bucket in _assigned(
+                {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
 
     def _exchange(self) -> None:
-        if not self.buckets:
+        if not self._buckets.paths:
             super()._exchange()
             return
         self._exchange_all()
-        self._begin()
+        self._buckets.begin()
 
     def _exchange_all(self) -> None:
-        queue = self.communicator.mean_queue()
-        some_late, some_failed = self.communicator.allreduce(
-            np.array([len(self._late), self._failed]), op='max')
-        if some_failed:
+        buckets, queue, target = self._buckets, self._buckets.queue, self.actual_optimizer.target
+        late: list[list[str] | None] = self.communicator.allgather_obj(
+            None if buckets.has_failed else buckets.late)
+        if None in late:
             queue.cancel()
-            self._begin()
-            some_late = False
-        gradients = queue.gradients(self.target, self.zero_fill, self.compression)
-        for bucket in self.buckets[self._n_submitted:]:
-            self._submit({path: gradients[path] for path in bucket if path in gradients})
-        self._submit({path: gradient for path, gradient in gradients.items()
-                      if path not in self._means})
-        if some_late:
-            self._submit_again(gradients)
+            buckets.begin()
+            late = []
+        gradients = queue.gradients(target, self.zero_fill, self.compression)
+        for bucket in buckets.paths[buckets.n_submitted:]:
+            buckets.submit({path: gradients[path] for path in bucket if path in gradients},
+                           self.compression)
+        buckets.submit({path: gradient for path, gradient in gradients.items()
+                        if path not in buckets.means}, self.compression)
+        # Gradients that changed on some rank: in later updates, exchange them after backward.
+        if again := sorted({path for paths in late for path in paths or ()}):
+            buckets.submit({path: gradients[path] for path in again}, self.compression)
+            buckets.paths = [[path for path in bucket if path not in again]
+                             for bucket in buckets.paths]
         queue.wait()
-        if self._means:
-            params = dict(self.target.namedparams(include_uninit=False))
-            for path, mean in self._means.items():
+        if buckets.means:
+            params = dict(target.namedparams(include_uninit=False))
+            for path, mean in buckets.means.items():
                 params[path].grad = mean
-        queue.check(self.target)
-
-    def _submit_again(self, gradients: dict[str, Array]) -> None:
-        """Exchange gradients that changed on some rank; in later updates, only after backward."""
-        late = sorted(set().union(*self.communicator.allgather_obj(self._late)))
-        self._submit({path: gradients[path] for path in late})
-        self.buckets = [[path for path in bucket if path not in late] for bucket in self.buckets]
+        queue.check(target)
 
 
 def _once(named: Named) -> dict[str, Parameter]:

@@ -320,10 +320,3 @@ def test_debug_mode_finds_non_finite_gradients(comm, name, same_error, check_usa
             assert f'the gradient of /W is not finite: {value} at [1, 2], 1 of 6 ' in str(error)
     comm.multi_node_mean_grad(model)  # without debug mode it passes
     check_usable(comm)
-
-
-def test_async_mean_is_unsupported(comm, same_error):
-    assert comm._can_overlap is False
-    error = same_error(comm.multi_node_mean_grad_async, L.Linear(3, 2), table=False)
-    assert isinstance(error, ValueError)
-    assert 'pure_nccl' in str(error)

@@ -54,10 +54,13 @@ def test_number_of_modules():
 
 
 @pytest.mark.mpi(min_size=2)
-def test_number_of_modules_in_an_update():
+@pytest.mark.parametrize('options, n_modules, n_returns', [
+    ({}, 12, 18), ({'overlap': 'always'}, 22, 44), ({'shard_states': True}, 15, 63)], ids=str)
+def test_number_of_modules_in_an_update(options, n_modules, n_returns):
     comm = chainermn.create_communicator('flat')
     model = L.Linear(3, 2)
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm, **options).setup(model)
     x = np.ones((2, 3), 'f')
 
     def update():
@@ -65,5 +68,8 @@ def test_number_of_modules_in_an_update():
 
     for _ in range(3):
         update()
-    assert len({*path_of(update)} - {'_runtime.py'}) <= 12  # which only has the state of others
+    path = path_of(update)
+    modules = {*path} - {'_runtime.py'}  # which only has the state of others
+    assert len(modules) <= n_modules
+    assert len(path) - len({*path}) <= n_returns  # to modules that it has left
     comm.finalize()

@@ -143,8 +143,7 @@ assert result.tolist() == [1, 1, 1]
 '''
 
 #: Public methods that need no other rank, or a GPU.
-ALONE = {'set_config', 'get_config', 'config_scope', 'span', 'finalize',
-         'multi_node_mean_grad_async', 'called_by'}
+ALONE = {'set_config', 'get_config', 'config_scope', 'span', 'finalize', 'called_by'}
 
 #: Operations of methods with other names; `mean_queue` stands for its `wait`.
 OPERATIONS = {'join_turn': 'join', 'broadcast_data': 'bcast_data',

@@ -24,14 +24,14 @@ def run(tmp_path):
     if MPI.COMM_WORLD.size > 1:
         pytest.skip('starts processes of its own')
 
-    def run(script, *options, ranks=2):
+    def run(script, *options, ranks=2, expected_events=()):
         done = subprocess.run(
             ['mpiexec', '-n', str(ranks), sys.executable, EXAMPLES / script, *options],
             cwd=tmp_path, timeout=seconds(50), text=True, capture_output=True,
             env=os.environ | {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'})
         said = [line for line in done.stderr.splitlines()
                 if 'compression makes exchanges slower on a single host' not in line]
-        assert (done.returncode, said) == (0, [])
+        assert (done.returncode, said) == (0, [f'chainermn: {event}' for event in expected_events])
         return done.stdout
 
     return run

@@ -21,7 +21,8 @@ def test_mixed16_stops_and_goes_on(run, tmp_path):
     result = tmp_path / 'result'
     assert {path.name for path in result.iterdir()} == {
         'log', 'snapshot_iter_2.0'}
-    run(*train, '--iteration', '3')
+    run(*train, '--iteration', '3', expected_events=[
+        f'Resumed from iteration 2 of the snapshots in {result}'])
     assert {path.name for path in result.iterdir()} == {
         'log', 'snapshot_iter_2.0', 'snapshot_iter_3.0'}
 

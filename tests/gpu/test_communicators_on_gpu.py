@@ -215,24 +215,6 @@ def test_order_with_the_stream_of_the_caller(comm, side, own_stream):
             cupy.testing.assert_allclose(doubled, 2 * step + SIZE - 1, rtol=1e-4)
 
 
-@pytest.mark.parametrize('batched', [True, False])
-def test_async(side, batched):
-    import cupy
-
-    comm = chainermn.create_communicator('pure_nccl', batched_copy=batched)
-    assert comm._can_overlap
-    x = cupy.ones((side, side), 'f4')
-    for step in range(10):
-        models = [make_model(['float32'], step * SIZE + rank) for rank in range(SIZE)]
-        expected = list(mean_of(models))
-        exchange = comm.multi_node_mean_grad_async(models[RANK])
-        y = x @ x  # meanwhile
-        exchange.wait()
-        check_means(models[RANK], expected)
-        assert float(y[0, 0]) == side
-    comm.finalize()
-
-
 def test_async_of_chainermn_7():
     import cupy
 

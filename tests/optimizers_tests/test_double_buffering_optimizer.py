@@ -1,7 +1,5 @@
 """Double buffering: which gradients each step uses."""
 
-import threading
-
 import chainer
 import numpy as np
 import pytest
@@ -14,45 +12,10 @@ from chainermn.communicators.naive_communicator import NaiveCommunicator
 LR = 0.25
 
 
-class Exchange:
-    def __init__(self, run):
-        self.thread = threading.Thread(target=self.catch, args=(run,))
-        self.error = None
-        self.thread.start()
-
-    def catch(self, run):
-        try:
-            run()
-        except Exception as error:
-            self.error = error
-
-    def wait(self):
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
-
-
 class OverlappingCommunicator(NaiveCommunicator):
-    """Exchanges gradients in a thread, on a communicator of its own."""
+    """Averages in a thread, as if it were on a device."""
 
     _can_overlap = True
-
-    def __init__(self, mpi_comm):
-        super().__init__(mpi_comm)
-        self.background = NaiveCommunicator(mpi_comm)
-        self.go = threading.Event()
-        self.go.set()
-
-    def multi_node_mean_grad_async(self, model, zero_fill=False, compression=None):
-        def run():
-            self.go.wait()
-            self.background.multi_node_mean_grad(model, zero_fill, compression)
-
-        return Exchange(run)
-
-    def finalize(self):
-        self.background.finalize()
-        super().finalize()
 
 
 @pytest.fixture(scope='module')
@@ -149,19 +112,16 @@ def test_ranks_keep_equal_weights(comm):
 
 
 def test_update_returns_while_gradients_travel(comm):
-    """Nothing is exchanged before the third update asks for it."""
-    def hold(optimizer, update):
-        if update == 2:
-            comm.go.clear()
-        if update == 3:
-            assert optimizer._in_flight.thread.is_alive()
-            comm.go.set()
+    """The next update, or wait, is the first one to wait for them."""
+    def look(optimizer, update):
+        if update > 2:
+            assert comm.mean_queue().pending
+        if update == 4:
+            optimizer.wait()
+            assert not comm.mean_queue().pending
 
-    try:
-        weights = train(comm, 4, before_update=hold)
-    finally:
-        comm.go.set()
-    np.testing.assert_allclose(weights, expected_weights(comm.size, 4), rtol=1e-12)
+    weights = train(comm, 5, before_update=look)
+    np.testing.assert_allclose(weights, expected_weights(comm.size, 5), rtol=1e-12)
 
 
 def test_a_gradient_keeps_its_own_loss_scale(comm):
@@ -201,7 +161,7 @@ def test_starts_again_when_the_model_changes(comm):
     optimizer.wait()
 
 
-def test_an_error_of_the_exchange_is_raised_by_the_next_update(comm):
+def test_gradients_that_differ_are_an_error_before_they_are_sent(comm):
     if comm.size == 1:
         pytest.skip('needs several ranks')
     model = Parabola([1.0, 2.0])
@@ -211,11 +171,29 @@ def test_an_error_of_the_exchange_is_raised_by_the_next_update(comm):
     if comm.rank == 0:
         model.w.grad = None
         optimizer.zero_fill = False
-        optimizer.update()
-    else:
+    with pytest.raises(ValueError, match='multi_node_mean_grad'):
+        optimizer.update(*() if comm.rank == 0 else (model, np.ones(2)))
+    assert not comm.mean_queue().pending
+
+
+def test_an_error_of_the_exchange_is_raised_by_the_next_update(comm):
+    class Failing:
+        encoded_dtype = 'float32'
+
+        def compress(self, x, key):
+            return x.astype('f')
+
+        def decompress(self, encoded, size, dtype):
+            raise OverflowError('does not fit')
+
+    model = Parabola([1.0, 2.0])
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comm, double_buffering=True, compression=Failing()).setup(model)
+    for _ in range(2):
         optimizer.update(model, np.ones(2))
-    with pytest.raises(Exception, match='multi_node_mean_grad'):
+    with pytest.raises(OverflowError, match='does not fit'):
         optimizer.update(model, np.ones(2))
+    assert optimizer.t == 0
 
 
 def test_gradients_travel_compressed(comm, tmp_path):
@@ -259,20 +237,11 @@ def test_swap_grad_exchanges_pairwise(comm):
     np.testing.assert_array_equal(two.grad, [1, 1])
 
 
-class ComparingCommunicator(OverlappingCommunicator):
-    """As pure_nccl, compares the calls of the ranks before it goes on in the background."""
-
-    def multi_node_mean_grad_async(self, model, zero_fill=False, compression=None):
-        self._checked_gradients(model, zero_fill, compression)
-        return super().multi_node_mean_grad_async(model, zero_fill, compression)
-
-
 @pytest.mark.parametrize('failing', ['no rank', 'all ranks', 'the last rank'])
 def test_a_rank_that_goes_on_after_a_failed_update(comm, failing):
-    comparing = ComparingCommunicator(comm.mpi_comm)
     model = Parabola([1.0, 2.0])
     optimizer = chainermn.create_multi_node_optimizer(
-        optimizers.SGD(LR), comparing, double_buffering=True).setup(model)
+        optimizers.SGD(LR), comm, double_buffering=True).setup(model)
     for update in range(3):
         optimizer.update(model, goal_of(comm.rank, update))
     if failing == 'all ranks' or (failing == 'the last rank' and comm.rank == comm.size - 1):
@@ -286,4 +255,3 @@ def test_a_rank_that_goes_on_after_a_failed_update(comm, failing):
             optimizer.update(model, goal_of(comm.rank, update))
         assert optimizer.t == 4
     optimizer.wait()
-    comparing.finalize()

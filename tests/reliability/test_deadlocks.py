@@ -93,6 +93,6 @@ def test_the_table():
         job('any tag', 'flat', 2, 'Open MPI 5'): result('', 3., '')})
     assert '| deadlock | ranks | MPICH 5 | Open MPI 5 |' in text
     assert '| any tag | 2 | 1/2, 20.0 s | 1/1, 3.0 s |' in text
-    assert ('deadlocks in 3 jobs: 2 right, 1 hung; without a timeout, the longest took '
-            '20.0 s.') in text
+    assert ('deadlocks in 3 jobs: 2 ended correctly, 1 hung; without a timeout, the '
+            'longest took 20.0 s.') in text
     assert '- any tag / flat / 2 / MPICH 5: hangs' in text

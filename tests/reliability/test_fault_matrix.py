@@ -54,5 +54,5 @@ def test_the_table():
         case('SIGKILL', 'bcast_obj', 'naive', 3): result('', 2., '')})
     assert '| SIGKILL |  |  | 1/1, 1.0 s |  |' in text
     assert '|  | 1/2, 60.0 s |  |  |' in text
-    assert '3 jobs of 2, 3 ranks: 2 right, 1 hung; the longest took 60.0 s.' in text
+    assert '3 jobs on 2, 3 ranks: 2 ended correctly, 1 hung; the longest took 60.0 s.' in text
     assert '- SIGKILL / bcast / naive / 3: hangs' in text

@@ -423,7 +423,13 @@ def test_a_shard_is_an_error_without_shard_states(comm, tmp_path):
 
 # --- errors --------------------------------------------------------------------------------------
 
-def test_an_optimizer_without_update_rules(comm):
-    with pytest.raises(TypeError, match='needs an optimizer with update rules') as caught:
-        chainermn.create_multi_node_optimizer(chainer.Optimizer(), comm, shard_states=True)
+class OwnUpdate(optimizers.Adam):
+    def update(self, lossfun=None, *args, **kwds):
+        super().update(lossfun, *args, **kwds)
+
+
+@pytest.mark.parametrize('kind', [chainer.Optimizer, OwnUpdate])
+def test_optimizers_that_do_not_step_like_a_gradient_method(comm, kind):
+    with pytest.raises(TypeError, match='does not override its method update') as caught:
+        chainermn.create_multi_node_optimizer(kind(), comm, shard_states=True)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1

@@ -68,8 +68,8 @@ MUTATIONS = [
     Mutation('the thread follows the computation', REDUCER, 'def _computed_on',
              'computed.synchronize()', 'pass', OVERLAP),
     Mutation('the caller follows the thread', REDUCER, 'yield', SYNCHRONIZE, 'pass', OVERLAP),
-    Mutation('the thread uses the device', REDUCER, 'def entered', 'with device:', 'if True:',
-             OVERLAP),
+    Mutation('the thread uses the device', REDUCER, 'def entered',
+             'with array_buffers.device_in_thread(device.id):', 'if True:', OVERLAP),
 ]
 
 

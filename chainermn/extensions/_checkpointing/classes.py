@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import chainer
 import numpy as np
 
-from chainermn._delegate import unwrap
 from chainermn._failures.on_all_ranks import on_all_ranks
 from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._proxies.delegate import unwrap
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.state import find_parts

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import chainer
 import numpy as np
 
-from chainermn._delegate import unwrap
+from chainermn._proxies.delegate import unwrap
 from chainermn._types import Object
 
 _RANDOM = 'chainermn/random/'

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from chainermn._delegate import Delegate
+from chainermn._proxies.delegate import Delegate
 
 
 class Quiet:

@@ -1,0 +1,1 @@
+"""Proxies of Chainer's objects, with a few methods of their own."""
