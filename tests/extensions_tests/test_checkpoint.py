@@ -512,7 +512,7 @@ def test_stats(comm, folder):
 @pytest.mark.parametrize('arguments', [('a/b', 5, 5), ('run', 0, 5), ('run', 5, 0)])
 def test_bad_arguments(comm, arguments):
     name, cp_interval, gc_interval = arguments
-    with pytest.raises(ValueError, match='name must not contain a slash, and intervals must be at least 1'):
+    with pytest.raises(ValueError, match='name must not contain a slash, and'):
         chainermn.create_multi_node_checkpointer(name, comm, cp_interval, gc_interval)
 
 
