@@ -169,7 +169,7 @@ class Messages:
         """Receive an object."""
         self._check(source, tag, 'source', wildcards=True)
         calls = self._began('recv_obj', source, tag)
-        if self._receives:
+        if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
         status = MPI.Status() if status is None else status
