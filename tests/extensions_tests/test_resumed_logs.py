@@ -143,7 +143,8 @@ def add_shifts(journal):
 def add_reports(journal):
     comm, probes = journal.comm, journal.probes
     for name, wrap in {'': lambda x, _: x, 'multi-node ': create_multi_node_report}.items():
-        log = wrap(extensions.LogReport(trigger=INTERVAL), comm)
+        log = wrap(extensions.LogReport(
+            trigger=INTERVAL, filename=f'{name}log{comm.rank}'), comm)
         plot = wrap(extensions.PlotReport(['value', 'rare'], trigger=INTERVAL,
                                           filename=f'{name}{comm.rank}.png'), comm)
         own = wrap(extensions.LogReport(['rare'], INTERVAL, filename=None), comm)

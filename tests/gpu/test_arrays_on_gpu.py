@@ -185,7 +185,7 @@ def test_arrays_in_different_places(comm, same_error, operation):
     xs = [np.ones(3), *[cupy.ones(3) for _ in range(SIZE - 1)]]
     error = same_error(getattr(comm, operation), xs)
     assert isinstance(error, TypeError)
-    assert 'all on the host or all on a device' in str(error)
+    assert 'all be on the host, or all on a device' in str(error)
 
 
 def test_reduce_scatter_of_other_lengths(comm):
