@@ -184,22 +184,23 @@ class MpiTransport:
                   ) -> list[tuple[Sequence[Array], Sequence[Array]]]:
         """Return the groups, with small host arrays of one dtype in one group.
 
-        A message takes as long as copying its data, if it is smaller than this.
+        Copying such arrays takes less time than sending them one by one.
         """
         messages: list[tuple[Sequence[Array], Sequence[Array]]] = []
-        filling: dict[np.dtype, tuple[list[Array], list[Array], list[int]]] = {}
+        filling: dict[np.dtype, tuple[list[Array], list[Array]]] = {}
+        room: dict[np.dtype, int] = {}  # bytes
         for group, targets in self.groups(arrays, results):
             x = group[0]
             if len(group) > 1 or type(x) is not np.ndarray or x.nbytes > _SMALL:
                 messages.append((group, targets))
                 continue
-            xs, ys, sizes = filling.get(x.dtype, ([], [], []))
-            if not xs or sum(sizes) + x.nbytes > LARGE:
-                xs, ys, sizes = filling[x.dtype] = [], [], []
-                messages.append((xs, ys))
+            if x.nbytes > room.get(x.dtype, -1):
+                filling[x.dtype], room[x.dtype] = ([], []), LARGE
+                messages.append(filling[x.dtype])
+            xs, ys = filling[x.dtype]
             xs.append(x)
             ys.append(targets[0])
-            sizes.append(x.nbytes)
+            room[x.dtype] -= x.nbytes
         return messages
 
     def _packed_bcast(self, group: Sequence[Array], root: int) -> None:
