@@ -11,7 +11,7 @@ import chainer
 import numpy as np
 
 from chainermn._failures.on_all_ranks import on_all_ranks
-from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._failures.ranks import group_lines
 from chainermn._proxies.delegate import unwrap
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -73,12 +73,11 @@ def raise_differences(comm: CommunicatorBase, differences: str, problem: str, ad
     Raises:
         ValueError: On every rank, if any rank differs.
     """
-    groups = group_ranks(enumerate(comm.allgather_obj(differences)))
-    if set(groups) != {''}:
-        raise on_all_ranks(comm, ValueError(
-            f'{problem}\n  ' + '\n  '.join(f'{ranks_text(ranks)}: {text or "no difference"}'
-                          for text, ranks in groups.items())
-            + f'\n{advice}'))
+    by_rank = comm.allgather_obj(differences)
+    if any(by_rank):
+        raise on_all_ranks(comm, ValueError('\n'.join([
+            problem, *group_lines(enumerate(text or 'no difference' for text in by_rank)),
+            advice])))
 
 
 def _find_names(target: object) -> dict[str, str]:
