@@ -1,5 +1,8 @@
 """The file of one rank: an npz file with a tag that says which save it belongs to.
 
+There is no manifest of all files, since it could only be written after an exchange: the save before
+a failure would have none, and need the tag.
+
 The last 64 bytes are the SHA-256 of the file.  They are the comment of the archive, which contains
 zeros while the SHA-256 is computed.
 """
