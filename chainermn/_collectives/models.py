@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,6 @@ from chainermn._gradients.parameters import Layout, ParameterList
 from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
 from chainermn._transport import topology
-from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor
 from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
@@ -60,13 +60,11 @@ class ModelOperations(ObjectOperations):
         if len(shards) != self._size:
             raise ValueError('allgather_shards needs a list of arrays for each of the '
                              f'{self._size} ranks, got {len(shards)} lists')
-        layout = self._layout(ParameterList.named({
-            f'array {n} of the shard of rank {rank}': x
-            for rank, arrays in enumerate(shards) for n, x in enumerate(arrays)}), for_mean=False)
+        owners, names = _owners(tuple(map(len, shards)))
+        arrays = ParameterList.named(dict(zip(names, itertools.chain(*shards), strict=True)))
+        layout = self._layout(arrays, for_mean=False)
         self._consistency.same(pack('allgather_shards', number=layout.digest), layout.described)
-        for root, arrays in enumerate(shards):
-            if arrays:
-                self._transport.bcast_arrays(ArrayList.of(arrays), root)
+        self._transport.copy_arrays(arrays, owners)
 
     @operation
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
@@ -88,7 +86,8 @@ class ModelOperations(ObjectOperations):
             return
         gradients, _ = self._checked_gradients(model, zero_fill, None)
         self._transport.mean_shard(gradients, [
-            shard.get(path, (0, x.size)) for path, x in gradients.by_path().items()])
+            shard.get(path, (0, x.size))
+            for path, x in zip(gradients.paths, gradients, strict=True)])
 
     @operation
     def mean_queue(self) -> MeanQueue | NcclMeanQueue:
@@ -186,6 +185,14 @@ class ModelOperations(ObjectOperations):
                 pack('multi_node_mean_grad', number=layout.digest), layout.described)
 
         return GradientCodec(compressor, gradients.paths, check)
+
+
+@functools.lru_cache(maxsize=64)
+def _owners(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the owner and the name of each array in lists of those lengths."""
+    numbers = [(rank, n) for rank, length in enumerate(lengths) for n in range(length)]
+    return (tuple([rank for rank, _ in numbers]),
+            tuple([f'array {n} of the shard of rank {rank}' for rank, n in numbers]))
 
 
 def _stateful(compression: Compression) -> Compressor | PowerSGD | None:
