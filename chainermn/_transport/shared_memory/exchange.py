@@ -261,13 +261,13 @@ class SharedMemory:
         if self._failure is not None:
             raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
         window, base, count = self._window, self._step, len(chunks)
-        in_flight = self._in_flight
-        combined = LAG + in_flight
+        lag, in_flight = min(LAG, count), min(self._in_flight, count)  # a single chunk: no gaps
+        combined = lag + in_flight
         finished = combined + in_flight
-        last = finished + LAG
+        last = finished + lag
         try:
             for k in range(count + last):
-                window.wait(base + k - LAG + 1)
+                window.wait(base + k - lag + 1)
                 if k >= last and k - last not in unneeded:
                     chunks[k - last].unpack(targets, scale)
                 if k < count:
@@ -276,8 +276,8 @@ class SharedMemory:
                     chunks[k - finished].finish()
                 if in_flight and combined <= k < count + combined:
                     chunks[k - combined].combine(scale)
-                if LAG <= k < count + LAG:
-                    chunks[k - LAG].reduce(sources, scale)
+                if lag <= k < count + lag:
+                    chunks[k - lag].reduce(sources, scale)
                 window.publish(base + k + 1)
         except BaseException as error:
             self._failure = error
