@@ -112,13 +112,16 @@ class ModelOperations(ObjectOperations):
                          self._background._codec, is_profitable,
                          self._background._consistency.calls)
 
-    @operation('multi_node_mean_grad')
-    def _queue_gradients(self, model: Model, zero_fill: bool, compression: Compression
-                         ) -> dict[str, Array]:
-        """Return the gradients of a model by path, after the consistency check."""
+    @operation('queue_gradients')
+    def _queue_gradients(self, model: Model, zero_fill: bool, compression: Compression,
+                         notify: bool = False) -> tuple[dict[str, Array], bool]:
+        """Return the gradients of a model by path, and whether any rank notifies the others."""
         assert self._background is not None
         self._configure(self._background)
-        return self._checked_gradients(model, zero_fill, compression)[0].by_path()
+        gradients, _, signature, described = self._gradients(
+            'queue_gradients', model, zero_fill, compression)
+        notified = self._consistency.gather_equal(signature, bytes([notify]), described)
+        return gradients.by_path(), notified is None or any(map(any, notified))
 
     def _check_means(self, model: Model) -> None:
         """Check mean gradients in debug mode."""
@@ -135,6 +138,15 @@ class ModelOperations(ObjectOperations):
     def _checked_gradients(self, model: Model, zero_fill: bool, compression: Compression
                            ) -> tuple[ParameterList, Compressor | PowerSGD | None]:
         """Return the gradients of a model, after the consistency check, and the compressor."""
+        gradients, compressor, signature, described = self._gradients(
+            'multi_node_mean_grad', model, zero_fill, compression)
+        self._consistency.same(signature, described)
+        return gradients, compressor
+
+    def _gradients(self, operation: str, model: Model, zero_fill: bool, compression: Compression
+                   ) -> tuple[ParameterList, Compressor | PowerSGD | None, bytes,
+                              Mapping[str, str]]:
+        """Return the gradients of a model, the compressor, and the signature with its details."""
         compressor = None if compression is None else _stateful(compression)
         gradients = ParameterList.of_model(model, 'grad', zero_fill)
         layout = gradients.layout(self._transport.allows_mixed_devices)
@@ -151,10 +163,9 @@ class ModelOperations(ObjectOperations):
                                          f'before allreduce; {NOT_SENT}')
         if self._tracer is not None:
             self._tracer.note_model(gradients)
-        self._consistency.same(
-            pack('multi_node_mean_grad', number=layout.digest,
-                 update=min(self._consistency.update.since_last, MAX_UPDATE)), layout.described)
-        return gradients, compressor
+        update = min(self._consistency.update.since_last, MAX_UPDATE)
+        return (gradients, compressor, pack(operation, number=layout.digest, update=update),
+                layout.described)
 
     def _hint_at_single_host(self) -> None:
         """Print once that compression takes time but saves none, if all ranks are on one host."""
