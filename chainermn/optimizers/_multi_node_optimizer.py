@@ -15,7 +15,6 @@ from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
 from chainermn._sharded_states import sharded_update
 from chainermn._sharded_states.sharded_update import ShardedUpdate, as_updated
 from chainermn._signature import NO_UPDATE, Caller, Update
-from chainermn._tracing import recorder
 from chainermn._types import (
     Array,
     Model,
@@ -133,7 +132,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._caller = Caller('the multi-node optimizer')
         self._progress = _UpdateProgress()
         self._watch = UpdateWatch(actual_optimizer, communicator)
-        self._span = communicator.span if recorder.is_on() else contextlib.nullcontext
+        self._span = (communicator.span if _environment.text(_environment.TIMELINE)
+                      else contextlib.nullcontext)
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
