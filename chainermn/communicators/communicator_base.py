@@ -848,7 +848,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = -1) -> Object:
+    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int | None = None
+                 ) -> Object:
         """Receive an object of :meth:`send_obj`.
 
         Args:
