@@ -38,9 +38,10 @@ class ObjectOperations(Operations):
         self._messages.send_obj(obj, dest, tag)
 
     @operation
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int | None = None
+    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = -1
                  ) -> Object:
-        return self._messages.recv_obj(source, MPI.ANY_TAG if tag is None else tag, status)
+        # The value of ANY_TAG depends on the MPI library.
+        return self._messages.recv_obj(source, MPI.ANY_TAG if tag == -1 else tag, status)
 
     @operation
     def bcast_obj(self, obj: Object, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Object:

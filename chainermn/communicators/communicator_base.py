@@ -848,14 +848,13 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int | None = None
-                 ) -> Object:
+    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = -1) -> Object:
         """Receive an object of :meth:`send_obj`.
 
         Args:
             source: Rank of the sender, or ``mpi4py.MPI.ANY_SOURCE``.
             status: ``mpi4py.MPI.Status`` that gets source and tag of the message, or ``None``.
-            tag: The tag of the sender; by default any tag (``mpi4py.MPI.ANY_TAG``).
+            tag: The tag of the sender; by default any tag (-1 or ``mpi4py.MPI.ANY_TAG``).
 
         Returns:
             The object.
