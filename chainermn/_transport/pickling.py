@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn._consistency.mismatch import RemoteError
+from chainermn._mpi import MPI
 from chainermn._types import Buffer, Object
 
 #: Maximum size of a message in bytes; some MPI libraries do not support larger ones.
