@@ -91,11 +91,11 @@ def array_of(message: Data, index: int = 0) -> Array:
 
 def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """Sum the arrays of all ranks in the order of the ranks; MPI must support the dtype."""
-    y = np.ndarray(shape, dtype, bytearray(blocks[0]))
-    datatype = _DATATYPES[dtype]
-    for source in range(1, len(blocks)):
-        _add((blocks[source], datatype), (y, datatype))
-    return y
+    y, datatype = bytearray(blocks[0]), _DATATYPES[dtype]
+    total = y, datatype
+    for block in blocks[1:]:
+        _add((block, datatype), total)
+    return np.ndarray(shape, dtype, y)
 
 
 def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from mpi4py import MPI
 
 from chainermn._consistency import tags
+from chainermn._consistency.polling import wait
 from chainermn._signature import IDENTIFIER_SIZE
 from chainermn._tracing import recorder
 
@@ -52,28 +53,28 @@ class SignatureExchange:
                                 min(distance, size - distance)))
             distance *= 2
         self._rank, self._tag = rank, tags.reserved().check
-        self._sendrecv = mpi_comm.Sendrecv
+        self._send, self._irecv = mpi_comm.Send, mpi_comm.Irecv
         self._received = bytearray(
             IDENTIFIER_SIZE + size * (_LENGTH.size + largest_header + self.capacity))
 
     def matches(self, call: bytes) -> bool:
         """Return whether the calls of all ranks are equal."""
-        received, tag = self._received, self._tag
+        received = self._received
         for dest, source, _ in self._steps:
-            self._sendrecv(call, dest, tag, received, source, tag)
+            self._swap(call, dest, source)
             if not received.startswith(call):
                 call = MISMATCH
         return call is not MISMATCH
 
     def gather_equal(self, call: bytes, block: bytes) -> Sequence[Data] | None:
         """Return the blocks of all ranks, which have the same length; ``None`` on a mismatch."""
-        received, tag, length = self._received, self._tag, len(block)
+        received, length = self._received, len(block)
         blocks: list[Data] = [block]  # of this rank and those above, modulo the size
         message = call + block
         for dest, source, count in self._steps:
             if len(blocks) > 1:
                 message = b''.join([call, *blocks[:count]])
-            self._sendrecv(message, dest, tag, received, source, tag)
+            self._swap(message, dest, source)
             if not received.startswith(call) or call is MISMATCH:
                 call = message = MISMATCH
                 blocks = [b'']
@@ -86,7 +87,7 @@ class SignatureExchange:
 
     def gather(self, call: bytes, message: bytes) -> Sequence[Data] | None:
         """Return the messages of all ranks, of any length; ``None`` on a mismatch."""
-        received, tag = self._received, self._tag
+        received = self._received
         found: list[Data] = [message]  # as in gather_equal
         sent = b''.join((call, _LENGTH.pack(len(message)), message))
         for dest, source, count in self._steps:
@@ -95,7 +96,7 @@ class SignatureExchange:
                 for each in found[:count]:
                     parts += _LENGTH.pack(len(each)), each
                 sent = b''.join(parts)
-            self._sendrecv(sent, dest, tag, received, source, tag)
+            self._swap(sent, dest, source)
             if not received.startswith(call) or call is MISMATCH:
                 call = sent = MISMATCH
                 found = [b'']
@@ -109,11 +110,11 @@ class SignatureExchange:
 
     def bcast(self, call: bytes, message: bytes, root: int) -> Data | None:
         """Return the message of the root, which is not empty; ``None`` on a mismatch."""
-        received, tag = self._received, self._tag
+        received = self._received
         known: Data = message if self._rank == root else b''
         sent = b''.join((call, _LENGTH.pack(len(known)), known))
         for dest, source, _ in self._steps:
-            self._sendrecv(sent, dest, tag, received, source, tag)
+            self._swap(sent, dest, source)
             if not received.startswith(call) or call is MISMATCH:
                 call = sent = MISMATCH
             elif not known:
@@ -122,6 +123,12 @@ class SignatureExchange:
                 known = received[_HEADER_SIZE:end]
                 sent = bytes(received[:end])
         return None if call is MISMATCH else known
+
+    def _swap(self, message: Data, dest: int, source: int) -> None:
+        """Send a message, and receive one."""
+        request = self._irecv(self._received, source, self._tag)
+        self._send(message, dest, self._tag)
+        wait(request)
 
     def _by_rank(self, found: list[Data]) -> list[Data]:
         return found[-self._rank:] + found[:-self._rank] if self._rank else found

@@ -39,10 +39,26 @@ def simulated(size):
         def __init__(self, rank):
             self.rank, self.size, self.received = rank, size, []
 
-        def Sendrecv(self, sent, dest, tag, buffer, source, _):  # noqa: N802
+        def Send(self, sent, dest, _):  # noqa: N802
             queues[self.rank, dest].put(bytes(sent))
-            message = queues[source, self.rank].get(timeout=60)
-            buffer[:len(message)] = message
+
+        def Irecv(self, buffer, source, _):  # noqa: N802
+            return Request(queues[source, self.rank], buffer, self.received)
+
+    class Request:
+        def __init__(self, messages, buffer, received):
+            self.messages, self.buffer, self.received = messages, buffer, received
+
+        def Test(self, _):  # noqa: N802
+            try:
+                self.Wait(None, timeout=.01)
+            except queue.Empty:
+                return False
+            return True
+
+        def Wait(self, _, timeout=60):  # noqa: N802
+            message = self.messages.get(timeout=timeout)
+            self.buffer[:len(message)] = message
             self.received.append(len(message))
 
     comms = [Comm(rank) for rank in range(size)]
