@@ -3,19 +3,15 @@ import typing as _typing
 
 from chainermn import (
     _environment,
+    _lazy,
     communicators,
     datasets,
     extensions,
-    functions,
     global_except_hook,
-    iterators,
-    kvstore,
-    links,
     optimizers,
 )
 from chainermn._failures import trainer_message as _trainer_message
 from chainermn._failures.exceptions import ChainerMNError
-from chainermn._launch import launch
 from chainermn._rank_filter import RankFilter
 from chainermn._system import forked as _forked
 from chainermn._version import __version__
@@ -25,15 +21,15 @@ from chainermn.communicators import (
     create_communicator,
 )
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
-from chainermn.extensions import (
-    MultiNodeCheckpointer,
-    _shared_logs,
-    create_multi_node_checkpointer,
-    create_multi_node_evaluator,
-)
-from chainermn.links import MultiNodeChainList
+from chainermn.extensions import _shared_logs, create_multi_node_evaluator
 from chainermn.optimizers import MultiNodeOptimizer, _set_up, create_multi_node_optimizer
 from chainermn.optimizers._join import join
+
+if _typing.TYPE_CHECKING:
+    from chainermn import functions, iterators, kvstore, links
+    from chainermn._launch import launch
+    from chainermn.extensions import MultiNodeCheckpointer, create_multi_node_checkpointer
+    from chainermn.links import MultiNodeChainList
 
 __all__ = [
     'ChainerMNError',
@@ -71,6 +67,17 @@ _trainer_message.print_errors_once()
 _set_up.check_optimizers_of_trainers()
 _shared_logs.warn_about_shared_logs()
 
+_LAZY = {
+    'MultiNodeChainList': 'chainermn.links',
+    'MultiNodeCheckpointer': 'chainermn.extensions',
+    'create_multi_node_checkpointer': 'chainermn.extensions',
+    'functions': 'chainermn.functions',
+    'iterators': 'chainermn.iterators',
+    'kvstore': 'chainermn.kvstore',
+    'launch': 'chainermn._launch',
+    'links': 'chainermn.links',
+}
+
 #: What to use instead of names that existed only before ChainerMN 1.0.
 _BEFORE_1_0 = {
     'dataset': 'chainermn.datasets',
@@ -81,5 +88,10 @@ _BEFORE_1_0 = {
 
 if not _typing.TYPE_CHECKING:  # or type checkers would accept all names
     def __getattr__(name: str) -> object:
-        hint = f': use {_BEFORE_1_0[name]}' if name in _BEFORE_1_0 else ''
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}{hint}')
+        if name in _BEFORE_1_0:
+            raise AttributeError(
+                f'module {__name__!r} has no attribute {name!r}: use {_BEFORE_1_0[name]}')
+        return _lazy.attribute(__name__, name, _LAZY)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LAZY})

@@ -31,6 +31,7 @@ import contextlib
 import functools
 import operator
 import os
+import re
 import signal
 import sys
 import threading
@@ -340,8 +341,7 @@ def _call(hook: Callable[[], object], details: str) -> None:
 def shared_memory() -> set[str]:
     """Return the files of this process that MPICH only removes on a normal exit."""
     with contextlib.suppress(OSError), open('/proc/self/maps', encoding='utf-8') as file:
-        return {path for path in (line.split(None, 5)[-1].rstrip('\n') for line in file)
-                if path.startswith('/dev/shm/mpich_shm_') and ' ' not in path}
+        return set(re.findall(r'/dev/shm/mpich_shm_\S+$', file.read(), re.MULTILINE))
     return set()
 
 

@@ -31,7 +31,7 @@ LAYERS = [
     {'_system'},
     {'_types'},
     {'_signature'},
-    {'_environment', '_operations', '_runtime'},
+    {'_environment', '_lazy', '_mpi', '_operations', '_runtime'},
 ]
 LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}
 
@@ -71,8 +71,10 @@ def faults(path, names):
     here = layer(path)
     for name in names:
         package, *rest = name.split('.')
-        if package == 'mpi4py' and here not in {*BELOW, 'communicators', 'global_except_hook'}:
-            yield f'{name}: only communicators and the layers below it import mpi4py'
+        if package == 'mpi4py' and here not in {'_mpi', 'communicators', 'global_except_hook'}:
+            yield f'{name}: import MPI from chainermn._mpi, which does not initialize it'
+        if rest[:1] == ['_mpi'] and here not in {*BELOW, 'communicators'}:
+            yield f'{name}: only communicators and the layers below it use MPI'
         if name.startswith(('cupy.cuda.nccl', 'cupy_backends.cuda.libs.nccl')) and here != 'nccl':
             yield f'{name}: only nccl.py speaks to NCCL'
         if package != 'chainermn':
@@ -94,6 +96,8 @@ def test_imports_go_down(path):
 
 @pytest.mark.parametrize('path, name', [
     ('datasets/scatter.py', 'mpi4py.MPI'),
+    ('datasets/scatter.py', 'chainermn._mpi.MPI'),
+    ('_transport/mpi.py', 'mpi4py.MPI'),
     ('datasets/scatter.py', 'chainermn'),
     ('datasets/scatter.py', 'chainermn.create_communicator'),
     ('datasets/scatter.py', 'chainermn.optimizers'),
@@ -116,8 +120,9 @@ def test_an_import_that_goes_up_is_found(path, name):
     ('datasets/scatter.py', 'chainermn.datasets._part'),
     ('datasets/scatter.py', 'chainermn.communicators.communicator_base.CommunicatorBase'),
     ('communicators/naive_communicator.py', 'chainermn._transport.array_buffers'),
-    ('communicators/naive_communicator.py', 'mpi4py.MPI'),
-    ('_transport/mpi.py', 'mpi4py.MPI'),
+    ('communicators/naive_communicator.py', 'chainermn._mpi.MPI'),
+    ('_transport/mpi.py', 'chainermn._mpi.MPI'),
+    ('_mpi.py', 'mpi4py.MPI'),
     ('nccl.py', 'cupy.cuda.nccl'),
 ])
 def test_an_import_that_goes_down_is_not(path, name):

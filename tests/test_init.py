@@ -52,6 +52,7 @@ import sys
 sys.modules[{missing!r}] = None
 import chainermn
 assert 'mpi4py.MPI' not in sys.modules
+assert not {{'chainermn.kvstore', 'chainermn.extensions.checkpoint'}} & sys.modules.keys()
 assert not hasattr(chainermn, 'testing') and not hasattr(chainermn, 'nccl')
 '''
     done = subprocess.run([sys.executable, '-W', 'error', '-c', code], text=True,

@@ -1,23 +1,20 @@
 """Small host arrays, which are exchanged together with the signature of their call."""
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn._collectives.operation import Operations
 from chainermn._consistency.signature_exchange import Data
+from chainermn._mpi import MPI
 from chainermn._signature import CODES, MAX_INLINE_DIMS, SIZE, unpack
 from chainermn._transport import array_buffers
 from chainermn._transport.elementwise import combined
 from chainermn._transport.mpi import mpi_op
 from chainermn._types import Array
-
-_add = MPI.SUM.Reduce_local
-# By dtype, not by its character: some are equal on most platforms, such as 'l' and 'q'.
-_DATATYPES = {dtype: MPI.Datatype.fromcode(dtype.char) for dtype in CODES}
 
 
 class InlineArrays(Operations):
@@ -91,10 +88,10 @@ def array_of(message: Data, index: int = 0) -> Array:
 
 def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """Sum the arrays of all ranks in the order of the ranks; MPI must support the dtype."""
-    y, datatype = bytearray(blocks[0]), _DATATYPES[dtype]
-    total = y, datatype
+    y, datatype = bytearray(blocks[0]), _datatype(dtype)
+    total, add = (y, datatype), MPI.SUM.Reduce_local
     for block in blocks[1:]:
-        _add((block, datatype), total)
+        add((block, datatype), total)
     return np.ndarray(shape, dtype, y)
 
 
@@ -108,3 +105,9 @@ def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.d
         return y
 
     return combined(np.frombuffer(b''.join(blocks), dtype), op, combine).reshape(shape)
+
+
+@functools.cache
+def _datatype(dtype: np.dtype) -> MPI.Datatype:
+    # By dtype, not by its character: some are equal on most platforms, such as 'l' and 'q'.
+    return MPI.Datatype.fromcode(dtype.char)

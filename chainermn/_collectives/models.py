@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import chainer
-from mpi4py import MPI
 
 from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import operation
@@ -18,6 +17,7 @@ from chainermn._consistency.mismatch import NOT_SENT
 from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.mean_queue import MeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
+from chainermn._mpi import MPI
 from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
 from chainermn._transport import topology

@@ -4,21 +4,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Generic, NamedTuple, TypeVar, cast
-
-from mpi4py import MPI
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from chainermn._collectives.operation import operation
 from chainermn._collectives.tracer import Tracer
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
+from chainermn._mpi import MPI
 from chainermn._types import Array
 
 _T = TypeVar('_T')
 _Result = TypeVar('_Result', covariant=True)
 
 #: Yields MPI requests, each with the status it fills; returns the result.
-Steps = Iterator[tuple[MPI.Request, 'MPI.Status | None']]
+Steps: TypeAlias = 'Iterator[tuple[MPI.Request, MPI.Status | None]]'
 
 
 class Receive(NamedTuple):

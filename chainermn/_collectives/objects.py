@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn._collectives.inline_arrays import has_data
 from chainermn._collectives.operation import Operations, operation
 from chainermn._collectives.point_to_point import Messages
+from chainermn._mpi import MPI
 from chainermn._signature import SIZE, pack, unpack
 from chainermn._transport import array_buffers
 from chainermn._transport.elementwise import check_op
@@ -38,9 +38,10 @@ class ObjectOperations(Operations):
         self._messages.send_obj(obj, dest, tag)
 
     @operation
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = MPI.ANY_TAG
+    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = -1
                  ) -> Object:
-        return self._messages.recv_obj(source, tag, status)
+        # The value of ANY_TAG depends on the MPI library.
+        return self._messages.recv_obj(source, MPI.ANY_TAG if tag == -1 else tag, status)
 
     @operation
     def bcast_obj(self, obj: Object, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Object:

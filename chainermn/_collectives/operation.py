@@ -5,13 +5,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
-from mpi4py import MPI
-
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.check import CalledBy, ConsistencyCheck
 from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._mpi import MPI
 from chainermn._operations import BY_NAME, Waits
 from chainermn._signature import NO_UPDATE, Caller, Update
 from chainermn._transport.mpi import MpiTransport

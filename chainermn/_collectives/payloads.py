@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn._collectives.nonblocking import Receive, Receives, blocking
 from chainermn._consistency import tags
+from chainermn._mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.pickling import CHUNK, Pickled, load
 from chainermn._types import Array, Object

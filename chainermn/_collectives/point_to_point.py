@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn import _signature
 from chainermn._collectives import activations
@@ -39,6 +38,7 @@ from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
+from chainermn._mpi import MPI
 from chainermn._signature import CallSignature
 from chainermn._system import streams
 from chainermn._transport import array_buffers

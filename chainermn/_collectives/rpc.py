@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn._collectives.operation import operation
 from chainermn._collectives.tracer import Tracer
@@ -25,6 +24,7 @@ from chainermn._diagnostics import lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import FlightRecord, ServiceRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._failures.ranks import ranks_text
+from chainermn._mpi import MPI
 from chainermn._types import Buffer
 
 _REQUEST = 0  # tag

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mpi4py import MPI
-
 from chainermn import _signature
 from chainermn._diagnostics import lifecycle
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._failures.ranks import ranks_text
+from chainermn._mpi import MPI
 from chainermn._operations import BY_NAME, Payload, Waits
 from chainermn._tracing import clock_sync, recorder
 from chainermn._tracing.recorder import Timeline, now

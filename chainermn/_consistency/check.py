@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from mpi4py import MPI
-
 from chainermn import _environment, _signature
 from chainermn._consistency import mismatch
 from chainermn._consistency.signature_exchange import (
@@ -22,6 +20,7 @@ from chainermn._diagnostics import call_site
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._failures import common_error
 from chainermn._failures.ranks import ranks_text
+from chainermn._mpi import MPI
 from chainermn._operations import END
 from chainermn._signature import NO_UPDATE, PROGRAM, Caller, CallSignature, Update, identifier
 from chainermn._tracing import recorder

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 
-from mpi4py import MPI
+from chainermn._mpi import MPI
 
 _POLLS = 1000  # a millisecond, if no other process needs the core
 

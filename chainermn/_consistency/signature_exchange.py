@@ -11,10 +11,9 @@ import struct
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from mpi4py import MPI
-
 from chainermn._consistency import tags
 from chainermn._consistency.polling import wait
+from chainermn._mpi import MPI
 from chainermn._signature import IDENTIFIER_SIZE
 from chainermn._tracing import recorder
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpi4py import MPI
+from chainermn._mpi import MPI
 
 
 class Tags(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from mpi4py import MPI
+from chainermn._mpi import MPI
 
 
 def drain(mpi_comm: MPI.Intracomm, receive: Callable[[], object], sends: Sequence[MPI.Request]

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import NamedTuple, TypeAlias
 
-from mpi4py import MPI
-
 from chainermn import _environment, _runtime, _signature
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.world_ranks import WorldRanks
 from chainermn._failures.ranks import ranks_text
+from chainermn._mpi import MPI
 from chainermn._operations import END
 
 #: Capacity of the ring buffer of each communicator.

@@ -26,12 +26,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from mpi4py import MPI
-
 from chainermn import _environment, global_except_hook
 from chainermn._diagnostics import node_monitor, thread_state
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._failures.ranks import ranks_text
+from chainermn._mpi import MPI
 from chainermn._system import host_connection, streams
 from chainermn._system.host_connection import Offer
 

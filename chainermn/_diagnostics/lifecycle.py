@@ -11,8 +11,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from mpi4py import MPI
-
 from chainermn import _runtime, _signature, global_except_hook
 from chainermn._diagnostics import (
     current_operations,
@@ -25,6 +23,7 @@ from chainermn._diagnostics import (
 from chainermn._diagnostics.deadlocks import rank_progress
 from chainermn._diagnostics.flight_recorder import FlightRecord, world_ranks
 from chainermn._diagnostics.node_monitor import Registration
+from chainermn._mpi import MPI
 from chainermn._operations import END
 from chainermn._system import clean_end
 

@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from mpi4py import MPI
-
 from chainermn import _environment
 from chainermn._diagnostics import thread_state
+from chainermn._mpi import MPI
 from chainermn._system import host_connection, streams
 from chainermn._system.host_connection import Offer
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from chainermn._diagnostics import call_site, current_operations, flight_recorder
 from chainermn._diagnostics.current_operations import CurrentOperation
 from chainermn._diagnostics.deadlocks import rank_progress
 from chainermn._diagnostics.deadlocks.wait_graph import ThreadWait, Wait
 from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key, ServiceRecord
+from chainermn._mpi import MPI
 from chainermn._operations import END
 
 #: The start of the names of the threads that ``host_links`` starts.

@@ -19,8 +19,6 @@ import traceback
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from mpi4py import MPI
-
 from chainermn import _environment, _runtime, global_except_hook
 from chainermn._diagnostics import (
     devices,
@@ -47,6 +45,7 @@ from chainermn._diagnostics.watchdog_group import (
     State,
     WatchdogGroup,
 )
+from chainermn._mpi import MPI
 from chainermn._system import streams
 from chainermn._tracing import recorder
 

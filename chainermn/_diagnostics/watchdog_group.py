@@ -6,14 +6,13 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from mpi4py import MPI
-
 from chainermn._diagnostics.deadlocks.detector import DeadlockDetector
 from chainermn._diagnostics.deadlocks.wait_graph import RankState
 from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
+from chainermn._mpi import MPI
 
 
 class MessageType(enum.IntEnum):

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import chainer
 import numpy as np
-from mpi4py import MPI
 
 from chainermn import _signature
 from chainermn._compression.compressors import Compression
@@ -29,6 +28,7 @@ from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.result_memory import ResultMemory
+from chainermn._mpi import MPI
 from chainermn._tracing import recorder
 from chainermn._transport import array_buffers
 from chainermn._transport.base import Compressor

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._diagnostics import unusable
@@ -15,6 +14,7 @@ from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import GradientCodec
 from chainermn._gradients.mean_queue import Gradients
 from chainermn._gradients.parameters import ParameterList
+from chainermn._mpi import MPI
 from chainermn._tracing import recorder
 from chainermn._transport.base import Compressor
 from chainermn._transport.nccl.nccl_transport import NcclTransport, is_gathered, wait

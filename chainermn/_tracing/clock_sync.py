@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from mpi4py import MPI
+
+from chainermn._mpi import MPI
 
 #: Round trips with each rank; the fastest one is used.
 _ROUND_TRIPS = 20

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._mpi import MPI
 from chainermn._transport.topology import Topology
 from chainermn._types import Array
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import chainer
 import numpy as np
-from mpi4py import MPI
 
+from chainermn._mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.base import Codec, Compressor
 from chainermn._transport.packed_arrays import PackedArrays

@@ -12,10 +12,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from chainermn import _runtime
 from chainermn._diagnostics.flight_recorder import Key
+from chainermn._mpi import MPI
 from chainermn._transport.pending import Pending
 
 #: Garbage is collected once this many more communicators are held than before.

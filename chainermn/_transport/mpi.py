@@ -1,12 +1,13 @@
 """The transport on MPI, which all others derive from."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from mpi4py import MPI
 
+from chainermn._mpi import MPI
 from chainermn._transport import array_buffers, encoded_mean, packing
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, Group
@@ -14,9 +15,6 @@ from chainermn._transport.packed_arrays import PackedArrays
 from chainermn._types import Array
 
 _FLOATS = {np.dtype(np.float32), np.dtype(np.float64)}
-_OPS = {'sum': MPI.SUM, 'prod': MPI.PROD, 'max': MPI.MAX, 'min': MPI.MIN}
-_BOOL_OPS = {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}
-
 
 #: Size in bytes from which shared memory is faster: more steps, but less copying.
 LARGE = 64 * 1024
@@ -317,7 +315,10 @@ def _new(size: int, x: Array) -> Array:
     return array_buffers.new_buffer((size,), x.dtype, array_buffers.on_device(x))
 
 
+@functools.cache
 def mpi_op(dtype: np.dtype, op: str) -> MPI.Op:
     """Return the operation of MPI for arrays of a dtype."""
-    return (_BOOL_OPS if dtype == np.bool_ else _OPS)[op]
+    if dtype == np.bool_:
+        return {'sum': MPI.LOR, 'prod': MPI.LAND, 'max': MPI.LOR, 'min': MPI.LAND}[op]
+    return {'sum': MPI.SUM, 'prod': MPI.PROD, 'max': MPI.MAX, 'min': MPI.MIN}[op]
 

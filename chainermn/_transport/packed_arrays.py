@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from mpi4py import MPI
 
+from chainermn._mpi import MPI
 from chainermn._transport import array_buffers, packing
 from chainermn._types import Array
 

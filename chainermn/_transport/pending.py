@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpi4py import MPI
+from chainermn._mpi import MPI
 
 
 class Pending:

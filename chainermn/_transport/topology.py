@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpi4py import MPI
+from chainermn._mpi import MPI
 
 
 class Place(NamedTuple):

@@ -1,33 +1,33 @@
 """Communicators: a group of processes that exchange arrays, objects and gradients."""
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import importlib.util
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import chainer
 
+from chainermn import _lazy
+from chainermn._consistency import mismatch
+from chainermn._diagnostics import current_operations, lifecycle, timeouts, unusable, watchdog
+from chainermn._diagnostics.flight_recorder import CreationRecord
 from chainermn._failures import common_error
 from chainermn._failures.exceptions import CollectiveMismatchError
 from chainermn._failures.ranks import ranks_text
+from chainermn._mpi import MPI
+from chainermn._types import Object
+from chainermn.communicators import _introduction
+from chainermn.communicators._introduction import Arguments
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
     from numpy.typing import DTypeLike
     from typing_extensions import Unpack
-
-    from chainermn._consistency import mismatch
-    from chainermn._diagnostics.flight_recorder import CreationRecord
-    from chainermn._types import Object
-    from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 __all__ = ['CollectiveMismatchError', 'CommunicatorBase', 'CommunicatorName', 'create_communicator']
 
@@ -60,11 +60,10 @@ class _Options(TypedDict, total=False):
     timeout: float | None
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> object:
     """Import the module of a communicator: in ChainerMN 7 they are imported with this package."""
-    if name in [module for module, _ in _CLASSES.values()]:
-        return importlib.import_module(f'chainermn.communicators.{name}')
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}', name=name)
+    return _lazy.attribute(__name__, name, {
+        module: f'{__name__}.{module}' for module, _ in _CLASSES.values()})
 
 
 def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
@@ -112,34 +111,12 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         >>> comm.rank, comm.size
         (0, 2)
     """
-    with _without_garbage_collection():
-        return _import_and_create(communicator_name, mpi_comm, kwargs)
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Pause it during imports, whose new objects would make it examine all objects of Chainer."""
-    is_enabled = gc.isenabled()
-    gc.disable()
     try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
-
-
-def _import_and_create(name: CommunicatorName, mpi_comm: MPI.Intracomm | None, options: _Options
-                       ) -> CommunicatorBase:
-    try:
-        from mpi4py import MPI
+        import mpi4py.MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f'{error}\nchainermn needs mpi4py and an MPI library: install them with '
             '"pip install mpi4py mpich", or use the MPI of your cluster.') from error
-    from chainermn._consistency import mismatch
-    from chainermn._diagnostics import current_operations, lifecycle, unusable, watchdog
-    from chainermn._diagnostics.flight_recorder import CreationRecord
-
     unusable.check('create_communicator')
     watchdog.get().start()
     failure = None
@@ -149,11 +126,11 @@ def _import_and_create(name: CommunicatorName, mpi_comm: MPI.Intracomm | None, o
         failure = mismatch.RemoteError.of('create_communicator', TypeError(
             f'mpi_comm must be an mpi4py.MPI.Intracomm, not {mpi_comm!r}'))
         mpi_comm = MPI.COMM_WORLD  # most likely what the other ranks pass
-    create = current_operations.recorded('create_communicator')(_create)
     with lifecycle.creation():
-        return create(CreationRecord(mpi_comm), name, mpi_comm, options, failure)
+        return _create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
 
 
+@current_operations.recorded('create_communicator')
 def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intracomm,
             options: _Options, failure: mismatch.RemoteError | None) -> CommunicatorBase:
     """Create a communicator, or raise the same error on all ranks.
@@ -165,11 +142,6 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         options: Options of :func:`create_communicator`.
         failure: An error of this rank.
     """
-    from chainermn._consistency import mismatch
-    from chainermn._diagnostics import timeouts
-    from chainermn.communicators import _introduction
-    from chainermn.communicators._introduction import Arguments
-
     communicator_class, config = None, cast('dict[str, object]', options)
     lacks_nccl = ''
     try:
@@ -224,14 +196,14 @@ def _warn_of_different_kernels(has_torch: Sequence[bool]) -> None:
         warnings.warn(
             f"PyTorch's kernels compute on all ranks except {ranks_text(without)}, so the results "
             'differ in rounding.  Install PyTorch on all ranks, or set CHAINER_USE_TORCH=never on '
-            'all.', RuntimeWarning, stacklevel=6)
+            'all.', RuntimeWarning, stacklevel=5)
 
 
 def _find_class(name: str) -> type[MpiCommunicatorBase]:
     """Return the class of that name, after checking its requirements."""
     if name in _RENAMED:
         warnings.warn(f'the communicator {name!r} is deprecated; use {_RENAMED[name]!r}',
-                      DeprecationWarning, stacklevel=6)  # the caller of create_communicator
+                      DeprecationWarning, stacklevel=5)  # the caller of create_communicator
         name = _RENAMED[name]
     for known in _CLASSES:
         if name == known:
@@ -269,8 +241,6 @@ def _select(rank: int, reasons: Sequence[str]) -> type[MpiCommunicatorBase]:
 def _checked_config(communicator_class: type[MpiCommunicatorBase], kwargs: dict[str, Object]
                     ) -> dict[str, object]:
     """Return the configuration items for the keyword arguments."""
-    from chainermn._diagnostics import timeouts
-
     config = {'batched_copy': True, **kwargs}
     grad_dtype = config.pop('allreduce_grad_dtype', None)
     if unknown := set(config) - {'batched_copy', 'timeout'}:

@@ -5,8 +5,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from chainermn import _runtime
 from chainermn._consistency import mismatch
 from chainermn._consistency.check import Settings
@@ -14,6 +12,7 @@ from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import lifecycle
 from chainermn._diagnostics.flight_recorder import Key, world_ranks
 from chainermn._diagnostics.node_monitor import Registration
+from chainermn._mpi import MPI
 from chainermn._transport import lifetime, topology
 from chainermn._transport.topology import Place
 

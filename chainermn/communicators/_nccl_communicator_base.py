@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import chainer
-from mpi4py import MPI
 
 from chainermn import nccl
+from chainermn._mpi import MPI
 from chainermn._transport.nccl.connection import together
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 

@@ -854,7 +854,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Args:
             source: Rank of the sender, or ``mpi4py.MPI.ANY_SOURCE``.
             status: ``mpi4py.MPI.Status`` that gets source and tag of the message, or ``None``.
-            tag: The tag of the sender; by default any tag (``mpi4py.MPI.ANY_TAG``).
+            tag: The tag of the sender; by default any tag (-1 or ``mpi4py.MPI.ANY_TAG``).
 
         Returns:
             The object.

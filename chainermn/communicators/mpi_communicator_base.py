@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from mpi4py import MPI
-
 from chainermn import _environment, _signature
 from chainermn._collectives import tracer
 from chainermn._collectives.activations import Activations
@@ -22,6 +20,7 @@ from chainermn._consistency.check import ConsistencyCheck, Settings
 from chainermn._diagnostics import flight_recorder, lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
+from chainermn._mpi import MPI
 from chainermn._operations import END
 from chainermn._signature import pack
 from chainermn._tracing import recorder

@@ -5,10 +5,10 @@ import contextlib
 from typing import cast
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn._collectives.operation import operation
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
+from chainermn._mpi import MPI
 from chainermn._transport.mpi import MpiTransport
 from chainermn._transport.nccl.nccl_transport import NcclTransport, check_grad_dtype, wait
 from chainermn._types import Model, Stream

@@ -1,10 +1,8 @@
 """Extensions of Chainer's Trainer that work across ranks."""
-from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
+from typing import TYPE_CHECKING
+
+from chainermn import _lazy
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
-from chainermn.extensions.checkpoint import (
-    MultiNodeCheckpointer,
-    create_multi_node_checkpointer,
-)
 from chainermn.extensions.linear_scaling import LinearScaling
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
 from chainermn.extensions.multi_node_evaluator import (
@@ -14,6 +12,13 @@ from chainermn.extensions.multi_node_evaluator import (
 from chainermn.extensions.multi_node_report import create_multi_node_report
 from chainermn.extensions.observation_aggregator import ObservationAggregator
 from chainermn.extensions.tensorboard_writer import TensorBoardWriter
+
+if TYPE_CHECKING:
+    from chainermn.extensions._multi_node_snapshot import multi_node_snapshot
+    from chainermn.extensions.checkpoint import (
+        MultiNodeCheckpointer,
+        create_multi_node_checkpointer,
+    )
 
 __all__ = [
     'AllreducePersistent',
@@ -28,3 +33,17 @@ __all__ = [
     'create_multi_node_report',
     'multi_node_snapshot',
 ]
+
+_LAZY = {
+    'MultiNodeCheckpointer': 'chainermn.extensions.checkpoint',
+    'checkpoint': 'chainermn.extensions.checkpoint',
+    'create_multi_node_checkpointer': 'chainermn.extensions.checkpoint',
+    'multi_node_snapshot': 'chainermn.extensions._multi_node_snapshot',
+}
+
+if not TYPE_CHECKING:  # or type checkers would accept all names
+    def __getattr__(name: str) -> object:
+        return _lazy.attribute(__name__, name, _LAZY)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LAZY})

@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn import nccl
+from chainermn._transport import topology
 from chainermn.communicators import _communication_utility
 
 pytestmark = pytest.mark.every_size
@@ -41,7 +42,7 @@ def test_init_ranks():
 
 
 def test_intra_and_inter_mpi_comm(monkeypatch):
-    monkeypatch.setattr(MPI, 'Get_processor_name', lambda: 'ab'[WORLD.rank % 2])
+    monkeypatch.setattr(topology.MPI, 'Get_processor_name', lambda: 'ab'[WORLD.rank % 2])
     rank, intra_rank, intra_size, inter_rank, inter_size = _communication_utility.init_ranks(WORLD)
     assert rank == WORLD.rank
     assert inter_size == min(WORLD.size, 2)

@@ -6,6 +6,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
+from chainermn._transport import topology
 
 pytestmark = pytest.mark.gpu
 
@@ -242,7 +243,7 @@ def test_split(comm):
 @pytest.mark.parametrize('batched', [True, False])
 def test_two_nodes(monkeypatch, batched):
     """NCCL within each of two made-up nodes, MPI between them."""
-    monkeypatch.setattr(MPI, 'Get_processor_name', lambda: f'node {2 * RANK // SIZE}')
+    monkeypatch.setattr(topology.MPI, 'Get_processor_name', lambda: f'node {2 * RANK // SIZE}')
     comm = chainermn.create_communicator('non_cuda_aware', batched_copy=batched)
     assert comm.inter_size == 2
     models = [make_model(['float16', 'float32'], rank) for rank in range(SIZE)]

@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import MessageRecord
+from chainermn._mpi import MPI
 
 # Seconds.
 _GRACE = 1.  # before a rank sends a notice

@@ -12,8 +12,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from chainermn._diagnostics.deadlocks.rank_progress import Counts, Progress
 from chainermn._diagnostics.flight_recorder import (
     BackgroundRecord,
@@ -26,6 +24,7 @@ from chainermn._diagnostics.flight_recorder import (
 )
 from chainermn._diagnostics.world_ranks import WorldRanks
 from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._mpi import MPI
 from chainermn._operations import Waits, waiting_for
 
 #: Operations that block for messages.

@@ -18,10 +18,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from chainermn import _runtime, _signature, global_except_hook
 from chainermn._diagnostics.node_monitor import monitor_process
+from chainermn._mpi import MPI
 from chainermn._system import launcher
 
 # Seconds.

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn import nccl
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import devices
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._failures import common_error
+from chainermn._mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._types import Array, Device, DeviceEvent, NcclComm
 

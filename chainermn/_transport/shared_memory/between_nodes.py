@@ -11,7 +11,8 @@ import os
 import time
 
 import numpy as np
-from mpi4py import MPI
+
+from chainermn._mpi import MPI
 
 PART, SUM = 1, 2  # tags of messages
 _POLLS = 20  # without yielding

@@ -4,8 +4,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from mpi4py import MPI
 
+from chainermn._mpi import MPI
 from chainermn._transport.base import Codec, SlicedCompressor
 from chainermn._transport.shared_memory.between_nodes import (
     PART,

@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn import _runtime
 from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, SlicedCompressor

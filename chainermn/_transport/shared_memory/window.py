@@ -13,7 +13,8 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-from mpi4py import MPI
+
+from chainermn._mpi import MPI
 
 _PAGE = 4096  # bytes ahead of the data of each segment, for the counter
 
