@@ -33,7 +33,7 @@ from chainermn._collectives.nonblocking import (
 from chainermn._collectives.payloads import Payloads
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._consistency.polling import wait
+from chainermn._consistency.signature_exchange import wait
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
 from chainermn._diagnostics.flight_recorder import MessageRecord

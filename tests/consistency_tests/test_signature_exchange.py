@@ -4,6 +4,7 @@ import math
 import queue
 import threading
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -134,3 +135,20 @@ def test_real_messages(exchanged):
 def test_capacity(exchanged):
     assert exchanged.capacity == min(
         signature_exchange._MAX_BYTES, signature_exchange._MAX_TOTAL // SIZE)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('polls', [0, 1, signature_exchange._POLLS])
+def test_wait_returns_with_the_message_and_its_status(monkeypatch, polls):
+    monkeypatch.setattr(signature_exchange, '_POLLS', polls)
+    mpi_comm, status, received = WORLD.Dup(), MPI.Status(), np.zeros(3, int)
+    if WORLD.rank == 1:
+        request = mpi_comm.Irecv(received, MPI.ANY_SOURCE, 5)
+        mpi_comm.Send(np.zeros(1), 0)  # now rank 0 may send
+        signature_exchange.wait(request, status)
+        assert (status.source, status.tag, received.tolist()) == (0, 5, [1, 2, 3])
+        assert request == MPI.REQUEST_NULL
+    elif WORLD.rank == 0:
+        signature_exchange.wait(mpi_comm.Irecv(np.zeros(1), 1))
+        mpi_comm.Send(np.array([1, 2, 3]), 1, 5)
+    mpi_comm.Free()
