@@ -79,6 +79,7 @@ class Messages:
         self.pending = Pending()
         self._receives: list[Request[ReceivedArray]] = []
         self._messages: list[bytearray] = []  # to receive into
+        self._status = MPI.Status()
         unusable.register(self)
 
     def send(self, data: Arrays, dest: int, tag: int) -> None:
@@ -188,7 +189,7 @@ class Messages:
         if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
-        status = MPI.Status() if status is None else status
+        status = self._status if status is None else status
         message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
         wait(self._mpi_comm.Irecv(message, source, tag), status)
         tag = status.tag
