@@ -8,17 +8,20 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._mpi import MPI
 from chainermn._types import Buffer, Object
 
 #: Maximum size of a message in bytes; some MPI libraries do not support larger ones.
 CHUNK = 2**30
+
+#: Smallest size in bytes of a buffer that is sent separately.
+_LARGE = 2**18
+
+_loads: Callable[..., Object] = pickle.loads  # from any buffer, such as an array
 
 
 class Pickled:
@@ -30,18 +33,28 @@ class Pickled:
         TypeError: If the object cannot be pickled.
     """
 
+    __slots__ = 'buffers', 'stream'
+
     def __init__(self, obj: Object) -> None:
+        self.buffers: list[memoryview] = []
         try:
-            self.stream, self.buffers = MPI.pickle.dumps_oob(obj)
+            self.stream = pickle.dumps(obj, 5, buffer_callback=self._is_in_stream)
         except Exception as error:  # pickling runs code of the object
             # Without addresses (Python 3.14 prints them), the error is the same on all ranks.
             reason = re.sub(' at 0x[0-9a-f]+', '', str(error))
             raise TypeError(f'an object of {type(obj)} cannot be pickled: {reason}') from error
 
+    def _is_in_stream(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _LARGE:
+            return True
+        self.buffers.append(raw)
+        return False
+
     @property
     def parts(self) -> list[np.ndarray]:
         """The stream and the buffers, each as bytes."""
-        parts = cast('list[bytes]', [self.stream, *self.buffers])  # or buffers of mpi4py
+        parts: list[Buffer] = [self.stream, *self.buffers]
         return [np.frombuffer(part, np.uint8) for part in parts]
 
     def messages(self) -> Iterator[np.ndarray]:
@@ -71,8 +84,7 @@ def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> O
     """
     try:
         # Without the keyword it is faster.
-        data = cast(bytes, stream)  # an array is a buffer, too
-        return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
+        return _loads(stream, buffers=buffers) if buffers else _loads(stream)
     except Exception as error:  # unpickling runs code of the object
         raise RemoteError.of('', error).error(
             f'rank {rank} cannot unpickle the object of rank {source}: {type(error).__name__}: '
