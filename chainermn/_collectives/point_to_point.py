@@ -163,7 +163,7 @@ class Messages:
         calls.count_sent(dest, tag)
         first, number = pickled.stream, -1
         rest: Iterable[Array | bytes] = ()
-        if len(first) > INLINE or pickled.buffers:
+        if len(first) > INLINE or pickled.buffers or first[0] != _PICKLE:  # of an old protocol
             number, rest = self._payloads.new_number(), pickled.messages()
             first = _signature.pack('send_obj', root=number)
         elif dest != self.rank:  # fast path, for most messages

@@ -142,10 +142,14 @@ def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
     core, each poll lets another one run.
     """
     test = request.Test
-    for _ in range(_POLLS):
-        if test(status) or test(status):  # which takes less time than giving the core away
-            return
-        os.sched_yield()
+    try:
+        for _ in range(_POLLS):
+            if test(status) or test(status):  # which takes less time than giving the core away
+                return
+            os.sched_yield()
+    except BaseException:  # of a signal handler; MPI still writes into the buffer
+        request.Wait(status)
+        raise
     request.Wait(status)
 
 

@@ -9,17 +9,16 @@ import itertools
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
 from chainermn._consistency.mismatch import RemoteError
+from chainermn._mpi import MPI
 from chainermn._types import Buffer, Object
 
 #: Maximum size of a message in bytes; some MPI libraries do not support larger ones.
 CHUNK = 2**30
-
-#: Smallest size in bytes of a buffer that is sent separately.
-_LARGE = 2**18
 
 _loads: Callable[..., Object] = pickle.loads  # from any buffer, such as an array
 
@@ -36,25 +35,18 @@ class Pickled:
     __slots__ = 'buffers', 'stream'
 
     def __init__(self, obj: Object) -> None:
-        self.buffers: list[memoryview] = []
         try:
-            self.stream = pickle.dumps(obj, 5, buffer_callback=self._is_in_stream)
+            # mpi4py's, which a program may have replaced by that of another library.
+            self.stream, self.buffers = MPI.pickle.dumps_oob(obj)
         except Exception as error:  # pickling runs code of the object
             # Without addresses (Python 3.14 prints them), the error is the same on all ranks.
             reason = re.sub(' at 0x[0-9a-f]+', '', str(error))
             raise TypeError(f'an object of {type(obj)} cannot be pickled: {reason}') from error
 
-    def _is_in_stream(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _LARGE:
-            return True
-        self.buffers.append(raw)
-        return False
-
     @property
     def parts(self) -> list[np.ndarray]:
         """The stream and the buffers, each as bytes."""
-        parts: list[Buffer] = [self.stream, *self.buffers]
+        parts = cast('list[bytes]', [self.stream, *self.buffers])  # or buffers of mpi4py
         return [np.frombuffer(part, np.uint8) for part in parts]
 
     def messages(self) -> Iterator[np.ndarray]:

@@ -1,5 +1,7 @@
 """Point-to-point messages, around the size limit of inline payloads."""
 
+import pickle
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -55,6 +57,23 @@ def test_sizes_of_objects(messages, size):
     def recv(source, tag):
         return messages.recv_obj(source, tag, None)
     assert exchange(messages.send_obj, recv, obj) == obj
+
+
+@pytest.mark.parametrize('protocol', [0, 5])
+@pytest.mark.parametrize('size', [1, 300000])
+def test_the_pickler_that_a_program_gives_to_mpi4py(messages, protocol, size):
+    """Such as dill's; a pickle of protocol 0 may start like a signature."""
+    def dumps(obj, *_, **__):
+        return pickle.dumps([obj, 'dumped'], protocol)
+
+    MPI.pickle.__init__(dumps, pickle.loads, protocol)
+    try:
+        obj = 'x' * size
+        received = exchange(messages.send_obj, lambda *args: messages.recv_obj(*args, None), obj)
+        assert received == (
+            [obj, 'dumped'] if WORLD.rank == WORLD.size - 1 and WORLD.size > 1 else obj)
+    finally:
+        MPI.pickle.__init__()
 
 
 @pytest.mark.mpi(min_size=2)
