@@ -42,13 +42,14 @@ def work() -> None:
         lambda: comm.allreduce(x), lambda: comm.bcast(x), lambda: comm.gather(x),
         lambda: comm.gather_obj(1.5)), strict=True))
     exchange, received = comm._consistency._exchange, []
-    sendrecv, status = exchange._sendrecv, MPI.Status()
+    mpi_comm, status = comm._consistency.mpi_comm, MPI.Status()
 
-    def counted(*args):
-        sendrecv(*args, status)
+    def counted(message, dest, source):
+        mpi_comm.Sendrecv(message, dest, exchange._tag, exchange._received, source, exchange._tag,
+                          status)
         received.append(status.Get_count())
 
-    exchange._sendrecv = counted
+    exchange._swap = counted
     found = {}
     for operation, call in calls.items():
         received.clear()

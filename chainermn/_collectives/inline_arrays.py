@@ -88,11 +88,11 @@ def array_of(message: Data, index: int = 0) -> Array:
 
 def sum_of(blocks: Sequence[Data], shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """Sum the arrays of all ranks in the order of the ranks; MPI must support the dtype."""
-    y = np.ndarray(shape, dtype, bytearray(blocks[0]))
-    datatype, add = _datatype(dtype), MPI.SUM.Reduce_local
-    for source in range(1, len(blocks)):
-        add((blocks[source], datatype), (y, datatype))
-    return y
+    y, datatype = bytearray(blocks[0]), _datatype(dtype)
+    total, add = (y, datatype), MPI.SUM.Reduce_local
+    for block in blocks[1:]:
+        add((block, datatype), total)
+    return np.ndarray(shape, dtype, y)
 
 
 def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:

@@ -48,8 +48,10 @@ class ObjectOperations(Operations):
         root = array_buffers.checked_root(root, self.size)
         pickled = Pickled(obj) if self.rank == root else None
         number = 0 if pickled is None else _nbytes(pickled, _SINGLE)
-        data = b'' if pickled is None else self._inline_pickle(pickled)
-        message = self._consistency.bcast(pack('bcast_obj', root=root, number=number), root, data)
+        data = pickled.stream if pickled is not None and (
+            0 < number <= self._consistency.capacity) else b''
+        message = self._consistency.bcast(
+            pack('bcast_obj', (), None, root, '', False, number), root, data)
         if len(message) > SIZE:
             return obj if pickled is not None else load(message[SIZE:], (), root, self._rank)
         nbytes = unpack(message).number
@@ -114,10 +116,13 @@ class ObjectOperations(Operations):
                   ) -> list[Object] | None:
         """Return the objects of all ranks on the root, or on all ranks if there is none."""
         pickled, is_receiver = Pickled(obj), root in (-1, self._rank)
+        number = _nbytes(pickled, _SMALL)
         messages = self._consistency.gather(
-            pack(operation, (), None, root, op, False, _nbytes(pickled, _SMALL)),
-            self._inline_pickle(pickled))
+            pack(operation, (), None, root, op, False, number),
+            pickled.stream if 0 < number <= self._consistency.capacity else b'')
         if has_data(messages):
+            if not is_receiver:
+                return None
             streams: Sequence[Buffer] = [message[SIZE:] for message in messages]
         else:
             lengths = [unpack(message).number for message in messages]
@@ -140,11 +145,6 @@ class ObjectOperations(Operations):
             self._arrays.Gather(padded, received if root == self.rank else None, root)
         view = memoryview(received)
         return [view[length * source:length * (source + 1)] for source in range(self.size)]
-
-    def _inline_pickle(self, pickled: Pickled) -> bytes:
-        """Return the pickle, if it is exchanged with the signature of its call."""
-        nbytes = _nbytes(pickled, self._consistency.capacity)
-        return pickled.stream if nbytes else b''
 
 
 def _nbytes(pickled: Pickled, most: int) -> int:

@@ -33,6 +33,7 @@ from chainermn._collectives.nonblocking import (
 from chainermn._collectives.payloads import Payloads
 from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
+from chainermn._consistency.signature_exchange import wait
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
 from chainermn._diagnostics.flight_recorder import MessageRecord
@@ -49,6 +50,12 @@ from chainermn._types import Array, Arrays, NoResult, Object, ReceivedArray
 INLINE = 8192
 _MAX_MESSAGE = (  # NumPy has up to 64 dimensions
     activations.MAX_SIZE + _signature.SIZE + 64 * 8 + INLINE)
+
+#: The first byte of a pickle.  A small object is sent without a signature, which starts with the
+#: number of its operation.
+_PICKLE = pickle.PROTO[0]
+_OBJECT = _signature.unpack(_signature.pack('send_obj', root=-1))  # of a small object
+assert len(_signature.NAMES) <= _PICKLE
 
 _POLLS = 20  # for the acknowledgment of a message that was received
 _SHOWN = 20  # messages without a counterpart
@@ -67,11 +74,12 @@ class Messages:
         self.calls = MessageRecord(mpi_comm)
         self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
-        self._max_tag = tags.largest_tag()
+        self._max_tag, self._any_tag = tags.largest_tag(), MPI.ANY_TAG
         self.deadlocks = Deadlocks(payloads, self._payloads.notices, self.calls)
         self.pending = Pending()
         self._receives: list[Request[ReceivedArray]] = []
         self._messages: list[bytearray] = []  # to receive into
+        self._status = MPI.Status()
         unusable.register(self)
 
     def send(self, data: Arrays, dest: int, tag: int) -> None:
@@ -119,13 +127,10 @@ class Messages:
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
-        self._mpi_comm.Recv(message, source, tag)
-        head = bytes(message[:_signature.SIZE])
-        array = _array_with(head)
+        wait(self._mpi_comm.Irecv(message, source, tag))
+        array = _array_with(bytes(message[:_signature.SIZE]))
         if array is None:
-            body = memoryview(message)[_signature.SIZE:]
-            return blocking(self._finish_plain(_signature.unpack(head), body, source, tag, 'send'),
-                            self._wait)
+            return blocking(self._finish_plain(*_split(message), source, tag, 'send'), self._wait)
         x = np.ndarray(*array, message, _signature.SIZE).copy()
         calls.received[source, tag] += 1
         self._messages.append(message)  # for reuse
@@ -145,17 +150,25 @@ class Messages:
 
     def send_obj(self, obj: Object, dest: int, tag: int) -> None:
         """Send an object; may return before it is received."""
-        self._check(dest, tag, 'dest', wildcards=False)
-        self._began('send_obj', dest, tag)
+        if not (type(dest) is int is type(tag) and 0 <= dest < self._size
+                and 0 <= tag <= self._max_tag):
+            self._check(dest, tag, 'dest', wildcards=False)
+        calls = self.calls
+        calls.count += 1
+        calls.record(('send_obj', dest, tag, None))
         try:
             pickled = Pickled(obj)
         except Exception as error:
             self._fail_send('send_obj', error, dest, tag)
-        inline = len(pickled.stream) <= INLINE and not pickled.buffers
-        number = -1 if inline else self._payloads.new_number()
-        first = _signature.pack('send_obj', root=number) + (pickled.stream if inline else b'')
-        self.calls.count_sent(dest, tag)
-        rest = () if inline else pickled.messages()
+        calls.count_sent(dest, tag)
+        first, number = pickled.stream, -1
+        rest: Iterable[Array | bytes] = ()
+        if len(first) > INLINE or pickled.buffers or first[0] != _PICKLE:  # of an old protocol
+            number, rest = self._payloads.new_number(), pickled.messages()
+            first = _signature.pack('send_obj', root=number)
+        elif dest != self.rank:  # fast path, for most messages
+            self._mpi_comm.Send(first, dest, tag)
+            return
         if dest == self.rank:  # a blocking send would wait for this rank to receive
             self.pending.record(
                 f'send_obj to rank {dest} with tag {tag}, called at {call_site.locate()}',
@@ -167,22 +180,24 @@ class Messages:
 
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Object:
         """Receive an object."""
-        self._check(source, tag, 'source', wildcards=True)
-        calls = self._began('recv_obj', source, tag)
+        if not (type(source) is int is type(tag) and 0 <= source < self._size
+                and (0 <= tag <= self._max_tag or tag == self._any_tag)):
+            self._check(source, tag, 'source', wildcards=True)
+        calls = self.calls
+        calls.count += 1
+        calls.record(('recv_obj', source, tag, None))
         if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
-        status = MPI.Status() if status is None else status
+        status = self._status if status is None else status
         message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
-        self._mpi_comm.Recv(message, source, tag, status)
-        source, tag = status.Get_source(), status.Get_tag()
-        signature = _signature.unpack(message)
-        body = memoryview(message)[_signature.SIZE:status.Get_count()]
-        if signature.operation != 'send_obj' or signature.root >= 0 or signature.failed:
-            return blocking(self._finish_plain(signature, body, source, tag, 'send_obj'),
+        wait(self._mpi_comm.Irecv(message, source, tag), status)
+        tag = status.tag
+        if message[0] != _PICKLE:
+            return blocking(self._finish_plain(*_split(message, status), source, tag, 'send_obj'),
                             self._wait)
         calls.received[source, tag] += 1
-        obj = load(body, (), source, self.rank)
+        obj = load(message, (), source, self.rank)
         self._messages.append(message)  # for reuse
         return obj
 
@@ -224,9 +239,8 @@ class Messages:
                 request.Wait()
                 raise
         source, tag = status.Get_source(), status.Get_tag()
-        body = memoryview(message)[_signature.SIZE:status.Get_count()]
         mark, data = blocking(
-            self._finish(_signature.unpack(message), body, source, tag, 'send'), self._wait)
+            self._finish(*_split(message, status), source, tag, 'send'), self._wait)
         return mark, data, source, tag
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Arrays]:
@@ -434,7 +448,16 @@ def _receive_header(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.
     """Receive the next signature and the data in its message."""
     message = bytearray(_MAX_MESSAGE)
     yield Receive(mpi_comm, message, source, tag, status)
-    return _signature.unpack(message), memoryview(message)[_signature.SIZE:status.Get_count()]
+    return _split(message, status)
+
+
+def _split(message: bytearray, status: MPI.Status | None = None
+           ) -> tuple[CallSignature, memoryview]:
+    """Return the signature and the data of a message."""
+    body = memoryview(message)[:None if status is None else status.Get_count()]
+    if message[0] == _PICKLE:
+        return _OBJECT, body
+    return _signature.unpack(message), body[_signature.SIZE:]
 
 
 def _head(x: Array, number: int) -> bytes:
@@ -448,6 +471,8 @@ def _head(x: Array, number: int) -> bytes:
 @functools.lru_cache(maxsize=4096)
 def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
     """Shape and dtype of a host array that was sent with this signature; otherwise ``None``."""
+    if head[0] == _PICKLE:
+        return None
     signature = _signature.unpack(head)
     if signature.operation != 'send' or signature.root >= 0 or signature.failed or (
             signature.device) or (

@@ -7,6 +7,7 @@ different operations do not block each other, and all of them notice.
 """
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -23,6 +24,8 @@ _LENGTH = struct.Struct('=I')
 _HEADER_SIZE = IDENTIFIER_SIZE + _LENGTH.size
 _MAX_BYTES = 1 << 12  # per rank
 _MAX_TOTAL = 1 << 15  # of all ranks
+
+_POLLS = 100  # about 100 microseconds if cores are free; other threads can hardly run meanwhile
 
 #: Received data.
 Data: TypeAlias = 'bytes | bytearray'
@@ -51,28 +54,28 @@ class SignatureExchange:
                                 min(distance, size - distance)))
             distance *= 2
         self._rank, self._tag = rank, tags.reserved().check
-        self._sendrecv = mpi_comm.Sendrecv
+        self._send, self._irecv = mpi_comm.Send, mpi_comm.Irecv
         self._received = bytearray(
             IDENTIFIER_SIZE + size * (_LENGTH.size + largest_header + self.capacity))
 
     def matches(self, call: bytes) -> bool:
         """Return whether the calls of all ranks are equal."""
-        received, tag = self._received, self._tag
+        received = self._received
         for dest, source, _ in self._steps:
-            self._sendrecv(call, dest, tag, received, source, tag)
+            self._swap(call, dest, source)
             if not received.startswith(call):
                 call = MISMATCH
         return call is not MISMATCH
 
     def gather_equal(self, call: bytes, block: bytes) -> Sequence[Data] | None:
         """Return the blocks of all ranks, which have the same length; ``None`` on a mismatch."""
-        received, tag, length = self._received, self._tag, len(block)
+        received, length = self._received, len(block)
         blocks: list[Data] = [block]  # of this rank and those above, modulo the size
         message = call + block
         for dest, source, count in self._steps:
             if len(blocks) > 1:
                 message = b''.join([call, *blocks[:count]])
-            self._sendrecv(message, dest, tag, received, source, tag)
+            self._swap(message, dest, source)
             if not received.startswith(call) or call is MISMATCH:
                 call = message = MISMATCH
                 blocks = [b'']
@@ -85,7 +88,7 @@ class SignatureExchange:
 
     def gather(self, call: bytes, message: bytes) -> Sequence[Data] | None:
         """Return the messages of all ranks, of any length; ``None`` on a mismatch."""
-        received, tag = self._received, self._tag
+        received = self._received
         found: list[Data] = [message]  # as in gather_equal
         sent = b''.join((call, _LENGTH.pack(len(message)), message))
         for dest, source, count in self._steps:
@@ -94,7 +97,7 @@ class SignatureExchange:
                 for each in found[:count]:
                     parts += _LENGTH.pack(len(each)), each
                 sent = b''.join(parts)
-            self._sendrecv(sent, dest, tag, received, source, tag)
+            self._swap(sent, dest, source)
             if not received.startswith(call) or call is MISMATCH:
                 call = sent = MISMATCH
                 found = [b'']
@@ -108,11 +111,11 @@ class SignatureExchange:
 
     def bcast(self, call: bytes, message: bytes, root: int) -> Data | None:
         """Return the message of the root, which is not empty; ``None`` on a mismatch."""
-        received, tag = self._received, self._tag
+        received = self._received
         known: Data = message if self._rank == root else b''
         sent = b''.join((call, _LENGTH.pack(len(known)), known))
         for dest, source, _ in self._steps:
-            self._sendrecv(sent, dest, tag, received, source, tag)
+            self._swap(sent, dest, source)
             if not received.startswith(call) or call is MISMATCH:
                 call = sent = MISMATCH
             elif not known:
@@ -122,8 +125,32 @@ class SignatureExchange:
                 sent = bytes(received[:end])
         return None if call is MISMATCH else known
 
+    def _swap(self, message: Data, dest: int, source: int) -> None:
+        """Send a message, and receive one."""
+        request = self._irecv(self._received, source, self._tag)
+        self._send(message, dest, self._tag)
+        wait(request)
+
     def _by_rank(self, found: list[Data]) -> list[Data]:
         return found[-self._rank:] + found[:-self._rank] if self._rank else found
+
+
+def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
+    """Wait for a message that arrives soon: poll first, then block.
+
+    On one node, a message often takes less time than MPI needs to block for it.  If ranks share a
+    core, each poll lets another one run.
+    """
+    test = request.Test
+    try:
+        for _ in range(_POLLS):
+            if test(status) or test(status):  # which takes less time than giving the core away
+                return
+            os.sched_yield()
+    except BaseException:  # of a signal handler; MPI still writes into the buffer
+        request.Wait(status)
+        raise
+    request.Wait(status)
 
 
 class TracedSignatureExchange(SignatureExchange):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -20,6 +20,8 @@ from chainermn._types import Buffer, Object
 #: Maximum size of a message in bytes; some MPI libraries do not support larger ones.
 CHUNK = 2**30
 
+_loads: Callable[..., Object] = pickle.loads  # from any buffer, such as an array
+
 
 class Pickled:
     """A pickled object.
@@ -30,8 +32,11 @@ class Pickled:
         TypeError: If the object cannot be pickled.
     """
 
+    __slots__ = 'buffers', 'stream'
+
     def __init__(self, obj: Object) -> None:
         try:
+            # mpi4py's, which a program may have replaced by that of another library.
             self.stream, self.buffers = MPI.pickle.dumps_oob(obj)
         except Exception as error:  # pickling runs code of the object
             # Without addresses (Python 3.14 prints them), the error is the same on all ranks.
@@ -71,8 +76,7 @@ def load(stream: Buffer, buffers: Sequence[Buffer], source: int, rank: int) -> O
     """
     try:
         # Without the keyword it is faster.
-        data = cast(bytes, stream)  # an array is a buffer, too
-        return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
+        return _loads(stream, buffers=buffers) if buffers else _loads(stream)
     except Exception as error:  # unpickling runs code of the object
         raise RemoteError.of('', error).error(
             f'rank {rank} cannot unpickle the object of rank {source}: {type(error).__name__}: '

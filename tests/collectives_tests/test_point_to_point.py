@@ -1,5 +1,7 @@
 """Point-to-point messages, around the size limit of inline payloads."""
 
+import pickle
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -55,6 +57,69 @@ def test_sizes_of_objects(messages, size):
     def recv(source, tag):
         return messages.recv_obj(source, tag, None)
     assert exchange(messages.send_obj, recv, obj) == obj
+
+
+@pytest.mark.parametrize('protocol', [0, 5])
+@pytest.mark.parametrize('size', [1, 300000])
+def test_the_pickler_that_a_program_gives_to_mpi4py(messages, protocol, size):
+    """Such as dill's; a pickle of protocol 0 may start like a signature."""
+    def dumps(obj, *_, **__):
+        return pickle.dumps([obj, 'dumped'], protocol)
+
+    MPI.pickle.__init__(dumps, pickle.loads, protocol)
+    try:
+        obj = 'x' * size
+        received = exchange(messages.send_obj, lambda *args: messages.recv_obj(*args, None), obj)
+        assert received == (
+            [obj, 'dumped'] if WORLD.rank == WORLD.size - 1 and WORLD.size > 1 else obj)
+    finally:
+        MPI.pickle.__init__()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('size', [1, 300000])
+@pytest.mark.parametrize('source', [0, MPI.ANY_SOURCE])
+def test_receiving_the_wrong_kind_raises_and_takes_the_message(messages, size, source):
+    array, text = np.ones(size), 'x' * size
+    if WORLD.rank == 0:
+        messages.send_obj(text, 1, 1)
+        messages.send_obj(text, 1, 1)
+        messages.send(array, 1, 1)
+        messages.send_obj(text, 1, 1)
+    elif WORLD.rank == 1:
+        with pytest.raises(TypeError, match=r'sent its message with tag 1 by send_obj\(\); receive '
+                                            r'it with recv_obj\(\)'):
+            messages.recv(source, 1)
+        with pytest.raises(TypeError, match=r'receive it with recv_obj\(\)'):
+            messages.irecv(source, 1).wait()
+        with pytest.raises(TypeError, match=r'receive it with recv\(\)'):
+            messages.recv_obj(source, 1, None)
+        status = MPI.Status()
+        assert messages.recv_obj(source, MPI.ANY_TAG, status) == text
+        assert (status.source, status.tag) == (0, 1)
+    WORLD.Barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_object_that_receives_while_it_is_unpickled(messages):
+    """Its message is still being read, so another one must not overwrite it."""
+    if WORLD.rank == 0:
+        messages.send_obj([_Receives(), 'y' * 100], 1, 1)
+        messages.send_obj('x' * 1000, 1, 2)
+    elif WORLD.rank == 1:
+        global _messages
+        _messages = messages
+        assert messages.recv_obj(0, 1, None) == ['x' * 1000, 'y' * 100]
+    WORLD.Barrier()
+
+
+class _Receives:
+    def __reduce__(self):
+        return _receive, ()
+
+
+def _receive():
+    return _messages.recv_obj(0, 2, None)
 
 
 def test_long_error_texts_are_truncated(messages):

@@ -4,6 +4,7 @@ import math
 import queue
 import threading
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -39,10 +40,26 @@ def simulated(size):
         def __init__(self, rank):
             self.rank, self.size, self.received = rank, size, []
 
-        def Sendrecv(self, sent, dest, tag, buffer, source, _):  # noqa: N802
+        def Send(self, sent, dest, _):  # noqa: N802
             queues[self.rank, dest].put(bytes(sent))
-            message = queues[source, self.rank].get(timeout=60)
-            buffer[:len(message)] = message
+
+        def Irecv(self, buffer, source, _):  # noqa: N802
+            return Request(queues[source, self.rank], buffer, self.received)
+
+    class Request:
+        def __init__(self, messages, buffer, received):
+            self.messages, self.buffer, self.received = messages, buffer, received
+
+        def Test(self, _):  # noqa: N802
+            try:
+                self.Wait(None, timeout=.01)
+            except queue.Empty:
+                return False
+            return True
+
+        def Wait(self, _, timeout=60):  # noqa: N802
+            message = self.messages.get(timeout=timeout)
+            self.buffer[:len(message)] = message
             self.received.append(len(message))
 
     comms = [Comm(rank) for rank in range(size)]
@@ -118,3 +135,20 @@ def test_real_messages(exchanged):
 def test_capacity(exchanged):
     assert exchanged.capacity == min(
         signature_exchange._MAX_BYTES, signature_exchange._MAX_TOTAL // SIZE)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('polls', [0, 1, signature_exchange._POLLS])
+def test_wait_returns_with_the_message_and_its_status(monkeypatch, polls):
+    monkeypatch.setattr(signature_exchange, '_POLLS', polls)
+    mpi_comm, status, received = WORLD.Dup(), MPI.Status(), np.zeros(3, int)
+    if WORLD.rank == 1:
+        request = mpi_comm.Irecv(received, MPI.ANY_SOURCE, 5)
+        mpi_comm.Send(np.zeros(1), 0)  # now rank 0 may send
+        signature_exchange.wait(request, status)
+        assert (status.source, status.tag, received.tolist()) == (0, 5, [1, 2, 3])
+        assert request == MPI.REQUEST_NULL
+    elif WORLD.rank == 0:
+        signature_exchange.wait(mpi_comm.Irecv(np.zeros(1), 1))
+        mpi_comm.Send(np.array([1, 2, 3]), 1, 5)
+    mpi_comm.Free()
