@@ -64,6 +64,10 @@ class Operation(NamedTuple):
 
 ARRAYS, OBJECT, MODEL = Payload.ARRAYS, Payload.OBJECT, Payload.MODEL
 
+_SAME_GRADIENTS = (
+    'All ranks need the same model with gradients for the same parameters (zero_fill=True counts a '
+    'missing gradient as zero) and the same compression.')
+
 #: All operations. The order is free: all ranks run the same version.
 OPERATIONS = (
     Operation('bcast', CALL, ARRAYS),
@@ -91,9 +95,9 @@ OPERATIONS = (
     Operation('bcast_data', SHAPE, MODEL, digest_of='parameters', is_of_optimizers=True, advice=(
         'All ranks need the same model with the same parameters initialized.')),
     Operation('multi_node_mean_grad', SHAPE, MODEL, digest_of='parameters', is_of_optimizers=True,
-              advice=('All ranks need the same model with gradients for the same parameters '
-                      '(zero_fill=True counts a missing gradient as zero) and the same '
-                      'compression.')),
+              advice=_SAME_GRADIENTS),
+    Operation('queue_gradients', SHAPE, MODEL, digest_of='parameters', is_internal=True,
+              advice=_SAME_GRADIENTS),
 
     Operation('barrier'),
     Operation('split'),

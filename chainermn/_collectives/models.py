@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,6 @@ from chainermn._mpi import MPI
 from chainermn._signature import MAX_UPDATE, pack
 from chainermn._system import streams
 from chainermn._transport import topology
-from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor
 from chainermn._transport.mpi import MpiTransport
 from chainermn._types import Array, Model
@@ -60,13 +60,11 @@ class ModelOperations(ObjectOperations):
         if len(shards) != self._size:
             raise ValueError('allgather_shards needs a list of arrays for each of the '
                              f'{self._size} ranks, got {len(shards)} lists')
-        layout = self._layout(ParameterList.named({
-            f'array {n} of the shard of rank {rank}': x
-            for rank, arrays in enumerate(shards) for n, x in enumerate(arrays)}), for_mean=False)
+        owners, names = _owners(tuple(map(len, shards)))
+        arrays = ParameterList.named(dict(zip(names, itertools.chain(*shards), strict=True)))
+        layout = self._layout(arrays, for_mean=False)
         self._consistency.same(pack('allgather_shards', number=layout.digest), layout.described)
-        for root, arrays in enumerate(shards):
-            if arrays:
-                self._transport.bcast_arrays(ArrayList.of(arrays), root)
+        self._transport.copy_arrays(arrays, owners)
 
     @operation
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
@@ -88,7 +86,8 @@ class ModelOperations(ObjectOperations):
             return
         gradients, _ = self._checked_gradients(model, zero_fill, None)
         self._transport.mean_shard(gradients, [
-            shard.get(path, (0, x.size)) for path, x in gradients.by_path().items()])
+            shard.get(path, (0, x.size))
+            for path, x in zip(gradients.paths, gradients, strict=True)])
 
     @operation
     def mean_queue(self) -> MeanQueue | NcclMeanQueue:
@@ -113,13 +112,16 @@ class ModelOperations(ObjectOperations):
                          self._background._codec, is_profitable,
                          self._background._consistency.calls)
 
-    @operation('multi_node_mean_grad')
-    def _queue_gradients(self, model: Model, zero_fill: bool, compression: Compression
-                         ) -> dict[str, Array]:
-        """Return the gradients of a model by path, after the consistency check."""
+    @operation('queue_gradients')
+    def _queue_gradients(self, model: Model, zero_fill: bool, compression: Compression,
+                         notify: bool = False) -> tuple[dict[str, Array], bool]:
+        """Return the gradients of a model by path, and whether any rank notifies the others."""
         assert self._background is not None
         self._configure(self._background)
-        return self._checked_gradients(model, zero_fill, compression)[0].by_path()
+        gradients, _, signature, described = self._gradients(
+            'queue_gradients', model, zero_fill, compression)
+        notified = self._consistency.gather_equal(signature, bytes([notify]), described)
+        return gradients.by_path(), notified is None or any(map(any, notified))
 
     def _check_means(self, model: Model) -> None:
         """Check mean gradients in debug mode."""
@@ -136,6 +138,15 @@ class ModelOperations(ObjectOperations):
     def _checked_gradients(self, model: Model, zero_fill: bool, compression: Compression
                            ) -> tuple[ParameterList, Compressor | PowerSGD | None]:
         """Return the gradients of a model, after the consistency check, and the compressor."""
+        gradients, compressor, signature, described = self._gradients(
+            'multi_node_mean_grad', model, zero_fill, compression)
+        self._consistency.same(signature, described)
+        return gradients, compressor
+
+    def _gradients(self, operation: str, model: Model, zero_fill: bool, compression: Compression
+                   ) -> tuple[ParameterList, Compressor | PowerSGD | None, bytes,
+                              Mapping[str, str]]:
+        """Return the gradients of a model, the compressor, and the signature with its details."""
         compressor = None if compression is None else _stateful(compression)
         gradients = ParameterList.of_model(model, 'grad', zero_fill)
         layout = gradients.layout(self._transport.allows_mixed_devices)
@@ -152,10 +163,9 @@ class ModelOperations(ObjectOperations):
                                          f'before allreduce; {NOT_SENT}')
         if self._tracer is not None:
             self._tracer.note_model(gradients)
-        self._consistency.same(
-            pack('multi_node_mean_grad', number=layout.digest,
-                 update=min(self._consistency.update.since_last, MAX_UPDATE)), layout.described)
-        return gradients, compressor
+        update = min(self._consistency.update.since_last, MAX_UPDATE)
+        return (gradients, compressor, pack(operation, number=layout.digest, update=update),
+                layout.described)
 
     def _hint_at_single_host(self) -> None:
         """Print once that compression takes time but saves none, if all ranks are on one host."""
@@ -186,6 +196,14 @@ class ModelOperations(ObjectOperations):
                 pack('multi_node_mean_grad', number=layout.digest), layout.described)
 
         return GradientCodec(compressor, gradients.paths, check)
+
+
+@functools.lru_cache(maxsize=64)
+def _owners(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the owner and the name of each array in lists of those lengths."""
+    numbers = [(rank, n) for rank, length in enumerate(lengths) for n in range(length)]
+    return (tuple([rank for rank, _ in numbers]),
+            tuple([f'array {n} of the shard of rank {rank}' for rank, n in numbers]))
 
 
 def _stateful(compression: Compression) -> Compressor | PowerSGD | None:

@@ -109,12 +109,14 @@ class ConsistencyCheck:
         self._compare(signature, details)
         return False
 
-    def gather_equal(self, signature: bytes, block: bytes) -> Sequence[Data] | None:
+    def gather_equal(self, signature: bytes, block: bytes,
+                     details: Mapping[str, str] | None = None) -> Sequence[Data] | None:
         """Like :meth:`same`, and returns the data of all ranks, which has the same size.
 
         Args:
             signature: From ``_signature.pack``.
             block: At most ``capacity`` bytes.
+            details: As for :meth:`same`.
 
         Returns:
             The data of each rank; ``None`` if the signatures differ in parts that may differ.
@@ -124,7 +126,7 @@ class ConsistencyCheck:
         calls.record(signature)
         blocks = self._exchange.gather_equal(self._identifier(signature), block)
         if blocks is None:
-            self._compare(signature)
+            self._compare(signature, details)
         return blocks
 
     def gather(self, signature: bytes, data: bytes = b'') -> Sequence[Data]:

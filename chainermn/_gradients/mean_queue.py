@@ -38,8 +38,8 @@ from chainermn._types import Array, Model
 _POLL_INTERVAL = 1e-4  # seconds between polls for the other ranks
 _POLLS = 4  # per interval: an exchange may need one poll for each of its steps
 
-#: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression)``.
-Gradients = Callable[[Model, bool, Compression], dict[str, Array]]
+#: Compares the gradients of a model on all ranks: ``(model, zero_fill, compression, notify)``.
+Gradients = Callable[[Model, bool, Compression, bool], tuple[dict[str, Array], bool]]
 #: Makes a codec for an exchange.
 NewCodec = Callable[[ParameterList, Compressor | PowerSGD], GradientCodec]
 
@@ -58,7 +58,7 @@ class MeanQueue:
 
     Args:
         mpi_comm: The ranks; nothing else may use this communicator.
-        gradients: Returns the gradients of a model by path, after the consistency check.
+        gradients: Compares the gradients of a model on all ranks.
         check: Checks the mean gradients of a model, in debug mode.
         transport: Averages; only this object uses it, on a communicator of its own.
         new_codec: Creates the codec of an exchange.

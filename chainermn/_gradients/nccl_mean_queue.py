@@ -26,7 +26,7 @@ class NcclMeanQueue:
 
     Args:
         mpi_comm: The ranks; nothing else may use this communicator.
-        gradients: Returns the gradients of a model by path, after the consistency check.
+        gradients: Compares the gradients of a model on all ranks.
         check: Checks the mean gradients of a model, in debug mode.
         transport: Averages; only this object uses it.
     """

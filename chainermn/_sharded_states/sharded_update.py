@@ -44,7 +44,6 @@ class _RuleState(NamedTuple):
     t: int
 
 
-
 class _States(_runtime.Part):
     def __init__(self) -> None:
         #: If the state of a rule may not be that of all elements.  Two optimizers may have the
@@ -54,10 +53,6 @@ class _States(_runtime.Part):
 
     def in_child(self) -> bool:
         return True  # which may save the optimizer
-
-
-def _held() -> weakref.WeakKeyDictionary[UpdateRule, _StateElements]:
-    return _runtime.get(_States).by_rule
 
 
 class ShardedUpdate:
@@ -79,6 +74,7 @@ class ShardedUpdate:
         self.shard: Shard = {}
         self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
         self._owner = object()
+        self._held = _runtime.get(_States).by_rule
 
     def clear(self) -> None:
         """Forget the partition, since the optimizer gets another model."""
@@ -100,15 +96,14 @@ class ShardedUpdate:
         items = [Item(path, param.size, _is_divisible(param.update_rule),
                       param.update_rule.enabled) for path, param in params.items()]
         rules = [param.update_rule for param in params.values()]
-        held = _held()
         if items == self._items and rules == self._rules and all(
-                rule in held and held[rule].owner is self._owner for rule in rules):
+                rule in self._held and self._held[rule].owner is self._owner for rule in rules):
             return
         self.clear()  # after an error, the next call starts again
         comm = self._communicator
         self._caller.set_options(self._options | {
             f'update rule of {item.path}': item.description for item in items})
-        found = comm.allgather_obj([_find(rule) for rule in rules])
+        found = comm.allgather_obj([self._find(rule) for rule in rules])
         self._shards = partition(items, comm.size)
         self.shard = {item.path: self._shards[comm.rank].get(item.path, (0, 0)) for item in items}
         by_param = zip(*found, strict=True)
@@ -155,9 +150,9 @@ class ShardedUpdate:
             target: The model.
         """
         for path, param in target.namedparams():
-            if param.update_rule in _held():
+            if param.update_rule in self._held:
                 serializer[path](combine.ENTRY, np.array(
-                    [*_held()[param.update_rule].elements, *param.shape]))
+                    [*self._held[param.update_rule].elements, *param.shape]))
 
     def begin_loading(self, target: Model, loaded: Shard) -> None:
         """Drop all states, since those in the snapshot may have other lengths.
@@ -171,9 +166,9 @@ class ShardedUpdate:
             rule = param.update_rule
             if rule is not None:
                 rule._state = rule._fp32_param = None
-                _held().pop(rule, None)
+                self._held.pop(rule, None)
                 if path in loaded:
-                    _held()[rule] = _StateElements(loaded[path], None)
+                    self._held[rule] = _StateElements(loaded[path], None)
 
     def _update(self, path: str, param: Parameter) -> None:
         """Update this rank's elements of a parameter."""
@@ -203,6 +198,10 @@ class ShardedUpdate:
         if any(shards):
             with self._communicator.called_by(self._caller):
                 self._communicator._allgather_shards(shards)
+
+    def _find(self, rule: UpdateRule) -> _RuleState:
+        held = self._held.get(rule)
+        return _RuleState(None if held is None else held.elements, rule.state is not None, rule.t)
 
     def _distribute(self, path: str, param: Parameter, states: Sequence[_RuleState]) -> None:
         """Give this rank the state of its elements of a parameter.
@@ -237,7 +236,7 @@ class ShardedUpdate:
             rule._fp32_param = None if copy is None else chainer.Parameter(
                 chainer.backend.get_device_from_array(param.array).send(copy))
             rule._state = state or None
-        _held()[rule] = _StateElements((begin, end), self._owner)
+        self._held[rule] = _StateElements((begin, end), self._owner)
         if rule.enabled:
             rule._init_states(as_updated(rule, piece))
 
@@ -291,11 +290,6 @@ def _piece(param: Parameter, begin: int, end: int) -> Parameter:
     piece = chainer.Parameter(array, name=param.name)
     piece.grad = None
     return piece
-
-
-def _find(rule: UpdateRule) -> _RuleState:
-    held = _held().get(rule)
-    return _RuleState(None if held is None else held.elements, rule.state is not None, rule.t)
 
 
 def _state_of(rule: UpdateRule) -> dict[str, Object]:

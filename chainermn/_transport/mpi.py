@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -177,6 +178,16 @@ class MpiTransport:
         """
         for group, _ in self._messages(arrays, None):
             self._packed_bcast(group, root)
+
+    def copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        """Copy each array of its owner into that of all ranks.  Collective: every rank calls it.
+
+        Args:
+            arrays: Arrays of the same dtypes and shapes on all ranks.
+            owners: The rank with the data of each array, in ascending order.
+        """
+        for root, numbers in itertools.groupby(range(len(arrays)), owners.__getitem__):
+            self.bcast_arrays(ArrayList.of(arrays[number] for number in numbers), root)
 
     def _messages(self, arrays: ArrayList, results: Sequence[Array] | None
                   ) -> list[tuple[Sequence[Array], Sequence[Array]]]:

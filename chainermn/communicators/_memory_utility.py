@@ -20,15 +20,15 @@ from chainermn._types import DeviceMemory as _Memory
 MpiBuffer = np.ndarray | tuple[ctypes.Array[ctypes.c_ubyte], MPI.Datatype]
 
 
-class DeviceMemory:
-    """A buffer on the current device.
+class _Allocated:
+    """A buffer of the latest size that was asked for.
 
     Raises:
         RuntimeError: If CuPy is not available.
     """
 
     def __init__(self) -> None:
-        _require_cupy('DeviceMemory')
+        _require_cupy(type(self).__name__)
         self.size = 0
         self.memory: _Memory = None
 
@@ -39,8 +39,30 @@ class DeviceMemory:
             size: Number of bytes.
         """
         if size != self.size:
-            import cupy
-            self.size, self.memory = size, cupy.cuda.alloc(size)
+            self.size, self.memory = size, self._allocate(size)
+
+    def buffer(self, size: int) -> ctypes.Array[ctypes.c_ubyte]:
+        """Return the start of the buffer, for an MPI that can use this memory.
+
+        Args:
+            size: Number of bytes.
+        """
+        return _buffer(self.memory.ptr, size)
+
+    def _allocate(self, size: int) -> _Memory:
+        raise NotImplementedError
+
+
+class DeviceMemory(_Allocated):
+    """A buffer on the current device.
+
+    Raises:
+        RuntimeError: If CuPy is not available.
+    """
+
+    def _allocate(self, size: int) -> _Memory:
+        import cupy
+        return cupy.cuda.alloc(size)
 
     def from_device(self, src: Array, size: int, offset: int = 0, stream: Stream | None = None
                     ) -> None:
@@ -70,14 +92,6 @@ class DeviceMemory:
         """Return the address of the buffer."""
         return self.memory.ptr
 
-    def buffer(self, size: int) -> ctypes.Array[ctypes.c_ubyte]:
-        """Return the start of the buffer, for a CUDA-aware MPI.
-
-        Args:
-            size: Number of bytes.
-        """
-        return _buffer(self.ptr(), size)
-
     def array(self, shape: int | tuple[int, ...], offset: int = 0, dtype: DTypeLike = np.float32
               ) -> Array:
         """Return a CuPy array that shares memory with the buffer.
@@ -91,27 +105,16 @@ class DeviceMemory:
         return cupy.ndarray(shape, dtype, self.memory + offset)
 
 
-class HostPinnedMemory:
+class HostPinnedMemory(_Allocated):
     """A buffer in page-locked host memory.
 
     Raises:
         RuntimeError: If CuPy is not available.
     """
 
-    def __init__(self) -> None:
-        _require_cupy('HostPinnedMemory')
-        self.size = 0
-        self.memory: _Memory = None
-
-    def assign(self, size: int) -> None:
-        """Allocate the buffer, without initializing it, unless it already has this size.
-
-        Args:
-            size: Number of bytes.
-        """
-        if size != self.size:
-            import cupy
-            self.size, self.memory = size, cupy.cuda.alloc_pinned_memory(size)
+    def _allocate(self, size: int) -> _Memory:
+        import cupy
+        return cupy.cuda.alloc_pinned_memory(size)
 
     def ptr(self, offset: int = 0) -> ctypes.c_void_p:
         """Return an address in the buffer.
@@ -120,14 +123,6 @@ class HostPinnedMemory:
             offset: Distance from the start, in bytes.
         """
         return ctypes.c_void_p(self.memory.ptr + offset)
-
-    def buffer(self, size: int) -> ctypes.Array[ctypes.c_ubyte]:
-        """Return the start of the buffer, for MPI.
-
-        Args:
-            size: Number of bytes.
-        """
-        return _buffer(self.memory.ptr, size)
 
     def array(self, count: int, offset: int = 0, dtype: DTypeLike = np.float32) -> np.ndarray:
         """Return a flat NumPy array that shares memory with the buffer.

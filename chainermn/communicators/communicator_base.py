@@ -64,12 +64,13 @@ class GradientQueue(Protocol):
         True if it uses a network, a device, or a core that no rank needs.
         """
 
-    def gradients(self, model: Model, zero_fill: bool, compression: Compression, /
-                  ) -> dict[str, Array]:
+    def gradients(self, model: Model, zero_fill: bool, compression: Compression, notify: bool, /
+                  ) -> tuple[dict[str, Array], bool]:
         """Return the gradients of a model by path, after the ranks have compared them.
 
-        Collective: every rank calls it.  For arguments and errors, see
-        :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`.
+        Collective: every rank calls it.  For other arguments and errors, see
+        :meth:`chainermn.CommunicatorBase.multi_node_mean_grad`.  The second result is whether
+        ``notify`` is true on any rank.
         """
 
     def submit(self, gradients: dict[str, Array], compressor: Compressor | PowerSGD | None = None

@@ -162,7 +162,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             self.timeout = limit
 
     def span(self, name: str) -> AbstractContextManager[object]:
-        return recorder.NO_SPAN if self._tracer is None else recorder.span(name)
+        return recorder.span(name)
 
     # --- groups ------------------------------------------------------------------------------
 

@@ -111,8 +111,8 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
         with self.communicator.called_by(self._caller, self._current_update()):
             if self._sharding is not None:
                 self._sharding.prepare(self.target)
-            gradients = self._queue.gradients(
-                self.communicated_target, self.zero_fill, self.compression)
+            gradients, _ = self._queue.gradients(
+                self.communicated_target, self.zero_fill, self.compression, False)
         if gradients:
             means = self._queue.submit(gradients, self.compression)
             self._means = dict(zip(gradients, means, strict=True))

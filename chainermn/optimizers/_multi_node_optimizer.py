@@ -1,8 +1,10 @@
 """The multi-node optimizer: average the gradients of all ranks, then step."""
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
 import chainer
@@ -95,6 +97,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     _caller: Caller  # this optimizer, with options that the ranks compare
     _progress: _UpdateProgress
     _watch: UpdateWatch
+    _span: Callable[[str], AbstractContextManager[object]]  # a part of an update on the timeline
     _takes_zero_fill: bool
     _has_debug_variable: bool  # when the optimizer was created
 
@@ -129,6 +132,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._caller = Caller('the multi-node optimizer')
         self._progress = _UpdateProgress()
         self._watch = UpdateWatch(actual_optimizer, communicator)
+        self._span = (communicator.span if _environment.text(_environment.TIMELINE)
+                      else contextlib.nullcontext)
         self._takes_zero_fill = _takes_zero_fill(communicator)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
@@ -184,14 +189,13 @@ class MultiNodeOptimizer(OptimizerProxy):
             self._progress.n_started += 1
         self._progress.is_started = True
         accumulation = self._accumulation
-        span = self.communicator.span
-        with span('forward'):
+        with self._span('forward'):
             loss = None if lossfun is None else lossfun(*args, **kwds)
         named = sorted(self.actual_optimizer.target.namedparams())
         seen = _seen(named)
         is_changed = seen != self.target_params
         if loss is not None:
-            with span('backward'):
+            with self._span('backward'):
                 self._backward(loss, named,
                                not is_changed and accumulation.count == accumulation.n - 1)
             del loss
@@ -287,7 +291,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        with self.communicator.span('broadcast'):
+        with self._span('broadcast'):
             self.communicator.bcast_data(self.actual_optimizer.target)
         if self._sharding is not None:
             self._sharding.prepare(self.actual_optimizer.target)
@@ -302,7 +306,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         with self.communicator.called_by(self._caller, self._current_update()):
             if self._sharding is not None:
                 self._sharding.prepare(self.actual_optimizer.target)
-            with self.communicator.span('exchange'):
+            with self._span('exchange'):
                 self._exchange()
         self._progress.is_started = False
         if self._joined is not None and (factor := self._joined.factor()) != 1:
@@ -314,7 +318,7 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _update_parameters(self, *args: Object, **kwds: Object) -> None:
         """Let the actual optimizer step, with the mean gradients."""
-        with self.communicator.span('update'):
+        with self._span('update'):
             if self._sharding is None:
                 self.actual_optimizer.update(None, *args, **kwds)
             else:

@@ -173,13 +173,15 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
 
     def _exchange_all(self) -> None:
         buckets, queue, target = self._buckets, self._buckets.queue, self.actual_optimizer.target
-        late: list[list[str] | None] = self.communicator.allgather_obj(
-            None if buckets.has_failed else buckets.late)
-        if None in late:
-            queue.cancel()
-            buckets.begin()
-            late = []
-        gradients = queue.gradients(target, self.zero_fill, self.compression)
+        gradients, is_notified = queue.gradients(
+            target, self.zero_fill, self.compression, buckets.has_failed or bool(buckets.late))
+        late: list[list[str] | None] = []
+        if is_notified:
+            late = self.communicator.allgather_obj(None if buckets.has_failed else buckets.late)
+            if None in late:
+                queue.cancel()
+                buckets.begin()
+                late = []
         for bucket in buckets.paths[buckets.n_submitted:]:
             buckets.submit({path: gradients[path] for path in bucket if path in gradients},
                            self.compression)

@@ -55,7 +55,7 @@ def test_number_of_modules():
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('options, n_modules, n_returns', [
-    ({}, 12, 18), ({'overlap': 'always'}, 22, 44), ({'shard_states': True}, 15, 63)], ids=str)
+    ({}, 11, 12), ({'overlap': 'always'}, 19, 32), ({'shard_states': True}, 14, 36)], ids=str)
 def test_number_of_modules_in_an_update(options, n_modules, n_returns):
     comm = chainermn.create_communicator('flat')
     model = L.Linear(3, 2)

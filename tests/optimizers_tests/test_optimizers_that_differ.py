@@ -89,3 +89,19 @@ def test_correct_programs(comm):
             comm.multi_node_mean_grad(actual.target, zero_fill=True)
             actual.update()
     comm.check_replicas(actual.target)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_overlap_on_some_ranks_and_a_call_on_another(comm, same_error):
+    """Both average gradients, but not in the same way."""
+    optimizer = prepared(comm, overlap='always')
+    update(optimizer)  # which broadcasts the parameters
+
+    def step():
+        if comm.rank:
+            update(optimizer)
+        else:
+            comm.multi_node_mean_grad(optimizer.target, zero_fill=True)
+
+    text = str(same_error(step))
+    assert 'multi_node_mean_grad' in text and 'queue_gradients of the multi-node optimizer' in text

@@ -106,6 +106,11 @@ class Run:
         return optimizer
 
 
+def as_call(error):
+    """Return the text that the error has without overlap."""
+    return str(error).replace('queue_gradients', 'multi_node_mean_grad')
+
+
 def as_without(comm, train):
     runs = [Run(comm), Run(comm, overlap='always', bucket_mb=200 / 2**20)]
     for run in runs:
@@ -233,7 +238,7 @@ def test_parameters_that_differ(comm, width):
                 np.ones(shape, np.float32) for shape in ((900, width), (900,), (width, 900)))
         with pytest.raises(ValueError, match='parameters differ between ranks') as info:
             run.update(optimizer)
-        run.seen.append((str(info.value),))
+        run.seen.append((as_call(info.value),))
         layers[2].W.array, layers[2].b.array, layers[3].W.array = kept
         optimizer.target.cleargrads()
         run.update(optimizer, 2)
@@ -252,7 +257,7 @@ def test_optimizers_in_another_order_on_one_rank(comm):
         for optimizer in optimizers if comm.rank else optimizers[::-1]:
             with pytest.raises(ValueError, match='parameters differ between ranks') as info:
                 run.update(optimizer)
-            run.seen.append((str(info.value),))
+            run.seen.append((as_call(info.value),))
         for optimizer in optimizers:
             run.update(optimizer)
 

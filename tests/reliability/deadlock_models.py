@@ -133,7 +133,7 @@ def gradient_queue_and_another_communicator(comm, second):
     for _ in range(3):
         optimizer.update(loss(optimizer.target))
     if comm.rank == 0:
-        optimizer.update(loss(optimizer.target))  # in allgather_obj: 0 waits for 1
+        optimizer.update(loss(optimizer.target))  # in queue_gradients: 0 waits for 1
     second.barrier()  # 1 waits for 0
 
 
@@ -143,7 +143,7 @@ def gradient_queue_and_a_message(comm):
     optimizer.update(loss(optimizer.target))
     optimizer.update(loss(optimizer.target))
     if comm.rank == 0:
-        optimizer.update(loss(optimizer.target))  # in allgather_obj: 0 waits for 1
+        optimizer.update(loss(optimizer.target))  # in queue_gradients: 0 waits for 1
     else:
         comm.recv(0, 0)  # 1 waits for 0
 

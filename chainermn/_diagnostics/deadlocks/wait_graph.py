@@ -129,7 +129,7 @@ class WaitGraph:
             if not found:
                 free.append(rank)
             for each in found:
-                thread = _Thread(rank, 0)
+                thread = _Thread(rank)
                 for blockers in each:
                     if blockers.remain(waiting):
                         thread.blockers += 1
@@ -280,9 +280,9 @@ class _Thread:
 
     __slots__ = 'blockers', 'rank'
 
-    def __init__(self, rank: int, blockers: int) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.blockers = blockers  # their number
+        self.blockers = 0  # their number
 
 
 class _Messages:

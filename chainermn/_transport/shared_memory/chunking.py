@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +36,13 @@ class Piece(NamedTuple):
         return slice(self.begin, self.end)
 
 
-def cut(sizes: Sequence[int], length: int) -> list[list[Piece]]:
+def cut(sizes: Sequence[int], length: int, first: Collection[int] = ()) -> list[list[Piece]]:
     """Split arrays of those sizes, end to end, into chunks; the last may be shorter.
+
+    Args:
+        sizes: Number of elements of each array.
+        length: That of a chunk.
+        first: Numbers of arrays that begin a new chunk.
 
     >>> cut([3, 2], 4)
     [[Piece(array=0, start=0, stop=3, begin=0), Piece(array=1, start=0, stop=1, begin=3)],
@@ -47,6 +52,8 @@ def cut(sizes: Sequence[int], length: int) -> list[list[Piece]]:
     filled = length
     for array, size in enumerate(sizes):
         start = 0
+        if array in first:
+            filled = length
         while start < size:
             if filled == length:
                 chunks.append([])
@@ -76,18 +83,20 @@ def slices(length: int, count: int) -> list[tuple[int, int]]:
 
 
 class ChunkPieces:
-    """The pieces of one chunk as a slice of a list of arrays.
+    """Pieces of one chunk, one after the other, as a slice of a list of arrays.
 
     All pieces but the first and the last are complete arrays, of any shape and memory layout.
 
     Attributes:
         flat: The indices of the incomplete arrays, which must be flat.
+        place: The range in the chunk.
     """
 
     def __init__(self, pieces: Sequence[Piece], shapes: Sequence[tuple[int, ...]]) -> None:
         partial = [piece for piece in pieces
                    if piece.stop - piece.start < math.prod(shapes[piece.array])]
         self.flat = [piece.array for piece in partial]
+        self.place = slice(pieces[0].begin, pieces[-1].end)
         self._first = [piece for piece in partial if piece is pieces[0]]
         self._last = [piece for piece in partial if piece is not pieces[0]]
         first = pieces[0].array + len(self._first)
@@ -105,6 +114,6 @@ class ChunkPieces:
 
     def places(self, chunk: np.ndarray) -> list[np.ndarray]:
         """Return the pieces as views of the chunk."""
-        ends = itertools.accumulate(map(math.prod, self._shapes), initial=0)
+        ends = itertools.accumulate(map(math.prod, self._shapes), initial=self.place.start)
         return [chunk[begin:end].reshape(shape)
                 for (begin, end), shape in zip(itertools.pairwise(ends), self._shapes, strict=True)]

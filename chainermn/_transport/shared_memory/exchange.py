@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import math
 import os
 import sys
@@ -48,8 +49,8 @@ from chainermn._transport.shared_memory.between_nodes import (
 from chainermn._transport.shared_memory.chunking import ChunkPieces, Piece
 from chainermn._transport.shared_memory.encoded_node_sum import EncodedNodeSum, Encoding
 from chainermn._transport.shared_memory.stages import (
-    BroadcastChunk,
     Chunk,
+    CopiedChunk,
     DirectChunk,
     PackedChunk,
 )
@@ -186,12 +187,11 @@ class SharedMemory:
         Raises:
             RuntimeError: If another rank of the node failed or ended during the exchange.
         """
-        self._reduce(self._summed, arrays, results, scale, shard)
+        self._reduce(self._plan(arrays), arrays, results, scale, shard)
 
-    def _reduce(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray],
+    def _reduce(self, plan: _Plan, arrays: Sequence[np.ndarray],
                 results: Sequence[np.ndarray] | None, scale: float | None,
                 shard: tuple[tuple[int, int], ...] | None = None) -> None:
-        plan = self._plan(make, arrays)
         unneeded = frozenset[int]() if shard is None else _unneeded(
             tuple(array.size for array in arrays), self.chunk // plan.dtype.itemsize, shard)
         factor = None if scale is None else plan.dtype.type(scale)
@@ -221,21 +221,24 @@ class SharedMemory:
         """
         encoding = self._encoding
         encoding.codec, encoding.compressor, encoding.name = codec, compressor, name
-        self._reduce(self._encoded, arrays, results, 1 / self._size)
+        self._reduce(self._plan(arrays, is_encoded=True), arrays, results, 1 / self._size)
 
-    def bcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
-        """Copy the arrays of the root into those of all ranks.  Collective: every rank calls it.
+    def copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> None:
+        """Copy each array of its owner into that of all ranks.  Collective: every rank calls it.
 
         Args:
-            arrays: Host arrays of one dtype.  The shapes are equal on all ranks.
-            root: The rank with the data.
+            arrays: Host arrays.  The shapes and dtypes are equal on all ranks.
+            owners: The rank with the data of each array.
 
         Raises:
             RuntimeError: If another rank of the node failed or ended during the exchange.
         """
-        with _flat(arrays, range(len(arrays))) as flat:
+        if not arrays:
+            return
+        plan = self._plan(arrays, owners)
+        with _flat(arrays, plan.flat) as flat:
             data = [array.view(np.uint8) for array in flat]
-            self._run(self._plan(self._copied, data, root).chunks, data, data)
+            self._run(plan.chunks, data, data)
 
     def set_passive_wait(self, passive: bool) -> None:
         """Select whether to sleep between polls while waiting for other ranks."""
@@ -258,13 +261,13 @@ class SharedMemory:
         if self._failure is not None:
             raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
         window, base, count = self._window, self._step, len(chunks)
-        in_flight = self._in_flight
-        combined = LAG + in_flight
+        lag, in_flight = min(LAG, count), min(self._in_flight, count)  # a single chunk: no gaps
+        combined = lag + in_flight
         finished = combined + in_flight
-        last = finished + LAG
+        last = finished + lag
         try:
             for k in range(count + last):
-                window.wait(base + k - LAG + 1)
+                window.wait(base + k - lag + 1)
                 if k >= last and k - last not in unneeded:
                     chunks[k - last].unpack(targets, scale)
                 if k < count:
@@ -273,8 +276,8 @@ class SharedMemory:
                     chunks[k - finished].finish()
                 if in_flight and combined <= k < count + combined:
                     chunks[k - combined].combine(scale)
-                if LAG <= k < count + LAG:
-                    chunks[k - LAG].reduce(sources, scale)
+                if lag <= k < count + lag:
+                    chunks[k - lag].reduce(sources, scale)
                 window.publish(base + k + 1)
         except BaseException as error:
             self._failure = error
@@ -284,37 +287,55 @@ class SharedMemory:
             raise
         self._step = base + count + last
 
-    def _plan(self, make: Callable[..., Chunk], arrays: Sequence[np.ndarray], *args: int) -> _Plan:
-        """Return the plan for arrays of these shapes and dtype, cached; ``make`` gets ``args``."""
+    def _plan(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...] = (),
+              is_encoded: bool = False) -> _Plan:
+        """Return the plan for arrays of these shapes, dtypes and owners, cached."""
         if not isinstance(arrays, ArrayList):
             arrays = ArrayList.of(arrays)
-        key = make.__name__, arrays.dtypes[:1], arrays.shapes, args
+        key = arrays.dtypes, arrays.shapes, owners, is_encoded
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 del self._plans[next(iter(self._plans))]  # the oldest
-            dtype = array_buffers.summed_in(arrays[0].dtype)
-            flat: set[int] = set()
-            chunks = [make(pieces, arrays.shapes, number, dtype, flat, *args)
-                      for number, pieces in enumerate(chunking.cut(
-                          [*map(math.prod, arrays.shapes)], self.chunk // dtype.itemsize))]
-            plan = self._plans[key] = _Plan(chunks, sorted(flat), dtype)
+            plan = self._plans[key] = (
+                self._plan_to_copy(arrays, owners) if owners else
+                self._plan_to_sum(arrays.shapes, array_buffers.summed_in(arrays[0].dtype),
+                                  is_encoded))
         return plan
 
-    def _summed(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
-                dtype: np.dtype, flat: set[int], is_encoded: bool = False) -> Chunk:
-        """Create a chunk; add the indices of arrays that must be flat to ``flat``."""
-        views = self._views(pieces, number, dtype, is_encoded)
-        if len(pieces) <= FEW:
-            flat.update(piece.array for piece in pieces)
-            return DirectChunk(pieces, *views, is_encoded)
-        run = ChunkPieces(pieces, shapes)
-        flat.update(run.flat)
-        return PackedChunk(run, *views)
+    def _plan_to_copy(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...]) -> _Plan:
+        """Create a plan that copies arrays as bytes; the owners of a chunk are on one node."""
+        shapes = [(array.nbytes,) for array in arrays]
+        nodes = [self._nodes[owner] for owner in owners]
+        chunks: list[Chunk] = []
+        for number, pieces in enumerate(chunking.cut(
+                [array.nbytes for array in arrays], self.chunk,
+                [i for i in range(1, len(nodes)) if nodes[i] != nodes[i - 1]])):
+            output = self._slot(self._output, number % self._n_outputs, np.dtype(np.uint8))
+            exchange = None
+            if self._inter is not None and self._intra.rank == 0:
+                exchange = NodeCopy(self._inter, output[:pieces[-1].end], self._waiting,
+                                    nodes[pieces[0].array])
+            chunks.append(CopiedChunk([
+                (owner == self._rank, ChunkPieces([*run], shapes)) for owner, run
+                in itertools.groupby(pieces, lambda piece: owners[piece.array])], output, exchange))
+        return _Plan(chunks, range(len(arrays)), np.dtype(np.uint8))
 
-    def _encoded(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
-                 dtype: np.dtype, flat: set[int]) -> Chunk:
-        return self._summed(pieces, shapes, number, dtype, flat, is_encoded=True)
+    def _plan_to_sum(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype, is_encoded: bool
+                     ) -> _Plan:
+        flat: set[int] = set()
+        chunks: list[Chunk] = []
+        for number, pieces in enumerate(chunking.cut(
+                [*map(math.prod, shapes)], self.chunk // dtype.itemsize)):
+            views = self._views(pieces, number, dtype, is_encoded)
+            if len(pieces) <= FEW:
+                flat.update(piece.array for piece in pieces)
+                chunks.append(DirectChunk(pieces, *views, is_encoded))
+            else:
+                run = ChunkPieces(pieces, shapes)
+                flat.update(run.flat)
+                chunks.append(PackedChunk(run, *views))
+        return _Plan(chunks, sorted(flat), dtype)
 
     def _views(self, pieces: list[Piece], number: int, dtype: np.dtype, is_encoded: bool
                ) -> tuple[list[np.ndarray], int, np.ndarray, tuple[int, int], NodeExchange | None]:
@@ -336,14 +357,6 @@ class SharedMemory:
                     nodes = NodeSum(self._inter, data, received, self._waiting)
         return inputs, self._intra.rank, output, own, nodes
 
-    def _copied(self, pieces: list[Piece], shapes: Sequence[tuple[int, ...]], number: int,
-                dtype: np.dtype, flat: set[int], root: int) -> Chunk:
-        output = self._slot(self._output, number % self._n_outputs, dtype)[:pieces[-1].end]
-        nodes = None
-        if self._inter is not None and self._intra.rank == 0:
-            nodes = NodeCopy(self._inter, output, self._waiting, self._nodes[root])
-        return BroadcastChunk(ChunkPieces(pieces, shapes), output, self._rank == root, nodes)
-
     def _slot(self, segment: np.ndarray, slot: int, dtype: np.dtype) -> np.ndarray:
         return segment[slot * self.chunk:(slot + 1) * self.chunk].view(dtype)
 
@@ -357,7 +370,7 @@ class _Plan(NamedTuple):
     """The chunks of a list of arrays."""
 
     chunks: list[Chunk]
-    flat: list[int]  # indices of the arrays that must be flat
+    flat: Sequence[int]  # indices of the arrays that must be flat
     dtype: np.dtype  # of the sums
 
 

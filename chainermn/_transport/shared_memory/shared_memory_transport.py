@@ -98,11 +98,16 @@ class SharedMemoryTransport(MpiTransport):
     def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
         if self.size == 1:
             return
-        for group, _ in arrays.by_dtype():
-            if group.on_device or (memory := self._memory(group)) is None:
-                self._packed_bcast(group, root)
-            else:
-                memory.bcast(group, root)
+        if not arrays.on_host or (memory := self._memory(arrays)) is None:
+            super().bcast_arrays(arrays, root)
+        else:
+            memory.copy(arrays, (root,) * len(arrays))
+
+    def copy_arrays(self, arrays: ArrayList, owners: tuple[int, ...]) -> None:
+        if not arrays.on_host or self.size == 1 or (memory := self._memory(arrays)) is None:
+            super().copy_arrays(arrays, owners)
+        else:
+            memory.copy(arrays, owners)
 
     def bcast(self, x: Array | None, shape: tuple[int, ...], dtype: np.dtype, on_device: bool,
               root: int) -> Array:
@@ -111,7 +116,7 @@ class SharedMemoryTransport(MpiTransport):
         y = np.empty(shape, dtype) if x is None else x
         if (memory := self._memory([y])) is None:
             return super().bcast(x, shape, dtype, on_device, root)
-        memory.bcast([y.reshape(-1)], root)
+        memory.copy([y.reshape(-1)], (root,))
         return y
 
     def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:

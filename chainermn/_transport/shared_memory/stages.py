@@ -124,34 +124,32 @@ class PackedChunk(Chunk):
             array[...] = place
 
 
-class BroadcastChunk(Chunk):
-    """A chunk that one rank has, and the others copy.
+class CopiedChunk(Chunk):
+    """A chunk of pieces that one rank each has, and the others copy.
 
     Args:
-        pieces: The contents of the chunk.
-        output: Receives the data of the root, on its node.
-        is_root: Whether this rank has the data.
-        nodes: On the first rank of each node, copies the data from the root's node; ``None`` on
+        parts: The contents of the chunk: whether they are this rank's, and pieces.
+        output: Receives the data of the owners, on their node.
+        nodes: On the first rank of each node, copies the data from the owners' node; ``None`` on
             other ranks and on a single node.
     """
 
-    def __init__(self, pieces: ChunkPieces, output: np.ndarray, is_root: bool,
+    def __init__(self, parts: Sequence[tuple[bool, ChunkPieces]], output: np.ndarray,
                  nodes: NodeExchange | None) -> None:
         super().__init__(nodes)
-        self._pieces = pieces
-        self._output = output
-        self._unpacked = pieces.places(output)
-        self._is_root = is_root
+        self._packed = [(pieces, output[pieces.place]) for is_own, pieces in parts if is_own]
+        self._unpacked = [(pieces, pieces.places(output))
+                          for is_own, pieces in parts if not is_own]
 
     def reduce(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
-        if self._is_root:
-            np.concatenate(self._pieces.of(arrays), None, self._output)
+        for pieces, place in self._packed:
+            np.concatenate(pieces.of(arrays), None, place)
         if self._nodes is not None:
             self._nodes.start(None)
 
     def unpack(self, arrays: list[np.ndarray], scale: np.generic | None) -> None:
-        if not self._is_root:
-            for array, place in zip(self._pieces.of(arrays), self._unpacked, strict=True):
+        for pieces, places in self._unpacked:
+            for array, place in zip(pieces.of(arrays), places, strict=True):
                 array[...] = place
 
 

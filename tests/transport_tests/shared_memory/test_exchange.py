@@ -130,7 +130,7 @@ def layouts(dtype):
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
-@pytest.mark.parametrize('operation', ['sum', 'sum into others', 'bcast'])
+@pytest.mark.parametrize('operation', ['sum', 'sum into others', 'copy'])
 def test_arrays_that_are_not_contiguous(memory, dtype, operation):
     bases, arrays = zip(*layouts(dtype), strict=True)
     values = np.arange(54).reshape(6, 9)
@@ -141,8 +141,11 @@ def test_arrays_that_are_not_contiguous(memory, dtype, operation):
         memory.sum(arrays, results)
     else:
         results = arrays
-        getattr(memory, operation)(arrays)
-    expected = values if operation == 'bcast' else SIZE * values + SIZE * (SIZE - 1) // 2
+        if operation == 'copy':
+            memory.copy(arrays, (0,) * len(arrays))
+        else:
+            memory.sum(arrays)
+    expected = values if operation == 'copy' else SIZE * values + SIZE * (SIZE - 1) // 2
     for base, array in zip(bases, results, strict=True):
         np.testing.assert_array_equal(array, expected)
         assert (base == -1).sum() == base.size - array.size
@@ -170,21 +173,24 @@ def test_arrays_without_elements_or_dimensions(memory):
     memory.sum(arrays)
     assert arrays[1] == SIZE * (SIZE + 1) / 2
     memory.sum([np.zeros(0)])
-    memory.bcast([np.zeros((2, 0))])
-    memory.bcast(arrays)
+    memory.copy([np.zeros((2, 0))], (0,))
+    memory.copy(arrays, (0,) * len(arrays))
 
 
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(sizes=SIZES, code=st.sampled_from('?bhHiIqQefdFD'))
-def test_bcast(memory, sizes, code):
+def test_copy(memory, sizes, code):
     def arrays(rank):
         random = np.random.RandomState(rank)
         return [np.frombuffer(random.bytes(size * np.dtype(code).itemsize), code).copy()
                 for size in sizes]
     for root in range(SIZE):
         own = arrays(RANK)
-        memory.bcast(own, root)
+        memory.copy(own, (root,) * len(own))
         check_equal(own, arrays(root))
+    own, owners = arrays(RANK), tuple(sorted(7 * n % SIZE for n in range(len(sizes))))
+    memory.copy(own, owners)
+    check_equal(own, [arrays(rank)[n] for n, rank in enumerate(owners)])
 
 
 def test_random_delays(memory):
@@ -202,7 +208,7 @@ def test_random_delays(memory):
             memory.sum(arrays)
         else:
             expected = [array.copy() for array in expected]
-            memory.bcast(arrays)
+            memory.copy(arrays, (0,) * len(arrays))
         check_equal(arrays, expected)
 
 
@@ -250,7 +256,7 @@ def test_failed_rank_is_named():
         assert re.match(rf'rank {odd} \(.*\) failed in the middle of an exchange$',
                         str(caught.value))
     MPI_COMM.Barrier()
-    for operation in (memory.sum, memory.bcast):
+    for operation in (memory.sum, lambda arrays: memory.copy(arrays, (0,) * len(arrays))):
         with pytest.raises(RuntimeError, match='an earlier exchange') as caught:
             operation([array])
     memory.free()
@@ -366,9 +372,9 @@ for n in range(40):
     arrays = per_rank[rank]
     means = [np.mean([x.astype('d') for x in xs], axis=0) for xs in zip(*per_rank)]
     if n % 5 == 4:
-        root = n // 5 % size
-        means = [x.astype('d') for x in per_rank[root]]
-        memory.bcast(arrays, root)
+        owners = tuple(common.randint(0, size, len(sizes)).tolist())
+        means = [per_rank[owner][i].astype('d') for i, owner in enumerate(owners)]
+        memory.copy(arrays, owners)
     else:
         memory.sum(arrays, scale=1 / size)
     assert len(set(mpi_comm.allgather(b''.join(x.tobytes() for x in arrays)))) == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn._transport.shared_memory import chunking
-from chainermn._transport.shared_memory.stages import BroadcastChunk, DirectChunk, PackedChunk
+from chainermn._transport.shared_memory.stages import CopiedChunk, DirectChunk, PackedChunk
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -47,16 +47,21 @@ def test_sum(sizes, ranks, slices, dtype, scale, few):
 
 @hypothesis.given(sizes=SIZES, ranks=st.integers(1, 3))
 def test_copy(sizes, ranks):
-    arrays = [[np.full(size, rank, np.uint8) for size in sizes] for rank in range(ranks)]
-    arrays[0] = first = [np.arange(size, dtype=np.uint8) for size in sizes]
+    """The arrays belong to the ranks in turn."""
+    values = [np.arange(size, dtype=np.uint8) + n for n, size in enumerate(sizes)]
+    owners = [n % ranks for n in range(len(sizes))]
+    arrays = [[value.copy() if owner == rank else np.zeros_like(value)
+               for value, owner in zip(values, owners, strict=True)] for rank in range(ranks)]
     pieces, = chunking.cut(sizes, sum(sizes))
     output = np.zeros(sum(sizes), np.uint8)
-    run = chunking.ChunkPieces(pieces, [(size,) for size in sizes])
-    chunks = [BroadcastChunk(run, output, rank == 0, None) for rank in range(ranks)]
+    runs = [(owners[piece.array], chunking.ChunkPieces([piece], [(size,) for size in sizes]))
+            for piece in pieces]
+    chunks = [CopiedChunk([(owner == rank, run) for owner, run in runs], output, None)
+              for rank in range(ranks)]
     for chunk, own in zip(chunks, arrays, strict=True):
         chunk.pack(own)
         chunk.reduce(own, None)
     for chunk, own in zip(chunks, arrays, strict=True):
         chunk.unpack(own, None)
-        for array, expected in zip(own, first, strict=True):
+        for array, expected in zip(own, values, strict=True):
             np.testing.assert_array_equal(array, expected)

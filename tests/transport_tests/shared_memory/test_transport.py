@@ -79,9 +79,9 @@ def test_multi_node_mean(flat, sums, dtype):
 @pytest.mark.parametrize('dtype', ['float16', 'int64', 'complex128'])
 def test_bcast(flat, monkeypatch, dtype):
     copies = []
-    original = exchange.SharedMemory.bcast
-    monkeypatch.setattr(exchange.SharedMemory, 'bcast', lambda self, arrays, root: (
-        copies.append(root), original(self, arrays, root))[1])
+    original = exchange.SharedMemory.copy
+    monkeypatch.setattr(exchange.SharedMemory, 'copy', lambda self, arrays, owners: (
+        copies.append(owners), original(self, arrays, owners))[1])
     for root in range(flat.size):
         x = numbers(root, dtype) if flat.rank == root else None
         y = flat.bcast(x, root)
@@ -91,7 +91,7 @@ def test_bcast(flat, monkeypatch, dtype):
         np.testing.assert_array_equal(y, numbers(root, dtype)[1:].T)
         small = flat.bcast(None if x is None else x[:2], root)
         np.testing.assert_array_equal(small, numbers(root, dtype)[:2])
-    assert copies == ([root for root in range(flat.size) for _ in range(2)]
+    assert copies == ([(root,) for root in range(flat.size) for _ in range(2)]
                       if flat.size > 1 else [])
 
 
