@@ -20,7 +20,11 @@ from chainermn._failures.exceptions import CollectiveMismatchError
 from chainermn._failures.ranks import ranks_text
 from chainermn._mpi import MPI
 from chainermn._types import Object
-from chainermn.communicators import _introduction
+from chainermn.communicators import (  # noqa: F401  (they need no GPU)
+    _introduction,
+    flat_communicator,
+    naive_communicator,
+)
 from chainermn.communicators._introduction import Arguments
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
