@@ -3,7 +3,6 @@ import typing as _typing
 
 from chainermn import (
     _environment,
-    _lazy,
     communicators,
     datasets,
     extensions,
@@ -14,6 +13,7 @@ from chainermn._failures import trainer_message as _trainer_message
 from chainermn._failures.exceptions import ChainerMNError
 from chainermn._rank_filter import RankFilter
 from chainermn._system import forked as _forked
+from chainermn._system import lazy_names as _lazy_names
 from chainermn._version import __version__
 from chainermn.communicators import (
     CollectiveMismatchError,
@@ -91,7 +91,7 @@ if not _typing.TYPE_CHECKING:  # or type checkers would accept all names
         if name in _BEFORE_1_0:
             raise AttributeError(
                 f'module {__name__!r} has no attribute {name!r}: use {_BEFORE_1_0[name]}')
-        return _lazy.attribute(__name__, name, _LAZY)
+        return _lazy_names.attribute(__name__, name, _LAZY)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_LAZY})

@@ -31,7 +31,7 @@ LAYERS = [
     {'_system'},
     {'_types'},
     {'_signature'},
-    {'_environment', '_lazy', '_mpi', '_operations', '_runtime'},
+    {'_environment', '_mpi', '_operations', '_runtime'},
 ]
 LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import chainer
 
-from chainermn import _lazy
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import current_operations, lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import CreationRecord
@@ -19,6 +18,7 @@ from chainermn._failures import common_error
 from chainermn._failures.exceptions import CollectiveMismatchError
 from chainermn._failures.ranks import ranks_text
 from chainermn._mpi import MPI
+from chainermn._system import lazy_names
 from chainermn._types import Object
 from chainermn.communicators import (  # noqa: F401  (they need no GPU)
     _introduction,
@@ -66,7 +66,7 @@ class _Options(TypedDict, total=False):
 
 def __getattr__(name: str) -> object:
     """Import the module of a communicator: in ChainerMN 7 they are imported with this package."""
-    return _lazy.attribute(__name__, name, {
+    return lazy_names.attribute(__name__, name, {
         module: f'{__name__}.{module}' for module, _ in _CLASSES.values()})
 
 

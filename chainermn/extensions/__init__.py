@@ -1,7 +1,7 @@
 """Extensions of Chainer's Trainer that work across ranks."""
 from typing import TYPE_CHECKING
 
-from chainermn import _lazy
+from chainermn._system import lazy_names
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
 from chainermn.extensions.linear_scaling import LinearScaling
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
@@ -43,7 +43,7 @@ _LAZY = {
 
 if not TYPE_CHECKING:  # or type checkers would accept all names
     def __getattr__(name: str) -> object:
-        return _lazy.attribute(__name__, name, _LAZY)
+        return lazy_names.attribute(__name__, name, _LAZY)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_LAZY})
