@@ -67,6 +67,7 @@ _trainer_message.print_errors_once()
 _set_up.check_optimizers_of_trainers()
 _shared_logs.warn_about_shared_logs()
 
+#: By name, the module to import at its first use.
 _LAZY = {
     'MultiNodeChainList': 'chainermn.links',
     'MultiNodeCheckpointer': 'chainermn.extensions',

@@ -184,7 +184,7 @@ class MpiTransport:
 
         Args:
             arrays: Arrays of the same dtypes and shapes on all ranks.
-            owners: The rank with the data of each array, in ascending order.
+            owners: The rank with the data of each array.  Arrays of one owner are neighbors.
         """
         for root, numbers in itertools.groupby(range(len(arrays)), owners.__getitem__):
             self.bcast_arrays(ArrayList.of(arrays[number] for number in numbers), root)

@@ -34,6 +34,7 @@ __all__ = [
     'multi_node_snapshot',
 ]
 
+#: By name, the module to import at its first use.
 _LAZY = {
     'MultiNodeCheckpointer': 'chainermn.extensions.checkpoint',
     'checkpoint': 'chainermn.extensions.checkpoint',

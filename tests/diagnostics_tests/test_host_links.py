@@ -37,6 +37,8 @@ def aborted(monkeypatch):
                         lambda reason, _: found.append(reason))
     monkeypatch.setattr(host_links, 'world_ranks', lambda mpi_comm: tuple(range(9)))
     monkeypatch.setattr(host_links, '_GRACE', .1)
+    # A node monitor that another test has started would keep the links open.
+    monkeypatch.setattr(host_links.node_monitor, 'keep_open', lambda file: None)
     return found
 
 

@@ -261,7 +261,8 @@ class SharedMemory:
         if self._failure is not None:
             raise RuntimeError('an earlier exchange of these ranks failed') from self._failure
         window, base, count = self._window, self._step, len(chunks)
-        lag, in_flight = min(LAG, count), min(self._in_flight, count)  # a single chunk: no gaps
+        # A single chunk has no others to work on between its stages.
+        lag, in_flight = min(LAG, count), min(self._in_flight, count)
         combined = lag + in_flight
         finished = combined + in_flight
         last = finished + lag
