@@ -122,7 +122,7 @@ class ModelOperations(ObjectOperations):
             'queue_gradients', model, zero_fill, compression)
         notified = self._consistency.gather_equal(signature, bytes([notify]), described)
         # None: the calls match, but differ in a part that may differ, such as the device.
-        return gradients.by_path(), notified is None or any(any(block) for block in notified)
+        return gradients.by_path(), notified is None or bytes([True]) in notified
 
     def _check_means(self, model: Model) -> None:
         """Check mean gradients in debug mode."""
