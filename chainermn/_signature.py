@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,12 @@ MAX_UPDATE = 2**16 - 1
 IDENTIFIER_SIZE = 6
 
 
+def digest(value: object) -> int:
+    """Return a number of 63 bits, equal on all ranks for equal strings and numbers."""
+    hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, 'little') >> 1
+
+
 class Caller:
     """Who makes a call: an extension, or another part of this package, instead of the program.
 
@@ -42,17 +48,48 @@ class Caller:
         name: Its name, the same in all correct programs: for example not that of a subclass, which
             may be used on one rank only.
         options: Options by name, which must be equal on all ranks.
+        advice: What to do if they differ.
+
+    Attributes:
+        digest: Of name, options and state, 32 bits; 0 is the program itself.
     """
 
-    def __init__(self, name: str, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, options: Mapping[str, str] | None = None, advice: str = (
+            'Create it with the same options, and change it in the same way, on all ranks.')
+                 ) -> None:
         self.name = name
+        self.advice = advice
+        self._state_digest = 0
+        self._state: Callable[[], Mapping[str, str]] = dict
         self.set_options(options or {})
 
     def set_options(self, options: Mapping[str, str]) -> None:
         """Replace the options."""
-        self.options = dict(options)
-        #: 32 bits; 0 is the program itself.
-        self.digest = digest((self.name, self.options)) % (2**32 - 1) + 1 if self.name else 0
+        self._options = dict(options)
+        self._options_digest = digest((self.name, self._options))
+        self._update_digest()
+
+    def set_state(self, digest: int, state: Callable[[], Mapping[str, str]]) -> None:
+        """Replace what must be equal, too, but often changes.
+
+        Args:
+            digest: Its digest.
+            state: Returns its values by name, for an error.
+        """
+        self._state_digest, self._state = digest, state
+        self._update_digest()
+
+    def _update_digest(self) -> None:
+        self.digest = ((self._options_digest ^ self._state_digest) % (2**32 - 1) + 1
+                       if self.name else 0)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options and the state."""
+        return {**self._options, **self._state()}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), '_options': self.options, '_state': dict}
 
 
 #: The program itself.
@@ -162,18 +199,22 @@ def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignatu
 
 
 @functools.lru_cache(maxsize=4096)
-def identifier(signature: bytes, caller: int = 0) -> bytes:
-    """Return a digest of the caller, and of the parts of a signature that identify a call.
+def identifier(signature: bytes) -> bytes:
+    """Return a digest of the parts of a signature that identify a call.
 
     It differs between calls that do not match.  For operations whose shapes must be equal, it also
     differs between calls that match, but have different devices or updates.
     """
-    if caller:
-        signature = with_caller(signature, caller)
     call = unpack(signature)
     equal = call.declared.equal
     parts = signature if equal == SHAPE else repr(call.key(equal)).encode()
     return hashlib.blake2b(parts, digest_size=IDENTIFIER_SIZE).digest()
+
+
+def identifier_of_caller(signature: bytes, caller: int) -> bytes:
+    """Return a digest of the call and of its caller, whose digest may often change."""
+    number = int.from_bytes(identifier(signature), 'little') ^ caller
+    return number.to_bytes(IDENTIFIER_SIZE, 'little')
 
 
 @functools.lru_cache(maxsize=4096)
@@ -183,9 +224,3 @@ def _unpack(data: bytes) -> CallSignature:
     return CallSignature(NAMES[operation], OPS[op], update, root, code, bool(failed),
                          bool(device), ndim, caller, number,
                          tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())
-
-
-def digest(value: object) -> int:
-    """Return a number of 63 bits, equal on all ranks for equal strings and numbers."""
-    hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
-    return int.from_bytes(hashed, 'little') >> 1

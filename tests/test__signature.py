@@ -1,5 +1,7 @@
 """The call signature: round trip, and the parts that must be equal."""
 
+import pickle
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -13,6 +15,7 @@ from chainermn._signature import (
     Caller,
     CallSignature,
     identifier,
+    identifier_of_caller,
     pack,
     unpack,
     with_caller,
@@ -126,14 +129,22 @@ def test_equal_calls_have_equal_identifiers():
 def test_callers():
     callers = [PROGRAM, Caller('a'), Caller('b'), Caller('a', {'n': '1'}), Caller('a', {'n': '2'})]
     for signature in pack('barrier'), pack('allreduce', (3,), np.dtype('f4'), op='sum'):
-        assert len({identifier(signature, caller.digest) for caller in callers}) == len(callers)
-        assert identifier(signature, caller=PROGRAM.digest) == identifier(signature)
+        digests = [caller.digest for caller in callers]
+        assert len({identifier_of_caller(signature, digest) for digest in digests}) == len(callers)
+        assert identifier_of_caller(signature, PROGRAM.digest) == identifier(signature)
         for caller in callers:
             call = unpack(with_caller(signature, caller.digest))
             assert call == unpack(signature)._replace(caller=caller.digest)
     changed = Caller('a')
     changed.set_options({'n': '1'})
     assert changed.digest == callers[3].digest
+    digest = changed.digest
+    changed.set_state(5, lambda: {'lr': '0.1'})
+    assert changed.digest != digest and changed.options == {'n': '1', 'lr': '0.1'}
+    copy = pickle.loads(pickle.dumps(changed))
+    assert (copy.digest, copy.options) == (changed.digest, changed.options)
+    changed.set_state(0, dict)
+    assert changed.digest == digest and changed.options == {'n': '1'}
 
 
 def test_digest_is_the_same_in_every_process():

@@ -22,7 +22,15 @@ from chainermn._failures import common_error
 from chainermn._failures.ranks import ranks_text
 from chainermn._mpi import MPI
 from chainermn._operations import END
-from chainermn._signature import NO_UPDATE, PROGRAM, Caller, CallSignature, Update, identifier
+from chainermn._signature import (
+    NO_UPDATE,
+    PROGRAM,
+    Caller,
+    CallSignature,
+    Update,
+    identifier,
+    identifier_of_caller,
+)
 from chainermn._tracing import recorder
 
 
@@ -84,7 +92,7 @@ class ConsistencyCheck:
         self.caller = caller
         self._identifier: Callable[[bytes], bytes] = (
             identifier if caller is PROGRAM
-            else lambda signature: identifier(signature, caller.digest))  # its options can change
+            else lambda signature: identifier_of_caller(signature, caller.digest))
 
     def trace(self) -> None:
         """Record the time spent waiting for other ranks on the timeline."""

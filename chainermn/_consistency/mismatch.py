@@ -31,7 +31,6 @@ _ADVICE = {
     'callers': 'All ranks must add the same extensions, with the same triggers, in the same order, '
                'and use the same iterators. Look for one inside an "if" on the rank; only '
                'extensions that do not communicate can be on one rank alone.',
-    'options': 'Create it with the same options, and change it in the same way, on all ranks.',
     'roots': 'Pass the same root on all ranks.',
     'ops': 'Pass the same op on all ranks.',
     'dtypes': 'Cast before the call, e.g. x.astype(numpy.float32).',
@@ -98,7 +97,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
     if _have_different_options(callers):
         return CollectiveMismatchError.of('\n'.join([
             f'Collective mismatch: options of {callers[0].name} differ between ranks ({NOT_SENT})',
-            *difference_table([caller.options for caller in callers]), _ADVICE['options']]),
+            *difference_table([caller.options for caller in callers]), callers[0].advice]),
             calls, every_site)
     usual = _usual(signatures)
     differences = [_difference(signature, usual) for signature in signatures]
@@ -147,8 +146,8 @@ def calls_differ_error(operation: str, calls: Sequence[object]) -> Exception:
 
 
 def _have_different_options(callers: Sequence[Caller]) -> bool:
-    return bool(callers[0].name) and len({caller.name for caller in callers}) == 1 and bool(
-        differing([caller.options for caller in callers]))
+    return bool(callers[0].name) and len({caller.name for caller in callers}) == 1 and len(
+        {caller.digest for caller in callers}) > 1
 
 
 def _usual(signatures: Sequence[CallSignature]) -> CallSignature:

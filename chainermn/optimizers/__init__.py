@@ -34,6 +34,7 @@ def create_multi_node_optimizer(
     overlap: bool | str = False,
     bucket_mb: float = 25,
     shard_states: bool = False,
+    compare_settings: bool = True,
 ) -> MultiNodeOptimizer:
     """Create an optimizer that averages gradients over all ranks before each step.
 
@@ -90,6 +91,10 @@ def create_multi_node_optimizer(
             updated parameters (ZeRO stage 1). The results are the same as without it. The gradients
             of other shards are undefined after an update. Snapshots need the files of all ranks:
             use the multi-node checkpointer. See docs/sharded_states.md.
+        compare_settings: If true, ranks compare hyperparameters (such as ``lr``), hooks, disabled
+            parameters and ``t`` in each exchange, because models drift apart if these differ, for
+            example if an extension that changes ``lr`` was added on one rank only. It is an error
+            then. Use false if they differ on purpose.
 
     Returns:
         The multi-node optimizer of this rank.
@@ -101,8 +106,9 @@ def create_multi_node_optimizer(
         ValueError: If ``double_buffering`` is not supported by the communicator, or is combined
             with ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive
             integer, ``bucket_mb`` not a positive number, or ``compression`` invalid. In the first
-            update, if ``n_accumulations``, ``double_buffering``, ``overlap``, ``bucket_mb`` or
-            ``shard_states`` differ between ranks.
+            update, if ``n_accumulations``, ``double_buffering``, ``overlap``, ``bucket_mb``,
+            ``shard_states`` or ``compare_settings`` differ between ranks. In ``update``, on all
+            ranks, if settings of the optimizer differ.
 
     Example:
         >>> sgd = chainer.optimizers.SGD(lr=0.1)
@@ -161,7 +167,9 @@ def create_multi_node_optimizer(
     optimizer._caller.set_options({
         'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
         'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',
-        'shard_states': str(shard_states)})
+        'shard_states': str(shard_states), 'compare_settings': str(bool(compare_settings))})
+    optimizer._compares_settings = compare_settings and communicator.size > 1 and (
+        hasattr(actual_optimizer, 'hyperparam'))
     if shard_states and communicator.size > 1:
         optimizer._sharding = ShardedUpdate(communicator, optimizer._caller)
     return optimizer

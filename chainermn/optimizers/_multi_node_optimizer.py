@@ -20,20 +20,17 @@ from chainermn._types import (
     Model,
     Object,
     Optimizer,
-    Parameter,
     Serializer,
     Variable,
 )
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._settings import Named, Settings
 from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
     from chainermn.optimizers._join import Join
-
-#: Parameters with their paths, sorted.
-Named = list[tuple[str, Parameter]]
 
 #: What all ranks do together in an update.
 Exchange = Literal['broadcast', 'exchange']
@@ -42,6 +39,11 @@ Exchange = Literal['broadcast', 'exchange']
 Shapes = dict[str, tuple[int, ...]]
 
 _CHECK_INTERVAL = 100  # updates
+
+_ADVICE = (
+    'Create it with the same options, and change it in the same way, on all ranks: add extensions '
+    'that set the learning rate, and hooks, on all ranks, and load snapshots on all of them. If '
+    'ranks differ on purpose, create it with compare_settings=False.')
 
 
 class _UpdateProgress:
@@ -95,6 +97,8 @@ class MultiNodeOptimizer(OptimizerProxy):
     _accumulation: Accumulation
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
+    _settings: Settings
+    _compares_settings: bool
     _progress: _UpdateProgress
     _watch: UpdateWatch
     _span: Callable[[str], AbstractContextManager[object]]  # a part of an update on the timeline
@@ -129,7 +133,9 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._joined = None
         self._accumulation = Accumulation(n_accumulations)
         self._sharding = None
-        self._caller = Caller('the multi-node optimizer')
+        self._caller = Caller('the multi-node optimizer', advice=_ADVICE)
+        self._settings = Settings(actual_optimizer, self._caller)
+        self._compares_settings = False
         self._progress = _UpdateProgress()
         self._watch = UpdateWatch(actual_optimizer, communicator)
         self._span = (communicator.span if _environment.text(_environment.TIMELINE)
@@ -198,6 +204,8 @@ class MultiNodeOptimizer(OptimizerProxy):
             with self._span('backward'):
                 self._backward(loss, named, not is_changed and accumulation.is_last)
             del loss
+        if self._compares_settings and self._joined is None:  # in a join, they can differ
+            self._settings.compare(named)
         if is_changed:
             self._announce('broadcast')
             self._broadcast_as_caller()
@@ -318,11 +326,13 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _update_parameters(self, *args: Object, **kwds: Object) -> None:
         """Let the actual optimizer step, with the mean gradients."""
+        before = self.actual_optimizer.t
         with self._span('update'):
             if self._sharding is None:
                 self.actual_optimizer.update(None, *args, **kwds)
             else:
                 self._sharding.update(self.actual_optimizer)
+        self._settings.n_steps += self.actual_optimizer.t - before
         self._check_replicas()
 
     def _exchange(self) -> None:
@@ -373,6 +383,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             joined: The join; ``None`` leaves it.
         """
         self._joined = joined
+        self._settings.forget()
         self._progress.restart()
 
     def _flush(self, as_if_whole: bool) -> None:

@@ -23,9 +23,9 @@ from chainermn.optimizers._gradient_watch import watch
 from chainermn.optimizers._multi_node_optimizer import (
     Exchange,
     MultiNodeOptimizer,
-    Named,
     Shapes,
 )
+from chainermn.optimizers._settings import Named
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD

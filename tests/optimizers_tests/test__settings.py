@@ -1,0 +1,225 @@
+"""Settings of an optimizer that differ between ranks are named within one update."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import links as L
+from chainer import optimizer_hooks, optimizers
+from each_case import each_case
+
+import chainermn
+
+pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:DeprecationWarning')
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('flat')
+    yield comm
+    comm.finalize()
+
+
+def prepared(comm, actual=None, model=None, **options):
+    actual = optimizers.MomentumSGD(lr=0.1) if actual is None else actual
+    model = chainer.Sequential(L.Linear(2, 2), L.Linear(2, 2)) if model is None else model
+    return chainermn.create_multi_node_optimizer(actual, comm, **options).setup(model)
+
+
+def update(optimizer, times=1):
+    x = np.ones((1, 2), optimizer.target[0].W.dtype)
+    for _ in range(times):
+        optimizer.update(lambda: chainer.functions.sum(optimizer.target(x)))
+
+
+def hook(optimizer):
+    pass
+
+
+def load(optimizer):
+    saved = chainer.serializers.DictionarySerializer()
+    saved.save(optimizer)
+    saved.target['t'] = np.array(40)
+    chainer.serializers.NpzDeserializer(saved.target).load(optimizer)
+
+
+#: A change on rank 0 only, and what the error says of it.
+CHANGES = [
+    (lambda o: setattr(o, 'lr', 0.05), 'lr: 0.05 on rank 0; 0.1 on rank'),
+    (lambda o: setattr(o.hyperparam, 'lr', np.float32(0.5)), 'lr: 0.5 on rank 0; 0.1 on rank'),
+    (lambda o: setattr(o, 'momentum', 0), 'momentum: 0 on rank 0; 0.9 on rank'),
+    (lambda o: setattr(o, 'lr', float('nan')), 'lr: nan on rank 0; 0.1 on rank'),
+    (lambda o: setattr(o, 't', o.t + 3), 't, without the steps since it was created: 3 on rank 0'),
+    (load, 't, without the steps since it was created: 39 on rank 0; 0 on rank'),
+    (lambda o: o.add_hook(hook), 'hooks: hook on rank 0; none on rank'),
+    (lambda o: o.add_hook(hook, timing='post'), 'hooks after updates: hook on rank 0; none on'),
+    (lambda o: o.add_hook(optimizer_hooks.WeightDecay(0.1)), 'hooks: WeightDecay(rate=0.1) on'),
+    (lambda o: o.target[1].disable_update(), 'update of /1/W: disabled on rank 0; enabled on rank'),
+    (lambda o: setattr(o.target[1].b.update_rule.hyperparam, 'lr', 1.),
+     'update of /1/b: enabled, lr 1.0 on rank 0; enabled on rank'),
+    (lambda o: o.target[0].W.update_rule.add_hook(lambda rule, param: None, 'mask'),
+     'update of /0/W: enabled, hook mask on rank 0; enabled on rank'),
+    (lambda o: o.set_loss_scale(2.), 'loss scale: 2.0 on rank 0; None on rank'),
+    (lambda o: o.use_fp32_update(), 'use_fp32_update: True on rank 0; False on rank'),
+]
+
+
+@pytest.mark.mpi(min_size=2)
+@each_case('options, number', lambda config: [
+    (options, number) for n, options in enumerate([
+        {}, {'overlap': 'always'}, {'shard_states': True}, {'compression': 'fp16'}])
+    for number in range(len(CHANGES)) if config.getoption('--full') or number % 4 == n])
+def test_a_change_on_one_rank(comm, same_error, options, number):
+    change, text = CHANGES[number]
+    optimizer = prepared(comm, **options)
+    update(optimizer, 2)
+    if comm.rank == 0:
+        change(optimizer)
+    error = same_error(lambda: update(optimizer))
+    assert type(error) is chainermn.CollectiveMismatchError
+    assert 'options of the multi-node optimizer differ between ranks (no data' in str(error)
+    assert f'\n  {text}' in str(error) and 'compare_settings=False' in str(error)
+    if comm.rank != 0 or change is load:  # training continues after the same change on all ranks
+        change(optimizer)
+    update(optimizer, 2)
+    comm.check_replicas(optimizer.target)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_difference_from_the_beginning(comm, same_error):
+    """It is named by the first update, which broadcasts."""
+    optimizer = prepared(comm, optimizers.Adam(0.1 if comm.rank else 0.2))
+    assert '\n  alpha: 0.2 on rank 0; 0.1 on rank' in str(same_error(lambda: update(optimizer)))
+    optimizer = prepared(comm, optimizers.Adam() if comm.rank else optimizers.SGD())
+    assert '\n  amsgrad: nothing on rank 0; False on rank' in str(
+        same_error(lambda: update(optimizer)))
+    optimizer = prepared(comm)
+    optimizer.add_hook(optimizer_hooks.WeightDecay(0.1 if comm.rank else 0.2))
+    assert '\n  hooks: WeightDecay(rate=0.2) on rank 0; WeightDecay(rate=0.1)' in str(
+        same_error(lambda: update(optimizer)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_noise(comm, same_error):
+    """Replicas stay equal only if all ranks draw the same noise."""
+    optimizer = prepared(comm)
+    optimizer.add_hook(optimizer_hooks.GradientNoise(0.01))
+    np.random.seed(comm.rank)
+    assert 'GradientNoise(eta=0.01, state of numpy.random=' in str(
+        same_error(lambda: update(optimizer)))
+    np.random.seed(0)
+    update(optimizer, 3)
+    comm.check_replicas(optimizer.target)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_schedule_on_one_rank(comm, same_error, tmp_path):
+    """The usual mistake: an extension inside ``if comm.rank == 0``."""
+    optimizer = prepared(comm)
+    updater = chainer.training.updaters.StandardUpdater(
+        chainer.iterators.SerialIterator([np.ones(2, 'f')] * 4, 1), optimizer,
+        loss_func=lambda x: chainer.functions.sum(optimizer.target(x)))
+    trainer = chainer.training.Trainer(updater, (10, 'iteration'), out=str(tmp_path))
+    if comm.rank == 0:
+        trainer.extend(chainer.training.extensions.ExponentialShift('lr', 0.5),
+                       trigger=(4, 'iteration'))
+    assert '\n  lr: 0.05 on rank 0; 0.1 on rank' in str(same_error(trainer.run))
+    assert updater.iteration == 4
+
+
+@pytest.mark.mpi(min_size=2)
+def test_other_mistakes_have_their_own_errors(comm, same_error):
+    optimizer = prepared(comm)
+    layers = [L.Linear(2, 2) for _ in range(1 + (comm.rank == 0))]
+    optimizer.setup(chainer.Sequential(*layers))
+    assert 'bcast_data: parameters differ between ranks' in str(
+        same_error(lambda: update(optimizer)))
+
+
+def test_differences_on_purpose(comm):
+    optimizer = prepared(comm, optimizers.SGD(1. + comm.rank), compare_settings=False)
+    optimizer.target[0].W.array[...] = 1
+    update(optimizer)
+    optimizer.target.cleargrads()
+    optimizer.target[0].W.grad = np.ones((2, 2), 'f')
+    before = optimizer.target[0].W.array.copy()
+    optimizer.update()
+    np.testing.assert_array_equal(optimizer.target[0].W.array, before - 1 - comm.rank)
+
+
+class Loud(optimizers.MomentumSGD):
+    """A subclass that one rank uses to print something."""
+
+
+def test_correct_programs_stay_silent(comm):
+    """Settings that change in the same way, or that do not matter."""
+    optimizer = prepared(comm, Loud(0.1) if comm.rank == 0 else None)
+    optimizer.log = ['only on this rank'] * comm.rank
+    optimizer.hyperparam.note = np.arange(comm.rank + 2)  # an array
+    for schedule in range(4):
+        update(optimizer, 2)
+        optimizer.lr = np.float64(0.1) / (1 + schedule) if comm.rank else 0.1 / (1 + schedule)
+        optimizer.hyperparam.note = np.arange(comm.rank + 2)
+        optimizer.target[schedule % 2].disable_update()
+    optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
+    update(optimizer)
+    optimizer.remove_hook('WeightDecay')
+    optimizer.add_hook(Counter(comm.rank), 'counter')  # a hook may have any state
+    update(optimizer)
+    if comm.rank == 0:  # evaluation changes nothing of it
+        optimizer.epoch += 1
+    update(optimizer)
+    optimizer.actual_optimizer.t += 5  # on all ranks
+    update(optimizer)
+    load(optimizer)
+    update(optimizer, 2)
+    optimizer.setup(optimizer.target)
+    update(optimizer, 2)
+    comm.check_replicas(optimizer.target)
+
+
+class Counter:
+    def __init__(self, rank):
+        self.count = rank
+
+    def __call__(self, optimizer):
+        self.count += 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_groups_with_optimizers_of_their_own(comm):
+    """Model parallelism, or one hyperparameter search on each half of the ranks."""
+    group = comm.split(comm.rank % 2, comm.rank)
+    optimizer = prepared(group, optimizers.Adam(0.1 + group.size + comm.rank % 2))
+    update(optimizer, 3)
+    group.check_replicas(optimizer.target)
+
+
+def test_join_with_schedules(comm):
+    """A rank that shadows the others no longer changes its learning rate."""
+    optimizer = prepared(comm)
+    with chainermn.join(optimizer):
+        for number in range(2 + 2 * comm.rank):
+            optimizer.lr = 0.1 / (1 + number)
+            update(optimizer)
+    update(optimizer, 2)
+    comm.check_replicas(optimizer.target)
+
+
+def test_dynamic_loss_scaling(comm):
+    actual = optimizers.MomentumSGD()
+    actual.use_fp32_update()
+    optimizer = prepared(comm, actual)
+    optimizer.loss_scaling()
+    update(optimizer, 4)
+    comm.check_replicas(optimizer.target)
+
+
+def test_several_optimizers_with_settings_of_their_own(comm):
+    first, second = (prepared(comm, optimizers.SGD(lr), overlap=overlap)
+                     for lr, overlap in [(0.1, False), (0.7, 'always')])
+    for _ in range(3):
+        update(first)
+        first.lr /= 2
+        update(second)
+    comm.check_replicas(first.target)
+    comm.check_replicas(second.target)
