@@ -189,7 +189,8 @@ class MultiNodeOptimizer(OptimizerProxy):
             2
         """
         self._check_set_up()
-        self._watch.is_used = True
+        if not self._watch.is_over:
+            self._watch.end()
         # After an error, an update without a loss function completes the update of that error.
         if lossfun is not None or not self._progress.is_started:
             self._progress.n_started += 1
@@ -203,6 +204,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         if loss is not None:
             with self._span('backward'):
                 self._backward(loss, named, not is_changed and accumulation.is_last)
+            self._check_model(lossfun, named)
             del loss
         if self._compares_settings and self._joined is None:  # in a join, they can differ
             self._settings.compare(named)
@@ -279,6 +281,19 @@ class MultiNodeOptimizer(OptimizerProxy):
         if self.actual_optimizer.target is None:
             self.communicator.refuse('the multi-node optimizer', RuntimeError(
                 'the multi-node optimizer has no model. Call optimizer.setup(model) first.'))
+
+    def _check_model(self, lossfun: Object, named: Named) -> None:
+        """Raise ValueError on all ranks if the loss is of another model, which is never trained."""
+        if any(param.grad is not None for _, param in named):
+            return
+        other = getattr(lossfun, '__self__', lossfun)
+        if isinstance(other, chainer.Link) and (
+                ids := {id(param) for param in other.params()}) and (
+                ids.isdisjoint(id(param) for _, param in named)):
+            self.communicator.refuse('the multi-node optimizer', ValueError(
+                f'update(lossfun, ...) got a {type(other).__name__}, none of whose parameters are '
+                f'in the {type(self.target).__name__} that setup() got. Pass the model to train to '
+                'both of them.'))
 
     def _backward(self, loss: Variable, named: Named, is_exchanged: bool) -> None:
         """Compute the gradients of the named parameters.

@@ -1,4 +1,4 @@
-"""Warns at the end if the program only updated the actual optimizer, so that the ranks drifted."""
+"""Warns if the program only updates the actual optimizer, so that the ranks drift apart."""
 from __future__ import annotations
 
 import atexit
@@ -8,11 +8,24 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 
+from chainer.optimizer import GradientMethod
+
 from chainermn import _runtime
 from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+_SEVERAL = 3  # steps
+_update = GradientMethod.update
+
+
+def _watched_update(self: Optimizer, lossfun: Object = None, *args: Object, **kwds: Object) -> None:
+    """Update as Chainer's method, which it replaces while there are watches."""
+    _update(self, lossfun, *args, **kwds)
+    for each in list(_runtime.get(_UpdateWatches).watches):
+        each.note_step(self)
 
 
 class _UpdateWatches(_runtime.Part):
@@ -22,17 +35,28 @@ class _UpdateWatches(_runtime.Part):
         self.watches: weakref.WeakSet[UpdateWatch] = weakref.WeakSet()
         atexit.register(self.check)
 
+    def add(self, watch: UpdateWatch) -> None:
+        self.watches.add(watch)
+        if GradientMethod.update is _update:
+            GradientMethod.update = _watched_update
+
+    def remove(self, watch: UpdateWatch) -> None:
+        self.watches.discard(watch)
+        if not self.watches and GradientMethod.update is _watched_update:
+            GradientMethod.update = _update
+
     def check(self) -> None:
         for each in list(self.watches):
             each.check()
-            each.is_over = True
+            self.remove(each)
 
 
 class UpdateWatch:
     """Whether the ranks average before the actual optimizer steps.
 
-    Checked when the multi-node optimizer is deleted, and at the end of the program.  A program that
-    calls at least as many operations as the optimizer steps may average by itself.
+    Checked at its third step, when the multi-node optimizer is deleted, and at the end of the
+    program.  A program that calls at least as many operations as the optimizer steps may average by
+    itself.
 
     Args:
         actual_optimizer: The optimizer of this rank.
@@ -40,7 +64,6 @@ class UpdateWatch:
     """
 
     def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase) -> None:
-        self.is_used = False  # whether the multi-node optimizer stepped
         self.is_over = communicator.rank > 0 or communicator.size == 1
         self._actual_optimizer = actual_optimizer
         frame = sys._getframe()
@@ -51,7 +74,17 @@ class UpdateWatch:
         self._records = list(records())  # not the communicator, which may be finalized
         self.restart()
         if not self.is_over:
-            _runtime.get(_UpdateWatches).watches.add(self)
+            _runtime.get(_UpdateWatches).add(self)
+
+    def end(self) -> None:
+        """Stop: the program uses the multi-node optimizer."""
+        self.is_over = True
+        _runtime.get(_UpdateWatches).remove(self)
+
+    def note_step(self, optimizer: Optimizer) -> None:
+        """Check at the third step of the actual optimizer, or later ones."""
+        if optimizer is self._actual_optimizer and optimizer.t - self._n_steps >= _SEVERAL:
+            self.check()
 
     def restart(self) -> None:
         """Ignore the steps so far."""
@@ -64,21 +97,22 @@ class UpdateWatch:
         Warns:
             RuntimeWarning: Once, on rank 0.
         """
-        if self.is_used or self.is_over or self not in _runtime.get(_UpdateWatches).watches:
+        if self.is_over or self not in _runtime.get(_UpdateWatches).watches:
             return
         steps = self._actual_optimizer.t - self._n_steps
         if steps > self._count() - self._n_operations:
-            self.is_used = True
+            self.end()
             name = type(self._actual_optimizer).__name__
             warnings.warn_explicit(
-                f'the ranks did not average gradients: the program called update of the {name} '
+                f'the ranks do not average gradients: the program called update of the {name} '
                 f'({steps} steps), not of the multi-node optimizer that was created here, so each '
-                'rank trained a different model. Pass the result of create_multi_node_optimizer '
-                'to the updater, or call its update.', RuntimeWarning, *self._place)
+                'rank trains a different model. Pass the result of create_multi_node_optimizer to '
+                'the updater, or call its update.', RuntimeWarning, *self._place)
 
     def _count(self) -> int:
         return sum(record.count for record in self._records)
 
     def __del__(self) -> None:
-        if hasattr(self, '_n_operations'):  # not in a failed copy
+        if hasattr(self, '_n_operations') and not self.is_over:  # not in a failed copy
             self.check()
+            self.end()

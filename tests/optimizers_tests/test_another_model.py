@@ -1,0 +1,106 @@
+"""``update`` with the loss of another model than that of ``setup``, which would not be trained."""
+
+import chainer
+import numpy as np
+import pytest
+from chainer import functions as F
+from chainer import links as L
+from each_case import each_case
+
+import chainermn
+
+X, T = np.ones((4, 3), 'f'), np.ones(4, 'i')
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.layer = L.Linear(3, 2)
+
+    def forward(self, x, t=None):
+        return F.sum(self.layer(x))
+
+    def loss(self, x):
+        return self.forward(x)
+
+
+def optimizer_of(model, comm, **options):
+    return chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm, **options).setup(model)
+
+
+@each_case('options, is_method', [
+    ({}, False), ({'overlap': 'always'}, True), ({'n_accumulations': 2}, False)])
+def test_another_model(comm, same_error, options, is_method):
+    optimizer, other = optimizer_of(Net(), comm, **options), Net()
+    for again in range(2):
+        if again:
+            optimizer.is_changed(optimizer.target)  # as if the first update had been made
+        error = same_error(lambda: optimizer.update(
+            other.loss if is_method else other, X))
+        assert type(error) is ValueError
+        assert 'got a Net, none of whose parameters are in the Net that setup() got' in str(error)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_another_model_on_one_rank(comm, same_error):
+    model, other = Net(), Net()
+    optimizer = optimizer_of(model, comm)
+    error = same_error(lambda: optimizer.update(other if comm.rank == 1 else model, X), failed=1)
+    assert 'none of whose parameters' in str(error)
+
+
+class Wrapper(chainer.Link):
+    """A link without parameters, which calls a model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x)
+
+
+def test_correct_programs_stay_silent(comm):
+    model = Net()
+    classifier = L.Classifier(model.layer)
+    discriminator = L.Linear(2, 1)
+    chain = chainer.Sequential(L.Linear(3, 3), L.Linear(3, 2))
+    for target, lossfun, *args in [
+            (model, model, X), (model, model.loss, X), (model.layer, model, X),
+            (model.layer, classifier, X, T), (classifier, model, X),
+            (chain, lambda x: F.sum(chain[1](x)), X), (model, Wrapper(model), X),
+            # A generator whose loss is computed by another model:
+            (model.layer, lambda x: F.sum(discriminator(model.layer(x))), X),
+            # A loss that uses no parameter, as of a rank without data:
+            (model, lambda: chainer.Variable(np.zeros((), 'f')))]:
+        optimizer = optimizer_of(target, comm)
+        for _ in range(3):
+            optimizer.update(lossfun, *args)
+        assert optimizer.t == 2
+        comm.check_replicas(target)
+    generator = optimizer_of(model.layer, comm)
+    comm.bcast_data(discriminator)
+    for _ in range(3):
+        generator.update(Critic(discriminator), model.layer(X))
+    comm.check_replicas(model)
+
+
+class Critic(chainer.Chain):
+    """A model whose loss depends on another one through its input."""
+
+    def __init__(self, layer):
+        super().__init__()
+        with self.init_scope():
+            self.layer = layer
+
+    def forward(self, x):
+        return F.sum(self.layer(x))
