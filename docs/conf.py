@@ -49,9 +49,13 @@ nitpick_ignore_regex = [
     ('py:class', r'[\w ]+'),  # type aliases, such as Array, and names of private modules
 ]
 
+highlight_language = 'none'
+
 html_theme = 'furo'
 html_title = f'ChainerMN {release}'
 html_copy_source = False
+html_static_path = ['_static']
+html_css_files = ['wrap.css']
 html_show_sphinx = False
 
 
