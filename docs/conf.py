@@ -79,7 +79,7 @@ def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
             parts = map(docutils.nodes.Text, words)
             breaks = (docutils.nodes.raw('', '<wbr>', format='html') for _ in words[1:])
             code.children = []
-            code.extend(node for pair in itertools.zip_longest(parts, breaks) for node in pair if node)
+            code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
 
 
 def setup(app: Sphinx) -> None:

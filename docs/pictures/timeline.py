@@ -10,13 +10,11 @@ import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
 import svg
 
 from chainermn._timeline import _plot, _summary, _trace_files
 
+HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parent / 'timeline.md'
 BEGIN, END = '<!-- written by pictures/timeline.py -->\n', '<!-- until here -->'
 

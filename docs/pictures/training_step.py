@@ -5,15 +5,11 @@
 
 import pathlib
 import re
-import sys
 
+import svg
 from matplotlib.figure import Figure
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-import svg
-
 LINE = re.compile(r"(\S+) +1 rank: .*: ([\d.]+) \(.*?\) times, goal.*?; ([\d.]+) \(")
 
 

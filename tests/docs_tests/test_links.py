@@ -65,8 +65,9 @@ def test_the_index_and_the_site_have_the_same_sections():
 
 def test_the_sidebar_has_no_title_twice():
     docs = ROOT / 'docs'
+    contents = docs.joinpath('contents.rst').read_text(encoding='utf-8')
     titles = {}
-    for name in re.findall(r'^   ((?:\.\./)*[\w/]+)$', docs.joinpath('contents.rst').read_text(), re.M):
+    for name in re.findall(r'^   ((?:\.\./)*[\w/]+)$', contents, re.M):
         for page in docs.glob(f'{name}.md'):
             titles[name] = re.search('^# (.*)$', page.read_text(encoding='utf-8'), re.M)[1]
     assert len(titles) > 40
