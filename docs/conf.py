@@ -51,8 +51,6 @@ nitpick_ignore_regex = [
     ('py:class', r'[\w ]+'),  # type aliases, such as Array, and names of private modules
 ]
 
-highlight_language = 'none'
-
 html_theme = 'furo'
 html_title = f'ChainerMN {release}'
 html_copy_source = False
