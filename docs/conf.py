@@ -6,7 +6,9 @@ examples work both in the repository and on the site.
 
 from __future__ import annotations
 
+import itertools
 import pathlib
+import re
 import runpy
 
 import docutils.nodes
@@ -52,6 +54,8 @@ nitpick_ignore_regex = [
 html_theme = 'furo'
 html_title = f'ChainerMN {release}'
 html_copy_source = False
+html_static_path = ['_static']
+html_css_files = ['wrap.css']
 html_show_sphinx = False
 
 
@@ -65,6 +69,18 @@ def link_folders(app: Sphinx, doctree: docutils.nodes.document) -> None:
                 node['reftarget'] = page.relative_to(ROOT).with_suffix('').as_posix()
 
 
+def break_code(app: Sphinx, doctree: docutils.nodes.document) -> None:
+    """Allow line breaks in the code of tables, between words."""
+    for entry in doctree.findall(docutils.nodes.entry):
+        for code in entry.findall(docutils.nodes.literal):
+            words = re.split(r'(?<=[._(,/])(?=\w{4})', code.astext())
+            parts = map(docutils.nodes.Text, words)
+            breaks = (docutils.nodes.raw('', '<wbr>', format='html') for _ in words[1:])
+            code.children = []
+            code.extend(filter(None, itertools.chain(*itertools.zip_longest(parts, breaks))))
+
+
 def setup(app: Sphinx) -> None:
-    """Register the transformation of links."""
+    """Register the transformations of links and tables."""
     app.connect('doctree-read', link_folders)
+    app.connect('doctree-read', break_code)

@@ -54,7 +54,10 @@ def scatter_add() -> dict[str, str]:
 
 @edit('chainer.distributions.geometric')
 def geometric_of_float16() -> dict[str, str]:
-    """CuPy >= 14 cannot convert the ``long`` of a Geometric sample to float16: it is ambiguous."""
+    """CuPy >= 14 cannot convert a Geometric sample to float16.
+
+    The conversion of its ``long`` is ambiguous in C++.
+    """
     if version('cupy') < (14, 0):
         return {}
     return {'size=(n,)+self.batch_shape, dtype=self.p.dtype)':

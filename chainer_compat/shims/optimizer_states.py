@@ -49,8 +49,8 @@ def state_of_msvag(msvag: Any) -> None:
 def mixed_precision_states(optimizer: Any) -> None:
     """All versions: snapshots had neither the float32 copies of parameters nor the loss scale.
 
-    The copies are those of `use_fp32_update`; loading a snapshot kept old ones. The loss scale is
-    the dynamic one.
+    The copies (`use_fp32_update`) kept their old values when a snapshot was loaded. The loss scale
+    is the dynamic one.
     """
     serialize = optimizer.Optimizer.serialize
 

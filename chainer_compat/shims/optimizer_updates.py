@@ -41,7 +41,7 @@ class _Block:
 def updates_in_blocks(module: Any) -> None:
     """All versions: an update allocated several arrays as large as the parameter.
 
-    It was limited by the speed of memory. The results have the same bits.
+    It was memory-bound. Results are bitwise identical.
     """
     rule = getattr(module, RULES[module.__name__])
     rule.update_core_cpu = _in_blocks(rule.update_core_cpu)

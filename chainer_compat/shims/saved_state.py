@@ -144,7 +144,7 @@ def _save_value(shift: Any) -> None:
 
 @edit('chainer.training.trainer')
 def finished_shift() -> dict[str, str]:
-    """All versions: a learning rate was lost if its extension had run for the last time.
+    """All versions: the learning rate was lost on resume if its extension had already finished.
 
     After resuming, Trainer.run did not initialize such an extension, for example ExponentialShift
     with a ManualScheduleTrigger.

@@ -58,6 +58,6 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                        f'matplotlib: {sys.executable} -m pip install matplotlib\n')
         return 1
     if options.png is not None:
-        _plot.draw(run, options.png, options.between)
+        _plot.save(run, options.png, options.between)
         print(f'\nWrote {options.png}')
     return 0

@@ -12,6 +12,7 @@ from chainermn._timeline._trace_files import RankTrace, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Okabe and Ito's color-blind safe palette.
 _COLORS = {'forward': '#56B4E9', 'backward': '#0072B2', 'update': '#009E73',
@@ -29,16 +30,21 @@ def is_available() -> bool:
     return importlib.util.find_spec('matplotlib') is not None
 
 
-def draw(run: Run, path: pathlib.Path, between: Sequence[float] | None = None) -> None:
-    """Write a PNG file.
+def save(run: Run, path: pathlib.Path, between: Sequence[float] | None = None) -> None:
+    """Write a PNG file that only its owner can read; see :func:`draw`."""
+    figure = draw(run, between)
+    figure.savefig(path, dpi=110, format='png')
+    os.chmod(path, 0o600)
+
+
+def draw(run: Run, between: Sequence[float] | None = None) -> Figure:
+    """Draw a run.
 
     Args:
         run: The run to plot.
-        path: Path of the PNG file.
         between: Start and end of the steps to show, in seconds; by default a few steps in the
             middle of the run.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -46,7 +52,6 @@ def draw(run: Run, path: pathlib.Path, between: Sequence[float] | None = None) -
     colors = _colors(run)
     rows = [(rank, row) for rank in run.ranks for row in sorted({e.row for e in rank.events} | {0})]
     figure = Figure(figsize=(11, 2.4 + .34 * (len(run.ranks) + len(rows))), layout='constrained')
-    FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, height_ratios=[len(run.ranks) + 1, len(rows) + 1])
     _draw_shares(above, run, colors)
     for y, (rank, row) in enumerate(rows):
@@ -59,8 +64,7 @@ def draw(run: Run, path: pathlib.Path, between: Sequence[float] | None = None) -
                            for rank, row in rows])
     figure.legend(handles=[Patch(color=color, label=name) for name, color in colors.items()],
                   loc='outside right upper')
-    figure.savefig(path, dpi=110, format='png')
-    os.chmod(path, 0o600)
+    return figure
 
 
 def _draw_shares(axes: Axes, run: Run, colors: dict[str, str]) -> None:

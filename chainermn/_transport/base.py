@@ -65,7 +65,7 @@ class Compressor(Protocol):
 
 @runtime_checkable
 class SlicedCompressor(Compressor, Protocol):
-    """A compressor that any part of an array may be encoded with, whose lengths are known."""
+    """A compressor that can encode any slice, with a known encoded length."""
 
     #: The dtype of encoded arrays.
     encoded_type: ClassVar[str]

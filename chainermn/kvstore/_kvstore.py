@@ -298,7 +298,7 @@ class KVStore:
 
     def set_optimizer(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.
                       ) -> None:
-        """Make the store step an optimizer: pushed values are the gradients of the stored arrays.
+        """Make the store apply an optimizer: pushed values are the gradients of the stored arrays.
 
         ``dist`` types: collective, every rank calls it with an optimizer of the same class and
         hyperparameters.  Each server reads the hyperparameters of its rank's optimizer at each

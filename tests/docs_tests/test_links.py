@@ -57,7 +57,18 @@ def test_the_index_has_all_pages():
 def test_the_index_and_the_site_have_the_same_sections():
     index = ROOT.joinpath('docs/index.md').read_text(encoding='utf-8')
     contents = ROOT.joinpath('docs/contents.rst').read_text(encoding='utf-8')
-    assert re.findall(r'^\*\*(.*?)\*\*$', index, re.M) == re.findall(
+    assert re.findall(r'^(?:\*\*|## )(\w[\w ]+)(?:\*\*)?$', index, re.M) == re.findall(
         '^   :caption: (.*)$', contents, re.M) == [
             'Getting started', 'Guides', 'Clusters', 'Performance', 'Troubleshooting', 'Migrating',
-            'API', 'Development']
+            'API', 'Development', 'Examples']
+
+
+def test_the_sidebar_has_no_title_twice():
+    docs = ROOT / 'docs'
+    contents = docs.joinpath('contents.rst').read_text(encoding='utf-8')
+    titles = {}
+    for name in re.findall(r'^   ((?:\.\./)*[\w/]+)$', contents, re.M):
+        for page in docs.glob(f'{name}.md'):
+            titles[name] = re.search('^# (.*)$', page.read_text(encoding='utf-8'), re.M)[1]
+    assert len(titles) > 40
+    assert len(set(titles.values())) == len(titles), sorted(titles.values())

@@ -27,7 +27,8 @@ PACKAGES = [
     'chainermn.optimizers', 'chainermn.testing',
 ]
 
-KNOWN = {'chainermn': chainermn, 'chainer': chainer, 'comm': MpiCommunicatorBase}
+KNOWN = {'chainermn': chainermn, 'chainer': chainer, 'comm': MpiCommunicatorBase,
+         'optimizer': chainer.optimizers.SGD}
 
 
 def column():
@@ -85,7 +86,7 @@ def resolve(node):
     found = resolve(node.value)
     if inspect.ismodule(found) and not hasattr(found, node.attr):
         return importlib.import_module(f'{found.__name__}.{node.attr}')
-    if found is chainer.cuda.get_device_from_id:
+    if found is chainer.get_device:
         return getattr(chainer.get_device('@numpy'), node.attr)
     return getattr(found, node.attr)
 
@@ -93,7 +94,7 @@ def resolve(node):
 def check_call(node):
     function = resolve(node.func)
     parameters = inspect.signature(function).parameters
-    is_method = isinstance(node.func, ast.Attribute) and rooted(node.func) == 'comm'
+    is_method = isinstance(node.func, ast.Attribute) and rooted(node.func) in ('comm', 'optimizer')
     n_given = len(node.args) + is_method + len(node.keywords)
     assert n_given <= len(parameters) or any(
         p.kind == p.VAR_KEYWORD for p in parameters.values())

@@ -15,8 +15,9 @@ PACKAGE = ('chainermn/', 'chainer_compat/', 'benchmarks/', 'examples/', 'docs/')
 FILES = sorted(
     path for pattern in (
         '*.md', '*.py', '*.toml', '*.ini', '*.cff', 'deploy/*', 'docs/**/*.md', 'docs/**/*.rst',
-        'docs/**/*.py', 'chainermn/**/*.py', 'chainer_compat/**/*.py', 'benchmarks/**/*.py',
-        'examples/**/*.md', 'examples/**/*.py', 'examples/**/*.ipynb', 'tests/**/*.py')
+        'docs/**/*.py', 'docs/**/*.svg', 'chainermn/**/*.py', 'chainer_compat/**/*.py',
+        'benchmarks/**/*.py', 'examples/**/*.md', 'examples/**/*.py', 'examples/**/*.ipynb',
+        'tests/**/*.py')
     for path in ROOT.glob(pattern)
     if path.is_file() and path != pathlib.Path(__file__) and '_build' not in path.parts)
 

@@ -97,7 +97,7 @@ def test_two_ranks_with_one_gpu(monkeypatch, same_error):
     comm = chainermn.create_communicator('pure_nccl')
     error = same_error(comm._transport.connect)
     assert 'NCCL_ERROR_INVALID_USAGE' in str(error)
-    assert 'get_device_from_id(comm.intra_rank).use()' in str(error)
+    assert "chainer.get_device(f'@cupy:{comm.intra_rank}').use()" in str(error)
     comm.finalize()
 
 

@@ -32,7 +32,7 @@ class Play:
     Args:
         comm: A communicator.
         second: Another one of the same ranks.
-        third: Another one, for threads: a communicator is for one thread at a time.
+        third: Another one, for threads: communicators are not thread-safe.
     """
 
     def __init__(self, comm: Any, second: Any, third: Any) -> None:

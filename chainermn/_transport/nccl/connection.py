@@ -71,9 +71,8 @@ class NcclGroup:
         except nccl.NcclError as error:
             raise RuntimeError(
                 f'{error} on GPU {_device().pci_bus_id} of {MPI.Get_processor_name()}.  Use one '
-                'GPU per rank: call '
-                'chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before moving the '
-                'model to the GPU.  Set NCCL_DEBUG=INFO for details') from error
+                "GPU per rank: call chainer.get_device(f'@cupy:{comm.intra_rank}').use() before "
+                'moving the model to the GPU.  Set NCCL_DEBUG=INFO for details') from error
 
     @property
     def size(self) -> int:

@@ -49,7 +49,7 @@ class DeviceTransport(MpiTransport):
             if (device_id := array.data.device_id) != current:
                 raise ValueError(
                     f'parameter {path} is on GPU {device_id} but GPU {current} is the current '
-                    f'one; call chainer.backends.cuda.get_device_from_id({device_id}).use() first')
+                    f"one; call chainer.get_device('@cupy:{device_id}').use() first")
         if self._nccl.device_id not in (None, current):
             raise ValueError(f'NCCL is connected on GPU {self._nccl.device_id}, which held the '
                              f'first model, but this model is on GPU {current}; create another '
