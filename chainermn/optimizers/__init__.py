@@ -67,9 +67,10 @@ def create_multi_node_optimizer(
             and steps. So two updates with ``n_accumulations=2`` are equal to one update with a
             batch of twice the size. The other updates end after backward: ``t`` does not change,
             hooks are not called, and the gradients are ``None`` afterwards. Without ``lossfun``,
-            call ``cleargrads`` before each backward, as always. An update that broadcasts drops
-            the accumulated gradients, and so do saving and loading; so take snapshots at
-            iterations that are multiples of ``n_accumulations``.
+            call ``cleargrads`` before each backward, as always. An update that broadcasts does not
+            accumulate. The accumulated gradients are saved with the optimizer. They belong to the
+            rank: only a snapshot of each rank, as taken by the multi-node checkpointer, contains
+            them for all ranks.
         compression: Encoding of the gradients: ``None``, ``'fp16'``, ``'bf16'``, ``'2bit'``,
             ``'powersgd'``, a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or your own
             compressor; see :mod:`chainermn.communicators.compression`. With ``'2bit'`` and

@@ -1,9 +1,15 @@
 """Gradients of several updates, accumulated until their mean is exchanged."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import chainer
 import numpy as np
 
-from chainermn._types import Array, Model, Parameter
+from chainermn._types import Array, Model, Object, Parameter, Serializer
+
+#: Where it is saved.  Checkpoints take what is in a folder 'chainermn' for one rank's own.
+_FOLDER = 'chainermn', 'accumulation'
 
 
 class Accumulation:
@@ -13,7 +19,7 @@ class Accumulation:
     float32 and rounded once.
 
     Args:
-        n: Number of updates.  With 1, do not call :meth:`add`.
+        n: Number of updates.
     """
 
     def __init__(self, n: int) -> None:
@@ -22,6 +28,11 @@ class Accumulation:
         self.count: int = 0
         self._sums: dict[int, Array] = {}  # by id of the parameter
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the next update is the last of the ``n`` updates."""
+        return self.count + 1 >= self.n
+
     def completed(self, param: Parameter, grad: Array) -> Array:
         """Return the mean that :meth:`add` would store if this is the last of the ``n`` updates.
 
@@ -29,11 +40,16 @@ class Accumulation:
             param: A parameter.
             grad: Its gradient in this update; it is not changed.
         """
-        if self.n == 1:
+        n_updates = self.count + 1
+        if n_updates == 1:
             return grad
-        wide = np.promote_types(grad.dtype, np.float32)
-        total = grad.astype(wide) if id(param) not in self._sums else self._sums[id(param)] + grad
-        return _divided(total, self.n, param.dtype)
+        total = self._sums.get(id(param))
+        if total is None:
+            total = grad.astype(np.promote_types(grad.dtype, np.float32))
+        else:
+            total = total.copy()
+            total += grad
+        return _divided(total, n_updates, param.dtype)
 
     def add(self, model: Model) -> bool:
         """Move the gradients of a model into the accumulation.
@@ -44,6 +60,8 @@ class Accumulation:
         Returns:
             Whether this was the last of the ``n`` updates.
         """
+        if self.n == 1 and not self.count:
+            return True
         self.count += 1
         for param in model.params(include_uninit=False):
             grad = param.grad
@@ -56,7 +74,7 @@ class Accumulation:
             param.cleargrad()
         if self.count < self.n:
             return False
-        self.give(model, self.n)
+        self.give(model, self.count)
         return True
 
     def give(self, model: Model, divisor: int) -> None:
@@ -76,6 +94,50 @@ class Accumulation:
         """Drop the accumulated gradients."""
         self.count = 0
         self._sums.clear()
+
+    def serialize(self, serializer: Serializer, model: Model) -> None:
+        """Save or load the accumulated gradients of this rank.
+
+        Args:
+            serializer: A Chainer serializer or deserializer.
+            model: The model.
+        """
+        is_loading = isinstance(serializer, chainer.Deserializer)
+        if not is_loading and not self.count:
+            return
+        for name in _FOLDER:
+            serializer = serializer[name]
+        if is_loading:
+            self.clear()
+            self.count = int(_loaded(serializer, 'count', 0))
+        else:
+            serializer('count', self.count)
+        for path, param in _once(model) if self.count else ():
+            if not is_loading:
+                if id(param) in self._sums:
+                    serializer(path, self._sums[id(param)])
+            elif (total := _loaded(serializer, path, None)) is not None:
+                self._sums[id(param)] = param.device.send(total)
+
+
+def _loaded(serializer: Serializer, key: str, default: Object) -> Object:
+    """Return a saved value, or ``default`` if the snapshot lacks it."""
+    try:
+        return serializer(key, default)
+    except KeyError:
+        return default
+
+
+def _once(model: Model) -> Iterator[tuple[str, Parameter]]:
+    """Return the parameters with their first paths.
+
+    Also uninitialized ones, which Chainer loads after the optimizer.
+    """
+    seen = set[int]()
+    for path, param in sorted(model.namedparams()):
+        if id(param) not in seen:
+            seen.add(id(param))
+            yield path.strip('/'), param
 
 
 def _divided(total: Array, divisor: int, dtype: np.dtype) -> Array:

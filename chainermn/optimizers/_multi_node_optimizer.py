@@ -196,25 +196,24 @@ class MultiNodeOptimizer(OptimizerProxy):
         is_changed = seen != self.target_params
         if loss is not None:
             with self._span('backward'):
-                self._backward(loss, named,
-                               not is_changed and accumulation.count == accumulation.n - 1)
+                self._backward(loss, named, not is_changed and accumulation.is_last)
             del loss
         if is_changed:
-            accumulation.clear()
             self._announce('broadcast')
             self._broadcast_as_caller()
             self.target_params = seen  # not if it failed: other ranks may not have reached this
-        elif accumulation.n == 1 or accumulation.add(self.target):
+        elif accumulation.add(self.target):
             self._announce('exchange')
             self._step(*args, **kwds)
             self._progress.n_started = 0
         self._progress.is_started = False
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the actual optimizer, and gradients that compression has not sent yet.
+        """Save or load the actual optimizer, and the gradients that were not sent yet.
 
-        Those gradients belong to the rank.  A rank that loads a snapshot of another rank drops
-        them.
+        Those gradients belong to the rank.  If a rank loads a snapshot of another rank, it takes
+        that rank's accumulated gradients (``n_accumulations``) for its own, and drops those that
+        compression has not sent.
 
         Args:
             serializer: A Chainer serializer or deserializer.
@@ -234,6 +233,7 @@ class MultiNodeOptimizer(OptimizerProxy):
                     'optimizer with shard_states=True, or load the snapshot with '
                     'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
         self.actual_optimizer.serialize(serializer)
+        self._accumulation.serialize(serializer, self.target)
         self._watch.restart()
         if self._sharding is not None and not isinstance(serializer, chainer.Deserializer):
             self._sharding.serialize(serializer, self.target)

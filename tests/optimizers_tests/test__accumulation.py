@@ -153,23 +153,46 @@ def test_gradients_of_the_caller_are_not_written(comm):
     np.testing.assert_array_equal(grads, [np.full((5, N_IN), n) for n in range(2)])
 
 
-def test_an_update_that_broadcasts_drops_what_was_added_up(comm):
+def test_setup_drops_what_was_accumulated(comm):
     optimizer, model = make(comm, 2, optimizers.SGD(1.))
-    for again in (False, True):
-        optimizer.update(model, *batch(1))
-        if again:
-            model.late.add_param('new', (2,))
-            model.late.new.array[...] = 0
-        else:
-            optimizer.setup(model)
-        optimizer.update(model, *batch(2))
-        before = model.first.W.array.copy()
+    optimizer.update(model, *batch(1))
+    optimizer.setup(model)
+    optimizer.update(model, *batch(2))  # broadcasts
+    before = model.first.W.array.copy()
+    model.cleargrads()
+    model(*batch(3)).backward()
+    step = model.first.W.grad.copy()
+    for _ in range(2):
+        optimizer.update(model, *batch(3))
+    np.testing.assert_allclose(model.first.W.array, before - step)
+
+
+def test_a_later_broadcast_keeps_what_was_accumulated(comm):
+    optimizer, model = make(comm, 2, optimizers.SGD(1.))
+    expected = model.first.W.array.copy()
+    for part in (1, 3):
         model.cleargrads()
-        model(*batch(3)).backward()
-        step = model.first.W.grad.copy()
-        for _ in range(2):
-            optimizer.update(model, *batch(3))
-        np.testing.assert_allclose(model.first.W.array, before - step)
+        model(*batch(part)).backward()
+        expected -= model.first.W.grad / 2
+    optimizer.update(model, *batch(1))
+    model.late.add_param('new', (2,))
+    model.late.new.array[...] = 0
+    optimizer.update(model, *batch(2))  # broadcasts
+    optimizer.update(model, *batch(3))
+    np.testing.assert_allclose(model.first.W.array, expected)
+
+
+@pytest.mark.parametrize('options', [{}, {'overlap': 'always'}, {'shard_states': True}])
+def test_parameters_without_dimensions(comm, options):
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(np.array(1.))
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(1.), comm, n_accumulations=2, **options).setup(link)
+    for factor in (0, 3, 5):  # the first update broadcasts
+        optimizer.update(lambda: link.w * factor)  # noqa: B023
+    assert isinstance(link.w.array, np.ndarray)
+    np.testing.assert_array_equal(link.w.array, 1 - 4)
 
 
 def test_dynamic_loss_scaling_skips_a_step_that_overflowed(comm):

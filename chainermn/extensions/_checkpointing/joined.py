@@ -1,4 +1,4 @@
-"""The arrays of a save whose optimizer states are sharded, as if they were not."""
+"""The arrays of a save in which each rank has a part of the state, as if it was one rank's."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from chainermn._sharded_states import combine
 from chainermn._sharded_states.combine import StateShard
 from chainermn._types import Object
-from chainermn.extensions._checkpointing.rank_file import sharded_states
+from chainermn.extensions._checkpointing.rank_file import accumulated, sharded_states
 
 _SUFFIX = f'/{combine.ENTRY}'
 
@@ -19,6 +19,24 @@ Shard = dict[str, np.ndarray]
 def read_shard(arrays: Mapping[str, np.ndarray]) -> Shard:
     """Read the sharded states of one file; empty if the states are not sharded."""
     return {key: arrays[key] for key in sharded_states(list(arrays))}
+
+
+def read_sums(arrays: Mapping[str, np.ndarray]) -> Shard:
+    """Read the accumulated gradients in one file; empty if there are none."""
+    return {key: arrays[key] for key in accumulated(arrays)}
+
+
+def mean_of_sums(of_ranks: Sequence[Shard]) -> dict[str, np.ndarray]:
+    """Return the accumulated gradients whose mean over any number of ranks is that of the save."""
+    means: dict[str, np.ndarray] = {}
+    for key in sorted(set[str]().union(*of_ranks)):
+        saved = [sums[key] for sums in of_ranks if key in sums]
+        if key.endswith('/count'):
+            means[key] = saved[0]
+        else:  # a rank whose loss did not use the parameter has none
+            total = np.sum(saved, axis=0, dtype=np.float64)
+            means[key] = np.asarray(total / len(of_ranks), saved[0].dtype)
+    return means
 
 
 def join(shards: Sequence[Shard]) -> dict[str, np.ndarray]:

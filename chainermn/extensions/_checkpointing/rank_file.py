@@ -13,7 +13,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -87,16 +87,22 @@ def sharded_states(keys: Collection[str]) -> set[str]:
 
 def _is_shared(key: str, is_trainer: bool) -> bool:
     """Whether all replicas have the same array; a trainer's iterators and extensions differ."""
-    if not is_trainer:
-        return not key.startswith('chainermn/')
-    return key.startswith('updater/') and not re.match(
-        r'updater/(iterator:|optimizer:[^/]*/compression/)', key)
+    if 'chainermn' in key.split('/')[:-1]:  # what our objects save for one rank
+        return False
+    return not is_trainer or (key.startswith('updater/') and not re.match(
+        r'updater/(iterator:|optimizer:[^/]*/compression/)', key))
 
 
-def has_shards(path: str) -> bool:
-    """Return whether a file holds one rank's shard of the states of an optimizer."""
+def accumulated(keys: Iterable[str]) -> list[str]:
+    """Return the names of the arrays that hold one rank's accumulated gradients."""
+    return [key for key in keys if '/chainermn/accumulation/' in f'/{key}']
+
+
+def needs_others(path: str) -> bool:
+    """Return whether another number of ranks cannot load a file without those of other ranks."""
     with zipfile.ZipFile(path) as archive:
-        return any(name.endswith(f'/{ENTRY}.npy') for name in archive.namelist())
+        names = archive.namelist()
+    return bool(accumulated(names)) or any(name.endswith(f'/{ENTRY}.npy') for name in names)
 
 
 def read_tag(path: str) -> Tag | None:

@@ -20,7 +20,9 @@ from chainermn.extensions._checkpointing.joined import (
     JoinedArrays,
     is_sharded,
     join,
+    mean_of_sums,
     read_shard,
+    read_sums,
 )
 from chainermn.extensions._checkpointing.npz import Arrays
 from chainermn.extensions._checkpointing.selection import Selection
@@ -93,7 +95,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             'Use the same classes. To load the states that have the same names, pass '
             'allow_other_classes=True when you create the extension.')
     parts, target = state.find_parts(target), state.as_serializable(target)
-    joined = _join_shards(comm, selection, target, opened, allow_pickle)
+    joined = _join(comm, selection, target, opened, allow_pickle)
     with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
@@ -125,26 +127,28 @@ def _note_epochs(arrays: Mapping[str, np.ndarray], parts: Mapping[str, Object]) 
             sampler.note_epoch(int(arrays[key]))
 
 
-def _join_shards(comm: CommunicatorBase, selection: Selection, target: object,
-                 opened: Callable[[], Arrays], allow_pickle: bool) -> dict[str, np.ndarray] | None:
-    """Join the sharded states of all files, unless each rank only needs those in its own file.
+def _join(comm: CommunicatorBase, selection: Selection, target: object,
+          opened: Callable[[], Arrays], allow_pickle: bool) -> dict[str, np.ndarray] | None:
+    """Join the parts of the state in all files, unless each rank only needs those in its own file.
 
     Collective: every rank calls it.
 
     Returns:
-        The states of all parameters; ``None`` if the file of this rank has all that it needs.
+        The joined arrays; ``None`` if the file of this rank has all that it needs.
     """
     joined: dict[str, np.ndarray] | None = None
     with raise_on_all_ranks(comm, 'loading'):
         with opened() as arrays:
             shard = read_shard(arrays)
-        if shard and selection.is_for_all and comm.rank == 0:
-            shards = [shard]
+            sums = read_sums(arrays) if selection.is_for_all else {}
+        if (shard or sums) and selection.is_for_all and comm.rank == 0:
+            shards, of_ranks = [shard], [sums]
             for path in selection.paths[1:]:
                 with Arrays(path, path, allow_pickle) as others:
                     shards.append(read_shard(others))
-            joined = join(shards)
-    if not shard:
+                    of_ranks.append(read_sums(others))
+            joined = join(shards) | mean_of_sums(of_ranks)
+    if not (shard or sums):
         return None
     if selection.is_for_all:
         return comm.bcast_obj(joined)

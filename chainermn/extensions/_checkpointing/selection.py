@@ -9,7 +9,7 @@ from typing import NamedTuple
 from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
 from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions._checkpointing.rank_file import Tag, find_problem, has_shards, read_tag
+from chainermn.extensions._checkpointing.rank_file import Tag, find_problem, needs_others, read_tag
 from chainermn.extensions._checkpointing.save_names import SaveNames
 
 
@@ -137,7 +137,7 @@ def _select_for_all(comm: CommunicatorBase, names: SaveNames, writers: Sequence[
     problems = []
     if comm.rank == 0:
         with raise_on_all_ranks(comm, 'loading'):
-            if not has_shards(paths[0]):
+            if not needs_others(paths[0]):
                 del paths[1:]  # any file will do
             problems = [f'rank 0: {path}: is missing' for path in paths
                         if not os.path.exists(path)]

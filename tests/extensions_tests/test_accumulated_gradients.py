@@ -1,0 +1,171 @@
+"""Checkpoints between the updates of a step (``n_accumulations``): none of their gradients is lost.
+
+The reference is a closed form: SGD with a learning rate of 1 on a linear loss subtracts the mean
+gradient of all examples of the updates of a step.  It does not depend on the number of ranks.
+"""
+import os
+
+import chainer
+import numpy as np
+import pytest
+from chainer import functions as F
+from each_case import each_case
+
+import chainermn
+
+# create_multi_node_checkpointer
+pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:DeprecationWarning',
+                                        'ignore:.*saved by . ranks:RuntimeWarning')
+
+EXAMPLES, UPDATES = 12, 7  # of an update, and of a run after the first one, which broadcasts
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return chainermn.create_communicator('flat')
+
+
+class Linear(chainer.Link):
+    """The gradients are the examples; ``scalar`` is only used by even updates."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.vector = chainer.Parameter(np.zeros(300))
+            self.scalar = chainer.Parameter(np.zeros(()))
+            self.shared = chainer.Parameter(np.zeros(3))
+            self.same = self.shared  # Chainer's optimizers step once for each path
+            self.half = chainer.Parameter(np.zeros(2, np.float16))
+
+    def forward(self, update, examples):
+        gradient = examples.mean(axis=0)
+        loss = F.sum(self.vector * gradient) + F.sum(F.cast(self.half, np.float64) * gradient[:2])
+        loss += F.sum(self.shared * gradient[:3])
+        return loss if update % 2 else loss + self.scalar * gradient[0]
+
+
+def examples_of(update):
+    return np.random.RandomState(update).randint(-8, 9, (EXAMPLES, 300)).astype(np.float64)
+
+
+def expected(n_accumulations):
+    vector, scalar = np.zeros(300), 0.
+    for update in range(UPDATES // n_accumulations * n_accumulations):
+        gradient = examples_of(update).mean(axis=0) / n_accumulations
+        vector -= gradient
+        scalar -= 0 if update % 2 else gradient[0]
+    return vector, scalar
+
+
+def make(comm, n_accumulations, **options):
+    model = Linear()
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(1.), comm, n_accumulations=n_accumulations, **options).setup(model)
+    return model, optimizer
+
+
+def train(comm, model, optimizer, begin, end):
+    n = EXAMPLES // comm.size
+    for update in range(begin, end):
+        optimizer.update(model, update, examples_of(update)[n * comm.rank:n * (comm.rank + 1)])
+
+
+def check(model, n_accumulations):
+    vector, scalar = expected(n_accumulations)
+    np.testing.assert_allclose(model.vector.array, vector, atol=1e-12)
+    np.testing.assert_allclose(model.scalar.array, scalar, atol=1e-12)
+    np.testing.assert_allclose(model.shared.array, 2 * vector[:3], atol=1e-12)
+    np.testing.assert_allclose(model.half.array, vector[:2], atol=0.02)
+
+
+def run(before, after, folder, n_accumulations, at, options):
+    """Save on the communicator ``before`` after some updates, and continue on ``after``."""
+    if before is not None:
+        model, optimizer = make(before, n_accumulations, **options)
+        optimizer.update(model, 0, np.ones((1, 300)))  # broadcasts
+        train(before, model, optimizer, 0, at)
+        chainermn.create_multi_node_checkpointer('run', before, path=folder).save(
+            {'model': model, 'optimizer': optimizer}, at)
+        train(before, model, optimizer, at, UPDATES)  # saving changes nothing
+        check(model, n_accumulations)
+    if after is not None:
+        model, optimizer = make(after, n_accumulations, **options)
+        checkpointer = chainermn.create_multi_node_checkpointer('run', after, path=folder)
+        assert checkpointer.maybe_load({'model': model, 'optimizer': optimizer}) == at
+        train(after, model, optimizer, at, UPDATES)
+        check(model, n_accumulations)
+
+
+@each_case('n_accumulations, at, options', [
+    (2, 1, {}), (2, 2, {}), (3, 2, {'overlap': 'always'}), (3, 4, {'shard_states': True}),
+    (3, 5, {'overlap': 'always', 'shard_states': True}), (3, 1, {'zero_fill': False}),
+])
+def test_any_update_can_be_saved(comm, folder, n_accumulations, at, options):
+    run(comm, comm, os.path.join(folder, f'{n_accumulations} {at} {options}'), n_accumulations,
+        at, options)
+
+
+@pytest.mark.mpi(min_size=2)
+@each_case('way, n_accumulations, at, options', [
+    ('fewer', 2, 1, {}), ('more', 2, 3, {}), ('fewer', 3, 5, {'shard_states': True}),
+    ('more', 3, 4, {'overlap': 'always'}),
+])
+def test_another_number_of_ranks_continues(comm, folder, way, n_accumulations, at,
+                                           options):
+    few = comm.split(int(comm.rank > 0), comm.rank)
+    pair = (comm, few) if way == 'fewer' else (few, comm)
+    before, after = (each if each is comm or comm.rank == 0 else None for each in pair)
+    run(before, after, os.path.join(folder, f'{way} {at} {options}'), n_accumulations, at, options)
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_trainer_on_another_number_of_ranks(comm, folder):
+    few = comm.split(int(comm.rank > 0), comm.rank)
+    saved, end = 3, UPDATES + 1  # the first update broadcasts
+    for group, stop in [(comm, saved)] + [(few, end)] * (comm.rank == 0):
+        model, optimizer = make(group, 3)
+        updates = chainer.iterators.SerialIterator(range(-1, UPDATES), 1, shuffle=False)
+        updater = chainer.training.updaters.StandardUpdater(
+            updates, optimizer, converter=lambda batch, device: batch[0],
+            loss_func=lambda update, model=model, n=EXAMPLES // group.size, rank=group.rank: model(
+                update, examples_of(max(update, 0))[n * rank:n * (rank + 1)]))
+        trainer = chainer.training.Trainer(updater, (stop, 'iteration'), out=folder)
+        checkpointer = chainermn.create_multi_node_checkpointer('run', group, path=folder)
+        resumed = checkpointer.maybe_load(trainer, optimizer)
+        assert resumed == (None if stop == saved else saved)
+        trainer.run()
+        if stop == saved:
+            checkpointer.save(trainer, saved)
+    check(comm.bcast_obj(model if comm.rank == 0 else None), 3)
+
+
+def test_a_smaller_number_of_accumulations_averages_all_of_them(comm, folder):
+    model, optimizer = make(comm, 4)
+    optimizer.update(model, 0, np.ones((1, 300)))  # broadcasts
+    train(comm, model, optimizer, 0, 3)
+    chainermn.create_multi_node_checkpointer('run', comm, path=folder).save(
+        {'model': model, 'optimizer': optimizer}, 3)
+    for n_accumulations in 1, 2:
+        model, optimizer = make(comm, n_accumulations)
+        checkpointer = chainermn.create_multi_node_checkpointer(
+            'run', comm, path=folder)
+        checkpointer.maybe_load({'model': model, 'optimizer': optimizer})
+        train(comm, model, optimizer, 3, 4)
+        mean = np.concatenate([examples_of(update) for update in range(4)]).mean(axis=0)
+        np.testing.assert_allclose(model.vector.array, -mean, atol=1e-12)
+
+
+def test_a_snapshot_of_one_rank_has_its_accumulated_gradients(comm, folder):
+    path = os.path.join(folder, 'snapshot')
+    model, optimizer = make(comm, 2)
+    optimizer.update(model, 0, np.ones((1, 300)))  # broadcasts
+    optimizer.update(model, 0, np.full((1, 300), comm.rank + 1.))
+    if comm.rank == 0:
+        chainer.serializers.save_npz(path, optimizer)
+    comm.barrier()
+    model, optimizer = make(comm, 2)
+    chainer.serializers.load_npz(path, optimizer)
+    optimizer.update(model, 0, np.ones((1, 300)))  # broadcasts
+    optimizer.update(model, 0, np.full((1, 300), 3.))
+    np.testing.assert_array_equal(model.vector.array, np.full(300, -(1. + 3.) / 2))
