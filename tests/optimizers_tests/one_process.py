@@ -392,6 +392,8 @@ def check(seed, comm):
             for each in expected, found:
                 each.update(number)
             number += 1
+        if not all(np.isfinite(array).all() for array in arrays(expected.model).values()):
+            break  # float16 may overflow, and 1 ulp changes everything from there
         compare(case, comm, step, expected, found)
     if hasattr(found.optimizer, 'wait'):
         found.optimizer.wait()
@@ -403,7 +405,7 @@ def compare(case, comm, step, expected, found):
     for path, array in theirs.items():
         scale = max(1., np.abs(array).max(initial=0))
         error = float(np.abs(ours[path].astype('d') - array).max(initial=0)) / scale
-        if not error <= case.tolerance and np.isfinite(array).all():  # it may diverge
+        if not error <= case.tolerance:
             differing[path] = error
     if found.optimizer.t != expected.optimizer.t:
         differing['t'] = f'{found.optimizer.t}, not {expected.optimizer.t}'

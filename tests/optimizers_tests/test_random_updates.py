@@ -1,15 +1,10 @@
 """Random trainings with all pairs of options give what one process computes."""
 
-import os
-import sys
-
 import pytest
+from optimizers_tests import one_process
 
 import chainermn
 from chainermn.communicators.naive_communicator import NaiveCommunicator
-
-sys.path.insert(0, os.path.dirname(__file__))
-import one_process  # noqa: E402
 
 
 class OverlappingCommunicator(NaiveCommunicator):
