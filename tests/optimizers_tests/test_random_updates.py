@@ -26,8 +26,8 @@ def comms(request):
 @pytest.mark.filterwarnings('ignore:overflow', 'ignore:invalid value', 'ignore:divide by zero',
                             'ignore:Non finite')
 @pytest.mark.parametrize('seeds', [
-    range(12), pytest.param(range(12, 500), marks=[pytest.mark.full, pytest.mark.limit(1800)])],
-    ids=['12', '488'])
+    range(15), pytest.param(range(15, 500), marks=[pytest.mark.full, pytest.mark.limit(1800)])],
+    ids=['15', '485'])
 def test_same_parameters_as_in_one_process(comms, seeds):
     overlapping, plain = comms
     for seed in seeds:
