@@ -70,6 +70,24 @@ def msvag_of_float16(msvag: Any) -> None:
     rule.update_core_gpu = in_float32(rule.update_core_gpu)
 
 
+@patch('chainer.optimizer_hooks.gradient_clipping')
+def clipping_of_zeros(gradient_clipping: Any) -> None:
+    """All versions: GradientClipping divided by zero, with a warning, if all gradients are zero.
+
+    So are the first gradients with 2-bit compression. The result was right: no gradient changed.
+    """
+    hook = gradient_clipping.GradientClipping
+    clip = hook.__call__
+
+    def clip_silently(self: Any, opt: Any) -> None:
+        import numpy as np
+
+        with np.errstate(divide='ignore'):
+            clip(self, opt)
+
+    hook.__call__ = clip_silently
+
+
 @edit('chainer.training.extensions.progress_bar')
 def progress_bar_arguments() -> dict[str, str]:
     """All versions: ProgressBar ignored ``training_length``, ``bar_length`` and ``out``."""

@@ -15,6 +15,7 @@ from chainermn._compression.compressors import Compression
 from chainermn._compression.power_sgd import PowerSGD
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
+from chainermn._gradients import shared_memory
 from chainermn._gradients.codec import GradientCodec, average
 from chainermn._gradients.mean_queue import MeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
@@ -49,7 +50,7 @@ class ModelOperations(ObjectOperations):
     @operation
     def bcast_data(self, model: Model) -> None:
         parameters = ParameterList.of_model(model, 'data')
-        layout = self._layout(parameters, for_mean=False)
+        layout = _with_ties(self._layout(parameters, for_mean=False), parameters)
         if self._tracer is not None:
             self._tracer.note_model(parameters)
         self._consistency.same(pack('bcast_data', number=layout.digest), layout.described)
@@ -197,6 +198,14 @@ class ModelOperations(ObjectOperations):
                 pack('multi_node_mean_grad', number=layout.digest), layout.described)
 
         return GradientCodec(compressor, gradients.paths, check)
+
+
+def _with_ties(layout: Layout, parameters: ParameterList) -> Layout:
+    """Add which parameters share memory: with ties on some ranks only, training would differ."""
+    ties = {parameters.paths[i]: f'shares memory with {parameters.paths[group[0]]}'
+            for group in shared_memory.groups(parameters) for i in group[1:]}
+    return Layout.of({path: f'{text}, {ties[path]}' if path in ties else text
+                      for path, text in layout.described.items()}) if ties else layout
 
 
 @functools.lru_cache(maxsize=64)

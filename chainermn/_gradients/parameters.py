@@ -15,6 +15,7 @@ import chainer
 import numpy as np
 
 from chainermn import _signature
+from chainermn._gradients import shared_memory
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._types import Array, Model, Parameter
@@ -75,7 +76,8 @@ class ParameterList(ArrayList):
                 # Fast path: there may be thousands of parameters.
                 if [*map(type, grads)].count(np.ndarray) == len(grads):
                     dtypes = tuple(map(_dtype_of, grads))
-                    if _FLOATS.issuperset(dtypes) and all(map(_is_writeable, grads)):
+                    if _FLOATS.issuperset(dtypes) and all(map(_is_writeable, grads)) and (
+                            not shared_memory.groups(grads)):
                         found = cls(grads)
                         found.paths, found.on_host, found.on_device = paths, True, False
                         is_one = dtypes and dtypes.count(dtypes[0]) == len(dtypes)
@@ -97,6 +99,13 @@ class ParameterList(ArrayList):
                     # Backward makes such a gradient: that of F.sum is a broadcast scalar.
                     parameter.grad = array = array.copy()
             arrays[path] = _checked(path, attribute, array)
+        if attribute == 'grad':
+            by_path = dict(zip(paths, parameters, strict=True))
+            found_paths = [*arrays]
+            for group in shared_memory.groups([*arrays.values()]):
+                # Backward of a + b gives both the same array, which hooks would change twice.
+                for path in map(found_paths.__getitem__, group[1:]):
+                    by_path[path].grad = arrays[path] = arrays[path].copy()
         return cls.named(arrays)
 
     @classmethod

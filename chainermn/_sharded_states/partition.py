@@ -22,20 +22,22 @@ class Item(NamedTuple):
     size: int  # elements
     is_divisible: bool
     is_enabled: bool  # others have no state, so they are balanced among themselves
+    is_tied: bool = False  # shares memory with another parameter
 
     @property
     def description(self) -> str:
         """What must be equal on all ranks, as text."""
         return (f'{"enabled" if self.is_enabled else "disabled"}, '
                 f'{"divisible" if self.is_divisible else "not divisible, or with hooks"}, '
-                f'{self.size} elements')
+                f'{self.size} elements{" in memory of another parameter" * self.is_tied}')
 
 
 def partition(items: Sequence[Item], n: int) -> list[Shard]:
     """Assign every element of every parameter to one of ``n`` ranks.
 
     Each rank gets about the same number of elements.  Indivisible parameters are assigned first,
-    the largest ones first.
+    the largest ones first.  Parameters that share memory are assigned to every rank: each of them
+    changes the others, so they must be updated together.
 
     Args:
         items: The parameters, in the same order on all ranks.
@@ -44,7 +46,9 @@ def partition(items: Sequence[Item], n: int) -> list[Shard]:
     Returns:
         The shard of each rank; equal on all ranks.
     """
-    shards: list[Shard] = [{} for _ in range(n)]
+    shards: list[Shard] = [{item.path: (0, item.size) for item in items if item.is_tied}
+                           for _ in range(n)]
+    items = [item for item in items if not item.is_tied]
     for is_enabled in (True, False):
         group = [item for item in items if item.is_enabled == is_enabled]
         loads = [0] * n

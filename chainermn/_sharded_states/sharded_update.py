@@ -6,7 +6,7 @@ parameters.
 
 An update rule that computes each element independently updates a piece of a parameter, a flat array
 that shares its memory.  Other rules, and rules with hooks, update the complete parameter on one
-rank.
+rank.  Parameters that share memory with each other are not sharded: every rank updates them.
 """
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from chainermn import _runtime
 from chainermn._failures.on_all_ranks import check_equal
+from chainermn._gradients import shared_memory
+from chainermn._gradients.elementwise import is_elementwise
 from chainermn._sharded_states import combine
 from chainermn._sharded_states.partition import Item, Range, Shard, partition
 from chainermn._signature import Caller
@@ -93,8 +95,11 @@ class ShardedUpdate:
                 the ranks have loaded different snapshots.
         """
         params = _with_rules(target)
+        tied = {i for group in shared_memory.groups([param.array for param in params.values()])
+                for i in group}
         items = [Item(path, param.size, _is_divisible(param.update_rule),
-                      param.update_rule.enabled) for path, param in params.items()]
+                      param.update_rule.enabled, i in tied)
+                 for i, (path, param) in enumerate(params.items())]
         rules = [param.update_rule for param in params.values()]
         if items == self._items and rules == self._rules and all(
                 rule in self._held and self._held[rule].owner is self._owner for rule in rules):
@@ -173,8 +178,6 @@ class ShardedUpdate:
     def _update(self, path: str, param: Parameter) -> None:
         """Update this rank's elements of a parameter."""
         rule, piece = param.update_rule, self._pieces[path]
-        if not param.array.flags.c_contiguous:  # pieces share its memory
-            param.array = param.xp.ascontiguousarray(param.array)
         if piece is param:
             param.update()
             return
@@ -182,22 +185,30 @@ class ShardedUpdate:
             rule.t += rule.enabled
             return
         begin, end = self.shard[path]
-        elements = param.array.reshape(-1)[begin:end]
-        piece.array = elements
+        flat = param.array.reshape(-1)  # a copy if the array is not contiguous
+        piece.array = elements = flat[begin:end]
         piece.grad = None if param.grad is None else param.grad.reshape(-1)[begin:end]
         piece._loss_scale = param._loss_scale
         rule.update(piece)
         if piece.array is not elements:
             elements[...] = piece.array
         piece.grad = None
+        if not param.array.flags.c_contiguous:
+            param.array[...] = flat.reshape(param.shape)
 
     def _exchange(self, params: Mapping[str, Parameter]) -> None:
-        shards = [[params[path].array.reshape(-1)[begin:end]
-                   for path, (begin, end) in shard.items() if params[path].update_rule.enabled]
+        sharded = [item.path for item in self._items
+                   if params[item.path].update_rule.enabled and not item.is_tied]
+        flat = {path: params[path].array.reshape(-1) for path in sharded}
+        shards = [[flat[path][slice(*shard[path])] for path in sharded if path in shard]
                   for shard in self._shards]
         if any(shards):
             with self._communicator.called_by(self._caller):
                 self._communicator._allgather_shards(shards)
+        for path, elements in flat.items():
+            array = params[path].array
+            if not array.flags.c_contiguous:
+                array[...] = elements.reshape(array.shape)
 
     def _find(self, rule: UpdateRule) -> _RuleState:
         held = self._held.get(rule)
@@ -280,7 +291,7 @@ def _with_rules(target: Model) -> dict[str, Parameter]:
 
 def _is_divisible(rule: UpdateRule) -> bool:
     hookable = rule._hookable
-    return bool(rule.is_elementwise) and not (
+    return is_elementwise(rule) and not (
         hookable._pre_update_hooks or hookable._post_update_hooks)
 
 

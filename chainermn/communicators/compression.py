@@ -13,6 +13,10 @@ Chainer link, and ``reset()``, which drops the state.  If a method raises an err
 same error is raised on all ranks, and the gradients are invalid; it is only raised on that rank
 with ``CHAINERMN_AGREE=0``, and with overlap on NCCL.
 
+The state belongs to one model.  If two multi-node optimizers get the same compressor, the second
+one uses a copy.  If you call ``multi_node_mean_grad(model, compression=...)`` for several models,
+create a compressor for each.
+
 An attribute ``elementwise = True`` declares that each value is encoded as one element,
 independently of the others.  Then means are compressed too, and the bytes per rank do not grow with
 the number of ranks.  ``encoded_dtype = 'float16'`` or ``'bfloat16'`` declares that NCCL can add

@@ -16,6 +16,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
+from chainermn.optimizers._own_compressor import own_compressor, register
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
@@ -76,7 +77,8 @@ def create_multi_node_optimizer(
             compressor; see :mod:`chainermn.communicators.compression`. With ``'2bit'`` and
             ``'powersgd'``, the gradients that were not sent yet are saved with the optimizer. They
             belong to the rank: only a snapshot of each rank, as taken by the multi-node
-            checkpointer, contains them for all ranks.
+            checkpointer, contains them for all ranks. If another optimizer uses the same
+            compressor object, and it has state, this optimizer gets a copy without state.
         overlap: If true, ``update(lossfun, ...)`` exchanges gradients in buckets while backward
             computes others, and waits for them before the step. The results are the same as
             without it; unlike with double buffering, each step uses the gradients of its own
@@ -130,7 +132,7 @@ def create_multi_node_optimizer(
         if not isinstance(actual_optimizer, chainer.Optimizer):
             raise TypeError('create_multi_node_optimizer needs a chainer.Optimizer as its first '
                             f'argument, not {actual_optimizer!r}.')
-        compressor = compression_module.get(compression)
+        compressor = own_compressor(compression_module.get(compression))
         if isinstance(compressor, compression_module.PowerSGD) and (
                 double_buffering or (overlap and communicator._can_overlap)):
             raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "
@@ -164,6 +166,7 @@ def create_multi_node_optimizer(
     else:
         optimizer = MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
                                        compressor)
+    register(optimizer)
     optimizer._caller.set_options({
         'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
         'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',

@@ -106,7 +106,7 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     def _step(self, *args: Object, **kwds: Object) -> None:
         arrived = self._drop()
-        self.swap_grad(*([param for _, param in sorted(model.namedparams())]
+        self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
                          for model in (self.target, self.communicated_target)))
         with self.communicator.called_by(self._caller, self._current_update()):
             if self._sharding is not None:

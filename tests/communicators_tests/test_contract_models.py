@@ -111,6 +111,27 @@ def test_bcast_data_into_strided_arrays(comm):
     np.testing.assert_array_equal(wide[::2, 1::3], first[::2, 1::3] * (comm.rank + 1))
 
 
+@pytest.mark.parametrize('tied', ['nowhere', 'everywhere', 'on rank 0'])
+def test_bcast_data_of_parameters_that_share_memory(comm, tied):
+    """A model that was copied or pickled has lost its ties, and would train differently."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.a = chainer.Parameter(np.full((2, 3), comm.rank + 1.))
+        link.b = chainer.Parameter(np.full((3, 2), comm.rank + 1.))
+    if tied == 'everywhere' or (tied == 'on rank 0' and comm.rank == 0):
+        link.b.array = link.a.array.T
+    if tied == 'on rank 0' and comm.size > 1:
+        with pytest.raises(ValueError, match=r'/b: .*, shares memory with /a on rank 0') as caught:
+            comm.bcast_data(link)
+        assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+        return
+    comm.bcast_data(link)
+    assert np.shares_memory(link.a.array, link.b.array) == (
+        tied == 'everywhere' or (tied == 'on rank 0' and comm.rank == 0))
+    assert (link.a.array == 1).all()
+    assert (link.b.array == 1).all()
+
+
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 def test_allgather_shards(comm, is_default):
     """Arrays of several dtypes and lengths; some ranks have none, and some arrays no elements."""

@@ -45,9 +45,11 @@ class Data:
         return random.randint(-4, 5, 6).astype('f')
 
 
-def make_trainer(comm, folder, shard, stop, create=chainer.optimizers.Adam):
+def make_trainer(comm, folder, shard, stop, create=chainer.optimizers.Adam, is_tied=False):
     model = chainer.Sequential(chainer.links.Linear(6, 40, initialW=1), chainer.links.Linear(
         40, 3, initialW=1))
+    if is_tied:
+        model[1].W.array = model[0].W.array.reshape(-1)[-120:].reshape(3, 40)
     weights = [chainer.Parameter(np.ones(p.shape, 'f')) for p in model.params()]
 
     def loss(x):
@@ -119,6 +121,14 @@ def test_any_number_of_ranks_continues_with_the_same_bits(comm, folder, before, 
         if part is not None:
             found = resume(part, folder, after, create=create)
         assert_equal(comm, expected if part is None else found, expected)
+
+
+@pytest.mark.parametrize('after', [True, False], ids=['sharded', 'complete'])
+def test_parameters_that_share_memory(comm, folder, after):
+    expected = save(comm, folder, True, is_tied=True)
+    untied = save(comm, folder + '-untied', True)
+    assert any((a != b).any() for a, b in zip(expected, untied, strict=True))
+    assert_equal(comm, resume(comm, folder, after, is_tied=True), expected)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -228,3 +228,25 @@ def test_model_is_not_kept_alive():
     del model
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
+
+
+@pytest.mark.parametrize('is_fast', [True, False])
+def test_gradients_of_one_array_are_separated(is_fast):
+    """Backward of a + b gives both the same array, and reshaping gives views of it."""
+    link = chainer.Link()
+    with link.init_scope():
+        for name in 'abcd':
+            setattr(link, name, chainer.Parameter(np.ones((2, 3), 'f')))
+        if not is_fast:
+            link.lazy = chainer.Parameter(chainer.initializers.Zero())
+    y = link.a + link.b + chainer.functions.reshape(
+        chainer.functions.reshape(link.c, (3, 2)) * 1, (2, 3)) + link.d
+    chainer.functions.sum(y * np.arange(6, dtype='f').reshape(2, 3)).backward()
+    assert np.shares_memory(link.a.grad, link.b.grad)  # otherwise this tests nothing
+    arrays = ParameterList.of_model(link, 'grad')
+    for path, array in arrays.by_path().items():
+        assert array is getattr(link, path[1:]).grad
+        np.testing.assert_array_equal(array, np.arange(6).reshape(2, 3))
+        array *= 2
+        for other in arrays:
+            assert other is array or not np.shares_memory(other, array)

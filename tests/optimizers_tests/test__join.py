@@ -506,3 +506,26 @@ def test_another_optimizer_inside(comm):
     np.testing.assert_allclose(seen(other), [2, 2])
     if comm.size > 1:
         check_raised_on_all_ranks(comm, lambda: call(3 + comm.rank), ValueError, 'rank 0: join')
+
+
+class Sum(chainer.Link):
+    """Two parameters whose gradients are one array."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a, self.b = chainer.Parameter(np.zeros(3)), chainer.Parameter(np.zeros(3))
+
+    def forward(self, x):
+        return chainer.functions.sum((self.a + self.b) * np.full(3, x))
+
+
+@pytest.mark.parametrize('divide', [True, False])
+def test_gradients_in_one_array_are_scaled_once(comm, divide):
+    optimizer, model = make(comm, Sum())
+    counts = [3 + (rank > 0) for rank in range(comm.size)]
+    with chainermn.join(optimizer, divide_by_initial_world_size=divide):
+        for n in range(counts[comm.rank]):
+            optimizer.update(model, value(comm.rank, n))
+    for name in '/a', '/b':
+        np.testing.assert_allclose(seen(optimizer, name), gradients(counts, divide), rtol=1e-12)

@@ -1,5 +1,7 @@
 """Optimizers whose gradients are compressed: training, equal ranks, and what is saved."""
 
+import threading
+
 import chainer
 import numpy as np
 import pytest
@@ -151,6 +153,93 @@ def test_each_optimizer_has_its_own(comm):
     assert one.compression is not other.compression
     own = compression.TwoBit(2)
     assert make(comm, own)[0].compression is own
+
+
+class Feedback:
+    """A user's compressor with error feedback."""
+
+    def __init__(self):
+        self.errors = {}
+
+    def compress(self, x, key=None):
+        x = x + self.errors.get(key, 0)
+        encoded = np.round(x).astype('i2')
+        self.errors[key] = x - encoded
+        return encoded
+
+    def decompress(self, encoded, size, dtype):
+        return encoded.astype(dtype)
+
+    def reset(self):
+        self.errors.clear()
+
+    def serialize(self, serializer):
+        path, (error,) = 'error', self.errors.values()
+        self.errors = {key: serializer(path, error) for key in self.errors}
+
+
+@pytest.mark.parametrize('create', [
+    lambda: compression.TwoBit(.3), lambda: compression.PowerSGD(1, 1), Feedback])
+@pytest.mark.parametrize('shapes', [[(4, 6), (4, 6)], [(4, 6), (8, 5)]], ids=str)
+def test_two_optimizers_with_one_compressor(comm, create, shapes, tmp_path):
+    """As in a GAN: each trains as with a compressor of its own, also after loading."""
+    results = []
+    for is_shared in False, True:
+        one = create()
+        both = []
+        for shape in shapes:
+            link = chainer.Link()
+            with link.init_scope():
+                link.w = chainer.Parameter(np.zeros(shape, 'f'))
+            both.append(make(comm, one if is_shared else create(), optimizers.SGD(1), link)[0])
+        random = np.random.RandomState(comm.rank)
+        for step in range(6):
+            for sign, optimizer in zip((1, -1), both, strict=True):
+                if step == 4:  # save one, and go on as if the other had stopped
+                    file = tmp_path / f'{is_shared}{sign}.npz'
+                    chainer.serializers.save_npz(file, optimizer)
+                    chainer.serializers.load_npz(file, optimizer)
+                w = optimizer.target.w
+                w.grad = (sign * random.rand(*w.shape)).astype('f')
+                optimizer.update()
+        results.append([optimizer.target.w.array for optimizer in both])
+        assert all(array.any() for array in results[-1])
+    for own, shared in zip(*results, strict=True):
+        np.testing.assert_array_equal(own, shared)
+
+
+def test_an_optimizer_keeps_the_compressor_that_no_other_one_uses(comm):
+    own = compression.TwoBit(2)
+    first, _ = make(comm, own)
+    second, _ = make(comm, own)
+    assert first.compression is own
+    assert second.compression is not own
+    assert second.compression.threshold == 2
+    plain = compression.Fp16()  # without state
+    assert [make(comm, plain)[0].compression for _ in range(2)] == [plain] * 2
+
+
+def test_a_compressor_that_cannot_be_copied_is_an_error_on_all_ranks(comm):
+    own = Feedback()
+    own.lock = threading.Lock() if comm.rank == comm.size - 1 else None
+    first, _ = make(comm, own)
+    with pytest.raises(ValueError, match='Create one for each optimizer') as caught:
+        make(comm, own)[0].update()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    del first
+
+
+@pytest.mark.filterwarnings('error')
+def test_clipping_of_gradients_that_were_not_sent_yet(comm):
+    """All mean gradients are zero."""
+    optimizer, model = make(comm, {'type': '2bit', 'threshold': 100})
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(.1))
+    before = model.W.array.copy()
+    train(comm, optimizer, [1])
+    before[...] = model.W.array  # that of rank 0
+    train(comm, optimizer, [2, 3])
+    np.testing.assert_array_equal(model.W.array, before)
+    assert optimizer.t == 2
 
 
 @pytest.mark.parametrize('bad, kind, message', [

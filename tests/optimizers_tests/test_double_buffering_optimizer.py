@@ -105,6 +105,20 @@ def test_setup_drops_gradients_in_flight(comm):
     np.testing.assert_allclose(weights, expected_weights(comm.size, 4), rtol=1e-12)
 
 
+def test_a_parameter_with_two_names(comm):
+    """Chainer steps it twice; the gradients of all ranks arrive once."""
+    model = Parabola([0., 0.])
+    with model.init_scope():
+        model.again = model.w
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comm, double_buffering=True).setup(model)
+    for _ in range(4):
+        optimizer.update(lambda: chainer.functions.sum(model.w) * (1. + comm.rank))
+    optimizer.wait()
+    assert optimizer.t == 2
+    np.testing.assert_allclose(model.w.array, -2 * 2 * LR * (1 + comm.size) / 2)
+
+
 def test_ranks_keep_equal_weights(comm):
     weights = train(comm, 6)
     for theirs in comm.allgather_obj(weights):

@@ -14,7 +14,7 @@ def test_each_element_belongs_to_one_rank(sizes, n):
     items = [Item(f'/{i}', *item) for i, item in enumerate(sizes)]
     shards = partition(items, n)
     assert len(shards) == n
-    for path, size, is_divisible, _ in items:
+    for path, size, is_divisible, *_ in items:
         ranges = sorted(shard[path] for shard in shards if path in shard)
         elements = [element for begin, end in ranges for element in range(begin, end)]
         assert elements == list(range(size))
@@ -42,3 +42,11 @@ def test_disabled_parameters_are_balanced_among_themselves():
     shards = partition(items, 2)
     assert [shard['/trained'] for shard in shards] == [(0, 640), (640, 1280)]
     assert [shard['/frozen'] for shard in shards] == [(0, 6400), (6400, 12800)]
+
+
+def test_parameters_that_share_memory_belong_to_every_rank():
+    items = [Item('/a', 640, True, True, True), Item('/b', 64, False, True, True),
+             Item('/rest', 1280, True, True)]
+    first, second = partition(items, 2)
+    assert first == {'/a': (0, 640), '/b': (0, 64), '/rest': (0, 640)}
+    assert second == {'/a': (0, 640), '/b': (0, 64), '/rest': (640, 1280)}

@@ -177,6 +177,108 @@ def test_a_rule_that_is_not_elementwise_sees_the_complete_parameter(comm):
     check(comm, create=Centered)
 
 
+def test_a_rule_whose_base_class_is_elementwise_sees_the_complete_parameter(comm):
+    class LambRule(optimizers.adam.AdamRule):
+        def update_core_cpu(self, param):
+            old = param.array.copy()
+            super().update_core_cpu(param)
+            step = param.array - old
+            param.array[...] = old + step * np.linalg.norm(old) / np.linalg.norm(step) / 10
+
+    class Lamb(optimizers.Adam):
+        def create_update_rule(self):
+            return LambRule(self.hyperparam)
+
+    def make():
+        return chainer.Sequential(L.Linear(N_IN, 50, initial_bias=1), F.tanh,
+                                  L.Linear(50, N_OUT, initial_bias=1))
+
+    check(comm, make=make, create=Lamb)
+
+
+def test_methods_of_one_rule(comm):
+    """Replaced in the second step: the states move to one rank."""
+    def change(optimizer, step):
+        rule = optimizer.target[2].W.update_rule
+        if step == 2:
+            update = rule.update_core_cpu
+
+            def centered(param):
+                update(param)
+                param.array[...] -= param.array.mean()
+
+            rule.update_core_cpu = centered
+
+    check(comm, change=change)
+
+
+TIES = {
+    'the same array': lambda array: array,
+    'transposed': lambda array: array.T,
+    'overlapping': lambda array: array.reshape(-1)[5:].reshape(5, -1),
+    'every second row': lambda array: array[::2],
+}
+
+
+@pytest.mark.parametrize('tie', TIES.values(), ids=TIES)
+@pytest.mark.parametrize('options', [{}, {'n_accumulations': 2}, {'overlap': 'always'}], ids=str)
+def test_parameters_that_share_memory(comm, tie, options):
+    """As in one process: each of them steps, in memory of the others."""
+    def make():
+        link = chainer.Link()
+        with link.init_scope():
+            link.a = chainer.Parameter(np.linspace(0, 1, 450).reshape(30, 15))
+            link.b = chainer.Parameter(np.zeros(tie(link.a.array).shape))
+            link.c = chainer.Parameter(np.ones(300))
+        link.b.array = tie(link.a.array)
+        return link
+
+    def loss(link, rank):
+        return (F.sum(link.a * link.a) * (rank + 1) + F.sum(link.b) * 3 + F.sum(link.c)) / 9
+
+    one, all_ranks = make(), make()
+    expected = optimizers.MomentumSGD(.1).setup(one)
+    found = chainermn.create_multi_node_optimizer(
+        optimizers.MomentumSGD(.1), comm, shard_states=True, **options).setup(all_ranks)
+    found.update(loss, all_ranks, comm.rank)
+    for _ in range(3):
+        expected.update(loss, one, (comm.size - 1) / 2)
+        for _ in range(options.get('n_accumulations', 1)):
+            found.update(loss, all_ranks, comm.rank)
+        for name in 'abc':
+            np.testing.assert_allclose(getattr(all_ranks, name).array, getattr(one, name).array,
+                                       rtol=1e-12)
+    assert np.shares_memory(all_ranks.a.array, all_ranks.b.array)
+    if comm.size > 1:
+        assert all_ranks.c.update_rule.state['v'].size < 300  # still sharded
+
+
+def test_parameters_that_are_tied_later(comm):
+    def change(optimizer, step):
+        if step == 2:
+            first, again = optimizer.target[2].W, optimizer.target[5].W
+            again.array[...] = first.array[0, :N_OUT]
+            again.array = first.array[0, :N_OUT]
+
+    check(comm, change=change)
+
+
+def test_a_parameter_in_memory_that_others_look_at(comm):
+    """Its array is never replaced, whatever its layout."""
+    views = []
+
+    def make():
+        model = mlp()
+        model[2].W.array = np.asfortranarray(model[2].W.array)
+        views.append(model[2].W.array.T)
+        return model
+
+    optimizer = check(comm, make=make)
+    for view in views[-1:]:
+        np.testing.assert_array_equal(view.T, optimizer.target[2].W.array)
+        assert np.shares_memory(view, optimizer.target[2].W.array)
+
+
 def test_a_rule_with_states_of_other_shapes(comm):
     """The states of a matrix are vectors; the update fails for a state of another shape."""
     class Rule(chainer.UpdateRule):

@@ -1,0 +1,51 @@
+"""Each optimizer has a compressor of its own, since its state belongs to one model."""
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import TYPE_CHECKING
+
+from chainermn import _runtime
+
+if TYPE_CHECKING:
+    from chainermn.communicators.compression import Compressor, PowerSGD
+    from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
+
+
+class _Users(_runtime.Part):
+    def __init__(self) -> None:
+        self.optimizers: weakref.WeakSet[MultiNodeOptimizer] = weakref.WeakSet()
+
+    def in_child(self) -> bool:
+        return True
+
+
+def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | PowerSGD | None:
+    """Return a compressor that no other optimizer uses.
+
+    Args:
+        compressor: The compressor of a new optimizer.
+
+    Returns:
+        The compressor, or a copy without state if it has state and another optimizer uses it.
+
+    Raises:
+        ValueError: If it cannot be copied.
+    """
+    if compressor is None or not hasattr(compressor, 'reset') or all(
+            each.compression is not compressor for each in _runtime.get(_Users).optimizers):
+        return compressor
+    try:
+        own = copy.deepcopy(compressor)
+    except Exception as error:
+        raise ValueError(
+            f'compression={compressor!r} has state, is used by another multi-node optimizer, and '
+            f'cannot be copied ({type(error).__name__}: {error}). Create one for each optimizer.'
+        ) from error
+    own.reset()
+    return own
+
+
+def register(optimizer: MultiNodeOptimizer) -> None:
+    """Remember that an optimizer uses its compressor."""
+    _runtime.get(_Users).optimizers.add(optimizer)
