@@ -12,7 +12,7 @@ import numpy as np
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn.communicators import compression
 from chainermn.kvstore import _arguments, _optimizer_updater
-from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Values
+from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Value, Values
 from chainermn.kvstore._backends import Backend
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import Updater
@@ -96,7 +96,8 @@ class KVStore:
              priority: float | Sequence[float] = 0) -> None:
         """Push values; the updater merges them into the stored arrays.
 
-        Several values for one key are summed first.
+        Several values for one key are summed first, in a list of values as well as with a key that
+        occurs several times in ``key``, as in MXNet.
 
         ``dist_sync``: collective, every rank calls it with the same keys.  The values of all ranks
         are summed, in the order of the ranks, and the updater is called once.
@@ -124,11 +125,14 @@ class KVStore:
         with raise_on_all_ranks(self._backend, 'push'):
             layouts = self._find_layouts(key)
             of_keys = _arguments.check_values(key, value)
+            by_key: dict[int, list[Value]] = {}
             for layout, values in zip(layouts, of_keys, strict=True):
                 for x in values:
                     _arguments.check_fits(x, layout)
-            summed = [self._backend.sum_devices(layout, values)
-                      for layout, values in zip(layouts, of_keys, strict=True)]
+                by_key.setdefault(layout.key_id, []).extend(values)
+            layouts = [*{layout.key_id: layout for layout in layouts}.values()]
+            summed = [self._backend.sum_devices(layout, by_key[layout.key_id])
+                      for layout in layouts]
         self._backend.push(layouts, summed)
 
     @overload  # a str is one key, although it is a sequence of str, too
@@ -191,7 +195,12 @@ class KVStore:
                 _arguments.write(x, pulled[layout.key_id])
         if out is not None:
             return None
-        found = [pulled.get(layout.key_id) for layout in layouts]
+        copied = set()  # a key may occur several times
+        found: list[Array | None] = []
+        for layout in layouts:
+            x = pulled.get(layout.key_id)
+            found.append(x.copy() if x is not None and layout.key_id in copied else x)
+            copied.add(layout.key_id)
         return found if isinstance(key, (tuple, list)) else found[0]
 
     @overload

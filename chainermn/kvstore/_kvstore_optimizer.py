@@ -1,14 +1,18 @@
 """create_kvstore_optimizer: an optimizer that pushes gradients to a store, as Gluon's Trainer."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import chainer
 
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._gradients import shared_memory
 from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
 from chainermn.kvstore._kvstore import KVStore
+from chainermn.kvstore._optimizer_updater import OptimizerUpdater
+from chainermn.kvstore._server import assign
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]
 
@@ -73,6 +77,9 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         if is_async and update_on_kvstore is not None and not update_on_kvstore:
             raise ValueError('dist_async has no mean gradient to update with: pass '
                              'update_on_kvstore=True, or use dist_sync.')
+        if kvstore._backend.server.updater is not assign:
+            raise ValueError('the store already has an updater or an optimizer; create another '
+                             'store for create_kvstore_optimizer.')
     if is_async or update_on_kvstore:
         kvstore.set_optimizer(actual_optimizer, 1. if is_async else 1 / kvstore.num_workers)
         return _StoreUpdate(actual_optimizer, kvstore)
@@ -130,11 +137,10 @@ class _KVStoreOptimizer(OptimizerProxy):
         self.actual_optimizer._check_set_up()
         if lossfun is not None:
             self._compute_gradients(lossfun(*args, **kwds))
-        parameters = {path: parameter for path, parameter in sorted(self.target.namedparams())
-                      if parameter.is_initialized}
+        parameters = _initialized(self.target)
         new = [path for path in parameters if path not in self._initialized]
         if new:
-            self._check(parameters)
+            self._prepare(parameters, new)
             self.kvstore.init(new, [parameters[path].array for path in new])
             self._initialized.update(new)
             self._pull(parameters)
@@ -144,38 +150,70 @@ class _KVStoreOptimizer(OptimizerProxy):
 
     def _push(self, parameters: _Parameters) -> None:
         self.kvstore.push(list(parameters), [parameter.grad for parameter in parameters.values()],
-                          priority=[-i for i in range(len(parameters))])
+                          priority=_priorities(parameters))
 
     def _pull(self, parameters: _Parameters) -> None:
         """Pull the parameters, including parameters that this optimizer does not update."""
         self.kvstore.pull(list(parameters), [parameter.array for parameter in parameters.values()],
-                          priority=[-i for i in range(len(parameters))])
+                          priority=_priorities(parameters))
 
-    def _check(self, parameters: _Parameters) -> None:
-        """Raise on all ranks if this optimizer cannot update the parameters."""
+    def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
+        """Prepare the store for new parameters, before their keys are initialized.
+
+        Collective: every rank calls it.
+
+        Args:
+            parameters: All parameters.
+            new: Paths of the new ones.
+        """
+        raise NotImplementedError
 
     def _step(self, parameters: _Parameters) -> None:
         """Push the gradients of the parameters, and update them."""
         raise NotImplementedError
 
 
+def _initialized(model: chainer.Link) -> _Parameters:
+    """Return the initialized parameters, each once, by the first of its paths."""
+    first: dict[int, tuple[str, chainer.Parameter]] = {}
+    for path, parameter in sorted(model.namedparams(include_uninit=False)):
+        first.setdefault(id(parameter), (path, parameter))
+    return dict(first.values())
+
+
+def _priorities(parameters: _Parameters) -> list[float]:
+    return [-i for i in range(len(parameters))]
+
+
 class _WorkerUpdate(_KVStoreOptimizer):
-    """The store sums the gradients; each rank updates its parameters with their mean."""
+    """The store averages the gradients; each rank updates its parameters with their mean."""
+
+    def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
+        scales = dict.fromkeys(new, 1 / self.kvstore.num_workers)
+        self.kvstore._backend.server.scales.update(scales)
 
     def _step(self, parameters: _Parameters) -> None:
         for parameter in parameters.values():
             fill_missing_grad(parameter)
         self._keep_scale()
         self._push(parameters)
-        grads = [parameter.grad for parameter in parameters.values()]
-        self.kvstore.pull(list(parameters), grads, priority=[-i for i in range(len(grads))])
-        for grad in grads:
-            grad *= grad.dtype.type(1 / self.kvstore.num_workers)
+        means = self.kvstore.pull(list(parameters), priority=_priorities(parameters))
+        # New arrays: backward may share one between parameters, or with a read-only view.
+        for parameter, mean in zip(parameters.values(), means, strict=True):
+            parameter.grad = parameter.device.send(mean)
         self.actual_optimizer.update(None)
 
 
 class _StoreUpdate(_KVStoreOptimizer):
     """The store updates the parameters; each rank pulls them."""
+
+    def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore
+                 ) -> None:
+        super().__init__(actual_optimizer, kvstore)
+        updater = kvstore._backend.server.updater
+        assert isinstance(updater, OptimizerUpdater)
+        updater.is_loss_scaled = True
+        self._updater = updater
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save or load ``t`` and the epoch; the store has the other states.
@@ -187,29 +225,58 @@ class _StoreUpdate(_KVStoreOptimizer):
         optimizer.t = serializer('t', optimizer.t)
         optimizer.epoch = serializer('epoch', optimizer.epoch)
 
-    def _check(self, parameters: _Parameters) -> None:
-        for path, parameter in parameters.items():
+    def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
+        with raise_on_all_ranks(self.kvstore._backend, 'update'):
+            self._check(parameters.items())
+            for path in new:
+                if getattr(parameters[path].update_rule, 'state', None):
+                    raise ValueError(
+                        f'the optimizer already has states of parameter {path}, which the store '
+                        f'does not know; pass a new optimizer, or {_ON_WORKERS}')
+            arrays = [parameter.array for parameter in parameters.values()]
+            for group in shared_memory.groups(arrays):
+                paths = ', '.join([*parameters][i] for i in group)
+                raise ValueError(f'the parameters {paths} share memory, but the store updates '
+                                 'each by itself; make one of them the parameter of both links '
+                                 f'(link.W = other.W), or {_ON_WORKERS}')
+        uses = Counter(map(id, self.target.params()))
+        for path in new:
+            self._updater.repeats[path] = uses[id(parameters[path])]
+            rule = parameters[path].update_rule
+            if rule is not None:
+                self._updater.starts[path] = rule.t
+
+    def _check(self, parameters: Iterable[tuple[str, chainer.Parameter]]) -> None:
+        """Raise if the store cannot update the parameters as the actual optimizer does."""
+        fresh = self._updater.new_rule()
+        for path, parameter in parameters:
             rule = parameter.update_rule
-            if rule is not None and (
-                    set(vars(rule.hyperparam)) - {'_parent'} or rule._hookable._pre_update_hooks
-                    or rule._hookable._post_update_hooks):
-                self.kvstore._backend.refuse('update', ValueError(
-                    f'parameter {path} has its own hyperparameters or hooks, which the store does '
-                    'not know; update on the workers (update_on_kvstore=False, in dist_sync)'))
+            if rule is None:
+                continue
+            if set(vars(rule.hyperparam)) - {'_parent'} or rule._hookable._pre_update_hooks \
+                    or rule._hookable._post_update_hooks:
+                raise ValueError(f'parameter {path} has its own hyperparameters or hooks, which '
+                                 f'the store does not know; {_ON_WORKERS}')
+            if type(rule) is not type(fresh) or rule._use_fp32_update != fresh._use_fp32_update:
+                raise ValueError(f'parameter {path} has its own update rule, which the store does '
+                                 f'not know; {_ON_WORKERS}')
         if self.actual_optimizer._loss_scaling_is_dynamic:
-            self.kvstore._backend.refuse('update', ValueError(
-                'dynamic loss scaling needs all gradients at once; update on the workers '
-                '(update_on_kvstore=False, in dist_sync)'))
+            raise ValueError(f'dynamic loss scaling needs all gradients at once; {_ON_WORKERS}')
 
     def _step(self, parameters: _Parameters) -> None:
         if self.kvstore.type == 'dist_async':  # no rank waits for gradients that this one lacks
             parameters = {path: parameter for path, parameter in parameters.items()
                           if parameter.grad is not None}
-        scale = self.actual_optimizer._loss_scale
-        for parameter in parameters.values():
-            fill_missing_grad(parameter)
-            if scale is not None:
-                parameter.grad /= scale
+        with raise_on_all_ranks(self.kvstore._backend, 'push'):
+            self._check(parameters.items())
+            for parameter in parameters.values():
+                fill_missing_grad(parameter)
         self._push(parameters)
+        for parameter in self.target.params():
+            if not parameter.is_initialized:
+                parameter.update()  # counts the update, as in Optimizer.update
         self.actual_optimizer.t += 1
         self._pull(parameters)
+
+
+_ON_WORKERS = 'update on the workers (update_on_kvstore=False, in dist_sync)'
