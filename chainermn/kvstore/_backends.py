@@ -70,8 +70,7 @@ class Backend(abc.ABC):
             rows = [chainer.cuda.to_cpu(x.rows).astype(dtype, copy=False) for x in sparse]
             return RowSparse(np.concatenate([x.row_ids for x in sparse]), np.concatenate(rows),
                              layout.shape).unique()
-        arrays = [RowSparse(x.row_ids, x.rows.astype(dtype), x.shape).todense()
-                  if isinstance(x, RowSparse) else x for x in values]
+        arrays = [to_dense(x) for x in values]
         device = chainer.backend.get_device_from_array(arrays[0]) if self.on_device \
             else chainer.get_device('@numpy')
         arrays = [device.send(x) for x in arrays]
@@ -126,9 +125,10 @@ class LocalBackend(Backend):
         compressor = self.server.compressor
         if compressor is None or layout.dtype.kind != 'f':
             return super().sum_devices(layout, values)
-        arrays = [x for x in values if not isinstance(x, RowSparse)]
-        if not 1 < len(arrays) == len(values):
+        if len(values) == 1 or (
+                layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values)):
             return super().sum_devices(layout, values)
+        arrays = [to_dense(x) for x in values]
         target = chainer.backend.get_device_from_array(arrays[0]) if self.on_device \
             else chainer.get_device('@numpy')
         received = []
@@ -290,6 +290,13 @@ class DistAsyncBackend(_DistBackend):
 
 
 _PUSH, _PULL = bytes(8), bytes([1, *bytes(7)])  # a request begins with these eight bytes
+
+
+def to_dense(x: Array | RowSparse) -> Array:
+    """Return an array, in which rows with the same index are summed in :func:`sum_dtype`."""
+    if not isinstance(x, RowSparse):
+        return x
+    return RowSparse(x.row_ids, x.rows.astype(sum_dtype(x.dtype)), x.shape).todense()
 
 
 def check_same(comm: CommunicatorBase, operation: str, arguments: str) -> None:

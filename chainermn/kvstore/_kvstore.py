@@ -353,7 +353,8 @@ class KVStore:
         float32.  The sender keeps the difference (error feedback) and adds it to its next push of
         the key.  ``dist`` types compress the pushes of workers to servers; the other types, the
         values of several devices of a process, if a key is pushed with several values.  Only
-        floating-point arrays are compressed, not :class:`RowSparse` values; pulls never are.
+        floating-point arrays are compressed, not the :class:`RowSparse` values of row-sparse keys;
+        pulls never are.
 
         ``dist`` types: collective, every rank calls it with the same parameters.
 

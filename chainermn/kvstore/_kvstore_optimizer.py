@@ -10,6 +10,7 @@ import chainer
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._gradients import shared_memory
 from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
+from chainermn._sharded_states.sharded_update import as_updated
 from chainermn.kvstore._kvstore import KVStore
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import assign
@@ -143,17 +144,16 @@ class _KVStoreOptimizer(OptimizerProxy):
             self._prepare(parameters, new)
             self.kvstore.init(new, [parameters[path].array for path in new])
             self._initialized.update(new)
-            self._pull(parameters)
+            self._pull({path: parameters[path] for path in new})
         else:
-            self._step({path: parameter for path, parameter in parameters.items()
-                        if parameter.update_rule is not None and parameter.update_rule.enabled})
+            self._step(parameters)
 
     def _push(self, parameters: _Parameters) -> None:
         self.kvstore.push(list(parameters), [parameter.grad for parameter in parameters.values()],
                           priority=_priorities(parameters))
 
     def _pull(self, parameters: _Parameters) -> None:
-        """Pull the parameters, including parameters that this optimizer does not update."""
+        """Copy the values of the store to the parameters."""
         self.kvstore.pull(list(parameters), [parameter.array for parameter in parameters.values()],
                           priority=_priorities(parameters))
 
@@ -169,7 +169,7 @@ class _KVStoreOptimizer(OptimizerProxy):
         raise NotImplementedError
 
     def _step(self, parameters: _Parameters) -> None:
-        """Push the gradients of the parameters, and update them."""
+        """Push the gradients of all initialized parameters, and update them."""
         raise NotImplementedError
 
 
@@ -191,9 +191,15 @@ class _WorkerUpdate(_KVStoreOptimizer):
     def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
         scales = dict.fromkeys(new, 1 / self.kvstore.num_workers)
         self.kvstore._backend.server.scales.update(scales)
+        for path in new:
+            parameter = parameters[path]
+            rule = parameter.update_rule
+            if rule is not None and rule.enabled and rule.state is None:
+                # As in the first step; otherwise Chainer could not load a snapshot taken before.
+                rule._init_states(as_updated(rule, parameter))
 
     def _step(self, parameters: _Parameters) -> None:
-        for parameter in parameters.values():
+        for parameter in parameters.values():  # also those of disabled rules, for hooks
             fill_missing_grad(parameter)
         self._keep_scale()
         self._push(parameters)
@@ -264,17 +270,27 @@ class _StoreUpdate(_KVStoreOptimizer):
             raise ValueError(f'dynamic loss scaling needs all gradients at once; {_ON_WORKERS}')
 
     def _step(self, parameters: _Parameters) -> None:
-        if self.kvstore.type == 'dist_async':  # no rank waits for gradients that this one lacks
+        parameters = {path: parameter for path, parameter in parameters.items()
+                      if parameter.update_rule is not None}
+        disabled = {path for path, parameter in parameters.items()
+                    if not parameter.update_rule.enabled}
+        is_async = self.kvstore.type == 'dist_async'
+        if is_async or not self._updater.has_hooks:  # Chainer calls hooks for disabled rules, too
+            parameters = {path: parameter for path, parameter in parameters.items()
+                          if path not in disabled}
+        if is_async:  # no rank waits for gradients that this one lacks
             parameters = {path: parameter for path, parameter in parameters.items()
                           if parameter.grad is not None}
+        self._updater.disabled = disabled
         with raise_on_all_ranks(self.kvstore._backend, 'push'):
             self._check(parameters.items())
             for parameter in parameters.values():
                 fill_missing_grad(parameter)
         self._push(parameters)
-        for parameter in self.target.params():
-            if not parameter.is_initialized:
-                parameter.update()  # counts the update, as in Optimizer.update
+        for parameter in self.target.params():  # Optimizer.update counts these updates, too
+            rule = parameter.update_rule
+            if rule is not None and rule.enabled and not parameter.is_initialized:
+                rule.t += 1
         self.actual_optimizer.t += 1
         self._pull(parameters)
 

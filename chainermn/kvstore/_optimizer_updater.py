@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TypeAlias, TypedDict
 
 import chainer
@@ -56,6 +56,8 @@ class OptimizerUpdater:
         self.is_loss_scaled = False
         #: How often a key is updated with each gradient, if not once.
         self.repeats: dict[Key, int] = {}
+        #: Keys for which only the hooks are called.
+        self.disabled: Set[Key] = frozenset()
         #: Number of updates before the first gradient of a key.
         self.starts: dict[Key, int] = {}
         self._rules: dict[Key, chainer.optimizer.UpdateRule] = {}
@@ -70,6 +72,11 @@ class OptimizerUpdater:
         hooks = [*self._hooks('pre'), *self._hooks('post')]
         return self._is_rule_elementwise and all(
             type(hook) in _ELEMENTWISE_HOOKS for hook in hooks)
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the optimizer has hooks."""
+        return bool([*self._hooks('pre'), *self._hooks('post')])
 
     def check(self, layout: KeyLayout) -> None:
         """Raise if the optimizer cannot update an array."""
@@ -94,8 +101,9 @@ class OptimizerUpdater:
             stored: The stored array.
         """
         rule, times = self._rule(key), range(self.repeats.get(key, 1))
-        parameter = chainer.Parameter(stored)
-        parameter._set_grad_without_check(input)  # which may be float32 for a float16 array
+        rule.enabled = key not in self.disabled
+        parameter = _Parameter(stored)
+        parameter.grad = input
         if self.is_loss_scaled:
             parameter._loss_scale = self.optimizer._loss_scale
         for hook in self._hooks('pre'):
@@ -113,7 +121,7 @@ class OptimizerUpdater:
         """Return the states of all keys that were updated."""
         return {key: {'t': rule.t, **{name: chainer.cuda.to_cpu(value) if hasattr(value, 'shape')
                                       else value for name, value in _states_of(rule).items()}}
-                for key, rule in self._rules.items()}
+                for key, rule in self._rules.items() if rule.state is not None}
 
     def check_state(self, layout: KeyLayout, state: OptimizerState) -> None:
         """Raise ValueError if these are not states of this optimizer for a full array."""
@@ -143,6 +151,10 @@ class OptimizerUpdater:
             rule._fp32_param = chainer.Parameter(device.send(np.array(copy, np.float32)))
         self._rules[key] = rule
 
+    def reset(self) -> None:
+        """Drop the states of all keys."""
+        self._rules.clear()
+
     def _rule(self, key: Key) -> chainer.optimizer.UpdateRule:
         if key not in self._rules:
             self._rules[key] = self.new_rule()
@@ -150,12 +162,15 @@ class OptimizerUpdater:
         return self._rules[key]
 
     def _rule_with_states(self, stored: Array) -> chainer.optimizer.UpdateRule:
+        """Return a rule with all states, also those that its first update adds."""
         rule = self.new_rule()
-        if rule._use_fp32_update and stored.dtype == np.float16:
-            stored = stored.astype(np.float32)  # as the rule's own copy is
-        parameter = chainer.Parameter(stored)
-        parameter.grad = chainer.backend.get_array_module(stored).zeros_like(stored)
+        is_copied = rule._use_fp32_update and stored.dtype == np.float16
+        parameter = chainer.Parameter(stored.astype(np.float32 if is_copied else stored.dtype))
+        parameter.grad = parameter.xp.zeros_like(parameter.array)
         rule._init_states(parameter)
+        rule.t = 1
+        with np.errstate(all='ignore'):
+            rule.update_core(parameter)
         return rule
 
     def new_rule(self) -> chainer.optimizer.UpdateRule:
@@ -180,6 +195,13 @@ class OptimizerUpdater:
 def _states_of(rule: chainer.optimizer.UpdateRule) -> OptimizerState:
     copy = rule._fp32_param
     return {**(rule.state or {}), **({} if copy is None else {_COPY: copy.array})}
+
+
+class _Parameter(chainer.Parameter):
+    """A parameter whose gradient may have another dtype: float32 for a float16 array."""
+
+    def _set_grad(self, g: Array, *, layout_check: bool = True) -> None:
+        self._set_grad_without_check(g)
 
 
 class OptimizerDescription(TypedDict):

@@ -129,7 +129,10 @@ class Server:
         """
         with self._lock:
             self._loaded = dict(states)
-            self._restore(self._pop_loaded(self.layouts))
+            loaded = self._pop_loaded(self.layouts)
+            assert isinstance(self.updater, OptimizerUpdater)
+            self.updater.reset()
+            self._restore(loaded)
 
     def _pop_loaded(self, layouts: Sequence[KeyLayout]) -> list[tuple[KeyLayout, OptimizerState]]:
         """Take the loaded states of keys; check them for all servers, so all servers raise."""
