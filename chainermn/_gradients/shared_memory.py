@@ -18,8 +18,8 @@ def groups(arrays: Sequence[Array]) -> list[list[int]]:
     owners = {id(array if base is None else base)
               for array, base in zip(arrays, bases, strict=True)}
     if len(owners) == len(arrays) and all(
-            base is None or hasattr(base, 'base') for base in bases):
-        return []  # usually: each has its own memory
+            base is None or getattr(base, 'base', base) is None for base in bases):
+        return []  # usually: each has its own memory, or that of an array that owns it
     found = {i: [i] for i in range(len(arrays))}
     active: list[tuple[int, int]] = []  # end and index of arrays that may reach further
     for begin, end, i in sorted((*_bounds(array), i) for i, array in enumerate(arrays)):

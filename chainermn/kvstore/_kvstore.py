@@ -111,8 +111,10 @@ class KVStore:
             priority: Number, or list with a number for each key.  Has no effect.
 
         Raises:
-            ValueError: If a key is not initialized, or a value does not have the key's shape.
-            TypeError: If a value does not have the key's dtype, or an argument has a wrong type.
+            ValueError: If a key is not initialized, or a value does not have the key's shape, or
+                the optimizer of the store cannot update shards.
+            TypeError: If a value does not have the key's dtype, or an argument has a wrong type, or
+                the store has an optimizer and the key is not floating-point.
             Exception: Any error of the updater.
 
         Example:
@@ -126,7 +128,10 @@ class KVStore:
             layouts = self._find_layouts(key)
             of_keys = _arguments.check_values(key, value)
             by_key: dict[int, list[Value]] = {}
+            updater = self._backend.server.updater
             for layout, values in zip(layouts, of_keys, strict=True):
+                if isinstance(updater, OptimizerUpdater):
+                    updater.check(layout)
                 for x in values:
                     _arguments.check_fits(x, layout)
                 by_key.setdefault(layout.key_id, []).extend(values)
@@ -318,12 +323,16 @@ class KVStore:
                 which is not changed.  Its hooks must be called for each parameter, as
                 ``WeightDecay`` is.
             rescale_grad: Factor of the gradients.  Pass ``1 / kvstore.num_workers`` to average them
-                in ``dist_sync``, which sums them.
+                in ``dist_sync``, which sums them.  Sums of float16 are multiplied in float32, and
+                stay in float32 for an optimizer with ``use_fp32_update``, so neither overflow nor
+                underflow.  Include ``1 / scale`` if the gradients have a loss scale.
 
         Raises:
             TypeError: If ``optimizer`` has a wrong type.
             ValueError: If a hook needs all parameters at once, if the optimizer cannot update
-                shards and there are some already, or if the ranks differ.
+                shards and there are some already, or if the ranks differ.  A subclass of
+                Chainer's rules that overrides their methods can update shards only if it declares
+                ``is_elementwise = True`` itself.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -391,7 +400,7 @@ class KVStore:
 
     def save_optimizer_states(self, fname: str | os.PathLike[str],
                               dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states, such as momenta, to an npz file.
+        """Write the optimizer's states, such as momenta and float32 copies, to an npz file.
 
         The file does not hold the values of the keys: pull and save these.  It is replaced
         atomically.
@@ -432,6 +441,9 @@ class KVStore:
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read a file of :meth:`save_optimizer_states`.  No code from the file is run.
+
+        The states of keys that the file does not have are dropped.  A float32 copy is loaded if it
+        still rounds to the value of its key.
 
         Keys that are not initialized yet get their states when they are.  If the file holds
         hyperparameters, they are set in the optimizer.

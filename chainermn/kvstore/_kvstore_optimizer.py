@@ -29,18 +29,22 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     - pulls their mean over all ranks, with which the actual optimizer updates the parameters, or,
     - with ``update_on_kvstore``, pulls the parameters, which the store has updated.
 
-    Both give the same parameters in ``dist_sync``.  In the first case the actual optimizer works as
+    Both give the same parameters in ``dist_sync``, those of the actual optimizer in one process
+    with the mean gradients.  So a parameter with several paths is updated as many times, as in
+    Chainer.  In the first case the actual optimizer works as
     usual: all hooks, hyperparameters of single parameters, loss scaling, and its states in
     snapshots.  In the second case each rank keeps the states of the parameters that it serves, and
     :meth:`chainermn.kvstore.KVStore.save_optimizer_states` saves them; hooks must be called for
-    each parameter.
+    each parameter.  The next update overwrites changes that the program makes to parameters, such
+    as clipped weights or a model that is loaded after the first update.
 
     Gradients are averaged in ``dist_sync``, where the store multiplies their sum by
-    ``1 / kvstore.num_workers``.  In ``dist_async`` each push of a rank is an update of its own, so
+    ``1 / kvstore.num_workers``, for float16 in float32.  In ``dist_async`` each push of a rank is an update of its own, so
     there are ``num_workers`` times as many updates.
 
-    A store can serve only one such optimizer, since its keys are the paths of the parameters.
-    Their values are the parameters with ``update_on_kvstore``, otherwise the last gradients.
+    A store can serve only one such optimizer, since its keys are the paths of the parameters (the
+    first path of each).  Their values are the parameters with ``update_on_kvstore``, otherwise the
+    last mean gradients.
 
     The first ``update`` does not change ``t``: it initializes the keys and copies the parameters of
     rank 0 to all ranks.  So does an ``update`` that finds new parameters, which were initialized
@@ -59,7 +63,7 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If ``update_on_kvstore`` is false in ``dist_async``, or true with an optimizer
-            whose hooks or loss scaling need all parameters at once.
+            whose hooks or loss scaling need all parameters at once; or if the store has an updater.
 
     Example:
         >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -132,8 +136,9 @@ class _KVStoreOptimizer(OptimizerProxy):
 
         Raises:
             RuntimeError: If the optimizer is not set up with a model.
-            ValueError: If the store cannot update a parameter as its hyperparameters, hooks or
-                loss scaling require.
+            ValueError: If the store cannot update a parameter as its hyperparameters, update rule,
+                hooks, loss scaling or shared memory require, or if it already has a key of that
+                name.
         """
         self.actual_optimizer._check_set_up()
         if lossfun is not None:
@@ -141,6 +146,10 @@ class _KVStoreOptimizer(OptimizerProxy):
         parameters = _initialized(self.target)
         new = [path for path in parameters if path not in self._initialized]
         if new:
+            with raise_on_all_ranks(self.kvstore._backend, 'update'):
+                if taken := [path for path in new if path in self.kvstore._layouts]:
+                    raise ValueError(f'the store already has the key {taken[0]!r}, perhaps of '
+                                     'another optimizer; create a store for each optimizer')
             self._prepare(parameters, new)
             self.kvstore.init(new, [parameters[path].array for path in new])
             self._initialized.update(new)

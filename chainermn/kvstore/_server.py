@@ -56,7 +56,6 @@ class Server:
             layout, stored = self.layouts[key_id], self.shards[key_id]
             scale, dtype = self.scales.get(layout.key, 1.), stored.dtype
             if isinstance(self.updater, OptimizerUpdater):
-                self.updater.check(layout)
                 scale *= self.updater.rescale_grad
                 dtype = self.updater.gradient_dtype(layout.key, dtype)
             device = chainer.backend.get_device_from_array(stored)

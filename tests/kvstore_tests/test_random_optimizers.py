@@ -155,7 +155,7 @@ class Case:
             if parameter.dtype == 'float16' and (
                     not (self.has_copies or self.optimizer in IN_FLOAT16)
                     or 'lasso' in self.hooks  # signs of rounding errors
-                    or 'norm' in self.hooks and self.has_copies):  # Chainer's copy ignores it
+                    or ('norm' in self.hooks and self.has_copies)):  # Chainer's copy ignores it
                 parameter.dtype = 'float32'
             if 'lars' in self.hooks and not parameter.shape:
                 parameter.shape, parameter.start = (2,), np.ones(2)
@@ -240,7 +240,7 @@ class Reference:
         for parameter, made in zip(self.wide, self.model.made, strict=True):
             if any(made is one for one in new):
                 initialize(parameter, made, 0)
-        return bool(new) or step == 0 and any(made.is_initialized for made in self.model.made)
+        return bool(new) or (step == 0 and any(made.is_initialized for made in self.model.made))
 
     def step(self, gradients, step):
         """Make an update with the gradients of all workers."""
