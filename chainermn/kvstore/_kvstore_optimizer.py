@@ -39,8 +39,8 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     as clipped weights or a model that is loaded after the first update.
 
     Gradients are averaged in ``dist_sync``, where the store multiplies their sum by
-    ``1 / kvstore.num_workers``, for float16 in float32.  In ``dist_async`` each push of a rank is an update of its own, so
-    there are ``num_workers`` times as many updates.
+    ``1 / kvstore.num_workers``, for float16 in float32.  In ``dist_async`` each push of a rank
+    is an update of its own, so there are ``num_workers`` times as many updates.
 
     A store can serve only one such optimizer, since its keys are the paths of the parameters (the
     first path of each).  Their values are the parameters with ``update_on_kvstore``, otherwise the

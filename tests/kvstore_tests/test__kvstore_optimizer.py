@@ -454,6 +454,33 @@ def test_a_late_parameter_leaves_the_others_alone(create, comm, update_on_kvstor
     np.testing.assert_array_equal(model.b.array, -1)
 
 
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_updates_of_uninitialized_parameters_count(create, update_on_kvstore):
+    """As in Chainer: Adam's third update is smaller than the first one with this gradient."""
+    def make():
+        model = Two(chainer.Parameter(chainer.initializers.Zero()))
+        return model, optimizers.Adam(.1).setup(model)
+
+    model, adam = make()
+    reference, plain = make()
+    optimizer = create_kvstore_optimizer(adam, create('dist_sync'), update_on_kvstore)
+    for step in range(5):
+        late = step >= 3
+        for one in (model, reference):
+            if step == 3:
+                one.b.initialize((2,))
+
+        def loss(one):
+            return F.sum(one.a + one.b if late else one.a)  # noqa: B023
+
+        optimizer.update(lambda: loss(model))
+        if step not in (0, 3):  # which copy parameters
+            plain.update(lambda: loss(reference))
+    for param, expected in zip(model.params(), reference.params(), strict=True):
+        np.testing.assert_allclose(param.array, expected.array, rtol=1e-5)
+    assert not np.allclose(model.b.array, -.1, rtol=1e-2)
+
+
 def test_frozen_parameters_and_clipping(create, comm):
     """The norm is that of the mean gradients of all parameters, equal on all ranks."""
     model = Two(chainer.Parameter(np.zeros(2, np.float32)))
