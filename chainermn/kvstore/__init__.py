@@ -1,6 +1,8 @@
 """MXNet's KVStore: arrays by key, which workers push to and pull from."""
 from __future__ import annotations
 
+import numbers
+
 from chainermn.communicators import create_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.kvstore._backends import (
@@ -78,7 +80,7 @@ def create(name: StoreType = 'local', communicator: CommunicatorBase | None = No
         if name not in (*_LOCAL, *_DIST):
             raise ValueError(f'unknown KVStore type {name!r}; choose one of '
                              + ', '.join((*_LOCAL, *_DIST)))
-        if isinstance(bigarray_bound, bool) or not isinstance(bigarray_bound, (int, float)) \
+        if isinstance(bigarray_bound, bool) or not isinstance(bigarray_bound, numbers.Real) \
                 or not bigarray_bound > 0:
             raise ValueError(f'bigarray_bound must be a positive number, not {bigarray_bound!r}')
     except ValueError as error:

@@ -125,8 +125,8 @@ def write(out: Array, x: Array) -> None:
 def write_rows(out: Value, ids: np.ndarray, rows: Array) -> None:
     """Copy rows into an array, whose other rows become 0, or into a :class:`RowSparse`."""
     if isinstance(out, RowSparse):
-        out.row_ids = ids
-        out.rows = chainer.backend.get_device_from_array(out.rows).send(rows)
+        device = chainer.backend.get_device_from_array(out.rows)
+        out.row_ids, out.rows = ids.copy(), device.send(rows).copy()  # other outputs get them, too
         return
     device = chainer.backend.get_device_from_array(out)
     with chainer.using_device(device):

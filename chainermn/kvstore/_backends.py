@@ -23,6 +23,7 @@ from chainermn.kvstore._sharding import (
     join_shards,
     shard_reads,
     shard_values,
+    sum_dtype,
 )
 from chainermn.kvstore.row_sparse import Array, RowSparse
 
@@ -59,16 +60,21 @@ class Backend(abc.ABC):
 
     def sum_devices(self, layout: KeyLayout, values: Sequence[Array | RowSparse]
                     ) -> Array | RowSparse:
-        """Return the sum of the values that were pushed for the devices of this process."""
+        """Return the sum of the values that were pushed for the devices of this process.
+
+        A sum of several values has the dtype :func:`sum_dtype`.  One array is not copied.
+        """
+        dtype = sum_dtype(layout.dtype)
         if layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values):
-            sparse = [x.unique() for x in values if isinstance(x, RowSparse)]
-            return RowSparse(np.concatenate([x.row_ids for x in sparse]),
-                             np.concatenate([x.rows for x in sparse]), layout.shape).unique()
-        arrays = [x.todense() if isinstance(x, RowSparse) else x for x in values]
-        if self.on_device:
-            device = chainer.backend.get_device_from_array(arrays[0])
-            return sum_arrays([device.send(x) for x in arrays])
-        return sum_arrays([chainer.cuda.to_cpu(x) for x in arrays])
+            sparse = [x for x in values if isinstance(x, RowSparse)]
+            rows = [chainer.cuda.to_cpu(x.rows).astype(dtype, copy=False) for x in sparse]
+            return RowSparse(np.concatenate([x.row_ids for x in sparse]), np.concatenate(rows),
+                             layout.shape).unique()
+        arrays = [to_dense(x) for x in values]
+        device = chainer.backend.get_device_from_array(arrays[0]) if self.on_device \
+            else chainer.get_device('@numpy')
+        arrays = [device.send(x) for x in arrays]
+        return arrays[0] if len(arrays) == 1 else sum_arrays(arrays, dtype)
 
     @abc.abstractmethod
     def refuse(self, operation: str, error: Exception) -> NoReturn:
@@ -119,9 +125,10 @@ class LocalBackend(Backend):
         compressor = self.server.compressor
         if compressor is None or layout.dtype.kind != 'f':
             return super().sum_devices(layout, values)
-        arrays = [x for x in values if not isinstance(x, RowSparse)]
-        if not 1 < len(arrays) == len(values):
+        if len(values) == 1 or (
+                layout.is_row_sparse and all(isinstance(x, RowSparse) for x in values)):
             return super().sum_devices(layout, values)
+        arrays = [to_dense(x) for x in values]
         target = chainer.backend.get_device_from_array(arrays[0]) if self.on_device \
             else chainer.get_device('@numpy')
         received = []
@@ -131,7 +138,7 @@ class LocalBackend(Backend):
             with chainer.using_device(target):
                 received.append(compressor.decompress(
                     target.send(compressed), x.size, x.dtype).reshape(x.shape))
-        return sum_arrays(received)
+        return sum_arrays(received, sum_dtype(layout.dtype))
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         raise error
@@ -283,6 +290,13 @@ class DistAsyncBackend(_DistBackend):
 
 
 _PUSH, _PULL = bytes(8), bytes([1, *bytes(7)])  # a request begins with these eight bytes
+
+
+def to_dense(x: Array | RowSparse) -> Array:
+    """Return an array, in which rows with the same index are summed in :func:`sum_dtype`."""
+    if not isinstance(x, RowSparse):
+        return x
+    return RowSparse(x.row_ids, x.rows.astype(sum_dtype(x.dtype)), x.shape).todense()
 
 
 def check_same(comm: CommunicatorBase, operation: str, arguments: str) -> None:

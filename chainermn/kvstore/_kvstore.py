@@ -12,7 +12,7 @@ import numpy as np
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn.communicators import compression
 from chainermn.kvstore import _arguments, _optimizer_updater
-from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Values
+from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Value, Values
 from chainermn.kvstore._backends import Backend
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import Updater
@@ -96,7 +96,8 @@ class KVStore:
              priority: float | Sequence[float] = 0) -> None:
         """Push values; the updater merges them into the stored arrays.
 
-        Several values for one key are summed first.
+        Several values for one key are summed first, in a list of values as well as with a key that
+        occurs several times in ``key``, as in MXNet.
 
         ``dist_sync``: collective, every rank calls it with the same keys.  The values of all ranks
         are summed, in the order of the ranks, and the updater is called once.
@@ -110,8 +111,10 @@ class KVStore:
             priority: Number, or list with a number for each key.  Has no effect.
 
         Raises:
-            ValueError: If a key is not initialized, or a value does not have the key's shape.
-            TypeError: If a value does not have the key's dtype, or an argument has a wrong type.
+            ValueError: If a key is not initialized, or a value does not have the key's shape, or
+                the optimizer of the store cannot update shards.
+            TypeError: If a value does not have the key's dtype, or an argument has a wrong type, or
+                the store has an optimizer and the key is not floating-point.
             Exception: Any error of the updater.
 
         Example:
@@ -124,11 +127,17 @@ class KVStore:
         with raise_on_all_ranks(self._backend, 'push'):
             layouts = self._find_layouts(key)
             of_keys = _arguments.check_values(key, value)
+            by_key: dict[int, list[Value]] = {}
+            updater = self._backend.server.updater
             for layout, values in zip(layouts, of_keys, strict=True):
+                if isinstance(updater, OptimizerUpdater):
+                    updater.check(layout)
                 for x in values:
                     _arguments.check_fits(x, layout)
-            summed = [self._backend.sum_devices(layout, values)
-                      for layout, values in zip(layouts, of_keys, strict=True)]
+                by_key.setdefault(layout.key_id, []).extend(values)
+            layouts = [*{layout.key_id: layout for layout in layouts}.values()]
+            summed = [self._backend.sum_devices(layout, by_key[layout.key_id])
+                      for layout in layouts]
         self._backend.push(layouts, summed)
 
     @overload  # a str is one key, although it is a sequence of str, too
@@ -191,7 +200,12 @@ class KVStore:
                 _arguments.write(x, pulled[layout.key_id])
         if out is not None:
             return None
-        found = [pulled.get(layout.key_id) for layout in layouts]
+        copied = set()  # a key may occur several times
+        found: list[Array | None] = []
+        for layout in layouts:
+            x = pulled.get(layout.key_id)
+            found.append(x.copy() if x is not None and layout.key_id in copied else x)
+            copied.add(layout.key_id)
         return found if isinstance(key, (tuple, list)) else found[0]
 
     @overload
@@ -309,12 +323,16 @@ class KVStore:
                 which is not changed.  Its hooks must be called for each parameter, as
                 ``WeightDecay`` is.
             rescale_grad: Factor of the gradients.  Pass ``1 / kvstore.num_workers`` to average them
-                in ``dist_sync``, which sums them.
+                in ``dist_sync``, which sums them.  Sums of float16 are multiplied in float32, and
+                stay in float32 for an optimizer with ``use_fp32_update``, so neither overflow nor
+                underflow.  Include ``1 / scale`` if the gradients have a loss scale.
 
         Raises:
             TypeError: If ``optimizer`` has a wrong type.
             ValueError: If a hook needs all parameters at once, if the optimizer cannot update
-                shards and there are some already, or if the ranks differ.
+                shards and there are some already, or if the ranks differ.  A subclass of
+                Chainer's rules that overrides their methods can update shards only if it declares
+                ``is_elementwise = True`` itself.
 
         Example:
             >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -344,7 +362,8 @@ class KVStore:
         float32.  The sender keeps the difference (error feedback) and adds it to its next push of
         the key.  ``dist`` types compress the pushes of workers to servers; the other types, the
         values of several devices of a process, if a key is pushed with several values.  Only
-        floating-point arrays are compressed, not :class:`RowSparse` values; pulls never are.
+        floating-point arrays are compressed, not the :class:`RowSparse` values of row-sparse keys;
+        pulls never are.
 
         ``dist`` types: collective, every rank calls it with the same parameters.
 
@@ -381,7 +400,7 @@ class KVStore:
 
     def save_optimizer_states(self, fname: str | os.PathLike[str],
                               dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states, such as momenta, to an npz file.
+        """Write the optimizer's states, such as momenta and float32 copies, to an npz file.
 
         The file does not hold the values of the keys: pull and save these.  It is replaced
         atomically.
@@ -422,6 +441,9 @@ class KVStore:
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read a file of :meth:`save_optimizer_states`.  No code from the file is run.
+
+        The states of keys that the file does not have are dropped.  A float32 copy is loaded if it
+        still rounds to the value of its key.
 
         Keys that are not initialized yet get their states when they are.  If the file holds
         hyperparameters, they are set in the optimizer.

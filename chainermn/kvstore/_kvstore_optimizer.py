@@ -1,14 +1,19 @@
 """create_kvstore_optimizer: an optimizer that pushes gradients to a store, as Gluon's Trainer."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import chainer
 
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._gradients import shared_memory
 from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
+from chainermn._sharded_states.sharded_update import as_updated
 from chainermn.kvstore._kvstore import KVStore
+from chainermn.kvstore._optimizer_updater import OptimizerUpdater
+from chainermn.kvstore._server import assign
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]
 
@@ -24,18 +29,22 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     - pulls their mean over all ranks, with which the actual optimizer updates the parameters, or,
     - with ``update_on_kvstore``, pulls the parameters, which the store has updated.
 
-    Both give the same parameters in ``dist_sync``.  In the first case the actual optimizer works as
+    Both give the same parameters in ``dist_sync``, those of the actual optimizer in one process
+    with the mean gradients.  So a parameter with several paths is updated as many times, as in
+    Chainer.  In the first case the actual optimizer works as
     usual: all hooks, hyperparameters of single parameters, loss scaling, and its states in
     snapshots.  In the second case each rank keeps the states of the parameters that it serves, and
     :meth:`chainermn.kvstore.KVStore.save_optimizer_states` saves them; hooks must be called for
-    each parameter.
+    each parameter.  The next update overwrites changes that the program makes to parameters, such
+    as clipped weights or a model that is loaded after the first update.
 
     Gradients are averaged in ``dist_sync``, where the store multiplies their sum by
-    ``1 / kvstore.num_workers``.  In ``dist_async`` each push of a rank is an update of its own, so
-    there are ``num_workers`` times as many updates.
+    ``1 / kvstore.num_workers``, for float16 in float32.  In ``dist_async`` each push of a rank
+    is an update of its own, so there are ``num_workers`` times as many updates.
 
-    A store can serve only one such optimizer, since its keys are the paths of the parameters.
-    Their values are the parameters with ``update_on_kvstore``, otherwise the last gradients.
+    A store can serve only one such optimizer, since its keys are the paths of the parameters (the
+    first path of each).  Their values are the parameters with ``update_on_kvstore``, otherwise the
+    last mean gradients.
 
     The first ``update`` does not change ``t``: it initializes the keys and copies the parameters of
     rank 0 to all ranks.  So does an ``update`` that finds new parameters, which were initialized
@@ -54,7 +63,7 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If ``update_on_kvstore`` is false in ``dist_async``, or true with an optimizer
-            whose hooks or loss scaling need all parameters at once.
+            whose hooks or loss scaling need all parameters at once; or if the store has an updater.
 
     Example:
         >>> store = chainermn.kvstore.create('dist_sync', comm)
@@ -73,6 +82,9 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         if is_async and update_on_kvstore is not None and not update_on_kvstore:
             raise ValueError('dist_async has no mean gradient to update with: pass '
                              'update_on_kvstore=True, or use dist_sync.')
+        if kvstore._backend.server.updater is not assign:
+            raise ValueError('the store already has an updater or an optimizer; create another '
+                             'store for create_kvstore_optimizer.')
     if is_async or update_on_kvstore:
         kvstore.set_optimizer(actual_optimizer, 1. if is_async else 1 / kvstore.num_workers)
         return _StoreUpdate(actual_optimizer, kvstore)
@@ -124,58 +136,99 @@ class _KVStoreOptimizer(OptimizerProxy):
 
         Raises:
             RuntimeError: If the optimizer is not set up with a model.
-            ValueError: If the store cannot update a parameter as its hyperparameters, hooks or
-                loss scaling require.
+            ValueError: If the store cannot update a parameter as its hyperparameters, update rule,
+                hooks, loss scaling or shared memory require, or if it already has a key of that
+                name.
         """
         self.actual_optimizer._check_set_up()
         if lossfun is not None:
             self._compute_gradients(lossfun(*args, **kwds))
-        parameters = {path: parameter for path, parameter in sorted(self.target.namedparams())
-                      if parameter.is_initialized}
+        parameters = _initialized(self.target)
         new = [path for path in parameters if path not in self._initialized]
         if new:
-            self._check(parameters)
+            with raise_on_all_ranks(self.kvstore._backend, 'update'):
+                if taken := [path for path in new if path in self.kvstore._layouts]:
+                    raise ValueError(f'the store already has the key {taken[0]!r}, perhaps of '
+                                     'another optimizer; create a store for each optimizer')
+            self._prepare(parameters, new)
             self.kvstore.init(new, [parameters[path].array for path in new])
             self._initialized.update(new)
-            self._pull(parameters)
+            self._pull({path: parameters[path] for path in new})
         else:
-            self._step({path: parameter for path, parameter in parameters.items()
-                        if parameter.update_rule is not None and parameter.update_rule.enabled})
+            self._step(parameters)
 
     def _push(self, parameters: _Parameters) -> None:
         self.kvstore.push(list(parameters), [parameter.grad for parameter in parameters.values()],
-                          priority=[-i for i in range(len(parameters))])
+                          priority=_priorities(parameters))
 
     def _pull(self, parameters: _Parameters) -> None:
-        """Pull the parameters, including parameters that this optimizer does not update."""
+        """Copy the values of the store to the parameters."""
         self.kvstore.pull(list(parameters), [parameter.array for parameter in parameters.values()],
-                          priority=[-i for i in range(len(parameters))])
+                          priority=_priorities(parameters))
 
-    def _check(self, parameters: _Parameters) -> None:
-        """Raise on all ranks if this optimizer cannot update the parameters."""
+    def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
+        """Prepare the store for new parameters, before their keys are initialized.
+
+        Collective: every rank calls it.
+
+        Args:
+            parameters: All parameters.
+            new: Paths of the new ones.
+        """
+        raise NotImplementedError
 
     def _step(self, parameters: _Parameters) -> None:
-        """Push the gradients of the parameters, and update them."""
+        """Push the gradients of all initialized parameters, and update them."""
         raise NotImplementedError
 
 
+def _initialized(model: chainer.Link) -> _Parameters:
+    """Return the initialized parameters, each once, by the first of its paths."""
+    first: dict[int, tuple[str, chainer.Parameter]] = {}
+    for path, parameter in sorted(model.namedparams(include_uninit=False)):
+        first.setdefault(id(parameter), (path, parameter))
+    return dict(first.values())
+
+
+def _priorities(parameters: _Parameters) -> list[float]:
+    return [-i for i in range(len(parameters))]
+
+
 class _WorkerUpdate(_KVStoreOptimizer):
-    """The store sums the gradients; each rank updates its parameters with their mean."""
+    """The store averages the gradients; each rank updates its parameters with their mean."""
+
+    def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
+        scales = dict.fromkeys(new, 1 / self.kvstore.num_workers)
+        self.kvstore._backend.server.scales.update(scales)
+        for path in new:
+            parameter = parameters[path]
+            rule = parameter.update_rule
+            if rule is not None and rule.enabled and rule.state is None:
+                # As in the first step; otherwise Chainer could not load a snapshot taken before.
+                rule._init_states(as_updated(rule, parameter))
 
     def _step(self, parameters: _Parameters) -> None:
-        for parameter in parameters.values():
+        for parameter in parameters.values():  # also those of disabled rules, for hooks
             fill_missing_grad(parameter)
         self._keep_scale()
         self._push(parameters)
-        grads = [parameter.grad for parameter in parameters.values()]
-        self.kvstore.pull(list(parameters), grads, priority=[-i for i in range(len(grads))])
-        for grad in grads:
-            grad *= grad.dtype.type(1 / self.kvstore.num_workers)
+        means = self.kvstore.pull(list(parameters), priority=_priorities(parameters))
+        # New arrays: backward may share one between parameters, or with a read-only view.
+        for parameter, mean in zip(parameters.values(), means, strict=True):
+            parameter.grad = parameter.device.send(mean)
         self.actual_optimizer.update(None)
 
 
 class _StoreUpdate(_KVStoreOptimizer):
     """The store updates the parameters; each rank pulls them."""
+
+    def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore
+                 ) -> None:
+        super().__init__(actual_optimizer, kvstore)
+        updater = kvstore._backend.server.updater
+        assert isinstance(updater, OptimizerUpdater)
+        updater.is_loss_scaled = True
+        self._updater = updater
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save or load ``t`` and the epoch; the store has the other states.
@@ -187,29 +240,68 @@ class _StoreUpdate(_KVStoreOptimizer):
         optimizer.t = serializer('t', optimizer.t)
         optimizer.epoch = serializer('epoch', optimizer.epoch)
 
-    def _check(self, parameters: _Parameters) -> None:
-        for path, parameter in parameters.items():
+    def _prepare(self, parameters: _Parameters, new: list[str]) -> None:
+        with raise_on_all_ranks(self.kvstore._backend, 'update'):
+            self._check(parameters.items())
+            for path in new:
+                if getattr(parameters[path].update_rule, 'state', None):
+                    raise ValueError(
+                        f'the optimizer already has states of parameter {path}, which the store '
+                        f'does not know; pass a new optimizer, or {_ON_WORKERS}')
+            arrays = [parameter.array for parameter in parameters.values()]
+            for group in shared_memory.groups(arrays):
+                paths = ', '.join([*parameters][i] for i in group)
+                raise ValueError(f'the parameters {paths} share memory, but the store updates '
+                                 'each by itself; make one of them the parameter of both links '
+                                 f'(link.W = other.W), or {_ON_WORKERS}')
+        uses = Counter(map(id, self.target.params()))
+        for path in new:
+            self._updater.repeats[path] = uses[id(parameters[path])]
+            rule = parameters[path].update_rule
+            if rule is not None:
+                self._updater.starts[path] = rule.t
+
+    def _check(self, parameters: Iterable[tuple[str, chainer.Parameter]]) -> None:
+        """Raise if the store cannot update the parameters as the actual optimizer does."""
+        fresh = self._updater.new_rule()
+        for path, parameter in parameters:
             rule = parameter.update_rule
-            if rule is not None and (
-                    set(vars(rule.hyperparam)) - {'_parent'} or rule._hookable._pre_update_hooks
-                    or rule._hookable._post_update_hooks):
-                self.kvstore._backend.refuse('update', ValueError(
-                    f'parameter {path} has its own hyperparameters or hooks, which the store does '
-                    'not know; update on the workers (update_on_kvstore=False, in dist_sync)'))
+            if rule is None:
+                continue
+            if set(vars(rule.hyperparam)) - {'_parent'} or rule._hookable._pre_update_hooks \
+                    or rule._hookable._post_update_hooks:
+                raise ValueError(f'parameter {path} has its own hyperparameters or hooks, which '
+                                 f'the store does not know; {_ON_WORKERS}')
+            if type(rule) is not type(fresh) or rule._use_fp32_update != fresh._use_fp32_update:
+                raise ValueError(f'parameter {path} has its own update rule, which the store does '
+                                 f'not know; {_ON_WORKERS}')
         if self.actual_optimizer._loss_scaling_is_dynamic:
-            self.kvstore._backend.refuse('update', ValueError(
-                'dynamic loss scaling needs all gradients at once; update on the workers '
-                '(update_on_kvstore=False, in dist_sync)'))
+            raise ValueError(f'dynamic loss scaling needs all gradients at once; {_ON_WORKERS}')
 
     def _step(self, parameters: _Parameters) -> None:
-        if self.kvstore.type == 'dist_async':  # no rank waits for gradients that this one lacks
+        parameters = {path: parameter for path, parameter in parameters.items()
+                      if parameter.update_rule is not None}
+        disabled = {path for path, parameter in parameters.items()
+                    if not parameter.update_rule.enabled}
+        is_async = self.kvstore.type == 'dist_async'
+        if is_async or not self._updater.has_hooks:  # Chainer calls hooks for disabled rules, too
+            parameters = {path: parameter for path, parameter in parameters.items()
+                          if path not in disabled}
+        if is_async:  # no rank waits for gradients that this one lacks
             parameters = {path: parameter for path, parameter in parameters.items()
                           if parameter.grad is not None}
-        scale = self.actual_optimizer._loss_scale
-        for parameter in parameters.values():
-            fill_missing_grad(parameter)
-            if scale is not None:
-                parameter.grad /= scale
+        self._updater.disabled = disabled
+        with raise_on_all_ranks(self.kvstore._backend, 'push'):
+            self._check(parameters.items())
+            for parameter in parameters.values():
+                fill_missing_grad(parameter)
         self._push(parameters)
+        for parameter in self.target.params():  # Optimizer.update counts these updates, too
+            rule = parameter.update_rule
+            if rule is not None and rule.enabled and not parameter.is_initialized:
+                rule.t += 1
         self.actual_optimizer.t += 1
         self._pull(parameters)
+
+
+_ON_WORKERS = 'update on the workers (update_on_kvstore=False, in dist_sync)'

@@ -4,13 +4,14 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TypeAlias, TypedDict
 
 import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
+from chainermn._gradients.elementwise import is_elementwise
 from chainermn._system.atomic_file import open_atomic
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
@@ -25,6 +26,10 @@ _ELEMENTWISE_HOOKS = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                       optimizer_hooks.GradientHardClipping, optimizer_hooks.GradientNoise)
 
 
+#: Name of the float32 copy (use_fp32_update) of a float16 array among the states.
+_COPY = 'fp32_param'
+
+
 class OptimizerUpdater:
     """An updater that steps a Chainer optimizer; the pushed values are the gradients.
 
@@ -33,7 +38,7 @@ class OptimizerUpdater:
 
     Args:
         optimizer: The optimizer.
-        rescale_grad: Factor of the gradients.
+        rescale_grad: Factor of the gradients, with which the server multiplies their sum.
 
     Raises:
         TypeError: If ``optimizer`` has no update rules.
@@ -47,42 +52,82 @@ class OptimizerUpdater:
                             f'(chainer.optimizer.GradientMethod), not {optimizer!r}')
         self.optimizer = optimizer
         self.rescale_grad = float(rescale_grad)
+        #: Whether gradients are multiplied by the loss scale of the optimizer.
+        self.is_loss_scaled = False
+        #: How often a key is updated with each gradient, if not once.
+        self.repeats: dict[Key, int] = {}
+        #: Keys for which only the hooks are called.
+        self.disabled: Set[Key] = frozenset()
+        #: Number of updates before the first gradient of a key.
+        self.starts: dict[Key, int] = {}
         self._rules: dict[Key, chainer.optimizer.UpdateRule] = {}
+        rule = self.new_rule()
+        self._is_rule_elementwise = is_elementwise(rule) and not (
+            rule._hookable._pre_update_hooks or rule._hookable._post_update_hooks)
         self._hooks('pre'), self._hooks('post')  # may raise
 
     @property
     def is_elementwise(self) -> bool:
         """Whether shards of a parameter can be updated independently."""
         hooks = [*self._hooks('pre'), *self._hooks('post')]
-        return (self.optimizer.create_update_rule().is_elementwise
-                and all(type(hook) in _ELEMENTWISE_HOOKS for hook in hooks))
+        return self._is_rule_elementwise and all(
+            type(hook) in _ELEMENTWISE_HOOKS for hook in hooks)
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the optimizer has hooks."""
+        return bool([*self._hooks('pre'), *self._hooks('post')])
+
+    def check(self, layout: KeyLayout) -> None:
+        """Raise if the optimizer cannot update an array."""
+        if layout.dtype.kind != 'f':
+            raise TypeError(f'key {layout.key!r} has the dtype {layout.dtype}, but an optimizer '
+                            'updates floating-point arrays. Put this key into another store')
+        if layout.is_split and not self.is_elementwise:
+            raise ValueError(f'a hook of the optimizer cannot update shards of {layout}. Add the '
+                             'hook before init, or create the store with a larger bigarray_bound')
+
+    def gradient_dtype(self, key: Key, dtype: np.dtype) -> np.dtype:
+        """Return the dtype of the gradients: float32 if a float32 copy of float16 is updated."""
+        is_copied = dtype == np.float16 and self._rule(key)._use_fp32_update
+        return np.dtype(np.float32) if is_copied else dtype
 
     def __call__(self, key: Key, input: Array, stored: Array) -> None:
-        """Update ``stored`` in place.  ``input`` may be overwritten."""
-        rule = self._rules.get(key)
-        if rule is None:
-            rule = self._rules[key] = self._new_rule()
-        if self.rescale_grad != 1:
-            input *= input.dtype.type(self.rescale_grad)
-        parameter = chainer.Parameter(stored)
+        """Update ``stored`` in place, as ``Optimizer.update`` does.  ``input`` may be overwritten.
+
+        Args:
+            key: The key.
+            input: The gradient, of the dtype :meth:`gradient_dtype`.
+            stored: The stored array.
+        """
+        rule, times = self._rule(key), range(self.repeats.get(key, 1))
+        rule.enabled = key not in self.disabled
+        parameter = _Parameter(stored)
         parameter.grad = input
+        if self.is_loss_scaled:
+            parameter._loss_scale = self.optimizer._loss_scale
         for hook in self._hooks('pre'):
-            hook(rule, parameter)
-        rule.update(parameter)
+            for _ in times:
+                hook(rule, parameter)
+        for _ in times:
+            rule.update(parameter)
         for hook in self._hooks('post'):
-            hook(rule, parameter)
+            for _ in times:
+                hook(rule, parameter)
         if parameter.array is not stored:
             stored[...] = parameter.array
 
     def states(self) -> dict[Key, OptimizerState]:
         """Return the states of all keys that were updated."""
         return {key: {'t': rule.t, **{name: chainer.cuda.to_cpu(value) if hasattr(value, 'shape')
-                                      else value for name, value in (rule.state or {}).items()}}
-                for key, rule in self._rules.items()}
+                                      else value for name, value in _states_of(rule).items()}}
+                for key, rule in self._rules.items() if rule.state is not None}
 
     def check_state(self, layout: KeyLayout, state: OptimizerState) -> None:
         """Raise ValueError if these are not states of this optimizer for a full array."""
         expected = {'t': 0, **self._rule_with_states(np.zeros(layout.shape, layout.dtype)).state}
+        if _COPY in state and layout.dtype == np.float16:
+            expected[_COPY] = np.zeros(layout.shape, np.float32)
         if set(expected) != set(state):
             raise ValueError(f'the states of key {layout.key!r} are {sorted(state)}, but '
                              f'{type(self.optimizer).__name__} has {sorted(expected)}')
@@ -99,18 +144,37 @@ class OptimizerUpdater:
             rule.state[name] = device.send(np.asarray(state[name]).astype(value.dtype)) \
                 if hasattr(value, 'dtype') else type(value)(state[name])
         rule.t = int(state['t'])
+        copy = state.get(_COPY)
+        # The values may have changed since the states were saved.
+        if copy is not None and rule._use_fp32_update and (
+                chainer.cuda.to_cpu(stored) == np.asarray(copy).astype(stored.dtype)).all():
+            rule._fp32_param = chainer.Parameter(device.send(np.array(copy, np.float32)))
         self._rules[key] = rule
 
+    def reset(self) -> None:
+        """Drop the states of all keys."""
+        self._rules.clear()
+
+    def _rule(self, key: Key) -> chainer.optimizer.UpdateRule:
+        if key not in self._rules:
+            self._rules[key] = self.new_rule()
+            self._rules[key].t = self.starts.get(key, 0)
+        return self._rules[key]
+
     def _rule_with_states(self, stored: Array) -> chainer.optimizer.UpdateRule:
-        rule = self._new_rule()
-        if rule._use_fp32_update and stored.dtype == np.float16:
-            stored = stored.astype(np.float32)  # as the rule's own copy is
-        parameter = chainer.Parameter(stored)
-        parameter.grad = chainer.backend.get_array_module(stored).zeros_like(stored)
+        """Return a rule with all states, also those that its first update adds."""
+        rule = self.new_rule()
+        is_copied = rule._use_fp32_update and stored.dtype == np.float16
+        parameter = chainer.Parameter(stored.astype(np.float32 if is_copied else stored.dtype))
+        parameter.grad = parameter.xp.zeros_like(parameter.array)
         rule._init_states(parameter)
+        rule.t = 1
+        with np.errstate(all='ignore'):
+            rule.update_core(parameter)
         return rule
 
-    def _new_rule(self) -> chainer.optimizer.UpdateRule:
+    def new_rule(self) -> chainer.optimizer.UpdateRule:
+        """Return a rule as ``Optimizer.setup`` makes one for each parameter."""
         rule = self.optimizer.create_update_rule()
         if self.optimizer._use_fp32_update:
             rule.use_fp32_update()
@@ -126,6 +190,18 @@ class OptimizerUpdater:
                     'server has only some of them. Remove the hook, or update on the workers '
                     '(create_kvstore_optimizer(..., update_on_kvstore=False))')
         return hooks.values()
+
+
+def _states_of(rule: chainer.optimizer.UpdateRule) -> OptimizerState:
+    copy = rule._fp32_param
+    return {**(rule.state or {}), **({} if copy is None else {_COPY: copy.array})}
+
+
+class _Parameter(chainer.Parameter):
+    """A parameter whose gradient may have another dtype: float32 for a float16 array."""
+
+    def _set_grad(self, g: Array, *, layout_check: bool = True) -> None:
+        self._set_grad_without_check(g)
 
 
 class OptimizerDescription(TypedDict):

@@ -1,6 +1,7 @@
 """Server: stores this rank's shards, and updates them with the shards that workers push."""
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -11,7 +12,7 @@ import numpy as np
 from chainermn.communicators.compression import TwoBit
 from chainermn.kvstore import _sharding
 from chainermn.kvstore._optimizer_updater import OptimizerState, OptimizerUpdater
-from chainermn.kvstore._sharding import Buffer, Entry, Key, KeyLayout
+from chainermn.kvstore._sharding import Buffer, Entry, Key, KeyLayout, sum_dtype
 from chainermn.kvstore.row_sparse import Array
 
 #: Called as ``updater(key, input, stored)``; changes ``stored`` in place.
@@ -32,6 +33,8 @@ class Server:
         self.layouts: list[KeyLayout] = []
         #: By number of the key.
         self.shards: dict[int, Array] = {}
+        #: Factors of the sums of some keys.
+        self.scales: dict[Key, float] = {}
         self._loaded: dict[Key, OptimizerState] = {}  # of keys that are not initialized yet
         self._lock = threading.RLock()
 
@@ -50,11 +53,15 @@ class Server:
     def update(self, key_id: int, inputs: Sequence[Array]) -> None:
         """Call the updater with the sum of arrays of the shape of the shard."""
         with self._lock:
-            stored = self.shards[key_id]
+            layout, stored = self.layouts[key_id], self.shards[key_id]
+            scale, dtype = self.scales.get(layout.key, 1.), stored.dtype
+            if isinstance(self.updater, OptimizerUpdater):
+                scale *= self.updater.rescale_grad
+                dtype = self.updater.gradient_dtype(layout.key, dtype)
             device = chainer.backend.get_device_from_array(stored)
             with chainer.using_device(device):
-                self.updater(self.layouts[key_id].key,
-                             sum_arrays([device.send(x) for x in inputs]), stored)
+                self.updater(layout.key, sum_arrays(
+                    [device.send(x) for x in inputs], dtype, scale), stored)
 
     def apply(self, entries: Sequence[Entry]) -> None:
         """Update a shard once with the sum of the values that workers pushed for it."""
@@ -69,10 +76,13 @@ class Server:
             size = int(np.prod(shape, dtype=np.int64))
             return self.compressor.decompress(
                 entry.values.view(np.uint32), size, layout.dtype).reshape(shape)
-        values = entry.values.view(layout.dtype)
+        length = math.prod(shape if entry.kind == _sharding.DENSE
+                           else (len(entry.row_ids), *shape[1:]))
+        is_sum = len(entry.values) != length * layout.dtype.itemsize
+        values = entry.values.view(sum_dtype(layout.dtype) if is_sum else layout.dtype)
         if entry.kind == _sharding.DENSE:
             return values.reshape(shape)
-        dense = np.zeros(shape, layout.dtype)
+        dense = np.zeros(shape, values.dtype)
         first = layout.shard_rows(self.rank).start
         dense[entry.row_ids - first] = values.reshape(len(entry.row_ids), *shape[1:])
         return dense
@@ -118,7 +128,10 @@ class Server:
         """
         with self._lock:
             self._loaded = dict(states)
-            self._restore(self._pop_loaded(self.layouts))
+            loaded = self._pop_loaded(self.layouts)
+            assert isinstance(self.updater, OptimizerUpdater)
+            self.updater.reset()
+            self._restore(loaded)
 
     def _pop_loaded(self, layouts: Sequence[KeyLayout]) -> list[tuple[KeyLayout, OptimizerState]]:
         """Take the loaded states of keys; check them for all servers, so all servers raise."""
@@ -145,13 +158,15 @@ def assign(key: Key, input: Array, stored: Array) -> None:
     stored[...] = input
 
 
-def sum_arrays(xs: Sequence[Array]) -> Array:
-    """Return the sum of arrays, in their order, as a new array; sum float16 in float32."""
-    dtype = xs[0].dtype
-    if len(xs) == 1:
-        return xs[0].copy()
-    total = xs[0].astype(np.float32 if dtype == np.float16 else dtype)
+def sum_arrays(xs: Sequence[Array], dtype: np.dtype, scale: float = 1.) -> Array:
+    """Return the sum of arrays, in their order, times ``scale``, as a new array.
+
+    Float16 is summed and multiplied in float32, so that a mean does not overflow.
+    """
+    total = xs[0].astype(sum_dtype(dtype))
     for x in xs[1:]:
         total += x
+    if scale != 1:
+        total *= total.dtype.type(scale)
     with np.errstate(over='ignore'):
         return total.astype(dtype, copy=False)

@@ -3,7 +3,8 @@
 A message carries shards of any number of keys to or from one server.  It is a sequence of entries.
 Each entry has a head of four int64 (number of the key, kind of the entry, number of row indices,
 number of bytes of the values), then the row indices as int64, then the values; everything starts at
-a multiple of eight bytes.
+a multiple of eight bytes.  The values have the dtype of the key, or, if they are a sum of several
+values, :func:`sum_dtype`.
 """
 from __future__ import annotations
 
@@ -89,6 +90,11 @@ class KeyLayout(NamedTuple):
     def __str__(self) -> str:
         kind = 'row-sparse ' if self.is_row_sparse else ''
         return f'{self.key!r}: {kind}{self.dtype} {self.shape}'
+
+
+def sum_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the dtype in which values are summed: float32 for float16, which would overflow."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 # --- arrays to messages and back -----------------------------------------------------------------

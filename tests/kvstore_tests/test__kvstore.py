@@ -73,6 +73,52 @@ def test_arrays_are_copied(kv):
     np.testing.assert_array_equal(pushed, X)
 
 
+def test_nothing_shares_memory(kv):
+    """Outputs of one call, outputs and the store, values and the store."""
+    rows = kvstore.RowSparse.from_dense(X)
+    kv.init(['x', 'r'], [X, rows])
+    found = [*kv.pull(['x', 'x']), kv.pull('x')]
+    outs = [kvstore.RowSparse([], np.zeros((0, 3), 'f'), (2, 3)) for _ in range(3)]
+    kv.row_sparse_pull('r', out=outs[:2], row_ids=[np.array([1, 0])])
+    kv.row_sparse_pull(['r', 'r'], out=[outs[2], [X.copy()]], row_ids=np.array([1, 0]))
+    outs += kv.row_sparse_pull(['r', 'r'], row_ids=np.array([1, 0]))
+    arrays = [X, rows.rows, rows.row_ids, *found, *(x.rows for x in outs),
+              *(x.row_ids for x in outs), *kv._backend.server.shards.values()]
+    for n, x in enumerate(arrays):
+        assert not any(np.shares_memory(x, y) for y in arrays[:n]), n
+    kept = []
+    kv.barrier()
+    kv.set_updater(lambda key, pushed, stored: kept.append((pushed, stored)))
+    pushed = X.copy()
+    kv.push('x', pushed)
+    kv.barrier()
+    assert not any(np.shares_memory(one, other) for one, stored in kept
+                   for other in (pushed, stored))
+
+
+def test_equal_keys_of_a_push_are_summed(kv):
+    """As in MXNet; the updater is called once."""
+    calls = []
+    kv.init(['x', 'y', 'r'], [X, X, ROWS])
+
+    def update(key, pushed, stored):
+        calls.append(key)
+        stored[...] = pushed
+
+    kv.set_updater(update)
+    if kv.type != 'dist_async' or kv.rank == 0:
+        kv.push(['x', 'y', 'x', 'r', 'x', 'r'], [X, X, [X, 2 * X], ROWS, 3 * X, X])
+    kv.barrier()
+    x, y = kv.pull(['x', 'y'])
+    np.testing.assert_array_equal(x, 7 * X * pushes(kv))
+    np.testing.assert_array_equal(y, X * pushes(kv))
+    r = kv.row_sparse_pull('r', row_ids=[0, 1]).todense()
+    np.testing.assert_array_equal(r, (X + ROWS.todense()) * pushes(kv))
+    by_rank = kv._backend.gather(calls)
+    if kv.rank == 0:
+        assert sorted(key for keys in by_rank for key in keys) == ['r', 'x', 'y']
+
+
 def test_out_may_have_any_strides(kv):
     kv.init(0, X)
     wide = np.zeros((2, 6), np.float32)
@@ -104,6 +150,49 @@ def test_float16_of_several_devices_is_rounded_once(kv):
     kv.barrier()
     n = pushes(kv)
     assert kv.pull(0)[0] == np.float16(2050 * n)
+
+
+def test_sums_of_float16_beyond_its_range(kv):
+    """The values of devices, the rows of RowSparse and the workers, before they are rescaled."""
+    big = np.full((2, 3), 60000, np.float16)
+    rows = kvstore.RowSparse([0, 1, 0, 1], np.full((4, 3), 60000, np.float16), (2, 3))
+    zero = np.zeros((2, 3), np.float16)
+    kv.init(['x', 'r', 's'], [zero, kvstore.RowSparse.from_dense(zero), zero])
+    kv.set_optimizer(chainer.optimizers.SGD(2.**-10), 1 / (4 * pushes(kv)))
+    if kv.type != 'dist_async' or kv.rank == 0:
+        kv.push(['x', 'r', 's'], [[big] * 4, [rows, rows], [rows, big, big]])
+    kv.barrier()
+    expected = np.full((2, 3), -60000 * 2.**-10)
+    for x in (*kv.pull(['x', 's']), kv.row_sparse_pull('r', row_ids=[0, 1]).rows):
+        np.testing.assert_allclose(x, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize('add_hook', [False, True])
+def test_small_means_reach_the_float32_copy(kv, add_hook):
+    """rescale_grad removes a loss scale; the mean is not representable in float16."""
+    sgd = chainer.optimizers.SGD(2.**14)
+    sgd.use_fp32_update()
+    sgd.setup(chainer.links.Linear(1, 1))
+    if add_hook:
+        def double(rule, param):
+            param.grad = param.grad * 2
+        double.call_for_each_param = True
+        sgd.add_hook(double, 'double')
+    kv.init('x', np.zeros(2, np.float16))
+    kv.set_optimizer(sgd, 2.**-14 / pushes(kv))
+    if kv.type != 'dist_async' or kv.rank == 0:
+        kv.push('x', np.array([2.**-14, 3 * 2.**-13], np.float16))
+    kv.barrier()
+    np.testing.assert_array_equal(
+        kv.pull('x'), -np.array([2.**-14, 3 * 2.**-13]) * (1 + add_hook))
+
+
+def test_an_optimizer_needs_floating_point(kv, same_error):
+    kv.init(['n', 'x'], [np.zeros(3, int), X])
+    kv.set_optimizer(chainer.optimizers.SGD(), .5)
+    error = same_error(kv.push, 'n', np.ones(3, int))
+    assert isinstance(error, TypeError) and "key 'n' has the dtype int64" in str(error)
+    kv.push('x', X)
 
 
 def test_row_sparse_values_are_summed(kv):

@@ -332,3 +332,249 @@ def test_a_store_serves_one_model(create, comm):
     unprepared = create_kvstore_optimizer(optimizers.SGD(), create('local'))
     with pytest.raises(RuntimeError, match='not set up'):
         unprepared.update(model, *batch(0, 0))
+
+
+# --- the same as Chainer's optimizer in one process ---
+
+BOTH = [False, True]
+
+
+class One(chainer.Chain):
+    """One parameter under several paths, whose gradient is ``g`` for each path that is used."""
+
+    def __init__(self, n_paths=1, dtype=np.float32, start=1., shape=(3,)):
+        super().__init__()
+        w = chainer.Parameter(np.full(shape, start, dtype))
+        with self.init_scope():
+            for n in range(n_paths):
+                setattr(self, f'l{n}', chainer.Chain())
+        for link in self.children():
+            with link.init_scope():
+                link.w = w
+
+    def forward(self, g):
+        return F.sum(F.cast(self.l0.w, np.float64) * g)
+
+
+@pytest.mark.every_size
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_a_parameter_with_several_paths_is_updated_as_by_chainer(create, comm, update_on_kvstore):
+    """Its gradient is the mean, and it is updated once for each path, with t, hooks and scale."""
+    for n_paths, name, scale in ((1, 'SGD', None), (2, 'SGD', None), (3, 'Adam', None),
+                                 (2, 'MomentumSGD', None), (2, 'SGD', 4.)):
+        model, reference = One(n_paths), One(n_paths)
+        mean = np.full(3, (comm.size + 1) / 2)
+        plain, ours = MAKE[name]().setup(reference), MAKE[name]().setup(model)
+        for one in (plain, ours):
+            one.add_hook(hooks.WeightDecay(.1))
+            if scale:
+                one.set_loss_scale(scale)
+        optimizer = create_kvstore_optimizer(ours, create('dist_sync'), update_on_kvstore)
+        optimizer.update(model, mean)
+        for _ in range(3):
+            optimizer.update(model, np.full(3, comm.rank + 1.))
+            plain.update(reference, mean)
+        np.testing.assert_allclose(model.l0.w.array, reference.l0.w.array, rtol=1e-5,
+                                   err_msg=f'{n_paths} {name} {scale}')
+        if n_paths == 2 and name == 'SGD' and scale is None:  # closed form of the reference
+            w, n = 1., 2
+            for _ in range(3):
+                w -= n * .1 * (mean[0] + n * .1 * w)
+            np.testing.assert_allclose(model.l0.w.array, w, rtol=1e-5)
+
+
+@pytest.mark.every_size
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_the_sum_of_float16_may_exceed_its_range(create, comm, update_on_kvstore):
+    model = One(dtype=np.float16, start=0)
+    optimizer = create_kvstore_optimizer(
+        optimizers.SGD(2.**-10).setup(model), create('dist_sync'), update_on_kvstore)
+    g = np.array([60000., 1, -60000])
+    optimizer.update(model, g)
+    optimizer.update(model, g)
+    np.testing.assert_allclose(model.l0.w.array, -g * 2.**-10, rtol=1e-3)
+
+
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_small_gradients_with_a_loss_scale(create, update_on_kvstore):
+    """They are not representable in float16 without the scale."""
+    model = One(dtype=np.float16, start=0)
+    sgd = optimizers.SGD(2.**14)
+    sgd.use_fp32_update()
+    sgd.set_loss_scale(2.**14)
+    optimizer = create_kvstore_optimizer(
+        sgd.setup(model), create('dist_sync'), update_on_kvstore)
+    g = np.array([2.**-28, 3 * 2.**-27, 0])
+    optimizer.update(model, g)
+    optimizer.update(model, g)
+    np.testing.assert_array_equal(model.l0.w.array, -g * 2.**14)
+
+
+class Two(chainer.Chain):
+    """Two parameters; the second may be frozen, or initialized later."""
+
+    def __init__(self, second):
+        super().__init__()
+        with self.init_scope():
+            self.a = chainer.Parameter(np.zeros(2, np.float32))
+            self.b = second
+
+
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_shared_and_read_only_gradients(create, comm, update_on_kvstore):
+    """Backward gives both parameters the same read-only array, on rank 0 only."""
+    model = Two(chainer.Parameter(np.zeros(2, np.float32)))
+    optimizer = create_kvstore_optimizer(
+        optimizers.SGD(1.).setup(model), create('dist_sync'), update_on_kvstore)
+
+    def loss():
+        return F.sum(model.a + model.b) if comm.rank == 0 else F.sum(model.a * 2)
+
+    optimizer.update(loss)
+    optimizer.update(loss)
+    n = comm.size
+    np.testing.assert_allclose(model.a.array, -(1 + 2 * (n - 1)) / n, rtol=1e-6)
+    np.testing.assert_allclose(model.b.array, -1 / n, rtol=1e-6)
+
+
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_a_late_parameter_leaves_the_others_alone(create, comm, update_on_kvstore):
+    model = Two(chainer.Parameter(chainer.initializers.Constant(comm.rank)))
+    optimizer = create_kvstore_optimizer(
+        optimizers.SGD(1.).setup(model), create('dist_sync'), update_on_kvstore)
+    for _ in range(3):
+        optimizer.update(lambda: F.sum(model.a * 1.5))
+    np.testing.assert_array_equal(model.a.array, -3)
+    model.b.initialize((2,))
+    optimizer.update(lambda: F.sum(model.a * 1.5))  # copies the new parameter of rank 0
+    np.testing.assert_array_equal(model.a.array, -3)
+    np.testing.assert_array_equal(model.b.array, 0)
+    optimizer.update(lambda: F.sum(model.a * 1.5 + model.b))
+    np.testing.assert_array_equal(model.a.array, -4.5)
+    np.testing.assert_array_equal(model.b.array, -1)
+
+
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_updates_of_uninitialized_parameters_count(create, update_on_kvstore):
+    """As in Chainer: Adam's third update is smaller than the first one with this gradient."""
+    def make():
+        model = Two(chainer.Parameter(chainer.initializers.Zero()))
+        return model, optimizers.Adam(.1).setup(model)
+
+    model, adam = make()
+    reference, plain = make()
+    optimizer = create_kvstore_optimizer(adam, create('dist_sync'), update_on_kvstore)
+    for step in range(5):
+        late = step >= 3
+        for one in (model, reference):
+            if step == 3:
+                one.b.initialize((2,))
+
+        def loss(one):
+            return F.sum(one.a + one.b if late else one.a)  # noqa: B023
+
+        optimizer.update(lambda: loss(model))
+        if step not in (0, 3):  # which copy parameters
+            plain.update(lambda: loss(reference))
+    for param, expected in zip(model.params(), reference.params(), strict=True):
+        np.testing.assert_allclose(param.array, expected.array, rtol=1e-5)
+    assert not np.allclose(model.b.array, -.1, rtol=1e-2)
+
+
+def test_frozen_parameters_and_clipping(create, comm):
+    """The norm is that of the mean gradients of all parameters, equal on all ranks."""
+    model = Two(chainer.Parameter(np.zeros(2, np.float32)))
+    sgd = optimizers.SGD(1.).setup(model)
+    sgd.add_hook(hooks.GradientClipping(.5))
+    model.b.update_rule.enabled = False
+    optimizer = create_kvstore_optimizer(sgd, create('dist_sync'))
+    for _ in range(2):
+        optimizer.update(lambda: F.sum(model.a * 3 + model.b * (comm.rank + 1)))
+    norm = np.sqrt(2 * 3**2 + 2 * ((comm.size + 1) / 2)**2)
+    np.testing.assert_allclose(model.a.array, -.5 / norm * 3, rtol=1e-5)
+    np.testing.assert_array_equal(model.b.array, 0)
+
+
+def test_a_snapshot_of_the_first_update(create, comm, tmp_path):
+    for step in range(2):
+        model = One()
+        optimizer = create_kvstore_optimizer(optimizers.Adam().setup(model), create('dist_sync'))
+        if step:
+            chainer.serializers.load_npz(tmp_path / 'first.npz', optimizer)
+        else:
+            optimizer.update(model, np.ones(3))
+            chainer.serializers.save_npz(tmp_path / 'first.npz', optimizer)
+    optimizer.update(model, np.ones(3))
+    optimizer.update(model, np.ones(3))
+    assert optimizer.t == 1
+
+
+class MyRule(optimizers.sgd.SGDRule):
+    pass
+
+
+@pytest.mark.parametrize('prepare, text', [
+    (lambda model, sgd: setattr(model.l1.W, 'array', model.l2.W.array.T), '/l1/W, /l2/W share'),
+    (lambda model, sgd: setattr(model.l2.W, 'update_rule', MyRule(sgd.hyperparam)), 'own update'),
+    (lambda model, sgd: model.l2.W.update_rule.use_fp32_update(), 'own update rule'),
+    (lambda model, sgd: sgd.update(lambda: F.sum(model.l1.W)), 'already has states'),
+])
+def test_models_that_only_workers_can_update(create, comm, same_error, prepare, text):
+    for update_on_kvstore in BOTH:
+        model = chainer.Chain()
+        with model.init_scope():
+            model.l1, model.l2 = L.Linear(3, 3), L.Linear(3, 3)
+        momentum = optimizers.MomentumSGD(.1).setup(model)
+        prepare(model, momentum)
+        optimizer = create_kvstore_optimizer(momentum, create('dist_sync'), update_on_kvstore)
+
+        def loss():
+            return F.sum(model.l2(model.l1(np.ones((1, 3), 'f'))))  # noqa: B023
+
+        if update_on_kvstore:
+            error = same_error(optimizer.update, loss)
+            assert isinstance(error, ValueError) and text in str(error)
+            assert 'update_on_kvstore=False' in str(error)
+        else:
+            optimizer.update(loss)
+            optimizer.update(loss)
+
+
+def test_a_change_that_the_store_does_not_know_is_found_later(create, comm, same_error):
+    model = One()
+    optimizer = create_kvstore_optimizer(
+        optimizers.SGD().setup(model), create('dist_sync', bigarray_bound=1), True)
+    optimizer.update(model, np.ones(3))
+    optimizer.update(model, np.ones(3))
+    if comm.size > 1:
+        optimizer.add_hook(hooks.GradientLARS())
+        error = same_error(optimizer.update, model, np.ones(3))
+        assert isinstance(error, ValueError) and 'cannot update shards' in str(error)
+        optimizer.remove_hook('GradientLARS')
+    optimizer.update(model, np.ones(3))
+    model.l0.w.update_rule.hyperparam.lr = 3
+    error = same_error(optimizer.update, model, np.ones(3))
+    assert isinstance(error, ValueError) and 'own hyperparameters' in str(error)
+
+
+@pytest.mark.parametrize('update_on_kvstore', BOTH)
+def test_a_store_for_each_optimizer(create, comm, same_error, update_on_kvstore):
+    kv = create('dist_sync')
+    kv.set_updater(lambda key, pushed, stored: None)
+    error = same_error(create_kvstore_optimizer, optimizers.SGD(), kv, update_on_kvstore)
+    assert isinstance(error, ValueError) and 'already has an updater' in str(error)
+    kv = create('dist_sync')
+    kv.init('/l0/w', np.zeros(3, 'f'))
+    optimizer = create_kvstore_optimizer(optimizers.SGD().setup(One()), kv, update_on_kvstore)
+    error = same_error(optimizer.update, optimizer.target, np.ones(3))
+    assert isinstance(error, ValueError) and "already has the key '/l0/w'" in str(error)
+
+
+def test_other_keys_of_the_store_are_summed(create, comm):
+    model = One()
+    kv = create('dist_sync')
+    optimizer = create_kvstore_optimizer(optimizers.SGD().setup(model), kv)
+    kv.init('loss', np.zeros(1))
+    optimizer.update(model, np.ones(3))
+    kv.push('loss', np.ones(1))
+    assert kv.pull('loss') == comm.size

@@ -167,6 +167,38 @@ def test_is_elementwise():
     assert not OptimizerUpdater(Mine()).is_elementwise
 
 
+@pytest.mark.parametrize('bound', [1_000_000, 4], ids=['full', 'split'])
+def test_a_rule_that_overrides_the_update_gets_full_arrays(create, bound):
+    """LAMB inherits ``is_elementwise`` from Adam, but uses norms; NumPy is the reference."""
+
+    class LambRule(optimizers.adam.AdamRule):
+        def update_core_cpu(self, param):
+            before = param.array.copy()
+            super().update_core_cpu(param)
+            step = param.array - before
+            param.array[...] = before + step * np.linalg.norm(before) / np.linalg.norm(step)
+
+    class Lamb(optimizers.Adam):
+        def create_update_rule(self):
+            return LambRule(self.hyperparam)
+
+    class MyAdam(optimizers.Adam):  # overrides nothing in the rule
+        pass
+
+    x, g = gradient(1).astype('d'), gradient(2).astype('d')
+    kv = create('dist_sync', bigarray_bound=bound)
+    kv.set_optimizer(Lamb(.1), 1 / kv.num_workers)
+    kv.init('w', x)
+    kv.push('w', g)
+    step = -.1 * g / (np.abs(g) + 1e-8 / np.sqrt(1 - .999))
+    expected = x + step * np.linalg.norm(x) / np.linalg.norm(step)
+    np.testing.assert_allclose(kv.pull('w'), expected, rtol=1e-5)
+    kv = create('dist_sync', bigarray_bound=bound)
+    kv.set_optimizer(MyAdam())
+    kv.init('w', x)
+    assert kv._layouts['w'].is_split == (bound == 4 and kv.num_workers > 1)
+
+
 def test_description():
     described = _optimizer_updater.describe(optimizers.SGD(np.float32(.5)))
     assert described == {'optimizer': 'chainer.optimizers.sgd.SGD', 'hyperparameters': {'lr': .5}}
@@ -206,8 +238,8 @@ def path(tmp_path, comm):
 
 
 @pytest.mark.parametrize('type', ['local', 'dist_sync', 'dist_async'])
-@pytest.mark.parametrize('make', [lambda: optimizers.Adam(.1), lambda: optimizers.SMORMS3(.1)],
-                         ids=['Adam', 'SMORMS3'])
+@pytest.mark.parametrize('make', [lambda: optimizers.Adam(.1), lambda: optimizers.SMORMS3(.1),
+                                  lambda: optimizers.MSVAG(.1)], ids=['Adam', 'SMORMS3', 'MSVAG'])
 def test_training_resumes_with_the_same_results(create, type, make, path, comm):
     """Also with other shards, and with states that are loaded before ``init``."""
     kv = store(create, type, 1, make())
@@ -252,6 +284,45 @@ def test_one_file_for_any_number_of_ranks(create, comm, type, path):
     other.load_optimizer_states(path)
     other.push('w', np.zeros((5, 3), np.float32))
     np.testing.assert_allclose(other.pull('w'), 1 + .9 * expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('is_changed', [False, True])
+@pytest.mark.parametrize('type', ['local', 'dist_sync'])
+def test_float32_copies_of_float16(create, type, path, comm, is_changed):
+    """Steps that float16 rounds away add up, also over a save, unless the value has changed."""
+    def start(value):
+        sgd = optimizers.SGD(2.**-13)
+        sgd.use_fp32_update()
+        kv = create(type, bigarray_bound=2)
+        kv.set_optimizer(sgd, 1 / kv.num_workers)
+        kv.init('w', np.full(5, value, np.float16))
+        return kv
+
+    kv = start(1)
+    path = path if type == 'dist_sync' else f'{path}-{comm.rank}'
+    minus = np.full(5, -1, np.float16)
+    for _ in range(3):
+        kv.push('w', minus)
+    np.testing.assert_array_equal(kv.pull('w'), 1)
+    kv.save_optimizer_states(path)
+    kv = start(3 if is_changed else 1)
+    kv.load_optimizer_states(path)
+    for _ in range(5):
+        kv.push('w', minus)
+    np.testing.assert_array_equal(kv.pull('w'), 3 if is_changed else 1 + 2.**-10)
+
+
+def test_loading_drops_the_states_of_other_keys(create, path):
+    kv = store(create, 'dist_sync', 10**6, optimizers.MomentumSGD(1., 1.))
+    kv.init(['a', 'b'], [np.zeros(2), np.zeros(2)])
+    kv.push('a', np.ones(2) / kv.num_workers)
+    kv.save_optimizer_states(path)
+    for _ in range(3):
+        kv.push('b', np.ones(2) / kv.num_workers)
+    kv.load_optimizer_states(path)
+    before = kv.pull('b')
+    kv.push('b', np.ones(2) / kv.num_workers)
+    np.testing.assert_allclose(kv.pull('b'), before - 1)
 
 
 def test_hyperparameters(create, path, comm):

@@ -65,6 +65,13 @@ def test_bad_arguments(comm, same_error):
             assert 'bigarray_bound' in str(error)
 
 
+def test_the_bound_may_be_any_number(comm):
+    for bound in (3, 3., np.int64(3), np.float32(3), float('inf')):
+        kv = kvstore.create('dist_sync', comm, bigarray_bound=bound)
+        kv.init('x', np.zeros(3))
+        assert kv._layouts['x'].is_split == (bound == 3 and comm.size > 1)
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('options', [
     lambda rank: {'name': 'dist_async' if rank else 'dist_sync'},
