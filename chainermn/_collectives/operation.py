@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
+from chainermn._collectives import one_thread
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.check import CalledBy, ConsistencyCheck
 from chainermn._diagnostics import current_operations
@@ -30,6 +31,8 @@ def operation(what: Any, /) -> Any:
 
     If it waits for all ranks:
 
+    - A second thread that calls one at the same time gets an error.
+
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
     - If SystemExit or KeyboardInterrupt interrupts an operation, for example in a signal handler,
@@ -51,8 +54,13 @@ def _collective(name: str, method: _Method) -> _Method:
         try:
             thread.innermost = name, self, outer
             calls = self._consistency.calls
+            inside = calls.inside
+            if inside is not None and inside is not thread:
+                one_thread.check(self, name, calls, thread)
+                inside = None
             tracer = self._tracer
             count = calls.count
+            calls.inside = thread
             try:
                 if tracer is None or tracer.is_inside:
                     return method(*args, **kwargs) if kwargs else method(*args)
@@ -64,6 +72,9 @@ def _collective(name: str, method: _Method) -> _Method:
             except BaseException:
                 calls.left_at = calls.count
                 raise
+            finally:
+                if calls.inside is thread:
+                    calls.inside = inside
         finally:
             thread.innermost = outer
 

@@ -1,6 +1,7 @@
 """Reductions of arrays."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,13 +42,12 @@ class ReductionOperations(ArrayOperations):
                     return sum_of(blocks, x.shape, x.dtype)
                 return self._transport_reduced(x, op, False)
             if x.dtype in _NATIVE and x.nbytes < LARGE and x.flags.c_contiguous:
-                check = self._consistency
+                check, y = self._consistency, np.empty(x.shape, x.dtype)
                 if check.is_active:
                     check.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
                 else:
                     check.calls.count += 1
                     check.calls.ring.append('allreduce')
-                y = np.empty(x.shape, x.dtype)
                 self._arrays.Allreduce(x, y)
                 return y
         array = array_buffers.checked(x)
@@ -61,7 +61,7 @@ class ReductionOperations(ArrayOperations):
             array = target if _same_elements(array, target) else array.copy()
         result = self._reduced(signature, array, op, target)
         if result is not out:
-            out[...] = result
+            (np.asarray(out) if isinstance(out, np.ndarray) else out)[...] = result
         return out
 
     @operation
@@ -85,7 +85,9 @@ class ReductionOperations(ArrayOperations):
                 for i, total in zip(members, sums, strict=True):
                     results[i] = total
                 continue
-            total = self._transport_reduced(packing.pack(group, dtype), op, homogeneous)
+            flat = self._consistency.prepared(
+                sum(array.nbytes for array in group), functools.partial(packing.pack, group, dtype))
+            total = self._transport_reduced(flat, op, homogeneous)
             start = 0
             for i, array in zip(members, group, strict=True):
                 part = total[start:start + array.size].reshape(array.shape)
@@ -101,7 +103,7 @@ class ReductionOperations(ArrayOperations):
         check_op(op, array.dtype)
         homogeneous = self._consistency.same(packed('reduce', array, root, op))
         transport = self._transport_for(array_buffers.on_device(array), homogeneous)
-        return combined(array, op, transport.reduce, root)
+        return combined(array, op, self._consistency.prepared, transport.reduce, root)
 
     @operation
     def reduce_scatter(self, xs: Array, op: str = 'sum') -> Array:
@@ -110,7 +112,9 @@ class ReductionOperations(ArrayOperations):
         homogeneous = self._checked_arrays('reduce_scatter', arrays, op)
         sizes = [array.size for array in arrays]
         transport = self._transport_for(array_buffers.on_device(arrays[0]), homogeneous)
-        result = combined(packing.pack(arrays), op, transport.reduce_scatter, sizes)
+        prepared = self._consistency.prepared
+        flat = prepared(sum(array.nbytes for array in arrays), lambda: packing.pack(arrays))
+        result = combined(flat, op, prepared, transport.reduce_scatter, sizes)
         return result.reshape(arrays[self.rank].shape)
 
     @operation
@@ -168,12 +172,12 @@ class ReductionOperations(ArrayOperations):
             out: C-ordered host array that may receive the result; it may be ``array`` itself.
         """
         transport = self._transport_for(array_buffers.on_device(array), homogeneous)
-        return combined(array, op, transport.allreduce, out)
+        return combined(array, op, self._consistency.prepared, transport.allreduce, out)
 
 
 def _is_plain(x: Array) -> bool:
     """Whether MPI can write to an array directly."""
-    return isinstance(x, np.ndarray) and x.flags.c_contiguous
+    return type(x) is np.ndarray and x.flags.c_contiguous
 
 
 def _same_elements(x: Array, y: Array) -> bool:
@@ -183,6 +187,8 @@ def _same_elements(x: Array, y: Array) -> bool:
 def _check_out(out: Array, x: Array) -> None:
     if not isinstance(out, np.ndarray) and not array_buffers.on_device(out):
         raise TypeError(f'out must be an array, not {type(out)}')
+    if isinstance(out, np.ma.MaskedArray):
+        raise TypeError('out must not be a masked array; pass out.data')
     if (out.dtype, out.shape) != (x.dtype, x.shape):
         raise ValueError(f'out must have the dtype and shape of the array, {x.dtype} {x.shape}, '
                          f'not {out.dtype} {out.shape}')

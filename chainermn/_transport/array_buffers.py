@@ -13,29 +13,45 @@ import chainer
 import numpy as np
 
 from chainermn import _environment, _signature
+from chainermn._transport import unsuitable
 from chainermn._types import Array, Device
 
 
 def checked(x: Array) -> Array:
     """Return ``x`` as an array that MPI can send, or raise TypeError.
 
-    Converts NumPy scalars to arrays without dimensions, and foreign byte orders to the native one.
+    Converts NumPy scalars to arrays without dimensions, subclasses such as ``numpy.matrix`` to
+    arrays, and foreign byte orders to the native one.
     """
     if is_plain(x):
         return x
-    if isinstance(x, np.generic):
-        x = np.asarray(x)
-    if not isinstance(x, np.ndarray) and not on_device(x):
-        raise TypeError(f'expected a numpy or cupy array but got {_kind_of(x)}')
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError('a masked array would lose its mask; send x.data and x.mask, or x.filled()')
+    if isinstance(x, (np.ndarray, np.generic)):
+        x = np.asarray(x)  # of no subclass, whose methods may differ
+    elif on_device(x):
+        x = _without_subclass(x)
+    else:
+        raise TypeError(f'expected a numpy or cupy array but got {unsuitable.described(x)}')
     if x.dtype not in _signature.CODES:
         native = x.dtype.newbyteorder('=')
         if native not in _signature.CODES:
             raise TypeError(f'arrays of dtype {x.dtype} cannot be exchanged; use one of '
-                            + ', '.join(map(str, _signature.DTYPES)))
+                            + ', '.join(map(str, _signature.DTYPES))
+                            + unsuitable.advice_for(x.dtype))
         x = x.astype(native)
     return x
+
+
+def _without_subclass(x: Array) -> Array:
+    """Return a CuPy array as one of no subclass, which shares its memory."""
+    import cupy
+    return x if type(x) is cupy.ndarray else cupy.asarray(x)
+
+
+def contiguous(x: Array) -> Array:
+    """Return an array in C order; the same one if it is."""
+    return x if x.flags.c_contiguous else x.copy('C')
 
 
 def is_plain(x: Array) -> bool:
@@ -152,10 +168,3 @@ def has_device() -> bool:
 def _pinned(size: int, dtype: np.dtype) -> np.ndarray:
     import cupyx
     return cupyx.empty_pinned((size,), dtype)
-
-
-def _kind_of(x: Array) -> str:
-    if isinstance(x, chainer.Variable):
-        return ('a chainer.Variable; pass its .array, or use chainermn.functions, whose '
-                'results can be differentiated')
-    return f'{type(x).__module__}.{type(x).__qualname__}'.removeprefix('builtins.')

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import chainer
 import numpy as np
 
+from chainermn._transport.base import Prepare
 from chainermn._types import Array
 
 OPS = ('sum', 'prod', 'max', 'min')
@@ -24,23 +25,27 @@ def check_op(op: object, dtype: np.dtype | None = None) -> None:
                         f'arrays, not op={op!r}')
 
 
-def combined(x: Array, op: str, combine: Callable[..., Array], *args: object) -> Array:
+def combined(x: Array, op: str, prepared: Prepare, combine: Callable[..., Array], *args: object
+             ) -> Array:
     """Reduce arrays of any dtype by a function that may round and compare differently.
 
     Args:
         x: This rank's array.
         op: The operation.
+        prepared: Converts the array; an error is raised on all ranks.
         combine: Reduces the arrays of all ranks: ``combine(x, op, *args)``.  For ``'max'`` and
             ``'min'`` it gets floats as integers, and never float16.  It may return ``None``, as on
             ranks without a result.
     """
     if x.dtype.kind == 'f':
         if x.dtype == np.float16:
+            wide = prepared(x.nbytes, lambda: x.astype(np.float32))
             with np.errstate(over='ignore'):
-                y = combined(x.astype(np.float32), op, combine, *args)
+                y = combined(wide, op, prepared, combine, *args)
                 return None if y is None else y.astype(np.float16)
         if op in ('max', 'min'):
-            y = combine(_ordered_bits(x.reshape(-1), op), op, *args)
+            bits = prepared(x.nbytes, lambda: _ordered_bits(x.reshape(-1), op))
+            y = combine(bits, op, *args)
             if y is None:
                 return None
             y = _flipped(y).view(x.dtype)

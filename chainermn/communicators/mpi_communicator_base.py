@@ -92,7 +92,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
                        self._messages.pending)
         self._topology = topology.of(self._rank, [each.place for each in introductions])
         self._group = Group(self._arrays, self._topology,
-                            weakref.ref(self._consistency.calls))
+                            weakref.ref(self._consistency.calls),
+                            prepared=self._consistency.prepared)
         self._mpi_transport = MpiTransport(self._group)
         self._transport = type(self).transport_class(self._group)
         self._to_free.append(self._transport.free)
