@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
 from chainermn._collectives import one_thread
+from chainermn._collectives.foreign_arguments import explained
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.check import CalledBy, ConsistencyCheck
 from chainermn._diagnostics import current_operations
@@ -67,7 +68,7 @@ def _collective(name: str, method: _Method) -> _Method:
                 return tracer.time(name, calls, method, args, kwargs)
             except Exception as error:
                 if calls.count == count:
-                    self.refuse(name, error)
+                    self.refuse(name, explained(error, name, method, args, kwargs))
                 raise
             except BaseException:
                 calls.left_at = calls.count
@@ -103,6 +104,11 @@ def _other(name: str, method: _Method) -> _Method:
             if tracer is None or tracer.is_inside:
                 return method(*args, **kwargs) if kwargs else method(*args)
             return tracer.time(name, self._traced_calls(), method, args, kwargs)
+        except TypeError as error:
+            better = explained(error, name, method, args, kwargs)
+            if better is error:
+                raise
+            raise better from None
         finally:
             thread.innermost = outer
 

@@ -312,8 +312,11 @@ class Messages:
 
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
         """Check peer and tag; raise on this rank only, since there is no rank to notify."""
-        if not _is_int(peer) or not _is_int(tag):
-            raise TypeError(f'{name} and tag must be integers, not {peer!r} and {tag!r}')
+        if not array_buffers.is_integer(peer) or not array_buffers.is_integer(tag):
+            advice = '' if name == 'dest' or not hasattr(peer, 'dtype') else (
+                '; the received array is returned: x = comm.recv(source, tag)')
+            raise TypeError(
+                f'{name} and tag must be integers, not {peer!r} and {tag!r}{advice}')
         if not (0 <= peer < self._size or (wildcards and peer == MPI.ANY_SOURCE)):
             raise ValueError(f'{name} must be a rank from 0 to {self._size - 1}, not {peer}')
         if not (0 <= tag <= self._max_tag or (wildcards and tag == MPI.ANY_TAG)):
@@ -496,6 +499,3 @@ def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
 def _is_inline(payload: Array) -> bool:
     return payload.nbytes <= INLINE and not array_buffers.on_device(payload)
 
-
-def _is_int(value: object) -> bool:
-    return hasattr(value, '__index__') and not isinstance(value, bool)

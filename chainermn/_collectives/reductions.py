@@ -32,7 +32,8 @@ class ReductionOperations(ArrayOperations):
 
     @operation
     def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
-        if type(x) is np.ndarray and op == 'sum' and out is None:  # fast paths, for most calls
+        # Fast paths, for most calls.
+        if type(x) is np.ndarray and out is None and type(op) is str and op == 'sum':
             signature = self._sums.get((x.shape, x.dtype))
             if signature is None:
                 signature = self._sum_signature(x)
@@ -67,7 +68,8 @@ class ReductionOperations(ArrayOperations):
     @operation
     def allreduce_many(self, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
         if not isinstance(xs, (tuple, list)):
-            raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}')
+            raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}; pass [*xs], '
+                            'or for one array call allreduce')
         arrays = [array_buffers.checked(x) for x in xs]
         for array in arrays:
             check_op(op, array.dtype)
@@ -121,7 +123,8 @@ class ReductionOperations(ArrayOperations):
     def multi_node_mean(self, x: Array) -> Array:
         array = array_buffers.checked(x)
         if array.dtype.kind != 'f':
-            raise TypeError(f'expected a floating-point array but got {array.dtype}')
+            raise TypeError(f'expected a floating-point array but got {array.dtype}; pass '
+                            'x.astype(numpy.float32)')
         summed = array.astype(array_buffers.summed_in(array.dtype), copy=False)
         mean = self._reduced(packed('multi_node_mean', array), summed, 'sum')
         mean *= mean.dtype.type(1 / self.size)

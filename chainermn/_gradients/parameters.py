@@ -67,7 +67,8 @@ class ParameterList(ArrayList):
             TypeError, ValueError: If the model is not a link, or an array cannot be exchanged.
         """
         if not isinstance(model, chainer.Link):
-            raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
+            raise TypeError(f'expected a model (chainer.Link) but got {type(model)}; for other '
+                            'data use an operation for arrays or objects, such as bcast_obj')
         paths, parameters = sorted_once(model)
         if attribute == 'grad':
             with contextlib.suppress(RuntimeError):  # a parameter that is not initialized

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from typing import Any
 
 import chainer
 import numpy as np
@@ -61,11 +62,22 @@ def is_plain(x: Array) -> bool:
 
 def checked_root(root: int, size: int) -> int:
     """Return a valid root, or raise."""
-    if isinstance(root, bool) or not hasattr(root, '__index__'):
+    if not is_integer(root):
         raise TypeError(f'root must be an integer, not {root!r}')
     if not 0 <= root < size:
         raise ValueError(f'root must be a rank from 0 to {size - 1}, not {root}')
     return operator.index(root)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, of Python or NumPy, and not a bool."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)  # arrays have the method, too
+    except TypeError:
+        return False
+    return True
 
 
 def summed_in(dtype: np.dtype) -> np.dtype:

@@ -5,24 +5,49 @@ NaN or a negative zero.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import chainer
 import numpy as np
 
+from chainermn._mpi import MPI
 from chainermn._transport.base import Prepare
 from chainermn._types import Array
 
 OPS = ('sum', 'prod', 'max', 'min')
 
+#: Names in other libraries.
+_OTHER_NAMES = {'sum': ('add',), 'prod': ('product', 'multiply', 'mul'),
+                'max': ('maximum', 'amax'), 'min': ('minimum', 'amin')}
+
 
 def check_op(op: object, dtype: np.dtype | None = None) -> None:
     """Raise if the operation is unknown, or not defined for arrays of that dtype."""
-    if op not in OPS:
-        raise ValueError(f'op must be one of {", ".join(map(repr, OPS))}, not {op!r}')
+    if not (isinstance(op, str) and op in OPS):
+        text = ' '.join(re.sub(' at 0x[0-9a-f]+', '', repr(op)).split())  # equal on all ranks
+        raise ValueError(f'op must be one of {", ".join(map(repr, OPS))}, not {text}'
+                         f'{_instead_of(op)}')
     if dtype is not None and dtype.kind == 'c' and op in ('max', 'min'):
         raise TypeError(f'complex numbers have no order: use op="sum" or op="prod" for {dtype} '
                         f'arrays, not op={op!r}')
+
+
+def _instead_of(op: object) -> str:
+    """Return what to write instead of the name or object of another library."""
+    if isinstance(op, MPI.Op):
+        op = next((name for name in OPS if op == getattr(MPI, name.upper())), op)
+    if hasattr(op, 'shape'):
+        return '; the result is returned, and also written to out=, if given'
+    words = {*re.split('[^a-z]+', str(getattr(op, '__name__', op)).lower())}
+    if words & {'mean', 'avg', 'average'}:
+        return '; for the mean, use multi_node_mean(x), or divide the sum by comm.size'
+    for known, others in _OTHER_NAMES.items():
+        if words & {known, *others}:
+            return f'; write op={known!r}'
+    if callable(op):
+        return '; for a reduction of your own, reduce the result of allgather or allgather_obj'
+    return ''
 
 
 def combined(x: Array, op: str, prepared: Prepare, combine: Callable[..., Array], *args: object

@@ -21,6 +21,8 @@ _CONVERSIONS = {
 
 def described(x: object) -> str:
     """Return the type of an object, and what to pass instead."""
+    if x is None:
+        return 'None; pass an array on every rank that sends one'
     kind = f'{type(x).__module__}.{type(x).__qualname__}'.removeprefix('builtins.')
     if isinstance(x, chainer.Variable):
         return ('a chainer.Variable; pass its .array, or use chainermn.functions, whose results '
@@ -46,4 +48,5 @@ def advice_for(dtype: np.dtype) -> str:
 def _object_operation() -> str:
     """Return the name of the operation for objects that is like the current one."""
     name = current_operations.outermost().removeprefix('i')
+    name = 'allreduce' if name in ('reduce', 'allreduce_many', 'multi_node_mean') else name
     return f'{name}_obj' if f'{name}_obj' in BY_NAME else 'an object operation, such as bcast_obj'

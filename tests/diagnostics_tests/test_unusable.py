@@ -275,8 +275,8 @@ thread = threading.Thread(target=beat, daemon=True, name='heart')
 thread.start()
 before = unusable.shut_down
 
-def shut_down():
-    before()
+def shut_down(is_finalized):
+    before(is_finalized)
     is_shut_down.set()
     thread.join()
 
