@@ -144,20 +144,25 @@ class MpiTransport:
                 return x
             buffer = packing.pack(group, array_buffers.summed_in(x.dtype), batched)
             # Summed in place; the array itself must not change.
-            return buffer.copy() if len(group) == 1 and targets[0] is not x else buffer
+            return self._staged(
+                buffer.copy() if len(group) == 1 and targets[0] is not x else buffer)
 
         buffer = self.group.prepared(sum(x.nbytes for x in group), pack)
         if is_in_place:
             self.mpi_comm.Allreduce(MPI.IN_PLACE, x)
             np.multiply(x, 1 / self.size, out=x)
         else:
-            packing.unpack(self._sum(buffer), targets, 1 / self.size, batched)
+            total = self._sum(buffer, array_buffers.on_device(x))
+            packing.unpack(total, targets, 1 / self.size, batched)
 
-    def _sum(self, buffer: Array) -> Array:
+    def _staged(self, buffer: Array) -> Array:
+        """Return a flat buffer for :meth:`_sum`."""
+        return array_buffers.to_buffer(buffer)
+
+    def _sum(self, staged: Array, on_device: bool) -> Array:
         """Return the sum of the flat buffers of all ranks; may overwrite the buffer."""
-        staged = array_buffers.to_buffer(buffer)
         self.mpi_comm.Allreduce(MPI.IN_PLACE, staged)
-        return array_buffers.from_buffer(staged, staged.shape, array_buffers.on_device(buffer))
+        return array_buffers.from_buffer(staged, staged.shape, on_device)
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
@@ -177,7 +182,8 @@ class MpiTransport:
 
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Return the mean of the encoded buffers of all ranks."""
-        return encoded_mean.by_mpi(self.mpi_comm, codec, encoded, size, dtype)
+        return encoded_mean.by_mpi(
+            self.mpi_comm, codec, encoded, size, dtype, self.group.prepared)
 
     def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
         """Copy the arrays of the root into those of all ranks.
