@@ -147,7 +147,10 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
         raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged')
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f'parameter {path}: its array is read-only; assign a writable copy')
-    return array
+    if not array.dtype.isnative:
+        raise TypeError(f'parameter {path}: its array has a foreign byte order; assign '
+                        f'array.astype({array.dtype.name!r})')
+    return array_buffers.without_subclass(array)
 
 
 def sorted_once(model: Model) -> tuple[tuple[str, ...], list[Parameter]]:

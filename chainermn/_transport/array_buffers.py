@@ -28,10 +28,8 @@ def checked(x: Array) -> Array:
         return x
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError('a masked array would lose its mask; send x.data and x.mask, or x.filled()')
-    if isinstance(x, (np.ndarray, np.generic)):
-        x = np.asarray(x)  # of no subclass, whose methods may differ
-    elif on_device(x):
-        x = _without_subclass(x)
+    if isinstance(x, (np.ndarray, np.generic)) or on_device(x):
+        x = without_subclass(x)
     else:
         raise TypeError(f'expected a numpy or cupy array but got {unsuitable.described(x)}')
     if x.dtype not in _signature.CODES:
@@ -44,8 +42,10 @@ def checked(x: Array) -> Array:
     return x
 
 
-def _without_subclass(x: Array) -> Array:
-    """Return a CuPy array as one of no subclass, which shares its memory."""
+def without_subclass(x: Array) -> Array:
+    """Return an array of no subclass, whose methods may differ, that shares the memory of ``x``."""
+    if not on_device(x):
+        return np.asarray(x)
     import cupy
     return x if type(x) is cupy.ndarray else cupy.asarray(x)
 
