@@ -47,7 +47,7 @@ class Group:
     #: The dtype in which NCCL averages; ``None`` is that of Chainer's configuration.
     grad_dtype: np.dtype | None = None
     #: Prepares to transfer data, so that all ranks raise the error of one.
-    prepared: Prepare = on_this_rank
+    prepared: Prepare = dataclasses.field(default_factory=lambda: on_this_rank)
 
 
 class Compressor(Protocol):
