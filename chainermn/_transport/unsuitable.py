@@ -22,7 +22,7 @@ _CONVERSIONS = {
 def described(x: object) -> str:
     """Return the type of an object, and what to pass instead."""
     if x is None:
-        return 'None; pass an array on every rank that sends one'
+        return 'None; pass an array'
     kind = f'{type(x).__module__}.{type(x).__qualname__}'.removeprefix('builtins.')
     if isinstance(x, chainer.Variable):
         return ('a chainer.Variable; pass its .array, or use chainermn.functions, whose results '

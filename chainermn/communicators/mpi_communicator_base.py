@@ -170,11 +170,12 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @operation
     def split(self, color: int, key: int) -> Self:
-        if not (is_integer(color) and is_integer(key)):
+        try:
+            color, key = operator.index(color), operator.index(key)
+        except TypeError:
             raise TypeError(f'color and key must be integers, not {color!r} and {key!r}; for a '
                             'communicator of some ranks only, use new_group(ranks), which returns '
-                            'None on the others')
-        color, key = operator.index(color), operator.index(key)
+                            'None on the others') from None
         if not (0 <= color <= _INT_MAX and -_INT_MAX <= key <= _INT_MAX):
             raise ValueError(f'color must be from 0 to {_INT_MAX} and key from -{_INT_MAX} to '
                              f'{_INT_MAX}, not {color} and {key}' + (

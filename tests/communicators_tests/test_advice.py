@@ -32,7 +32,7 @@ COLLECTIVES = {
     'number in a mean': (lambda comm: comm.multi_node_mean(1.5), 'send x by allreduce_obj'),
     'numbers': (lambda comm: comm.alltoall([1.] * comm.size), 'such as bcast_obj'),
     'text': (lambda comm: comm.allgather('text'), 'send other objects by allgather_obj'),
-    'None': (lambda comm: comm.allreduce(None), 'got None; pass an array on every rank'),
+    'None': (lambda comm: comm.allreduce(None), 'got None; pass an array'),
     'tensor': (lambda comm: comm.allreduce(FromTorch()), 'x.detach().cpu().numpy()'),
     'jax': (lambda comm: comm.allreduce(FromJax()), 'pass numpy.asarray(x)'),
     'Variable': (lambda comm: comm.allreduce(chainer.Variable(X)), 'pass its .array'),
@@ -111,6 +111,7 @@ def test_similar_calls_are_right(comms):
             np.testing.assert_array_equal(comm.bcast(X, root=root), X)
         assert comm.allreduce_obj(1, op=np.str_('sum')) == comm.size
         np.testing.assert_array_equal(comm.allreduce(x=X, op=np.str_('sum')), X * comm.size)
+        assert comm.split(comm.rank == 0, 0).size == max(1, comm.size - 1 if comm.rank else 1)
         group = comm.new_group(np.arange(1))
         assert (group is None) == (comm.rank > 0)
         status = MPI.Status()
