@@ -10,6 +10,9 @@ The wheel installs into site-packages:
   before all other ones, see chainer_compat/__init__.py.
 """
 
+# Older Pythons run this file, too, before pip says which Python is required.
+from __future__ import annotations
+
 import atexit
 import importlib.util
 import os

@@ -1,5 +1,6 @@
 """chainermn demo: trains a digit classifier, from any folder."""
 
+import errno
 import os
 import re
 import subprocess
@@ -59,4 +60,26 @@ def test_out_is_a_file(capsys, tmp_path):
     with pytest.raises(SystemExit) as end:
         main(['demo', '--out', str(tmp_path / 'file')])
     assert end.value.code == 2
-    assert f"File exists: '{tmp_path}/file'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"File exists: '{tmp_path}/file'" in error
+    assert 'Select another folder with --out FOLDER' in error
+
+
+@pytest.mark.parametrize('is_there', [False, True])
+def test_read_only_folder(capsys, tmp_path, monkeypatch, is_there):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, 'Read-only file system', 'result')
+
+    # As root may write everywhere, a file system cannot play this.
+    monkeypatch.chdir(tmp_path)
+    if is_there:
+        (tmp_path / 'result').mkdir()
+        monkeypatch.setattr('tempfile.TemporaryFile', refuse)
+    else:
+        monkeypatch.setattr('os.makedirs', refuse)
+    with pytest.raises(SystemExit) as end:
+        main(['demo'])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert "Read-only file system: 'result'" in error
+    assert 'Select another folder with --out FOLDER' in error

@@ -23,6 +23,14 @@ def test_nothing_is_found(module, options):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize('name', ['setup.py', 'build_backend.py'])
+def test_older_pythons_run_the_build(name):
+    """They have to, before pip reports that they are too old."""
+    tree = ast.parse((ROOT / name).read_text(encoding='utf-8'), feature_version=(3, 7))
+    assert any(isinstance(node, ast.ImportFrom) and node.module == '__future__'
+               and node.names[0].name == 'annotations' for node in tree.body)
+
+
 def nodes(kind):
     """All nodes of the syntax trees of the packages that are of this kind, with their files."""
     for package in ('chainermn', 'chainer_compat'):

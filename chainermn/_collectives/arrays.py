@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from chainermn import _signature
 from chainermn._collectives import nonblocking
 from chainermn._collectives.activations import Activation, Activations
@@ -82,12 +84,12 @@ class ArrayOperations(InlineArrays):
         message = self._consistency.bcast(
             signature, root, b'' if array is None else self._inline(array))
         if len(message) > SIZE:
-            return array_of(message) if array is None else x
+            return array_of(message) if array is None else _result(x, array)
         call = unpack(message)
         shape = self._shapes([call] * self._size, array)[root]
         received = self._transport_for(call.device).bcast(
             array, shape, call.dtype, call.device, root)
-        return received if array is None else x
+        return received if array is None else _result(x, array)
 
     @operation
     def gather(self, x: Array, root: int = 0) -> tuple[Array, ...] | None:
@@ -112,6 +114,7 @@ class ArrayOperations(InlineArrays):
 
     @operation
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+        arrays: list[Array] | None = None
         if (stack := self._inline_stack(xs)) is not None:
             shape, dtype, data = stack
             signature = pack('alltoall', shape, dtype, number=_HOMOGENEOUS)
@@ -123,7 +126,7 @@ class ArrayOperations(InlineArrays):
         messages = self._consistency.gather(signature, data)
         if has_data(messages):
             return self._received(messages, signature, xs[self._rank], self._rank)
-        arrays = self._checked_sequence(xs)
+        arrays = [*xs] if arrays is None else arrays
         shapes = [array.shape for array in arrays]
         calls = [*map(unpack, messages)]
         kind = max(call.number for call in calls)
@@ -206,6 +209,11 @@ class ArrayOperations(InlineArrays):
         if any(call.ndim > _signature.MAX_INLINE_DIMS for call in calls):
             return self._arrays.allgather(getattr(array, 'shape', ()))
         return [call.shape for call in calls]
+
+
+def _result(x: Array, array: Array) -> Array:
+    """Return the result of the root: ``x`` itself, unless it is of a subclass."""
+    return x if type(x) is type(array) or isinstance(x, np.generic) else array
 
 
 def packed(operation: str, array: Array, root: int = -1, op: str = '') -> bytes:

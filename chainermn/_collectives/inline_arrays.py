@@ -12,6 +12,7 @@ from chainermn._consistency.signature_exchange import Data
 from chainermn._mpi import MPI
 from chainermn._signature import CODES, MAX_INLINE_DIMS, SIZE, unpack
 from chainermn._transport import array_buffers
+from chainermn._transport.base import on_this_rank
 from chainermn._transport.elementwise import combined
 from chainermn._transport.mpi import mpi_op
 from chainermn._types import Array
@@ -35,7 +36,7 @@ class InlineArrays(Operations):
         Returns:
             ``None`` if they are invalid, differ in shape or dtype, or are sent separately.
         """
-        if not isinstance(xs, (np.ndarray, tuple, list)) or (
+        if type(xs) not in (np.ndarray, tuple, list) or (
                 getattr(xs, 'shape', True) == () or len(xs) != self._size):
             return None
         first = xs[0]
@@ -104,7 +105,8 @@ def reduced(blocks: Sequence[Data], op: str, shape: tuple[int, ...], dtype: np.d
             mpi_op(y.dtype, op).Reduce_local(other, y)
         return y
 
-    return combined(np.frombuffer(b''.join(blocks), dtype), op, combine).reshape(shape)
+    return combined(
+        np.frombuffer(b''.join(blocks), dtype), op, on_this_rank, combine).reshape(shape)
 
 
 @functools.cache

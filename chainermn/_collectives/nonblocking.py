@@ -205,7 +205,9 @@ class Request(Generic[_Result]):
 
 def waitall(requests: Iterable[Request[_T]]) -> list[_T]:
     """Wait for all requests; return their results, or raise the first error."""
-    requests = [requests] if isinstance(requests, Request) else list(requests)
+    if not isinstance(requests, Iterable):
+        requests = [requests]
+    requests = list(requests)
     for request in requests:
         if not isinstance(request, Request):
             raise TypeError(f'waitall takes requests of isend and irecv, not {request!r}')

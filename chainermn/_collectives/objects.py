@@ -18,7 +18,7 @@ from chainermn._transport.elementwise import check_op
 from chainermn._transport.pickling import Pickled, chunks, load
 from chainermn._types import Buffer, Object
 
-#: Largest pickle, in bytes, that is broadcast without a second exchange.
+#: Largest pickle, in bytes, whose length is in the signature.
 _SINGLE = 2**24
 
 #: Largest pickle, in bytes, that all ranks exchange padded to the length of the longest.
@@ -55,22 +55,15 @@ class ObjectOperations(Operations):
         if len(message) > SIZE:
             return obj if pickled is not None else load(message[SIZE:], (), root, self._rank)
         nbytes = unpack(message).number
-        parts = self._memory_for_parts(pickled, root) if not nbytes else [
-            np.empty(nbytes, np.uint8)] if pickled is None else pickled.parts
+        lengths = [nbytes] if nbytes else self._arrays.bcast(
+            None if pickled is None else [part.nbytes for part in pickled.parts], root)
+        parts = self._consistency.prepared(sum(lengths), lambda: [
+            np.empty(length, np.uint8) for length in lengths
+        ] if pickled is None else pickled.parts)
         for part in parts:
             for chunk in chunks(part):
                 self._arrays.Bcast(chunk, root)
         return obj if pickled is not None else load(parts[0], parts[1:], root, self.rank)
-
-    @operation('bcast_obj')
-    def _memory_for_parts(self, pickled: Pickled | None, root: int) -> list[np.ndarray]:
-        """Return the root's parts, and memory for them on the other ranks."""
-        lengths = self._arrays.bcast(
-            None if pickled is None else [part.nbytes for part in pickled.parts], root)
-        parts = [np.empty(length, np.uint8) for length in lengths
-                 ] if pickled is None else pickled.parts
-        self._consistency.same(pack('bcast_obj', root=root))
-        return parts
 
     @operation
     def gather_obj(self, obj: Object, root: int = 0) -> list[Object] | None:

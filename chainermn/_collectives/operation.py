@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
+from chainermn._collectives import one_thread
+from chainermn._collectives.foreign_arguments import explained
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.check import CalledBy, ConsistencyCheck
 from chainermn._diagnostics import current_operations
@@ -30,6 +32,8 @@ def operation(what: Any, /) -> Any:
 
     If it waits for all ranks:
 
+    - A second thread that calls one at the same time gets an error.
+
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
     - If SystemExit or KeyboardInterrupt interrupts an operation, for example in a signal handler,
@@ -51,19 +55,27 @@ def _collective(name: str, method: _Method) -> _Method:
         try:
             thread.innermost = name, self, outer
             calls = self._consistency.calls
+            inside = calls.inside
+            if inside is not None and inside is not thread:
+                one_thread.check(self, name, calls, thread)
+                inside = None
             tracer = self._tracer
             count = calls.count
+            calls.inside = thread
             try:
                 if tracer is None or tracer.is_inside:
                     return method(*args, **kwargs) if kwargs else method(*args)
                 return tracer.time(name, calls, method, args, kwargs)
             except Exception as error:
                 if calls.count == count:
-                    self.refuse(name, error)
+                    self.refuse(name, explained(error, name, method, args, kwargs))
                 raise
             except BaseException:
                 calls.left_at = calls.count
                 raise
+            finally:
+                if calls.inside is thread:
+                    calls.inside = inside
         finally:
             thread.innermost = outer
 
@@ -92,6 +104,11 @@ def _other(name: str, method: _Method) -> _Method:
             if tracer is None or tracer.is_inside:
                 return method(*args, **kwargs) if kwargs else method(*args)
             return tracer.time(name, self._traced_calls(), method, args, kwargs)
+        except TypeError as error:
+            better = explained(error, name, method, args, kwargs)
+            if better is error:
+                raise
+            raise better from None
         finally:
             thread.innermost = outer
 

@@ -106,14 +106,12 @@ class Messages:
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('isend', dest, tag)
         name, site = f'isend to rank {dest} with tag {tag}', call_site.locate()
-        first, number, rest = self._parts('isend', data, dest, tag)
+        # The parts are copied, since the receiver receives them only in wait() or test().
+        first, number, rest = self._parts('isend', data, dest, tag, copies=True)
         self.calls.count_sent(dest, tag)
-        # The first message is synchronous, to know at the end whether it was received; the others
-        # are copied, since the receiver receives them only in wait() or test().
+        # The first message is synchronous, to know at the end whether it was received.
         sends = [self._mpi_comm.Issend(first, dest, tag)]
-        for part in rest:
-            sent = part if isinstance(part, bytes) else array_buffers.copied(part)
-            sends.append(self._payloads.mpi_comm.Isend(sent, dest, number))
+        sends += [self._payloads.mpi_comm.Isend(part, dest, number) for part in rest]
         self.pending.record(f'{name}, called at {site}', sends)
         return Request(name, site, iter(()), self._are_others,
                        functools.partial(self._began, 'wait', dest, tag))
@@ -180,6 +178,9 @@ class Messages:
 
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Object:
         """Receive an object."""
+        if status is not None and not isinstance(status, MPI.Status):
+            raise TypeError(f'status must be an mpi4py.MPI.Status, not {status!r}; to receive a '
+                            'message with a tag, write tag=...')
         if not (type(source) is int is type(tag) and 0 <= source < self._size
                 and (0 <= tag <= self._max_tag or tag == self._any_tag)):
             self._check(source, tag, 'source', wildcards=True)
@@ -311,8 +312,11 @@ class Messages:
 
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
         """Check peer and tag; raise on this rank only, since there is no rank to notify."""
-        if not _is_int(peer) or not _is_int(tag):
-            raise TypeError(f'{name} and tag must be integers, not {peer!r} and {tag!r}')
+        if not array_buffers.is_integer(peer) or not array_buffers.is_integer(tag):
+            advice = '' if name == 'dest' or not hasattr(peer, 'dtype') else (
+                '; the received array is returned: x = comm.recv(source, tag)')
+            raise TypeError(
+                f'{name} and tag must be integers, not {peer!r} and {tag!r}{advice}')
         if not (0 <= peer < self._size or (wildcards and peer == MPI.ANY_SOURCE)):
             raise ValueError(f'{name} must be a rank from 0 to {self._size - 1}, not {peer}')
         if not (0 <= tag <= self._max_tag or (wildcards and tag == MPI.ANY_TAG)):
@@ -346,15 +350,26 @@ class Messages:
         return failure.error(f'{failure.operation} from rank {source} to rank {dest} with tag '
                              f'{tag} failed (no data was sent)\n  rank {source}: {failure.text}')
 
-    def _parts(self, operation: str, data: Arrays, dest: int, tag: int
+    def _parts(self, operation: str, data: Arrays, dest: int, tag: int, copies: bool = False
                ) -> tuple[bytes, int, list[Array | bytes]]:
-        """Return the message with the user's tag, the number of the payload, and its messages."""
+        """Return the message with the user's tag, the number of the payload, and its messages.
+
+        Args:
+            operation: The operation, for errors.
+            data: Arrays.
+            dest: The receiver, which raises an error of this rank, too.
+            tag: The tag.
+            copies: Whether the payloads are copies of the arrays.
+        """
         is_one = not isinstance(data, (tuple, list))
         try:
             arrays = [array_buffers.checked(x) for x in ([data] if is_one else data)]
+            payloads = [array_buffers.raw(array_buffers.to_buffer(x)) for x in arrays]
+            if copies:
+                payloads = [payload if _is_inline(payload) else array_buffers.copied(payload)
+                            for payload in payloads]
         except Exception as error:
             self._fail_send(operation, error, dest, tag)
-        payloads = [array_buffers.raw(array_buffers.to_buffer(x)) for x in arrays]
         if is_one and _is_inline(payloads[0]):
             return _head(arrays[0], -1) + payloads[0].tobytes(), -1, []
         number = self._payloads.new_number()
@@ -484,6 +499,3 @@ def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
 def _is_inline(payload: Array) -> bool:
     return payload.nbytes <= INLINE and not array_buffers.on_device(payload)
 
-
-def _is_int(value: object) -> bool:
-    return hasattr(value, '__index__') and not isinstance(value, bool)

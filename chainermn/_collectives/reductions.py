@@ -1,6 +1,7 @@
 """Reductions of arrays."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,7 +32,8 @@ class ReductionOperations(ArrayOperations):
 
     @operation
     def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
-        if type(x) is np.ndarray and op == 'sum' and out is None:  # fast paths, for most calls
+        # Fast paths, for most calls.
+        if type(x) is np.ndarray and out is None and type(op) is str and op == 'sum':
             signature = self._sums.get((x.shape, x.dtype))
             if signature is None:
                 signature = self._sum_signature(x)
@@ -41,13 +43,12 @@ class ReductionOperations(ArrayOperations):
                     return sum_of(blocks, x.shape, x.dtype)
                 return self._transport_reduced(x, op, False)
             if x.dtype in _NATIVE and x.nbytes < LARGE and x.flags.c_contiguous:
-                check = self._consistency
+                check, y = self._consistency, np.empty(x.shape, x.dtype)
                 if check.is_active:
                     check.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
                 else:
                     check.calls.count += 1
                     check.calls.ring.append('allreduce')
-                y = np.empty(x.shape, x.dtype)
                 self._arrays.Allreduce(x, y)
                 return y
         array = array_buffers.checked(x)
@@ -61,13 +62,14 @@ class ReductionOperations(ArrayOperations):
             array = target if _same_elements(array, target) else array.copy()
         result = self._reduced(signature, array, op, target)
         if result is not out:
-            out[...] = result
+            (np.asarray(out) if isinstance(out, np.ndarray) else out)[...] = result
         return out
 
     @operation
     def allreduce_many(self, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
         if not isinstance(xs, (tuple, list)):
-            raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}')
+            raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}; pass [*xs], '
+                            'or for one array call allreduce')
         arrays = [array_buffers.checked(x) for x in xs]
         for array in arrays:
             check_op(op, array.dtype)
@@ -85,7 +87,9 @@ class ReductionOperations(ArrayOperations):
                 for i, total in zip(members, sums, strict=True):
                     results[i] = total
                 continue
-            total = self._transport_reduced(packing.pack(group, dtype), op, homogeneous)
+            flat = self._consistency.prepared(
+                sum(array.nbytes for array in group), functools.partial(packing.pack, group, dtype))
+            total = self._transport_reduced(flat, op, homogeneous)
             start = 0
             for i, array in zip(members, group, strict=True):
                 part = total[start:start + array.size].reshape(array.shape)
@@ -101,7 +105,7 @@ class ReductionOperations(ArrayOperations):
         check_op(op, array.dtype)
         homogeneous = self._consistency.same(packed('reduce', array, root, op))
         transport = self._transport_for(array_buffers.on_device(array), homogeneous)
-        return combined(array, op, transport.reduce, root)
+        return combined(array, op, self._consistency.prepared, transport.reduce, root)
 
     @operation
     def reduce_scatter(self, xs: Array, op: str = 'sum') -> Array:
@@ -110,14 +114,17 @@ class ReductionOperations(ArrayOperations):
         homogeneous = self._checked_arrays('reduce_scatter', arrays, op)
         sizes = [array.size for array in arrays]
         transport = self._transport_for(array_buffers.on_device(arrays[0]), homogeneous)
-        result = combined(packing.pack(arrays), op, transport.reduce_scatter, sizes)
+        prepared = self._consistency.prepared
+        flat = prepared(sum(array.nbytes for array in arrays), lambda: packing.pack(arrays))
+        result = combined(flat, op, prepared, transport.reduce_scatter, sizes)
         return result.reshape(arrays[self.rank].shape)
 
     @operation
     def multi_node_mean(self, x: Array) -> Array:
         array = array_buffers.checked(x)
         if array.dtype.kind != 'f':
-            raise TypeError(f'expected a floating-point array but got {array.dtype}')
+            raise TypeError(f'expected a floating-point array but got {array.dtype}; pass '
+                            'x.astype(numpy.float32)')
         summed = array.astype(array_buffers.summed_in(array.dtype), copy=False)
         mean = self._reduced(packed('multi_node_mean', array), summed, 'sum')
         mean *= mean.dtype.type(1 / self.size)
@@ -168,12 +175,12 @@ class ReductionOperations(ArrayOperations):
             out: C-ordered host array that may receive the result; it may be ``array`` itself.
         """
         transport = self._transport_for(array_buffers.on_device(array), homogeneous)
-        return combined(array, op, transport.allreduce, out)
+        return combined(array, op, self._consistency.prepared, transport.allreduce, out)
 
 
 def _is_plain(x: Array) -> bool:
     """Whether MPI can write to an array directly."""
-    return isinstance(x, np.ndarray) and x.flags.c_contiguous
+    return type(x) is np.ndarray and x.flags.c_contiguous
 
 
 def _same_elements(x: Array, y: Array) -> bool:
@@ -183,6 +190,8 @@ def _same_elements(x: Array, y: Array) -> bool:
 def _check_out(out: Array, x: Array) -> None:
     if not isinstance(out, np.ndarray) and not array_buffers.on_device(out):
         raise TypeError(f'out must be an array, not {type(out)}')
+    if isinstance(out, np.ma.MaskedArray):
+        raise TypeError('out must not be a masked array; pass out.data')
     if (out.dtype, out.shape) != (x.dtype, x.shape):
         raise ValueError(f'out must have the dtype and shape of the array, {x.dtype} {x.shape}, '
                          f'not {out.dtype} {out.shape}')

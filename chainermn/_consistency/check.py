@@ -6,9 +6,9 @@ arguments, the ranks exchange details, and all of them raise the same error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
-from chainermn import _environment, _signature
+from chainermn import _environment, _signature, global_except_hook
 from chainermn._consistency import mismatch
 from chainermn._consistency.signature_exchange import (
     MISMATCH,
@@ -32,6 +32,12 @@ from chainermn._signature import (
     identifier_of_caller,
 )
 from chainermn._tracing import recorder
+
+_T = TypeVar('_T')
+
+#: Transfers of so many bytes, or more, begin with another check: then it takes less than 1 % of the
+#: time, and memory may be short.
+_LARGE = 2**20
 
 
 class Settings(NamedTuple):
@@ -192,8 +198,43 @@ class ConsistencyCheck:
         if not self.is_active:
             raise error
         self.calls.count += 1
-        reason = ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
-        self.calls.record(f'{operation} failed on this rank ({reason})')
+        self.calls.record(f'{operation} failed on this rank ({_one_line(error)})')
+        self._refuse(operation, error, consequence)
+
+    def prepared(self, nbytes: int | None, prepare: Callable[[], _T]) -> _T:
+        """Prepare to transfer data, after the calls were compared; raise an error on all ranks.
+
+        The other ranks wait for the data of this one, so without memory for a small transfer, this
+        rank ends the job.
+
+        Args:
+            nbytes: The size of the transfer, equal on all ranks; ``None`` if they do not know it.
+            prepare: Allocates and packs.
+
+        Returns:
+            The result of ``prepare``.
+        """
+        if self._size == 1:
+            return prepare()
+        newest = self.calls.newest_record
+        signature = newest if isinstance(newest, bytes) else _signature.pack('queue_gradients')
+        try:
+            result = prepare()
+        except Exception as error:
+            operation = _signature.unpack(signature).operation
+            if not self.is_active or (nbytes is not None and nbytes < _LARGE):
+                global_except_hook.abort_job(
+                    f'{operation} failed, and the other ranks wait for its data',
+                    f'{_one_line(error)}\n')
+            self._refuse(operation, error, mismatch.NOT_SENT)
+        # Without counting: it is the same operation.
+        if self.is_active and (nbytes is None or nbytes >= _LARGE) and not (
+                self._exchange.matches(self._identifier(signature))):
+            self._compare(signature)
+        return result
+
+    def _refuse(self, operation: str, error: Exception, consequence: str) -> NoReturn:
+        """Raise an error on all ranks, which are in a check."""
         self._exchange.matches(MISMATCH)
         self._raise_common(self._signatures(_signature.pack('failed', failed=True)), None, error,
                            mismatch.RemoteError.of(operation, error, consequence))
@@ -265,6 +306,10 @@ class CalledBy:
     def __exit__(self, *error: object) -> None:
         caller, self._check.update = self._outer
         self._check.set_caller(caller)
+
+
+def _one_line(error: Exception) -> str:
+    return ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
 
 
 def _first_to_print(signatures: Sequence[CallSignature]) -> int:

@@ -148,7 +148,7 @@ def wait(request: MPI.Request, status: MPI.Status | None = None) -> None:
                 return
             os.sched_yield()
     except BaseException:  # of a signal handler; MPI still writes into the buffer
-        request.Wait(status)
+        request.Wait()
         raise
     request.Wait(status)
 

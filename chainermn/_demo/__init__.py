@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import tempfile
 
 from chainermn._system import mpiexec
 
@@ -36,9 +37,14 @@ def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                      f'{sys.executable} -m pip install scikit-learn')
     try:
         program = mpiexec.find()
-        os.makedirs(options.out, exist_ok=True)  # an error now, not after the first epoch
     except OSError as error:
         parser.error(str(error))
+    try:  # an error now, not after the first epoch
+        os.makedirs(options.out, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.out):
+            pass
+    except OSError as error:
+        parser.error(f'cannot write results: {error}. Select another folder with --out FOLDER')
     command = [program, '-n', str(options.n), sys.executable, str(_script()),
                '--epoch', str(options.epoch), '--out', options.out]
     if not sys.stdout.isatty():

@@ -88,6 +88,21 @@ def of_thread(ident: int) -> list[CurrentOperation]:
     return found
 
 
+def is_inside(thread: Thread, owner: object) -> bool:
+    """Return whether a thread is in an operation of an owner."""
+    entry = thread.innermost
+    while entry is not None:
+        if entry[1] is owner:
+            return True
+        entry = entry[2]
+    return False
+
+
+def ident_of(thread: Thread) -> int | None:
+    """Return the identifier of a thread; ``None`` if it has ended."""
+    return next((ident for ident, each in _threads.items() if each is thread), None)
+
+
 def threads() -> frozenset[int]:
     """Return the identifiers of the threads that have used an operation."""
     return frozenset(_threads.keys())

@@ -56,8 +56,8 @@ class FlightRecord:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', 'count', 'left_at', 'number', 'ranks', 'record', 'ring', 'timeout',
-                 'waits_for_all')
+    __slots__ = ('__weakref__', 'count', 'inside', 'left_at', 'number', 'ranks', 'record', 'ring',
+                 'timeout', 'waits_for_all')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
@@ -69,6 +69,8 @@ class FlightRecord:
         self.count: int = 0
         #: The count when this rank left an incomplete operation.
         self.left_at: int = 0
+        #: The thread in an operation that waits for all ranks, or the error of a second thread.
+        self.inside: object = None
         #: Whether every operation waits until all ranks have entered it.
         self.waits_for_all: bool = False
         self.ring: collections.deque[Record | _WithCallSite] = collections.deque(maxlen=LENGTH)

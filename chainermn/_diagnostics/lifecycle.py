@@ -70,7 +70,7 @@ def prepare(mpi_comm: MPI.Intracomm) -> Registration | None:
         # Registered after mpi4py's function, so called before it: MPI is still initialized.
         atexit.register(_end)
         # If the program calls MPI.Finalize(), MPI calls this first.
-        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _end())
+        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _end(is_finalized=True))
         MPI.COMM_SELF.Set_attr(key, True)
         dump_request.listen()
     return node_monitor.prepare() if watchdog.get().add_group(mpi_comm) else None
@@ -141,7 +141,12 @@ def remove_callback(callback: Callable[[], None]) -> None:
 
 # A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
 @current_operations.recorded(END)
-def _end() -> None:
+def _end(*, is_finalized: bool = False) -> None:
+    """Take part in the shutdown.
+
+    Args:
+        is_finalized: Whether the program calls MPI.Finalize().
+    """
     state = _state()
     if state.has_ended or not state.has_started or MPI.Is_finalized():
         return
@@ -161,7 +166,7 @@ def _end() -> None:
             node_monitor.deregister()
             global_except_hook.mark_finished()
     finally:
-        unusable.shut_down()
+        unusable.shut_down(is_finalized)
 
 
 def _incomplete_operation() -> str:

@@ -19,6 +19,10 @@ _SHUT_DOWN = (
     'the communicators of this rank were shut down at the end of the program, so it cannot reach '
     'the other ranks any more. Call it earlier, on every rank: in the main program, or in a '
     'function that is registered with atexit after the first communicator was created')
+_FINALIZED = (
+    'the program has called MPI.Finalize(), so this rank cannot reach the other ranks any more. '
+    'Remove the call, or move it to the end of the program: mpi4py finalizes MPI when the program '
+    'ends')
 _FORKED = (
     'this process was forked from the rank in process {}, and is not a rank, so it cannot use '
     'a communicator. Call it in that process, and exchange data with this one by other means, such '
@@ -72,9 +76,13 @@ def deregister(user: _MpiUser) -> None:
     _runtime.get(_Users).registered.discard(user)
 
 
-def shut_down() -> None:
-    """Make all communicators of this process unusable, at the end of the program."""
-    _runtime.get(_Users).make_unusable(_SHUT_DOWN)
+def shut_down(is_finalized: bool) -> None:
+    """Make all communicators of this process unusable, at the end of the program.
+
+    Args:
+        is_finalized: Whether the program calls MPI.Finalize().
+    """
+    _runtime.get(_Users).make_unusable(_FINALIZED if is_finalized else _SHUT_DOWN)
 
 
 def check(operation: str) -> None:

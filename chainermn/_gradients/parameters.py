@@ -68,7 +68,8 @@ class ParameterList(ArrayList):
             TypeError, ValueError: If the model is not a link, or an array cannot be exchanged.
         """
         if not isinstance(model, chainer.Link):
-            raise TypeError(f'expected a model (chainer.Link) but got {type(model)}')
+            raise TypeError(f'expected a model (chainer.Link) but got {type(model)}; for other '
+                            'data use an operation for arrays or objects, such as bcast_obj')
         paths, parameters = sorted_once(model)
         if attribute == 'grad':
             with contextlib.suppress(RuntimeError):  # a parameter that is not initialized
@@ -155,7 +156,10 @@ def _checked(path: str, attribute: str, array: Array) -> Array:
         raise TypeError(f'parameter {path}: gradients of dtype {array.dtype} cannot be averaged')
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f'parameter {path}: its array is read-only; assign a writable copy')
-    return array
+    if not array.dtype.isnative:
+        raise TypeError(f'parameter {path}: its array has a foreign byte order; assign '
+                        f'array.astype({array.dtype.name!r})')
+    return array_buffers.without_subclass(array)
 
 
 def sorted_once(model: Model) -> tuple[tuple[str, ...], list[Parameter]]:

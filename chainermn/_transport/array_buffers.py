@@ -8,34 +8,51 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from typing import Any
 
 import chainer
 import numpy as np
 
 from chainermn import _environment, _signature
+from chainermn._transport import unsuitable
 from chainermn._types import Array, Device
 
 
 def checked(x: Array) -> Array:
     """Return ``x`` as an array that MPI can send, or raise TypeError.
 
-    Converts NumPy scalars to arrays without dimensions, and foreign byte orders to the native one.
+    Converts NumPy scalars to arrays without dimensions, subclasses such as ``numpy.matrix`` to
+    arrays, and foreign byte orders to the native one.
     """
     if is_plain(x):
         return x
-    if isinstance(x, np.generic):
-        x = np.asarray(x)
-    if not isinstance(x, np.ndarray) and not on_device(x):
-        raise TypeError(f'expected a numpy or cupy array but got {_kind_of(x)}')
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError('a masked array would lose its mask; send x.data and x.mask, or x.filled()')
+    if isinstance(x, (np.ndarray, np.generic)) or on_device(x):
+        x = without_subclass(x)
+    else:
+        raise TypeError(f'expected a numpy or cupy array but got {unsuitable.described(x)}')
     if x.dtype not in _signature.CODES:
         native = x.dtype.newbyteorder('=')
         if native not in _signature.CODES:
             raise TypeError(f'arrays of dtype {x.dtype} cannot be exchanged; use one of '
-                            + ', '.join(map(str, _signature.DTYPES)))
+                            + ', '.join(map(str, _signature.DTYPES))
+                            + unsuitable.advice_for(x.dtype))
         x = x.astype(native)
     return x
+
+
+def without_subclass(x: Array) -> Array:
+    """Return an array of no subclass, whose methods may differ, that shares the memory of ``x``."""
+    if not on_device(x):
+        return np.asarray(x)
+    import cupy
+    return x if type(x) is cupy.ndarray else cupy.asarray(x)
+
+
+def contiguous(x: Array) -> Array:
+    """Return an array in C order; the same one if it is."""
+    return x if x.flags.c_contiguous else x.copy('C')
 
 
 def is_plain(x: Array) -> bool:
@@ -45,11 +62,22 @@ def is_plain(x: Array) -> bool:
 
 def checked_root(root: int, size: int) -> int:
     """Return a valid root, or raise."""
-    if isinstance(root, bool) or not hasattr(root, '__index__'):
+    if not is_integer(root):
         raise TypeError(f'root must be an integer, not {root!r}')
     if not 0 <= root < size:
         raise ValueError(f'root must be a rank from 0 to {size - 1}, not {root}')
     return operator.index(root)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, of Python or NumPy, and not a bool."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)  # arrays have the method, too
+    except TypeError:
+        return False
+    return True
 
 
 def summed_in(dtype: np.dtype) -> np.dtype:
@@ -152,10 +180,3 @@ def has_device() -> bool:
 def _pinned(size: int, dtype: np.dtype) -> np.ndarray:
     import cupyx
     return cupyx.empty_pinned((size,), dtype)
-
-
-def _kind_of(x: Array) -> str:
-    if isinstance(x, chainer.Variable):
-        return ('a chainer.Variable; pass its .array, or use chainermn.functions, whose '
-                'results can be differentiated')
-    return f'{type(x).__module__}.{type(x).__qualname__}'.removeprefix('builtins.')

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Hashable, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -12,6 +12,25 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._mpi import MPI
 from chainermn._transport.topology import Topology
 from chainermn._types import Array
+
+_T = TypeVar('_T')
+
+
+class Prepare(Protocol):
+    """Prepares to transfer data.  Collective: every rank calls it."""
+
+    def __call__(self, nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
+        """Return the result of a function that allocates and packs; raise its error on all ranks.
+
+        Args:
+            nbytes: The size of the transfer, equal on all ranks; ``None`` if they do not know it.
+            prepare: The function.  It must not communicate.
+        """
+
+
+def on_this_rank(nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
+    """Prepare where no other rank waits."""
+    return prepare()
 
 
 @dataclasses.dataclass
@@ -27,6 +46,8 @@ class Group:
     batched_copy: bool = False
     #: The dtype in which NCCL averages; ``None`` is that of Chainer's configuration.
     grad_dtype: np.dtype | None = None
+    #: Prepares to transfer data, so that all ranks raise the error of one.
+    prepared: Prepare = dataclasses.field(default_factory=lambda: on_this_rank)
 
 
 class Compressor(Protocol):

@@ -5,42 +5,72 @@ NaN or a negative zero.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import chainer
 import numpy as np
 
+from chainermn._mpi import MPI
+from chainermn._transport.base import Prepare
 from chainermn._types import Array
 
 OPS = ('sum', 'prod', 'max', 'min')
 
+#: Names in other libraries.
+_OTHER_NAMES = {'sum': ('add',), 'prod': ('product', 'multiply', 'mul'),
+                'max': ('maximum', 'amax'), 'min': ('minimum', 'amin')}
+
 
 def check_op(op: object, dtype: np.dtype | None = None) -> None:
     """Raise if the operation is unknown, or not defined for arrays of that dtype."""
-    if op not in OPS:
-        raise ValueError(f'op must be one of {", ".join(map(repr, OPS))}, not {op!r}')
+    if not (isinstance(op, str) and op in OPS):
+        text = ' '.join(re.sub(' at 0x[0-9a-f]+', '', repr(op)).split())  # equal on all ranks
+        raise ValueError(f'op must be one of {", ".join(map(repr, OPS))}, not {text}'
+                         f'{_instead_of(op)}')
     if dtype is not None and dtype.kind == 'c' and op in ('max', 'min'):
         raise TypeError(f'complex numbers have no order: use op="sum" or op="prod" for {dtype} '
                         f'arrays, not op={op!r}')
 
 
-def combined(x: Array, op: str, combine: Callable[..., Array], *args: object) -> Array:
+def _instead_of(op: object) -> str:
+    """Return what to write instead of the name or object of another library."""
+    if isinstance(op, MPI.Op):
+        op = next((name for name in OPS if op == getattr(MPI, name.upper())), op)
+    if hasattr(op, 'shape'):
+        return '; the result is returned, and also written to out=, if given'
+    words = {*re.split('[^a-z]+', str(getattr(op, '__name__', op)).lower())}
+    if words & {'mean', 'avg', 'average'}:
+        return '; for the mean, use multi_node_mean(x), or divide the sum by comm.size'
+    for known, others in _OTHER_NAMES.items():
+        if words & {known, *others}:
+            return f'; write op={known!r}'
+    if callable(op):
+        return '; for a reduction of your own, reduce the result of allgather or allgather_obj'
+    return ''
+
+
+def combined(x: Array, op: str, prepared: Prepare, combine: Callable[..., Array], *args: object
+             ) -> Array:
     """Reduce arrays of any dtype by a function that may round and compare differently.
 
     Args:
         x: This rank's array.
         op: The operation.
+        prepared: Converts the array; an error is raised on all ranks.
         combine: Reduces the arrays of all ranks: ``combine(x, op, *args)``.  For ``'max'`` and
             ``'min'`` it gets floats as integers, and never float16.  It may return ``None``, as on
             ranks without a result.
     """
     if x.dtype.kind == 'f':
         if x.dtype == np.float16:
+            wide = prepared(x.nbytes, lambda: x.astype(np.float32))
             with np.errstate(over='ignore'):
-                y = combined(x.astype(np.float32), op, combine, *args)
+                y = combined(wide, op, prepared, combine, *args)
                 return None if y is None else y.astype(np.float16)
         if op in ('max', 'min'):
-            y = combine(_ordered_bits(x.reshape(-1), op), op, *args)
+            bits = prepared(x.nbytes, lambda: _ordered_bits(x.reshape(-1), op))
+            y = combine(bits, op, *args)
             if y is None:
                 return None
             y = _flipped(y).view(x.dtype)

@@ -14,13 +14,13 @@ import numpy as np
 
 from chainermn._mpi import MPI
 from chainermn._transport import array_buffers
-from chainermn._transport.base import Codec, Compressor
+from chainermn._transport.base import Codec, Compressor, Prepare, on_this_rank
 from chainermn._transport.packed_arrays import PackedArrays
 from chainermn._types import Array
 
 
-def by_mpi(mpi_comm: MPI.Intracomm, codec: Codec, encoded: Array, size: int, dtype: np.dtype
-           ) -> Array:
+def by_mpi(mpi_comm: MPI.Intracomm, codec: Codec, encoded: Array, size: int, dtype: np.dtype,
+           prepared: Prepare = on_this_rank) -> Array:
     """Return the mean of the encoded arrays of all ranks, as a flat array.
 
     Collective: every rank calls it.
@@ -31,23 +31,27 @@ def by_mpi(mpi_comm: MPI.Intracomm, codec: Codec, encoded: Array, size: int, dty
         encoded: The encoded array of this rank.
         size: The number of elements of the original array, and of the mean.
         dtype: The dtype of the mean.
+        prepared: Allocates; an error is raised on all ranks.
     """
+    device = array_buffers.on_device(encoded)
     if not is_elementwise(codec.compressor):
         shapes = [encoded.shape] * mpi_comm.size
-        received = PackedArrays(shapes, encoded.dtype, array_buffers.on_device(encoded))
-        mpi_comm.Allgatherv(array_buffers.raw(array_buffers.to_buffer(encoded)), received.spec)
+        buffer, received = prepared(encoded.nbytes * mpi_comm.size, lambda: (
+            array_buffers.raw(array_buffers.to_buffer(encoded)),
+            PackedArrays(shapes, encoded.dtype, device)))
+        mpi_comm.Allgatherv(buffer, received.spec)
         return decoded_mean(codec, received.arrays(), size, dtype)
-    device = array_buffers.on_device(encoded)
     starts = [size * rank // mpi_comm.size for rank in range(mpi_comm.size + 1)]
     slices = [(end - start,) for start, end in itertools.pairwise(starts)]
     mine = slices[mpi_comm.rank]
-    sent = PackedArrays(slices, encoded.dtype, False, array_buffers.to_buffer(encoded))
-    received = PackedArrays([mine] * mpi_comm.size, encoded.dtype, device)
+    sent, received, complete = prepared(encoded.nbytes, lambda: (
+        PackedArrays(slices, encoded.dtype, False, array_buffers.to_buffer(encoded)),
+        PackedArrays([mine] * mpi_comm.size, encoded.dtype, device),
+        PackedArrays([(size,)], encoded.dtype, device)))
     mpi_comm.Alltoallv(sent.spec, received.spec)
-    averaged = codec.compress(decoded_mean(codec, received.arrays(), mine[0], dtype), None,
-                              encoded.dtype, mine[0])
-    complete = PackedArrays([(size,)], encoded.dtype, device)
-    mpi_comm.Allgatherv(array_buffers.raw(array_buffers.to_buffer(averaged)), PackedArrays(
+    averaged = prepared(encoded.nbytes, lambda: array_buffers.to_buffer(codec.compress(
+        decoded_mean(codec, received.arrays(), mine[0], dtype), None, encoded.dtype, mine[0])))
+    mpi_comm.Allgatherv(array_buffers.raw(averaged), PackedArrays(
         slices, encoded.dtype, False, complete.buffer).spec)
     return codec.decompress(complete.arrays()[0], size, dtype)
 

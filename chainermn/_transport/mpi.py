@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -134,23 +135,34 @@ class MpiTransport:
 
     def _packed_mean(self, group: Sequence[Array], targets: Sequence[Array]) -> None:
         """Average arrays of one dtype in one buffer."""
-        x = group[0]
-        if len(group) == 1 and targets[0] is x and type(x) is np.ndarray and (
-                x.dtype in _FLOATS and x.flags.c_contiguous):  # in its own memory
+        x, batched = group[0], self.group.batched_copy
+        is_in_place = len(group) == 1 and targets[0] is x and type(x) is np.ndarray and (
+            x.dtype in _FLOATS and x.flags.c_contiguous)
+
+        def pack() -> Array:
+            if is_in_place:
+                return x
+            buffer = packing.pack(group, array_buffers.summed_in(x.dtype), batched)
+            # Summed in place; the array itself must not change.
+            return self._staged(
+                buffer.copy() if len(group) == 1 and targets[0] is not x else buffer)
+
+        buffer = self.group.prepared(sum(x.nbytes for x in group), pack)
+        if is_in_place:
             self.mpi_comm.Allreduce(MPI.IN_PLACE, x)
             np.multiply(x, 1 / self.size, out=x)
-            return
-        batched = self.group.batched_copy
-        buffer = packing.pack(group, array_buffers.summed_in(group[0].dtype), batched)
-        if len(group) == 1 and targets[0] is not group[0]:
-            buffer = buffer.copy()  # summed in place; the array itself must not change
-        packing.unpack(self._sum(buffer), targets, 1 / self.size, batched)
+        else:
+            total = self._sum(buffer, array_buffers.on_device(x))
+            packing.unpack(total, targets, 1 / self.size, batched)
 
-    def _sum(self, buffer: Array) -> Array:
+    def _staged(self, buffer: Array) -> Array:
+        """Return a flat buffer for :meth:`_sum`."""
+        return array_buffers.to_buffer(buffer)
+
+    def _sum(self, staged: Array, on_device: bool) -> Array:
         """Return the sum of the flat buffers of all ranks; may overwrite the buffer."""
-        staged = array_buffers.to_buffer(buffer)
         self.mpi_comm.Allreduce(MPI.IN_PLACE, staged)
-        return array_buffers.from_buffer(staged, staged.shape, array_buffers.on_device(buffer))
+        return array_buffers.from_buffer(staged, staged.shape, on_device)
 
     def mean_compressed(self, arrays: ArrayList, results: Sequence[Array] | None, codec: Codec
                         ) -> None:
@@ -160,8 +172,9 @@ class MpiTransport:
         """
         batched = self.group.batched_copy
         groups = self.groups(arrays, results)
-        buffers = [packing.pack(group, array_buffers.summed_in(group[0].dtype), batched)
-                   for group, _ in groups]
+        buffers = self.group.prepared(sum(x.nbytes for x in arrays), lambda: [
+            packing.pack(group, array_buffers.summed_in(group[0].dtype), batched)
+            for group, _ in groups])
         encoded = codec.encode(buffers)
         for (_, targets), buffer, one in zip(groups, buffers, encoded, strict=True):
             mean = self._mean_encoded(codec, one, buffer.size, buffer.dtype)
@@ -169,7 +182,8 @@ class MpiTransport:
 
     def _mean_encoded(self, codec: Codec, encoded: Array, size: int, dtype: np.dtype) -> Array:
         """Return the mean of the encoded buffers of all ranks."""
-        return encoded_mean.by_mpi(self.mpi_comm, codec, encoded, size, dtype)
+        return encoded_mean.by_mpi(
+            self.mpi_comm, codec, encoded, size, dtype, self.group.prepared)
 
     def bcast_arrays(self, arrays: ArrayList, root: int = 0) -> None:
         """Copy the arrays of the root into those of all ranks.
@@ -214,40 +228,41 @@ class MpiTransport:
 
     def _packed_bcast(self, group: Sequence[Array], root: int) -> None:
         """Broadcast arrays of one dtype in one buffer."""
-        if self.rank == root:
-            sent = array_buffers.to_buffer(packing.pack(group))
-            self.mpi_comm.Bcast(array_buffers.raw(sent), root)
-            return
         shape, device = (sum(array.size for array in group),), array_buffers.on_device(group[0])
-        buffer = array_buffers.new_buffer(shape, group[0].dtype, device)
+        buffer = self.group.prepared(sum(array.nbytes for array in group), lambda: (
+            array_buffers.to_buffer(packing.pack(group)) if self.rank == root else
+            array_buffers.new_buffer(shape, group[0].dtype, device)))
         self.mpi_comm.Bcast(array_buffers.raw(buffer), root)
-        packing.unpack(array_buffers.from_buffer(buffer, shape, device), group)
+        if self.rank != root:
+            packing.unpack(array_buffers.from_buffer(buffer, shape, device), group)
 
     # --- single arrays -------------------------------------------------------------------------
 
     def bcast(self, x: Array, shape: tuple[int, ...], dtype: np.dtype, on_device: bool, root: int
               ) -> Array:
         """Return the array of the root, of that shape and dtype; on the root ``x``."""
-        if self.mpi_comm.rank == root:
-            self.mpi_comm.Bcast(array_buffers.raw(array_buffers.to_buffer(x)), root)
-            return x
-        buffer = array_buffers.new_buffer(shape, dtype, on_device)
+        buffer = self.group.prepared(dtype.itemsize * math.prod(shape), lambda: (
+            array_buffers.to_buffer(x) if self.rank == root else
+            array_buffers.new_buffer(shape, dtype, on_device)))
         self.mpi_comm.Bcast(array_buffers.raw(buffer), root)
-        return array_buffers.from_buffer(buffer, shape, on_device)
+        return x if self.rank == root else array_buffers.from_buffer(buffer, shape, on_device)
 
     def gather(self, x: Array, shapes: Sequence[tuple[int, ...]], root: int
                ) -> tuple[Array, ...] | None:
         """Return the arrays of all ranks on the root, ``None`` on the others."""
-        sent, homogeneous = array_buffers.raw(array_buffers.to_buffer(x)), len(set(shapes)) == 1
-        if self.mpi_comm.rank != root:
-            (self.mpi_comm.Gather if homogeneous else self.mpi_comm.Gatherv)(sent, None, root)
-            return None
-        received = PackedArrays(shapes, x.dtype, array_buffers.on_device(x))
-        if homogeneous:
-            self.mpi_comm.Gather(sent, received.raw, root)
+        sent, received = self._gathered(x, shapes, self.rank == root)
+        if len(set(shapes)) == 1:
+            self.mpi_comm.Gather(sent, None if received is None else received.raw, root)
         else:
-            self.mpi_comm.Gatherv(sent, received.spec, root)
-        return received.arrays()
+            self.mpi_comm.Gatherv(sent, None if received is None else received.spec, root)
+        return None if received is None else received.arrays()
+
+    def _gathered(self, x: Array, shapes: Sequence[tuple[int, ...]], is_receiver: bool
+                  ) -> tuple[Array, PackedArrays | None]:
+        """Return the buffer to send, and memory for the arrays of all ranks."""
+        return self.group.prepared(x.dtype.itemsize * sum(map(math.prod, shapes)), lambda: (
+            array_buffers.raw(array_buffers.to_buffer(x)),
+            PackedArrays(shapes, x.dtype, array_buffers.on_device(x)) if is_receiver else None))
 
     def scatter(self, xs: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype,
                 on_device: bool, homogeneous: bool, root: int) -> Array:
@@ -256,11 +271,14 @@ class MpiTransport:
         ``xs`` is empty on the other ranks.  ``homogeneous``: all arrays have the same shape.
         """
         scatter = self.mpi_comm.Scatter if homogeneous else self.mpi_comm.Scatterv
-        if self.mpi_comm.rank == root:
-            sent = PackedArrays.of(xs)
+        nbytes = dtype.itemsize * math.prod(shape) * self.size if homogeneous else None
+        if self.rank == root:
+            sent, own = self.group.prepared(
+                nbytes, lambda: (PackedArrays.of(xs), xs[root].copy()))
             scatter(sent.raw if homogeneous else sent.spec, MPI.IN_PLACE, root)
-            return xs[root].copy()
-        buffer = array_buffers.new_buffer(shape, dtype, on_device)
+            return own
+        buffer = self.group.prepared(
+            nbytes, lambda: array_buffers.new_buffer(shape, dtype, on_device))
         scatter(None, array_buffers.raw(buffer), root)
         return array_buffers.from_buffer(buffer, shape, on_device)
 
@@ -270,8 +288,10 @@ class MpiTransport:
 
         ``homogeneous``: all arrays of all ranks have the same shape.
         """
-        sent = PackedArrays.of(xs)
-        received = PackedArrays(shapes, xs[0].dtype, array_buffers.on_device(xs[0]))
+        x = xs[0]
+        nbytes = x.nbytes * self.size if homogeneous else None
+        sent, received = self.group.prepared(nbytes, lambda: (
+            PackedArrays.of(xs), PackedArrays(shapes, x.dtype, array_buffers.on_device(x))))
         if homogeneous:
             self.mpi_comm.Alltoall(sent.raw, received.raw)
         else:
@@ -280,8 +300,8 @@ class MpiTransport:
 
     def allgather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
         """Return the arrays of all ranks, of those shapes."""
-        sent = array_buffers.raw(array_buffers.to_buffer(x))
-        received = PackedArrays(shapes, x.dtype, array_buffers.on_device(x))
+        sent, received = self._gathered(x, shapes, True)
+        assert received is not None
         if received.homogeneous:
             self.mpi_comm.Allgather(sent, received.raw)
         else:
@@ -295,12 +315,14 @@ class MpiTransport:
         an array that shares no memory with ``x``.
         """
         if type(x) is np.ndarray and x.flags.c_contiguous:
-            y = np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out
+            y = self.group.prepared(x.nbytes, lambda: (
+                np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out))
             source = MPI.IN_PLACE if out is not None and np.may_share_memory(x, y) else x
             self.mpi_comm.Allreduce(source, y, mpi_op(x.dtype, op))
             return y
-        y = _new(x.size, x)
-        self.mpi_comm.Allreduce(array_buffers.to_buffer(x), y, mpi_op(x.dtype, op))
+        sent, y = self.group.prepared(
+            x.nbytes, lambda: (array_buffers.to_buffer(x), _new(x.size, x)))
+        self.mpi_comm.Allreduce(sent, y, mpi_op(x.dtype, op))
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
     def sums(self, xs: ArrayList) -> list[Array] | None:
@@ -309,16 +331,18 @@ class MpiTransport:
 
     def reduce(self, x: Array, op: str, root: int) -> Array | None:
         """Return the reduction of the arrays of all ranks on the root, ``None`` on the others."""
-        y = _new(x.size, x) if self.mpi_comm.rank == root else None
-        self.mpi_comm.Reduce(array_buffers.to_buffer(x), y, mpi_op(x.dtype, op), root)
+        sent, y = self.group.prepared(x.nbytes, lambda: (
+            array_buffers.to_buffer(x), _new(x.size, x) if self.rank == root else None))
+        self.mpi_comm.Reduce(sent, y, mpi_op(x.dtype, op), root)
         if y is None:
             return None
         return array_buffers.from_buffer(y, x.shape, array_buffers.on_device(x))
 
     def reduce_scatter(self, x: Array, op: str, sizes: Sequence[int]) -> Array:
         """Return this rank's part, of the given sizes, of the reduction of flat arrays."""
-        y = _new(sizes[self.mpi_comm.rank], x)
-        self.mpi_comm.Reduce_scatter(array_buffers.to_buffer(x), y, sizes, mpi_op(x.dtype, op))
+        sent, y = self.group.prepared(
+            x.nbytes, lambda: (array_buffers.to_buffer(x), _new(sizes[self.rank], x)))
+        self.mpi_comm.Reduce_scatter(sent, y, sizes, mpi_op(x.dtype, op))
         return array_buffers.from_buffer(y, y.shape, array_buffers.on_device(x))
 
 

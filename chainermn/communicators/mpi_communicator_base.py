@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -25,6 +25,7 @@ from chainermn._operations import END
 from chainermn._signature import pack
 from chainermn._tracing import recorder
 from chainermn._transport import lifetime, topology
+from chainermn._transport.array_buffers import is_integer
 from chainermn._transport.base import Group
 from chainermn._transport.mpi import MpiTransport
 from chainermn.communicators import _introduction
@@ -92,7 +93,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
                        self._messages.pending)
         self._topology = topology.of(self._rank, [each.place for each in introductions])
         self._group = Group(self._arrays, self._topology,
-                            weakref.ref(self._consistency.calls))
+                            weakref.ref(self._consistency.calls),
+                            prepared=self._consistency.prepared)
         self._mpi_transport = MpiTransport(self._group)
         self._transport = type(self).transport_class(self._group)
         self._to_free.append(self._transport.free)
@@ -168,10 +170,17 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @operation
     def split(self, color: int, key: int) -> Self:
-        color, key = operator.index(color), operator.index(key)
+        try:
+            color, key = operator.index(color), operator.index(key)
+        except TypeError:
+            raise TypeError(f'color and key must be integers, not {color!r} and {key!r}; for a '
+                            'communicator of some ranks only, use new_group(ranks), which returns '
+                            'None on the others') from None
         if not (0 <= color <= _INT_MAX and -_INT_MAX <= key <= _INT_MAX):
             raise ValueError(f'color must be from 0 to {_INT_MAX} and key from -{_INT_MAX} to '
-                             f'{_INT_MAX}, not {color} and {key}')
+                             f'{_INT_MAX}, not {color} and {key}' + (
+                                 '; MPI.UNDEFINED is no color here: use new_group(ranks)'
+                                 if color == MPI.UNDEFINED else ''))
         self._consistency.same(pack('split'))
         with lifetime.explained(self._arrays):
             mpi_comm = self._arrays.Split(color, key)
@@ -179,7 +188,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @operation
     def new_group(self, ranks: Sequence[int]) -> Self | None:
-        if isinstance(ranks, (bool, int, str)) or any(isinstance(r, bool) for r in ranks):
+        if not isinstance(ranks, Iterable) or not all(map(is_integer, ranks := [*ranks])):
             raise TypeError(f'ranks must be a list of integers, not {ranks!r}')
         members = [operator.index(rank) for rank in ranks]
         if not members or sorted(set(members)) != sorted(members):

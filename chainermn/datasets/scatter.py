@@ -16,7 +16,7 @@ import functools
 import itertools
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from chainer.datasets import SubDataset
 
 from chainermn._failures.exceptions import DataSizeError as DataSizeError
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.ranks import group_lines, ranks_text
 from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase, CommunicatorLike
@@ -66,7 +67,8 @@ def scatter_dataset(
     the root copies the shards of one eighth of the ranks at a time, or of one rank.
 
     Args:
-        dataset: On the root, the data set. Ignored on the other ranks (pass ``None``).
+        dataset: On the root, the data set. Ignored on the other ranks (pass ``None``); the root
+            warns if another rank passes one of another length.
         comm: ChainerMN or mpi4py communicator.
         root: The rank that has the data set; the same on all ranks.
         shuffle: Whether to shuffle the examples first. Only the root's argument is used.
@@ -94,12 +96,15 @@ def scatter_dataset(
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
             dataset, ours.size, shuffle, seed, force_equal_length)) or (None, None)
         plan: _ScatterPlan = ours.bcast_obj(own_plan, root=root)
+        lengths = ours.gather_obj(_length(dataset), root)
         begin, end = plan.shards[ours.rank]
         if not plan.at_once:
             dataset, order = ours.bcast_obj((dataset, order), root=root)
-            return SubDataset(dataset, begin, end, order)
-        shard = _scattered(dataset, order, plan, ours, root)
-    if ours.rank == root:
+        else:
+            shard = _scattered(dataset, order, plan, ours, root)
+    if lengths is not None:  # at the end: the warning may be an error, on this rank only
+        _warn_of_ignored(lengths, root)
+    if ours.rank == root or not plan.at_once:
         return SubDataset(dataset, begin, end, order)
     return SubDataset(shard, 0, end - begin)
 
@@ -222,6 +227,29 @@ def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_eq
         return _ScatterPlan(shards, 0), order
     is_copied = shuffle or isinstance(dataset, (list, tuple))  # the examples of a list are pickled
     return _ScatterPlan(shards, -(-size // _TURNS) if is_copied else size), order
+
+
+def _length(dataset: Dataset) -> int:
+    """Return the length of a data set, 0 for ``None`` and objects without a length."""
+    try:
+        return len(dataset)
+    except Exception:  # of any type: it is code of the user
+        return 0
+
+
+def _warn_of_ignored(lengths: Sequence[int], root: int) -> None:
+    """Warn on the root if other ranks passed data sets of their own, which are ignored.
+
+    Programs may pass the same data set on all ranks, or an empty one.
+    """
+    others = [rank for rank, length in enumerate(lengths) if length not in (0, lengths[root])]
+    if others:
+        warnings.warn('\n'.join([
+            f'scatter_dataset ignores the data sets of {ranks_text(others)}: it scatters that of '
+            f'the root, rank {root}. Lengths of the data sets:',
+            *group_lines(enumerate(map(str, lengths))),
+            'Pass the whole data set on the root, and None on the other ranks. If each rank has '
+            'data of its own, use it without scatter_dataset.']), RuntimeWarning, stacklevel=3)
 
 
 def _scattered(dataset: Dataset, order: np.ndarray | None, plan: _ScatterPlan,

@@ -142,3 +142,37 @@ def test_completed_sends_to_own_rank_are_freed(messages):
         messages.send_obj(np.zeros(100000), WORLD.rank, 1)
         assert messages.recv_obj(WORLD.rank, 1, None).shape == (100000,)
     assert messages.pending.calls() == []
+
+
+def no_memory(*args):
+    raise MemoryError('no memory here')
+
+
+@pytest.mark.parametrize('name, size, failing', [
+    ('send', 10 * point_to_point.INLINE, 'to_buffer'), ('isend', 10, 'to_buffer'),
+    ('isend', 10 * point_to_point.INLINE, 'copied')])
+def test_sender_without_memory(messages, monkeypatch, name, size, failing):
+    """The receiver raises the error, too, and later messages arrive."""
+    if WORLD.size == 1:
+        return
+    x = np.arange(size).astype(np.uint8)
+    data = (x, x) if size == 10 else x
+    if WORLD.rank == 0:
+        with monkeypatch.context() as patch:
+            patch.setattr(point_to_point.array_buffers, failing, no_memory)
+            with pytest.raises(MemoryError, match='no memory here') as error:
+                getattr(messages, name)(x[:, None] if name == 'send' else data, 1, 7)
+        assert f'{name} from rank 0 to rank 1 with tag 7 failed' in str(error.value)
+        messages.send(x, 1, 7)
+    if WORLD.rank == 1:
+        with pytest.raises(MemoryError, match='no memory here'):
+            messages.recv(0, 7)
+        np.testing.assert_array_equal(messages.recv(0, 7), x)
+
+
+def test_status_is_checked_before_a_receive_begins(messages):
+    with pytest.raises(TypeError, match='write tag='):
+        messages.recv_obj(0, -1, 4)
+    assert messages.calls.count == len(messages.calls.recorded()) or messages.calls.count > 64
+    messages.send_obj('first', WORLD.rank, 2)
+    assert messages.recv_obj(WORLD.rank, 2, None) == 'first'

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+import warnings
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ def check_equal(got, expected):
 def test_each_rank_gets_the_examples_of_its_shard(comm, make, shuffle, equal):
     root = comm.size - 1
     part = chainermn.scatter_dataset(
-        make() if comm.rank == root else 'ignored', comm, root=root, shuffle=shuffle, seed=7,
+        make() if comm.rank == root else [], comm, root=root, shuffle=shuffle, seed=7,
         force_equal_length=equal)
 
     begin, end = scatter._shards(N, comm.size, equal)[comm.rank]
@@ -194,6 +195,34 @@ def test_only_the_part_of_a_rank_travels_to_it(comm, make, shuffle):
         assert len(part._dataset) == len(part)
     else:
         assert len(part._dataset) == N  # no copy on the root
+
+
+class Broken:
+    def __len__(self):
+        raise OSError('no such folder')
+
+
+@pytest.mark.parametrize('other', [None, [], np.zeros(N), range(N), iter([]), Broken(), 'other'])
+@pytest.mark.parametrize('whole', [False, True])
+def test_ignored_data_sets(comm, other, whole):
+    """One rank warns if others passed a data set of another length, which they would miss."""
+    root, n = comm.size - 1, N
+    own = range(n) if whole else list(range(n))
+    dataset = own if comm.rank == root else (
+        list(range(3 + comm.rank)) if isinstance(other, str) else other)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        part = chainermn.scatter_dataset(dataset, comm, root=root)
+    begin, end = scatter._shards(n, comm.size, True)[comm.rank]
+    assert list(part[:]) == list(range(begin, end))
+    texts = [str(each.message) for each in caught]
+    if not isinstance(other, str) or comm.rank != root or comm.size == 1:
+        assert texts == []
+        return
+    text, = texts
+    assert f'the root, rank {root}' in text and f'  rank {root}: {n}' in text
+    assert all(f'rank {rank}: {3 + rank}' in text for rank in range(root))
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize('make, shuffle', [

@@ -121,6 +121,19 @@ if comm.size > 1:
     request.wait()
 '''
 
+FINALIZED = START + '''
+from mpi4py import MPI
+comm = chainermn.create_communicator(sys.argv[1])
+use()
+if comm.size > 1:
+    comm.isend(np.ones(1), (comm.rank + 1) % comm.size)
+    request.wait()
+    for name in ('wait', 'test', 'waitall'):
+        del others[name]
+MPI.Finalize()
+show(failures())
+'''
+
 IN_A_CHILD = START + '''
 comm = chainermn.create_communicator(sys.argv[1])
 use()
@@ -180,6 +193,11 @@ def check(done, ranks, why):
 def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks, env):
     done = run(tmp_path, AT_THE_END, ranks, **env)
     check(done, ranks, 'the communicators of this rank were shut down at the end of the program')
+
+
+@pytest.mark.parametrize('ranks', [2])
+def test_operations_raise_after_mpi_is_finalized(tmp_path, ranks):
+    check(run(tmp_path, FINALIZED, ranks), ranks, 'the program has called MPI.Finalize()')
 
 
 @pytest.mark.sample(2)
@@ -275,8 +293,8 @@ thread = threading.Thread(target=beat, daemon=True, name='heart')
 thread.start()
 before = unusable.shut_down
 
-def shut_down():
-    before()
+def shut_down(is_finalized):
+    before(is_finalized)
     is_shut_down.set()
     thread.join()
 

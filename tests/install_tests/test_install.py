@@ -105,11 +105,11 @@ def run(command: list[str], cwd: pathlib.Path | str, env: dict[str, str]) -> str
     return result.stdout.strip()
 
 
-def pythons() -> dict[str, str]:
-    """Return the supported Pythons of this machine: '3.12' -> path."""
+def pythons(names: list[str]) -> dict[str, str]:
+    """Return the Pythons of this machine: '3.12' -> path."""
     found = {}
     pyenv = pathlib.Path(os.environ.get('PYENV_ROOT', '~/.pyenv')).expanduser()
-    for name in NAMES:
+    for name in names:
         this = [sys.executable] if sys.version.startswith(name + '.') else []
         candidates = [*this, shutil.which(f'python{name}'),
                       *map(str, pyenv.glob(f'versions/{name}.*/bin/python'))]
@@ -122,7 +122,7 @@ def pythons() -> dict[str, str]:
     return found
 
 
-PYTHONS = pythons()
+PYTHONS = pythons(NAMES)
 
 
 def new_environment(folder, installer, name):
@@ -166,6 +166,24 @@ def test_numpy_1(tmp_path, name):
     assert env.chainermn() == 'ours'
     assert env.chainermn(CHAINERMN_OVERLAY='0') == 'old'
     assert env.allreduce() == 'reduced'
+
+
+@pytest.mark.parametrize('editable', [False, True])
+@pytest.mark.parametrize('name', ['3.7', '3.8', '3.9'])
+def test_an_older_python_is_refused(tmp_path, name, editable):
+    """By pip, with its own message, and its own version."""
+    python = pythons([name]).get(name)
+    if python is None:
+        pytest.skip(f'there is no Python {name} here')
+    env = {k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'PIP_CONSTRAINT'))}
+    run([python, '-m', 'venv', str(tmp_path / 'env')], tmp_path, env)
+    done = subprocess.run(
+        [str(tmp_path / 'env/bin/python'), '-m', 'pip', 'install', '--no-deps',
+         *['-e'] * editable, str(ROOT)], cwd=tmp_path, env=env, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode != 0
+    assert f"Package 'chainermn' requires a different Python: {name}." in done.stdout
+    assert 'Traceback' not in done.stdout
 
 
 @pytest.mark.parametrize('editable', [False, True])

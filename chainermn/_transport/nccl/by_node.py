@@ -29,7 +29,10 @@ class NodeNcclTransport(DeviceTransport):
         # ranks must raise.
         self._nccl = NcclGroup(self._intra, all_ranks=self.mpi_comm, calls=group.calls())
 
-    def _sum(self, buffer: Array) -> Array:
+    def _staged(self, buffer: Array) -> Array:
+        return buffer  # NCCL sums it first
+
+    def _sum(self, buffer: Array, on_device: bool) -> Array:
         self._nccl.connect()
         self._nccl.reduce(buffer)
         if self._is_first and self._inter.size > 1:

@@ -5,6 +5,7 @@ Single arrays are exchanged on the current stream.  MPI carries arrays that NCCL
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -201,28 +202,29 @@ class NcclTransport(DeviceTransport):
         import cupy
 
         self._nccl_of_arrays.connect()
-        if self.mpi_comm.rank == root:
-            self._nccl_of_arrays.bcast(cupy.ascontiguousarray(x).reshape(-1), root)
-            return x
-        y = cupy.empty(shape, dtype)
+        y = self.group.prepared(dtype.itemsize * math.prod(shape), lambda: (
+            cupy.ascontiguousarray(x) if self.rank == root else cupy.empty(shape, dtype)))
         self._nccl_of_arrays.bcast(y.reshape(-1), root)
-        return y
+        return x if self.rank == root else y
 
     def gather(self, x: Array, shapes: Sequence[tuple[int, ...]], root: int
                ) -> tuple[Array, ...] | None:
+        nbytes = x.dtype.itemsize * sum(map(math.prod, shapes))
         if self.mpi_comm.rank != root:
-            self._exchange({root: x}, {})
+            self._exchange({root: x}, {}, nbytes)
             return None
-        return self._exchange({root: x}, dict(enumerate(shapes)))
+        return self._exchange({root: x}, dict(enumerate(shapes)), nbytes)
 
     def scatter(self, xs: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype,
                 on_device: bool, homogeneous: bool, root: int) -> Array:
-        y, = self._exchange(dict(enumerate(xs)), {root: shape}, dtype)
+        nbytes = dtype.itemsize * math.prod(shape) * self.size if homogeneous else None
+        y, = self._exchange(dict(enumerate(xs)), {root: shape}, nbytes, dtype)
         return y
 
     def alltoall(self, xs: Sequence[Array], shapes: Sequence[tuple[int, ...]], homogeneous: bool
                  ) -> tuple[Array, ...]:
-        return self._exchange(dict(enumerate(xs)), dict(enumerate(shapes)))
+        return self._exchange(dict(enumerate(xs)), dict(enumerate(shapes)),
+                              xs[0].nbytes * self.size if homogeneous else None)
 
     def allgather(self, x: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
         if len(set(shapes)) > 1:
@@ -230,15 +232,16 @@ class NcclTransport(DeviceTransport):
         import cupy
 
         self._nccl_of_arrays.connect()
-        y = cupy.empty((len(shapes), *x.shape), x.dtype)
-        self._nccl_of_arrays.all_gather(cupy.ascontiguousarray(x).reshape(-1), y.reshape(-1))
+        sent, y = self.group.prepared(x.nbytes * len(shapes), lambda: (
+            cupy.ascontiguousarray(x), cupy.empty((len(shapes), *x.shape), x.dtype)))
+        self._nccl_of_arrays.all_gather(sent.reshape(-1), y.reshape(-1))
         return tuple(y)
 
     def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
         if not self._nccl_of_arrays.combines(x.dtype):
             return super().allreduce(x, op, out)
         self._nccl_of_arrays.connect()
-        y = x.copy('C')
+        y = self.group.prepared(x.nbytes, lambda: x.copy('C'))
         self._nccl_of_arrays.all_reduce(y, op)
         return y
 
@@ -246,7 +249,7 @@ class NcclTransport(DeviceTransport):
         if not self._nccl_of_arrays.combines(x.dtype):
             return super().reduce(x, op, root)
         self._nccl_of_arrays.connect()
-        y = x.copy('C')
+        y = self.group.prepared(x.nbytes, lambda: x.copy('C'))
         self._nccl_of_arrays.reduce(y, op, root)
         return y if self.mpi_comm.rank == root else None
 
@@ -256,26 +259,28 @@ class NcclTransport(DeviceTransport):
         import cupy
 
         self._nccl_of_arrays.connect()
-        y = cupy.empty(sizes[0], x.dtype)
+        y = self.group.prepared(x.nbytes, lambda: cupy.empty(sizes[0], x.dtype))
         self._nccl_of_arrays.reduce_scatter(x, y, op)
         return y
 
     def _exchange(self, xs: dict[int, Array], shapes: dict[int, tuple[int, ...]],
-                  dtype: np.dtype | None = None) -> tuple[Array, ...]:
+                  nbytes: int | None, dtype: np.dtype | None = None) -> tuple[Array, ...]:
         """Send arrays of one dtype by rank; return the received arrays, of the given shapes.
 
-        An array for this rank itself is copied.
+        An array for this rank itself is copied.  ``nbytes`` is the size of the exchange, if all
+        ranks know it.
         """
         import cupy
 
         self._nccl_of_arrays.connect()
         rank = self.mpi_comm.rank
         dtype = next(iter(xs.values())).dtype if dtype is None else dtype
-        ys = {source: xs[rank].copy('C') if source == rank else cupy.empty(shape, dtype)
-              for source, shape in shapes.items()}
-        self._nccl_of_arrays.exchange(
+        sent, ys = self.group.prepared(nbytes, lambda: (
             {dest: cupy.ascontiguousarray(x).reshape(-1) for dest, x in xs.items() if dest != rank},
-            {source: y.reshape(-1) for source, y in ys.items() if source != rank})
+            {source: xs[rank].copy('C') if source == rank else cupy.empty(shape, dtype)
+             for source, shape in shapes.items()}))
+        self._nccl_of_arrays.exchange(
+            sent, {source: y.reshape(-1) for source, y in ys.items() if source != rank})
         return tuple(ys.values())
 
 

@@ -19,7 +19,6 @@ element is summed by a single rank of all, so all ranks get the same bits.
 """
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import itertools
@@ -28,7 +27,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -196,15 +195,18 @@ class SharedMemory:
             tuple(array.size for array in arrays), self.chunk // plan.dtype.itemsize, shard)
         factor = None if scale is None else plan.dtype.type(scale)
         is_in_place = results is None or results is arrays
-        with _flat(arrays if results is None else results, plan.flat) as targets:
-            sources = targets
+        results = arrays if results is None else results
+        try:
+            targets = sources = _flattened(results, plan.flat)
             if not is_in_place:
-                sources = list(arrays)
-                for number in plan.flat:
-                    sources[number] = arrays[number].ravel()
+                sources = _flattened(arrays, plan.flat)
             # Infinities and NaNs pass silently, as in a sum by MPI.
             with np.errstate(all='ignore'):
                 self._run(plan.chunks, sources, targets, factor, unneeded)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        _copy_back(targets, results, plan.flat)
 
     def mean_encoded(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray] | None,
                      codec: Codec, compressor: SlicedCompressor, name: str) -> None:
@@ -236,9 +238,14 @@ class SharedMemory:
         if not arrays:
             return
         plan = self._plan(arrays, owners)
-        with _flat(arrays, plan.flat) as flat:
+        try:
+            flat = _flattened(arrays, plan.flat)
             data = [array.view(np.uint8) for array in flat]
             self._run(plan.chunks, data, data)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        _copy_back(flat, arrays, plan.flat)
 
     def set_passive_wait(self, passive: bool) -> None:
         """Select whether to sleep between polls while waiting for other ranks."""
@@ -266,27 +273,28 @@ class SharedMemory:
         combined = lag + in_flight
         finished = combined + in_flight
         last = finished + lag
-        try:
-            for k in range(count + last):
-                window.wait(base + k - lag + 1)
-                if k >= last and k - last not in unneeded:
-                    chunks[k - last].unpack(targets, scale)
-                if k < count:
-                    chunks[k].pack(sources)
-                if in_flight and finished <= k < count + finished:
-                    chunks[k - finished].finish()
-                if in_flight and combined <= k < count + combined:
-                    chunks[k - combined].combine(scale)
-                if lag <= k < count + lag:
-                    chunks[k - lag].reduce(sources, scale)
-                window.publish(base + k + 1)
-        except BaseException as error:
+        for k in range(count + last):
+            window.wait(base + k - lag + 1)
+            if k >= last and k - last not in unneeded:
+                chunks[k - last].unpack(targets, scale)
+            if k < count:
+                chunks[k].pack(sources)
+            if in_flight and finished <= k < count + finished:
+                chunks[k - finished].finish()
+            if in_flight and combined <= k < count + combined:
+                chunks[k - combined].combine(scale)
+            if lag <= k < count + lag:
+                chunks[k - lag].reduce(sources, scale)
+            window.publish(base + k + 1)
+        self._step = base + count + last
+
+    def _fail(self, error: BaseException) -> None:
+        """Make the other ranks of the node raise an error."""
+        if self._failure is None:
             self._failure = error
             if self._inter is not None:
                 _runtime.get(_Interrupted).memories.append(self)
-            window.fail()
-            raise
-        self._step = base + count + last
+            self._window.fail()
 
     def _plan(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...] = (),
               is_encoded: bool = False) -> _Plan:
@@ -385,13 +393,17 @@ def _unneeded(sizes: tuple[int, ...], chunk: int, shard: tuple[tuple[int, int], 
                    for piece in pieces))
 
 
-@contextlib.contextmanager
-def _flat(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> Iterator[list[np.ndarray]]:
-    """Yield the arrays, some of them flattened; copy changes back on exit."""
+def _flattened(arrays: Sequence[np.ndarray], numbers: Sequence[int]) -> list[np.ndarray]:
+    """Return the arrays, some of them flattened; those that are not C-ordered are copied."""
     flat = list(arrays)
     for number in numbers:
         flat[number] = arrays[number].ravel()
-    yield flat
+    return flat
+
+
+def _copy_back(flat: Sequence[np.ndarray], arrays: Sequence[np.ndarray], numbers: Sequence[int]
+               ) -> None:
+    """Copy the results to the arrays that :func:`_flattened` has copied."""
     for number in numbers:
         array = arrays[number]
         if not array.flags.c_contiguous:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, Group, SlicedCompressor
 from chainermn._transport.mpi import LARGE, MpiTransport
@@ -113,26 +114,31 @@ class SharedMemoryTransport(MpiTransport):
               root: int) -> Array:
         if on_device or dtype.itemsize * math.prod(shape) < LARGE:
             return super().bcast(x, shape, dtype, on_device, root)
-        y = np.empty(shape, dtype) if x is None else x
+        y = self.group.prepared(dtype.itemsize * math.prod(shape), lambda: (
+            np.empty(shape, dtype) if x is None else array_buffers.contiguous(x)))
         if (memory := self._memory([y])) is None:
             return super().bcast(x, shape, dtype, on_device, root)
         memory.copy([y.reshape(-1)], (root,))
-        return y
+        return y if x is None else x
 
     def allreduce(self, x: Array, op: str, out: Array | None = None) -> Array:
         if op != 'sum' or x.nbytes < LARGE or x.dtype not in _FLOATS or (
                 memory := self._memory([x])) is None:
             return super().allreduce(x, op, out)
-        y = np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out
-        memory.sum(ArrayList.of([x]), None if y is x else [y])
+        sent, y = self.group.prepared(x.nbytes, lambda: (
+            x if out is x else array_buffers.contiguous(x),
+            np.empty(x.shape, x.dtype) if out is None or out.dtype != x.dtype else out))
+        memory.sum(ArrayList.of([sent]), None if y is sent else [y])
         return y
 
     def sums(self, xs: ArrayList) -> list[Array] | None:
         if len(xs.dtypes) > 1 or xs.dtypes[0] not in _FLOATS or (
                 sum(x.nbytes for x in xs) < LARGE) or (memory := self._memory(xs)) is None:
             return None
-        ys = [np.empty(x.shape, x.dtype) for x in xs]
-        memory.sum(xs, ys)
+        sent, ys = self.group.prepared(sum(x.nbytes for x in xs), lambda: (
+            ArrayList.of(map(array_buffers.contiguous, xs)),
+            [np.empty(x.shape, x.dtype) for x in xs]))
+        memory.sum(sent, ys)
         return ys
 
     def _memory(self, arrays: Sequence[Array]) -> SharedMemory | None:

@@ -1,0 +1,52 @@
+"""Errors for arguments that an operation does not have, such as those of other libraries."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+#: What to write instead of an argument of PyTorch, Horovod or mpi4py.
+_INSTEAD = {
+    'async_op': 'Operations on arrays block, except isend and irecv; optimizers overlap the '
+                'exchange of gradients with overlap=True.',
+    'average': 'For the mean, call multi_node_mean(x).',
+    'name': 'Operations have no names: all ranks call them in the same order.',
+    'group': 'Call the operation on a communicator of the group: comm.new_group(ranks).',
+    'process_set': 'Call the operation on a communicator of the group: comm.new_group(ranks).',
+    'compression': 'Optimizers compress gradients: create_multi_node_optimizer(..., '
+                   'compression=...).',
+    'src': 'Write root=, or source= for messages.',
+    'dst': 'Write root=, or dest= for messages.',
+    'root_rank': 'Write root=.',
+    'buf': 'Receiving operations return the array: x = comm.recv(source, tag).',
+    'recvbuf': 'Operations return the result.',
+    'sendbuf': 'Pass the array first, without a name.',
+    'tensor': 'Pass the array first, without a name; the result is returned.',
+    'prescale_factor': 'Multiply the array before the call.',
+    'postscale_factor': 'Multiply the result.',
+}
+
+
+def explained(error: Exception, name: str, method: Callable[..., object],
+              args: Sequence[object], kwargs: Mapping[str, object]) -> Exception:
+    """Return an error of an operation; if its arguments do not fit, one that says which it has.
+
+    Args:
+        error: The error.
+        name: The name of the operation.
+        method: The operation, whose first argument is its owner.
+        args: The arguments.
+        kwargs: The arguments by name.
+    """
+    if type(error) is not TypeError:
+        return error
+    signature = inspect.signature(method)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as reason:
+        parameters = [each.replace(annotation=inspect.Parameter.empty)
+                      for each in list(signature.parameters.values())[1:]]
+        call = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+        advice = [_INSTEAD[each] for each in kwargs
+                  if each in _INSTEAD and each not in signature.parameters]
+        return TypeError('. '.join([f'{reason}: call {name}{call}', *advice]))
+    return error

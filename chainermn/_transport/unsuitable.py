@@ -1,0 +1,52 @@
+"""What to pass instead of an object that is no array of NumPy or CuPy."""
+from __future__ import annotations
+
+import chainer
+import numpy as np
+
+from chainermn._diagnostics import current_operations
+from chainermn._operations import BY_NAME
+
+#: By the package of a class: how to make an array of its objects.
+_CONVERSIONS = {
+    'torch': 'pass x.detach().cpu().numpy(), and make a tensor of the result with torch.from_numpy',
+    'tensorflow': 'pass x.numpy()',
+    'jax': 'pass numpy.asarray(x)',
+    'jaxlib': 'pass numpy.asarray(x)',
+    'chainerx': 'pass chainerx.to_numpy(x)',
+    'scipy': 'pass x.toarray(), or send x by {objects}',
+    'pandas': 'pass x.to_numpy(), or send x by {objects}',
+}
+
+
+def described(x: object) -> str:
+    """Return the type of an object, and what to pass instead."""
+    if x is None:
+        return 'None; pass an array'
+    kind = f'{type(x).__module__}.{type(x).__qualname__}'.removeprefix('builtins.')
+    if isinstance(x, chainer.Variable):
+        return ('a chainer.Variable; pass its .array, or use chainermn.functions, whose results '
+                'can be differentiated')
+    advice = _CONVERSIONS.get(kind.partition('.')[0])
+    if advice is None:
+        if isinstance(x, (list, tuple, int, float, complex)) or hasattr(x, '__array__'):
+            advice = 'pass numpy.asarray(x), or send x by {objects}'
+        else:
+            advice = 'send other objects by {objects}'
+    return f'{kind}; {advice.format(objects=_object_operation())}'
+
+
+def advice_for(dtype: np.dtype) -> str:
+    """Return what to do with an array of a dtype that cannot be exchanged, for an error."""
+    if dtype.names is not None:
+        return f'. Send each field, such as x[{dtype.names[0]!r}], or x by {_object_operation()}'
+    if dtype.kind in 'OSUmM':
+        return f'. Send x by {_object_operation()}'
+    return ''
+
+
+def _object_operation() -> str:
+    """Return the name of the operation for objects that is like the current one."""
+    name = current_operations.outermost().removeprefix('i')
+    name = 'allreduce' if name in ('reduce', 'allreduce_many', 'multi_node_mean') else name
+    return f'{name}_obj' if f'{name}_obj' in BY_NAME else 'an object operation, such as bcast_obj'
