@@ -28,6 +28,7 @@ from chainermn._transport import lifetime, topology
 from chainermn._transport.base import Group
 from chainermn._transport.mpi import MpiTransport
 from chainermn.communicators import _introduction
+from chainermn.communicators._version7 import checked_members
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 if TYPE_CHECKING:
@@ -179,14 +180,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @operation
     def new_group(self, ranks: Sequence[int]) -> Self | None:
-        if isinstance(ranks, (bool, int, str)) or any(isinstance(r, bool) for r in ranks):
-            raise TypeError(f'ranks must be a list of integers, not {ranks!r}')
-        members = [operator.index(rank) for rank in ranks]
-        if not members or sorted(set(members)) != sorted(members):
-            raise ValueError(f'ranks must contain at least one rank, and each only once, not '
-                             f'{members}')
-        if not (min(members) >= 0 and max(members) < self._size):
-            raise ValueError(f'ranks must be from 0 to {self._size - 1}, not {members}')
+        members = checked_members(ranks, self._size)
         self._consistency.same(pack('new_group', number=_signature.digest(members)),
                              {'ranks': str(members)})
         is_member = self._rank in members
@@ -223,6 +217,10 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         if self._tracer is not None:
             service._tracer = self._tracer.of_service()
         return service
+
+    def _share_error(self, operation: str, error: Exception | None) -> None:
+        if error is not None:
+            self.refuse(operation, error)
 
     @operation('join')
     def _join_turn(self, number: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -33,7 +34,7 @@ class AllreducePersistent(chainer.training.Extension):
 
     def __init__(self, model: chainer.Link, comm: CommunicatorBase) -> None:
         self.model = model
-        self.comm = comm
+        self.comm = as_communicator(comm, 'AllreducePersistent')
 
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
         """Average the arrays.

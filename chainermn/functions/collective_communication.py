@@ -24,6 +24,7 @@ import chainer
 import numpy as np
 
 from chainermn._types import Array, ArrayModule, Variable, VariableOrArray
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions._node import Gradients, Indexes, Node, placeholder
 
@@ -33,7 +34,7 @@ class _Collective(Node):
 
     def __init__(self, comm: CommunicatorBase, root: int = 0) -> None:
         super().__init__()
-        self.comm = comm
+        self.comm = as_communicator(comm, type(self).__name__)
         self.root = root
 
     def _zeros_for_missing(self, gys: Gradients) -> tuple[Variable, ...]:
@@ -93,9 +94,10 @@ class Bcast(_Collective):
     """Gives every rank the array of the root; its input on the other ranks is a placeholder."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-        y = self.comm.bcast(inputs[0], self.root)
+        is_root = self.comm.rank == self.root
+        y = self.comm.bcast(inputs[0] if is_root else None, root=self.root)
         # If an array is both input and output, Chainer treats it as changed in place.
-        return self._outputs((y.copy() if self.comm.rank == self.root else y,))
+        return self._outputs((y.copy() if is_root else y,))
 
     def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         gxs = _SumOnRoot(self.comm, self.root).apply(self._zeros_for_missing(gys))
@@ -128,7 +130,8 @@ class Scatter(_Collective):
     """Gives each rank one array of the root; its input on the other ranks is a placeholder."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return self._outputs((self.comm.scatter(inputs, self.root),))
+        return self._outputs((self.comm.scatter(
+            inputs if self.comm.rank == self.root else None, self.root),))
 
     def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         gxs = Gather(self.comm, self.root).apply(self._zeros_for_missing(gys))
@@ -315,7 +318,7 @@ def _one_for_each_rank(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | N
         xs = [xs[i] for i in range(len(xs))]
     if not isinstance(xs, (tuple, list)) or len(xs) != comm.size:
         got = len(xs) if isinstance(xs, (tuple, list)) else type(xs)
-        comm.refuse(operation, ValueError(
+        as_communicator(comm, operation).refuse(operation, ValueError(
             f'expected a tuple or list of one Variable for each of the {comm.size} ranks, got '
             f'{got}'))
     return tuple(xs)

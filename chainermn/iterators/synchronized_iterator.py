@@ -8,6 +8,7 @@ import numpy as np
 
 from chainermn._proxies.delegate import Delegate
 from chainermn._types import Dataset, DatasetIterator, Object, Serializer
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -37,6 +38,7 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
         >>> mine == theirs
         True
     """
+    communicator = as_communicator(communicator, 'create_synchronized_iterator')
     if not hasattr(actual_iterator, 'order_sampler'):
         communicator.refuse('create_synchronized_iterator', ValueError(
             f'{type(actual_iterator).__name__} has no order_sampler. Use SerialIterator, '

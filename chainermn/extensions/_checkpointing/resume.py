@@ -11,7 +11,7 @@ from typing import TypeVar
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._system import event
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -76,8 +76,9 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             except OSError as found:
                 error = found
         content = group.bcast(content if group.rank == 0 else None)
-        if error is not None:
-            comm.refuse('loading', error)
+        with raise_together(comm, 'loading'):
+            if error is not None:
+                raise error
         if not content.size:
             return ''  # the next operation raises that error
 
@@ -85,7 +86,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         return Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle)
 
     if not allow_other_classes:
-        with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
+        with raise_together(comm, 'loading'), opened() as arrays:
             differences = classes.find_differences(arrays, target)
         classes.raise_differences(
             comm, differences,
@@ -94,7 +95,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             'allow_other_classes=True when you create the extension.')
     parts, target = state.find_parts(target), state.as_serializable(target)
     joined = _join_shards(comm, selection, target, opened, allow_pickle)
-    with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
+    with raise_together(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
         models = tuple(prefix for prefix, part in parts.items()
@@ -135,7 +136,7 @@ def _join_shards(comm: CommunicatorBase, selection: Selection, target: object,
         The states of all parameters; ``None`` if the file of this rank has all that it needs.
     """
     joined: dict[str, np.ndarray] | None = None
-    with raise_on_all_ranks(comm, 'loading'):
+    with raise_together(comm, 'loading'):
         with opened() as arrays:
             shard = read_shard(arrays)
         if shard and selection.is_for_all and comm.rank == 0:
@@ -151,7 +152,7 @@ def _join_shards(comm: CommunicatorBase, selection: Selection, target: object,
     if is_sharded(target):
         return None
     found = comm.allgather_obj(shard)
-    with raise_on_all_ranks(comm, 'loading'):
+    with raise_together(comm, 'loading'):
         return join(found)
 
 
