@@ -99,7 +99,8 @@ def create_multi_node_optimizer(
     Raises:
         TypeError: If ``actual_optimizer`` is not an optimizer, or already a multi-node optimizer,
             or cannot be used with these options; if ``communicator`` is not a communicator; or
-            with ``shard_states``, if the optimizer has no update rules, or overrides ``GradientMethod.update``.
+            with ``shard_states``, if the optimizer has no update rules, or overrides
+            ``GradientMethod.update``.
         ValueError: If ``double_buffering`` is not supported by the communicator, or is combined
             with ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive
             integer, ``bucket_mb`` not a positive number, or ``compression`` invalid. In the first
