@@ -7,22 +7,23 @@ from typing import cast
 from chainermn._types import Attribute, Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 
-#: What ChainerMN 7 requires of a communicator.
-_REQUIRED = ('rank', 'size', *sorted(CommunicatorBase.__abstractmethods__))
+#: Operations that only communicators have; mpi4py's have other names.
+_OPERATIONS = 'bcast_obj', 'gather_obj', 'allreduce_obj', 'allgather_obj'
 
 
 def is_communicator(value: object) -> bool:
-    """Return whether an object is a communicator, or a proxy of one."""
+    """Return whether an object is a communicator, a proxy of one, or like one."""
     return isinstance(value, (CommunicatorBase, _Completed)) or (
-        not isinstance(value, type) and all(hasattr(value, name) for name in _REQUIRED))
+        not isinstance(value, type) and hasattr(value, 'rank') and hasattr(value, 'size')
+        and any(hasattr(value, name) for name in _OPERATIONS))
 
 
 def as_communicator(value: object, operation: str) -> CommunicatorBase:
     """Return a communicator with all operations.
 
     Args:
-        value: A communicator, or an object with the methods of ChainerMN 7's communicators, such as
-            a proxy.
+        value: A communicator, or an object with methods of ChainerMN 7's communicators, such as a
+            proxy.
         operation: The name of the caller, for the error.
 
     Returns:
@@ -37,12 +38,8 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
     if isinstance(value, _Completed):
         return cast(CommunicatorBase, value)
     if not is_communicator(value):
-        lacking = [name for name in _REQUIRED if not hasattr(value, name)]
-        is_close = not isinstance(value, type) and len(lacking) < len(_REQUIRED) // 2
-        raise TypeError(
-            f'{operation} needs a ChainerMN communicator, not {value!r}'
-            + (f', which lacks {", ".join(lacking)}' if is_close else '')
-            + '. Make one with chainermn.create_communicator().')
+        raise TypeError(f'{operation} needs a ChainerMN communicator, not {value!r}. '
+                        'Make one with chainermn.create_communicator().')
     return cast(CommunicatorBase, _Completed(value))
 
 
@@ -59,7 +56,8 @@ class _Completed:
             return getattr(self._actual, name)
         except AttributeError:
             default = inspect.getattr_static(CommunicatorBase, name, None)
-            if default is None or name.startswith('__'):
+            if default is None or name.startswith('__') or getattr(
+                    default, '__isabstractmethod__', False):
                 raise
             return default.__get__(self, type(self))
 
