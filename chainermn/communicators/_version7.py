@@ -42,7 +42,7 @@ def share_error(comm: CommunicatorBase, operation: str, error: Exception | None)
         error: The error of this rank, or ``None``.
     """
     own = None if error is None else RemoteError.of(operation, error)
-    failures = allgather_obj(comm, own)
+    failures = comm.allgather_obj(own)
     if any(failures):
         common = remote_error([operation] * comm.size, failures)
         common_error.mark_failure(common, comm.rank, failures)

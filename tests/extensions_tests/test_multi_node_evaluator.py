@@ -231,7 +231,7 @@ def test_another_object_is_an_error_on_all_ranks(comm):
 
 @pytest.mark.parametrize('bad', [None, 'naive'])
 def test_another_object_than_a_communicator_is_an_error(bad):
-    with pytest.raises(TypeError, match='needs a ChainerMN communicator as its second argument'):
+    with pytest.raises(TypeError, match='create_multi_node_evaluator needs a ChainerMN communicator, not'):
         make(bad, [1.0])
 
 
