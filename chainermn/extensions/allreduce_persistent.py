@@ -4,6 +4,7 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -45,9 +46,9 @@ class AllreducePersistent(chainer.training.Extension):
         Raises:
             TypeError: On every rank, if the model of any rank is not a ``chainer.Link``.
         """
-        if not isinstance(self.model, chainer.Link):
-            self.comm.refuse('AllreducePersistent', TypeError(
-                f'the model must be a chainer.Link, not {type(self.model)}'))
+        with raise_together(self.comm, 'AllreducePersistent'):
+            if not isinstance(self.model, chainer.Link):
+                raise TypeError(f'the model must be a chainer.Link, not {type(self.model)}')
         groups: dict[np.dtype, list[np.ndarray]] = {}
         for array in self._arrays():
             # MPI sums float16 in float32 anyway.

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import chainer
 import numpy as np
 
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._types import Array, ArrayModule, Variable, VariableOrArray
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -306,21 +307,24 @@ def scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None, root: 
         >>> chainermn.functions.scatter(comm, xs)
         variable([0., 0.])
     """
-    inputs: tuple[VariableOrArray, ...] = (placeholder(),)
-    if comm.rank == root:
-        inputs = _one_for_each_rank(comm, xs, 'scatter')
+    inputs = _one_for_each_rank(comm, xs, 'scatter', comm.rank == root)
     return Scatter(comm, root).apply(inputs)[0]
 
 
 def _one_for_each_rank(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None,
-                       operation: str) -> tuple[VariableOrArray, ...]:
+                       operation: str, is_sender: bool = True) -> tuple[VariableOrArray, ...]:
+    """Check the inputs of a rank that sends; return them, or a placeholder on the others."""
+    with raise_together(as_communicator(comm, operation), operation):
+        return _checked(xs, comm.size) if is_sender else (placeholder(),)
+
+
+def _checked(xs: Sequence[VariableOrArray] | None, size: int) -> tuple[VariableOrArray, ...]:
     if xs is not None and getattr(xs, 'ndim', 0) > 0:  # a Variable or an array
         xs = [xs[i] for i in range(len(xs))]
-    if not isinstance(xs, (tuple, list)) or len(xs) != comm.size:
+    if not isinstance(xs, (tuple, list)) or len(xs) != size:
         got = len(xs) if isinstance(xs, (tuple, list)) else type(xs)
-        as_communicator(comm, operation).refuse(operation, ValueError(
-            f'expected a tuple or list of one Variable for each of the {comm.size} ranks, got '
-            f'{got}'))
+        raise ValueError(
+            f'expected a tuple or list of one Variable for each of the {size} ranks, got {got}')
     return tuple(xs)
 
 

@@ -417,6 +417,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             what: The operation of the other rank.
             layout: The result of :meth:`_layout` there, or ``None`` if it is not needed.
         """
+        self._watch.is_used = True
         self.actual_optimizer.target.cleargrads()
         params = dict(self.actual_optimizer.target.namedparams())
         if what == 'broadcast':

@@ -61,7 +61,7 @@ def test_without_setup(comm, use, where):
 
 @pytest.mark.parametrize('bad', ['naive', None, optimizers.SGD()])
 def test_another_type_of_communicator_is_rejected(bad):
-    with pytest.raises(TypeError, match='create_multi_node_optimizer needs a ChainerMN communicator, not'):
+    with pytest.raises(TypeError, match='create_multi_node_optimizer needs a ChainerMN comm'):
         create_multi_node_optimizer(optimizers.SGD(), bad)
 
 
