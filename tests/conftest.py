@@ -46,6 +46,7 @@ MARKERS = f"""
 every_size: runs at 2 and 4 ranks as well, since it depends on the number of ranks
 slow: runs with --full, and with -m slow, which CI runs after README's test command
 full: takes longer or repeats others, runs with --full only
+compares_calls: needs a communicator that compares the calls of all ranks, not one of version 7
 gpu: needs CuPy and a GPU, otherwise skipped
 sample(n): runs n of its cases, spread evenly; with --full all of them
 limit(seconds): may take longer than {LIMIT} seconds on an idle machine
@@ -136,11 +137,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         unsampled.update(_of_other_runs([item.nodeid for item in items], MPI.COMM_WORLD.size))
     for item in items:
-        is_other = item.nodeid in unsampled or not others.isdisjoint(
+        is_other = item.nodeid in unsampled or _is_beyond_version7(
+            item, config.getoption('with_mpi')) or not others.isdisjoint(
             marker.name for marker in item.iter_markers())
         (left_out if is_other else chosen).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = chosen
+
+
+def _is_beyond_version7(item: pytest.Item, has_ranks: bool) -> bool:
+    """Return whether a test does not run with a communicator of a third party."""
+    callspec = getattr(item, 'callspec', None)
+    return callspec is not None and callspec.params.get('comm') == 'version7' and (
+        not has_ranks or item.get_closest_marker('compares_calls') is not None)
 
 
 def _unsampled(cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -54,6 +54,7 @@ class Activation(NamedTuple):
     number: int  # unique on the sender; -1 if ``comm.send`` sent it without a mark
     needs_gradient: bool
     call: str  # of send or recv
+    caller: str = ''  # the part of the program that called it, or ''
 
 
 class Activations:
@@ -69,46 +70,56 @@ class Activations:
         # Gradients that arrived out of order, by rank and number.
         self._early: dict[tuple[int, int], Arrays] = {}
 
-    def send(self, data: Arrays, dest: int, tag: int, needs_gradient: bool) -> Activation:
+    def send(self, data: Arrays, dest: int, tag: int, needs_gradient: bool, caller: str = ''
+             ) -> Activation:
         """Send an activation; return once the receiver has begun to receive it."""
-        call = f'send to rank {dest} with tag {tag}, called at {call_site.locate()}'
+        call = _call(caller, f'send to rank {dest} with tag {tag}')
         number = next(self._numbers)
         self._messages.send_marked(
-            'send_activation', Mark('activation', number, needs_gradient, call), data, dest, tag)
-        return Activation(dest, tag, number, needs_gradient, call)
+            'send_activation', Mark('activation', number, needs_gradient, call), data, dest, tag,
+            caller)
+        return Activation(dest, tag, number, needs_gradient, call, caller)
 
-    def recv(self, source: int, tag: int) -> tuple[Arrays, Activation]:
+    def recv(self, source: int, tag: int, caller: str = '') -> tuple[Arrays, Activation]:
         """Receive an activation."""
-        call = f'recv from rank {source} with tag {tag}, called at {call_site.locate()}'
-        mark, data, source, tag = self._messages.recv_marked('recv_activation', source, tag, call)
+        call = _call(caller, f'recv from rank {source} with tag {tag}')
+        mark, data, source, tag = self._messages.recv_marked(
+            'recv_activation', source, tag, call, caller)
         if mark is None:
-            return data, Activation(source, tag, -1, True, call)
+            return data, Activation(source, tag, -1, True, call, caller)
         if mark.kind == 'gradient':
             raise unexpected(self._messages.rank, mark, source, call)
-        return data, Activation(source, tag, mark.number, mark.needs_gradient, call)
+        return data, Activation(source, tag, mark.number, mark.needs_gradient, call, caller)
 
     def send_gradient(self, gradients: Arrays, activation: Activation) -> None:
         """Send the gradient of an activation to its sender, if needed."""
-        peer, tag, number, needs_gradient, forward = activation
+        peer, tag, number, needs_gradient, forward, caller = activation
         if number < 0:
             self._messages.send(gradients, peer, tag)
         elif needs_gradient:
             call = f'backward, called at {call_site.locate()}, sends the gradient of {forward}'
             self._messages.send_marked(
-                'send_gradient', Mark('gradient', number, False, call), gradients, peer, tag)
+                'send_gradient', Mark('gradient', number, False, call), gradients, peer, tag,
+                caller)
 
     def recv_gradient(self, activation: Activation) -> Arrays:
         """Receive the gradient of an activation."""
-        peer, tag, number, _, forward = activation
+        peer, tag, number, _, forward, caller = activation
         call = f'backward, called at {call_site.locate()}, waits for the gradient of {forward}'
         while (peer, number) not in self._early:
-            mark, gradients, _, _ = self._messages.recv_marked('recv_gradient', peer, tag, call)
+            mark, gradients, _, _ = self._messages.recv_marked(
+                'recv_gradient', peer, tag, call, caller)
             if mark is None:
                 return gradients
             if mark.kind == 'activation':
                 raise unexpected(self._messages.rank, mark, peer, call)
             self._early[peer, mark.number] = gradients
         return self._early.pop((peer, number))
+
+
+def _call(caller: str, text: str) -> str:
+    """Describe a call for errors."""
+    return f'{caller}: ' * bool(caller) + f'{text}, called at {call_site.locate()}'
 
 
 def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:

@@ -58,11 +58,12 @@ class ArrayOperations(InlineArrays):
     @operation('send_activation')
     def _send_activation(self, data: Array, dest: int, tag: int, needs_gradient: bool
                          ) -> Activation:
-        return self._activations.send(data, dest, tag, needs_gradient)
+        return self._activations.send(
+            data, dest, tag, needs_gradient, self._consistency.caller.name)
 
     @operation('recv_activation')
     def _recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
-        return self._activations.recv(source, tag)
+        return self._activations.recv(source, tag, self._consistency.caller.name)
 
     @operation('send_gradient')
     def _send_gradient(self, gradients: Array, activation: Activation) -> None:

@@ -202,10 +202,11 @@ class Messages:
         self._messages.append(message)  # for reuse
         return obj
 
-    def send_marked(self, operation: str, mark: Mark, data: Arrays, dest: int, tag: int) -> None:
+    def send_marked(self, operation: str, mark: Mark, data: Arrays, dest: int, tag: int,
+                    caller: str = '') -> None:
         """Send a mark, then an array or a sequence of arrays like :meth:`send`."""
         self._check_other(dest, tag, 'dest', wildcards=False)
-        self._began(operation, dest, tag)
+        self._began(operation, dest, tag, caller)
         first, number, rest = self._parts(operation, data, dest, tag)
         self.calls.count_sent(dest, tag)
         self.deadlocks.n_marked_sent[dest] += 1
@@ -217,7 +218,7 @@ class Messages:
             raise
         self._send_rest(rest, dest, number)
 
-    def recv_marked(self, operation: str, source: int, tag: int, call: str
+    def recv_marked(self, operation: str, source: int, tag: int, call: str, caller: str = ''
                     ) -> tuple[Mark | None, Arrays, int, int]:
         """Receive an array or a tuple of arrays, with or without a mark.
 
@@ -225,7 +226,7 @@ class Messages:
             The mark or ``None``, the data, the sender and the tag.
         """
         self._check_other(source, tag, 'source', wildcards=True)
-        self._began(operation, source, tag)
+        self._began(operation, source, tag, caller)
         status = MPI.Status()
         message = bytearray(_MAX_MESSAGE)
         request = blocking_receive(self._mpi_comm, message, source, tag)
@@ -279,10 +280,10 @@ class Messages:
     def _are_others(self, request: Request[object]) -> bool:
         return any(other is not request for other in self.receiving())
 
-    def _began(self, operation: str, peer: int, tag: int) -> MessageRecord:
+    def _began(self, operation: str, peer: int, tag: int, caller: str = '') -> MessageRecord:
         calls = self.calls
         calls.count += 1
-        calls.record((operation, peer, tag, None))
+        calls.record((operation, peer, tag, caller or None))
         return calls
 
     def _ssend(self, message: bytes, dest: int, tag: int) -> None:

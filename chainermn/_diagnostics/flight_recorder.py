@@ -27,8 +27,8 @@ LENGTH = 64
 
 #: Identifies the calls of a communicator on all of its ranks: class name, ranks, number.
 Key: TypeAlias = tuple[str, WorldRanks, int]
-#: A message: operation, peer, tag, signature.
-Message: TypeAlias = tuple[str, int, int, bytes | None]
+#: A message: operation, peer, tag, signature or the part of the program that called it.
+Message: TypeAlias = tuple[str, int, int, bytes | str | None]
 #: A call as it is passed to the recorder: a packed signature, a message, or text.
 Record: TypeAlias = bytes | Message | str
 
@@ -240,12 +240,14 @@ class Call(NamedTuple):
             site = record.call_site
             record = record.record
         if isinstance(record, tuple):
-            operation, peer, tag, signature = record
+            operation, peer, tag, more = record
             details = 'to ' if 'send' in operation else 'from '
             details += 'any rank' if peer < 0 else f'rank {peer}'
             details += ' any tag' if tag < 0 else f' tag {tag}'
-            if signature is not None:
-                details += f' {str(_signature.unpack(signature)).partition(" ")[2]}'
+            if isinstance(more, bytes):
+                details += f' {str(_signature.unpack(more)).partition(" ")[2]}'
+            elif more is not None:
+                details += f' of {more}'
         else:
             text = str(_signature.unpack(record)) if isinstance(record, bytes) else record
             operation, details = (text, '') if text == END else text.partition(' ')[::2]

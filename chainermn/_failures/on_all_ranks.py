@@ -37,6 +37,35 @@ def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
         comm.refuse(operation, error)
 
 
+class ErrorSharer(Protocol):
+    """A communicator, of which only this is needed."""
+
+    def _share_error(self, operation: str, error: Exception | None) -> None:
+        """Raise an error of any rank on all ranks."""
+
+
+@contextlib.contextmanager
+def raise_together(comm: ErrorSharer, operation: str) -> Iterator[None]:
+    """Raise an error of the block on all ranks.  Collective: every rank enters the block.
+
+    Unlike :func:`raise_on_all_ranks` it also works with a communicator of a third party, whose
+    operations do not compare calls: there, the ranks exchange their errors at the end of the block.
+
+    Args:
+        comm: ChainerMN communicator.
+        operation: Name of the operation, for the error.
+
+    Raises:
+        Exception: The error of the block, or of the block of another rank.
+    """
+    try:
+        yield
+    except Exception as error:
+        comm._share_error(operation, error)
+    else:
+        comm._share_error(operation, None)
+
+
 class Ranks(Protocol):
     """A communicator, of which only the rank is needed."""
 

@@ -19,7 +19,7 @@ class OptimizerProxy(Delegate, wraps='actual_optimizer'):
             optimizer.target.cleargrads()
         else:
             optimizer.target.zerograds()
-        loss.backward(loss_scale=optimizer._loss_scale)
+        loss.backward(loss_scale=getattr(optimizer, '_loss_scale', None))
         self._keep_scale()
 
     def _keep_scale(self) -> None:
@@ -28,7 +28,7 @@ class OptimizerProxy(Delegate, wraps='actual_optimizer'):
         Backward sets the scale of a parameter only if this rank's loss used it, but the mean
         gradients of the others are scaled, too.
         """
-        scale = self.actual_optimizer._loss_scale
+        scale = getattr(self.actual_optimizer, '_loss_scale', None)
         if scale is not None:
             for param in self.actual_optimizer.target.params():
                 param._loss_scale = scale

@@ -127,6 +127,7 @@ class ShardedUpdate:
         Args:
             optimizer: The actual optimizer, a ``chainer.optimizer.GradientMethod``.
         """
+        optimizer = optimizer.update.__self__  # of a wrapper, the wrapped one
         params = _with_rules(optimizer.target)
         paths = {id(param): path for path, param in params.items()}
         try:

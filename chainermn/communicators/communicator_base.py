@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
+from chainermn._consistency import debug_checks
 from chainermn._signature import NO_UPDATE
 from chainermn._types import Object, ReceivedArray
+from chainermn.communicators import _version7
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,8 +109,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``.  Create one with
     :func:`chainermn.create_communicator`.
 
-    A subclass defines at least the abstract methods, those of ChainerMN 7.  The other operations
-    raise NotImplementedError unless it defines them, or derives from
+    A subclass defines at least the abstract methods and the ranks, those of ChainerMN 7; everything
+    of version 7 works with it.  The other operations call these methods, except for ``isend``,
+    ``irecv``, ``waitall``, ``serve`` and ``mean_queue``, which raise an error unless the class
+    defines them or derives from
     :class:`~chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase`.
 
     Attributes assigned inside ``with self.config_scope():`` become configuration items, which
@@ -360,7 +364,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             ...     print(group)
             <FlatCommunicator: rank 0 of 1, on node 0 of 1 as rank 0 of 1>
         """
-        self._missing('new_group')
+        return _version7.new_group(self, ranks)
 
     def barrier(self) -> None:
         """Wait until every rank has called it.  Collective: every rank calls it.
@@ -372,7 +376,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             >>> np.load('data.npy')
             array([0, 1, 2])
         """
-        self._missing('barrier')
+        self.allgather_obj(None)
 
     def serve(self, answer: Callable[[int, np.ndarray], Sequence[Buffer]]) -> Service:
         """Start a thread on each rank that answers requests of the other ranks.
@@ -429,6 +433,17 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         raise error  # the ranks of this communicator have no way to compare their errors
 
+    def _share_error(self, operation: str, error: Exception | None) -> None:
+        """Raise the errors of all ranks on all ranks.  Collective: every rank calls it.
+
+        A communicator that compares calls raises them with the next operation of each rank.
+
+        Args:
+            operation: Name of the failed operation, for the message.
+            error: The error of this rank, or ``None``.
+        """
+        _version7.share_error(self, operation, error)
+
     def _join_turn(self, number: int) -> tuple[int, ...]:
         """Exchange the states of all ranks in :func:`chainermn.join`.
 
@@ -440,7 +455,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Returns:
             The numbers of all ranks, by rank.
         """
-        self._missing('_join_turn')
+        return tuple(self.allgather_obj(number))
 
     def _join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
         """Find out whether all ranks raised this error, and their states in ``chainermn.join``.
@@ -453,7 +468,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             the number of each rank, by rank, with ``None`` for ranks that called something else;
             empty if a rank raised an error before the check, or had exited.
         """
-        self._missing('_join_responses')
+        return None
 
     # --- arrays ------------------------------------------------------------------------------
 
@@ -591,7 +606,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If two ranks wait for each other; the error on both ranks names both calls.
         """
-        self._missing('_send_activation')
+        return _version7.send_activation(self, data, dest, tag, needs_gradient)
 
     def _recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
         """Receive a message of :meth:`_send_activation` or :meth:`send`.
@@ -607,7 +622,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If a gradient arrives, or if two ranks wait for each other.
         """
-        self._missing('_recv_activation')
+        return _version7.recv_activation(self, source, tag)
 
     def _send_gradient(self, gradients: Array | Sequence[Array], activation: Activation) -> None:
         """Send the gradient of a received activation to its sender, if the sender needs it.
@@ -619,7 +634,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If two ranks wait for each other.
         """
-        self._missing('_send_gradient')
+        if activation.needs_gradient:
+            self.send(gradients, activation.peer, activation.tag)
 
     def _recv_gradient(self, activation: Activation) -> Array:
         """Receive the gradient of a sent activation.
@@ -633,7 +649,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Raises:
             ValueError: If data other than a gradient arrives, or if two ranks wait for each other.
         """
-        self._missing('_recv_gradient')
+        return self.recv(activation.peer, activation.tag)
 
     @abc.abstractmethod
     def bcast(self, x: _A | None, root: int = 0, max_buf_len: int | None = None) -> _A:
@@ -732,7 +748,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             >>> comm.allreduce_many([np.ones(2), np.full((1, 3), comm.rank)])
             (array([2., 2.]), array([[1, 1, 1]]))
         """
-        self._missing('allreduce_many')
+        return _version7.allreduce_many(self, xs, op)
 
     def reduce(self, x: _A, op: str = 'sum', root: int = 0) -> _A | None:
         """Combine the arrays of all ranks on the root (MPI_Reduce).
@@ -751,7 +767,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             >>> comm.reduce(np.array([1, comm.rank]))  # None on rank 1
             array([2, 1])
         """
-        self._missing('reduce')
+        return _version7.reduce(self, x, op, root)
 
     def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> ReceivedArray:
         """Combine one array for each rank, and give each rank its own (MPI_Reduce_scatter).
@@ -770,7 +786,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             >>> comm.reduce_scatter(np.array([[1, 2], [3, 4]]))  # array([6, 8]) on rank 1
             array([2, 4])
         """
-        self._missing('reduce_scatter')
+        return _version7.reduce_scatter(self, xs, op)
 
     @abc.abstractmethod
     def alltoall(self, xs: Sequence[_A]) -> tuple[_A, ...]:
@@ -824,7 +840,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             >>> comm.multi_node_mean(np.array([1.0, comm.rank]))
             array([1. , 0.5])
         """
-        self._missing('multi_node_mean')
+        return _version7.multi_node_mean(self, x)
 
     # --- objects -----------------------------------------------------------------------------
 
@@ -919,7 +935,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             >>> comm.allgather_obj(f'rank {comm.rank}')
             ['rank 0', 'rank 1']
         """
-        self._missing('allgather_obj')
+        return _version7.allgather_obj(self, obj)
 
     def scatter_obj(self, objs: Sequence[_T] | None, root: int = 0) -> _T:
         """Send one object to each rank from the root.  Collective: every rank calls it.
@@ -935,7 +951,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             >>> comm.scatter_obj(['a.txt', 'b.txt'] if comm.rank == 0 else None)
             'a.txt'
         """
-        self._missing('scatter_obj')
+        return _version7.scatter_obj(self, objs, root)
 
     @abc.abstractmethod
     def allreduce_obj(self, obj: _T, op: str = 'sum') -> _T:
@@ -1061,7 +1077,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         raise ValueError(f'{type(self).__name__} cannot average gradients in the background; use '
                          'overlap=False.')
 
-    def check_replicas(self, model: Model) -> None:  # noqa: B027  (some have nothing to compare)
+    def check_replicas(self, model: Model) -> None:
         """Compare the parameters of a model, bit by bit.  Collective: every rank calls it.
 
         In debug mode (``chainer.set_debug(True)`` or ``CHAINERMN_DEBUG=1``) the multi-node
@@ -1082,6 +1098,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
                 ...
             ValueError: ...
         """
+        debug_checks.check_equal(self.allgather_obj(debug_checks.digests(model)))
 
     def _mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
                         ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -25,10 +25,10 @@ from chainermn._operations import END
 from chainermn._signature import pack
 from chainermn._tracing import recorder
 from chainermn._transport import lifetime, topology
-from chainermn._transport.array_buffers import is_integer
 from chainermn._transport.base import Group
 from chainermn._transport.mpi import MpiTransport
 from chainermn.communicators import _introduction
+from chainermn.communicators._version7 import checked_members
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 if TYPE_CHECKING:
@@ -188,14 +188,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @operation
     def new_group(self, ranks: Sequence[int]) -> Self | None:
-        if not isinstance(ranks, Iterable) or not all(map(is_integer, ranks := [*ranks])):
-            raise TypeError(f'ranks must be a list of integers, not {ranks!r}')
-        members = [operator.index(rank) for rank in ranks]
-        if not members or sorted(set(members)) != sorted(members):
-            raise ValueError(f'ranks must contain at least one rank, and each only once, not '
-                             f'{members}')
-        if not (min(members) >= 0 and max(members) < self._size):
-            raise ValueError(f'ranks must be from 0 to {self._size - 1}, not {members}')
+        members = checked_members(ranks, self._size)
         self._consistency.same(pack('new_group', number=_signature.digest(members)),
                              {'ranks': str(members)})
         is_member = self._rank in members
@@ -232,6 +225,10 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         if self._tracer is not None:
             service._tracer = self._tracer.of_service()
         return service
+
+    def _share_error(self, operation: str, error: Exception | None) -> None:
+        if error is not None:
+            self.refuse(operation, error)
 
     @operation('join')
     def _join_turn(self, number: int) -> tuple[int, ...]:

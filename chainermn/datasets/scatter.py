@@ -17,18 +17,22 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 from chainer.datasets import SubDataset
 
 from chainermn._failures.exceptions import DataSizeError as DataSizeError
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._failures.ranks import group_lines, ranks_text
 from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
+from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase, CommunicatorLike
 from chainermn.datasets._part import NotInMemoryError, cut
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _T = TypeVar('_T')
 
@@ -185,23 +189,22 @@ def get_epoch_trigger(
 
 @contextlib.contextmanager
 def _as_communicator(comm: CommunicatorLike, caller: str) -> Iterator[CommunicatorBase]:
-    if isinstance(comm, CommunicatorBase):
-        with comm.called_by(caller):
-            yield comm
+    if is_communicator(comm):
+        ours = as_communicator(comm, caller)
+        with ours.called_by(caller):
+            yield ours
         return
     if not hasattr(comm, 'Get_rank'):
         raise TypeError(f'comm must be a ChainerMN or mpi4py communicator, not {comm!r}')
-    ours = create_communicator('naive', mpi_comm=comm)
+    ours = create_communicator('naive', mpi_comm=cast('MPI.Intracomm', comm))
     yield ours
     ours.finalize()  # not after an error: it is collective, and other ranks may not reach it
 
 
 def _on_root(comm: CommunicatorBase, root: int, name: str, compute: Callable[[], _T]) -> _T | None:
     """Return the result of ``compute`` on the root, else ``None``; all ranks raise its error."""
-    if comm.rank != root:
-        return None
-    with raise_on_all_ranks(comm, name):
-        result = compute()
+    with raise_together(comm, name):
+        result = compute() if comm.rank == root else None
     return result
 
 

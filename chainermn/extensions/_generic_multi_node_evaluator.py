@@ -8,7 +8,8 @@ from typing import Any
 
 import chainer
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_together
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _NOTHING = object()
@@ -61,7 +62,7 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
         if kwargs:
             raise TypeError(f'{type(self).__name__} got unexpected keyword arguments '
                             f'{sorted(kwargs)}')
-        self.comm = comm
+        self.comm = as_communicator(comm, type(self).__name__)
         self.iterator = iterator
         self._targets = {'main': target}
         self.converter = converter
@@ -120,13 +121,13 @@ class GenericMultiNodeEvaluator(chainer.training.Extension):
             Exception: On every rank, any error of ``calc_local`` or ``aggregate`` on a rank.
         """
         operation = type(self).__name__
-        with raise_on_all_ranks(self.comm, operation), \
+        with raise_together(self.comm, operation), \
                 chainer.using_config('train', False), chainer.no_backprop_mode():
             results = list(self._local_results())
         with self.comm.called_by('GenericMultiNodeEvaluator'):
             gathered = self.comm.gather_obj(results, self.root)
         result = None
-        with raise_on_all_ranks(self.comm, operation):
+        with raise_together(self.comm, operation):
             if gathered is not None:
                 rows = zip_longest(*gathered, fillvalue=_NOTHING)
                 result = self.aggregate([result for row in rows for result in row

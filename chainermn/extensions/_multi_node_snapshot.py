@@ -14,7 +14,9 @@ import numpy as np
 from chainer.training.extensions import _snapshot as chainer_snapshot
 from chainer.training.extensions import snapshot_writers
 
-from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
+from chainermn._types import Object
+from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import joined, resume, state
@@ -94,7 +96,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     def __init__(self, comm: CommunicatorBase, snapshot: chainer_snapshot._Snapshot,
                  replica_sets: Iterable[int | Iterable[int]], allow_pickle: bool,
                  allow_other_classes: bool) -> None:
-        self.comm = comm
+        self.comm = comm = as_communicator(comm, 'multi_node_snapshot')
         self.snapshot = snapshot
         with raise_on_all_ranks(comm, 'multi_node_snapshot'):
             sets = _parse_replica_sets(replica_sets, comm.size)
@@ -104,10 +106,11 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._is_alone = len(sets) == 1
         self.master = min(self.replica_set)
         self.is_master = comm.rank == self.master
-        self.trigger = snapshot.trigger
-        self.priority = snapshot.priority
-        self.name = snapshot.name
-        if snapshot.autoload and callable(snapshot.filename):
+        # ChainerMN 7 only required a file name; Chainer's snapshots have all of these.
+        self.trigger = getattr(snapshot, 'trigger', chainer.training.Extension.trigger)
+        self.priority = getattr(snapshot, 'priority', chainer.training.Extension.priority)
+        self.name = getattr(snapshot, 'name', None)
+        if self.autoload and callable(snapshot.filename):
             comm.refuse('multi_node_snapshot', ValueError(
                 'autoload must read the iteration of a file from its name, but the file name is a '
                 'function. Pass a text such as "snapshot_iter_{.updater.iteration}".'))
@@ -119,7 +122,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         self._folder = ''  # absolute path of it, from when it was seen first
         self._saver = Saver(comm, 'a snapshot', self._writers, self._find_obsolete, self._is_alone)
         self._writer: _Writer | None = None
-        if _Writer.can_replace(snapshot.writer):
+        if _Writer.can_replace(getattr(snapshot, 'writer', None)):
             snapshot.writer = self._writer = _Writer(
                 snapshot.writer, self._saver.background.wait, allow_pickle)
         #: Whether all ranks take part in each snapshot.
@@ -128,7 +131,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     @property
     def autoload(self) -> bool:
         """Whether it loads a snapshot before other extensions are initialized."""
-        return self.snapshot.autoload
+        return getattr(self.snapshot, 'autoload', False)
 
     @called_by('multi_node_snapshot')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
@@ -139,7 +142,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         """
         self._out = None
         self._look_up_folder(trainer)
-        autoload = self.snapshot.autoload
+        autoload = self.autoload
         if self._is_collective or autoload:
             check_equal(self.comm, self.comm.allgather_obj(self._sets),
                         'the ranks have different replica_sets',
@@ -159,9 +162,12 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         if autoload:
             self._load(trainer)
         if self.is_master:
-            self.snapshot.autoload = False  # it is loaded already
-            self.snapshot.initialize(trainer)
-            self.snapshot.autoload = autoload
+            if autoload:
+                self.snapshot.autoload = False  # it is loaded already
+            if hasattr(self.snapshot, 'initialize'):
+                self.snapshot.initialize(trainer)
+            if autoload:
+                self.snapshot.autoload = True
 
     @called_by('multi_node_snapshot')
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -174,7 +180,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         """
         self._look_up_folder(trainer)
         self._saver.wait()
-        with raise_on_all_ranks(self.comm, 'taking a snapshot'):
+        raises = raise_together if self._is_collective else raise_on_all_ranks
+        with raises(self.comm, 'taking a snapshot'):
             save = self._take(trainer, self.snapshot) if self.is_master else None
         self._complete(trainer.updater.iteration)
         if save is not None:
@@ -187,7 +194,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         """Take a snapshot if it has ``snapshot_on_error``.  Not collective."""
         self._look_up_folder(trainer)
         self._warn_of_failure()
-        if self.is_master:
+        if self.is_master and hasattr(self.snapshot, 'on_error'):
             save = self._take(trainer, lambda t: self.snapshot.on_error(t, exc, tb))
             if save is not None:
                 self._saver.start(save)
@@ -195,7 +202,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     @called_by('multi_node_snapshot')
     def finalize(self) -> None:
         """Wait for the last snapshot, and unlock.  Collective if there are several sets."""
-        if self.is_master:
+        if self.is_master and hasattr(self.snapshot, 'finalize'):
             self.snapshot.finalize()
         if sys.exc_info()[0] is None:
             self._complete(None)
@@ -245,7 +252,8 @@ class _MultiNodeSnapshot(chainer.training.Extension):
             on_written=self._writer._post_save)
 
     def _target(self, trainer: chainer.training.Trainer) -> object:
-        return trainer if self.snapshot._target is None else self.snapshot._target
+        target = getattr(self.snapshot, '_target', None)
+        return trainer if target is None else target
 
     def _find_obsolete(self, save: Save) -> list[int]:
         """Return the snapshots beyond ``n_retains``."""
@@ -287,7 +295,7 @@ class _Writer(snapshot_writers.Writer):
         self.taken: tuple[str, dict[str, np.ndarray]] | None = None  # file name, state
 
     @staticmethod
-    def can_replace(writer: snapshot_writers.Writer) -> bool:
+    def can_replace(writer: Object) -> bool:
         return (type(writer) is snapshot_writers.SimpleWriter
                 and writer._savefun is chainer.serializers.save_npz
                 and set(writer._kwds) <= {'compression'})
@@ -308,15 +316,15 @@ class _Writer(snapshot_writers.Writer):
 def _check_order(*arguments: object) -> None:
     """Raise TypeError, on all ranks if possible, unless the first two arguments are in order."""
     comm, snapshot, _ = arguments
-    if isinstance(comm, CommunicatorBase) and isinstance(snapshot, chainer_snapshot._Snapshot):
+    if is_communicator(comm) and callable(snapshot) and hasattr(snapshot, 'filename'):
         return
     error = TypeError(
         'multi_node_snapshot takes a communicator, a snapshot and the replica sets, in this order: '
         'multi_node_snapshot(comm, extensions.snapshot()). It got '
         + ', '.join(type(argument).__name__ for argument in arguments) + '.')
     for argument in arguments:
-        if isinstance(argument, CommunicatorBase):
-            argument.refuse('multi_node_snapshot', error)
+        if is_communicator(argument):
+            as_communicator(argument, 'multi_node_snapshot').refuse('multi_node_snapshot', error)
     raise error
 
 

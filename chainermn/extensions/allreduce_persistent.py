@@ -4,6 +4,8 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
+from chainermn._failures.on_all_ranks import raise_together
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -33,7 +35,7 @@ class AllreducePersistent(chainer.training.Extension):
 
     def __init__(self, model: chainer.Link, comm: CommunicatorBase) -> None:
         self.model = model
-        self.comm = comm
+        self.comm = as_communicator(comm, 'AllreducePersistent')
 
     def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
         """Average the arrays.
@@ -44,9 +46,9 @@ class AllreducePersistent(chainer.training.Extension):
         Raises:
             TypeError: On every rank, if the model of any rank is not a ``chainer.Link``.
         """
-        if not isinstance(self.model, chainer.Link):
-            self.comm.refuse('AllreducePersistent', TypeError(
-                f'the model must be a chainer.Link, not {type(self.model)}'))
+        with raise_together(self.comm, 'AllreducePersistent'):
+            if not isinstance(self.model, chainer.Link):
+                raise TypeError(f'the model must be a chainer.Link, not {type(self.model)}')
         groups: dict[np.dtype, list[np.ndarray]] = {}
         for array in self._arrays():
             # MPI sums float16 in float32 anyway.

@@ -14,8 +14,9 @@ import chainer
 import numpy as np
 
 from chainermn import _runtime
-from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
 from chainermn._system import event
+from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._checkpointing import resume, state
@@ -100,13 +101,15 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
         ...         checkpointer.save(state, iteration + 1)
         >>> checkpointer.finalize()
     """
-    if isinstance(name, CommunicatorBase) or not isinstance(comm, CommunicatorBase):
+    if is_communicator(name) or not is_communicator(comm):
         error = TypeError('create_multi_node_checkpointer needs a name and a communicator, in this '
                           f'order, but got a {type(name).__name__} and a {type(comm).__name__}. '
                           "Call create_multi_node_checkpointer('run', comm).")
-        if isinstance(name, CommunicatorBase):
-            name.refuse('create_multi_node_checkpointer', error)
+        if is_communicator(name):
+            as_communicator(name, 'create_multi_node_checkpointer').refuse(
+                'create_multi_node_checkpointer', error)
         raise error
+    comm = as_communicator(comm, 'create_multi_node_checkpointer')
     if '/' in name or cp_interval < 1 or gc_interval < 1:
         comm.refuse('create_multi_node_checkpointer', ValueError(
             'name must not contain a slash, and intervals must be at least 1; got '
@@ -228,7 +231,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         names = self._names
         self._saver.wait()
         start = time.perf_counter()
-        with raise_on_all_ranks(self.comm, 'saving a checkpoint'):
+        with raise_together(self.comm, 'saving a checkpoint'):
             self._check_target(target)
             arrays = state.copy_with_random(target)
             if not self.allow_pickle:
@@ -387,7 +390,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     def _lock(self, must_write: bool = False) -> None:
         """Lock the files.  Collective: every rank calls it."""
-        with raise_on_all_ranks(self.comm, 'locking checkpoints'):
+        with raise_together(self.comm, 'locking checkpoints'):
             names = self._names
         check_equal(self.comm, [repr(name) for name in self.comm.allgather_obj(self.name)],
                     'the ranks have different names for the checkpointer',

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import chainer
 
-from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import on_all_ranks, raise_together
 from chainermn._types import Optimizer
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -53,7 +54,7 @@ class LinearScaling(chainer.training.Extension):
     def __init__(self, comm: CommunicatorBase, base_batch_size: float | None = None,
                  warmup_epochs: float = 5, decay: Callable[[float], float] | None = None,
                  attr: str = 'lr', optimizer: Optimizer | None = None) -> None:
-        self.comm = comm
+        self.comm = as_communicator(comm, 'LinearScaling')
         self.base_batch_size = base_batch_size
         self.warmup_epochs = warmup_epochs
         self.decay = decay
@@ -70,7 +71,7 @@ class LinearScaling(chainer.training.Extension):
             AttributeError: On every rank, if an iterator has no batch size or data set.
         """
         if self._schedule is None:
-            with raise_on_all_ranks(self.comm, 'LinearScaling'):
+            with raise_together(self.comm, 'LinearScaling'):
                 mine = self._inspect(trainer)
             with self.comm.called_by('LinearScaling'):
                 ranks = self.comm.allgather_obj(mine)

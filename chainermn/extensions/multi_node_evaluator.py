@@ -8,9 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 import chainer
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._proxies.delegate import Delegate
 from chainermn._types import Array
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
 from chainermn.extensions._observation import Value, to_host
@@ -66,10 +67,7 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
         >>> sorted(evaluator())
         ['validation/main/accuracy', 'validation/main/loss']
     """
-    if not isinstance(communicator, CommunicatorBase):
-        raise TypeError('create_multi_node_evaluator needs a ChainerMN communicator as its second '
-                        f'argument, not {communicator!r}. '
-                        'Make one with chainermn.create_communicator().')
+    communicator = as_communicator(communicator, 'create_multi_node_evaluator')
     original_evaluate = getattr(actual_evaluator, 'evaluate', None)
     if not callable(original_evaluate):
         communicator.refuse('create_multi_node_evaluator', TypeError(
@@ -78,7 +76,7 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
 
     def evaluate() -> dict[str, Value]:
         counts: list[int] = []
-        with raise_on_all_ranks(communicator, 'evaluate'), \
+        with raise_together(communicator, 'evaluate'), \
                 _counted_iterators(actual_evaluator, counts):
             observation = {key: to_host(value) for key, value in original_evaluate().items()}
         with communicator.called_by('create_multi_node_evaluator'):

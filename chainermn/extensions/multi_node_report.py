@@ -13,6 +13,7 @@ import chainer
 from chainer.training import extensions
 from chainer.training.extensions import progress_bar
 
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _MEANS = extensions.LogReport, extensions.PlotReport
@@ -53,6 +54,7 @@ def create_multi_node_report(actual_report: _R, communicator: CommunicatorBase) 
         >>> sorted(report.log[0])
         ['elapsed_time', 'epoch', 'iteration', 'main/accuracy', 'main/loss']
     """
+    communicator = as_communicator(communicator, 'create_multi_node_report')
     if not isinstance(actual_report, (*_MEANS, *_WRITERS)):
         communicator.refuse('create_multi_node_report', TypeError(
             'create_multi_node_report needs a LogReport, PlotReport, PrintReport or ProgressBar of '

@@ -8,8 +8,9 @@ from typing import TypeAlias, cast
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._types import Serializer
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
 from chainermn.extensions._observation import Value, to_host
@@ -47,7 +48,7 @@ class ObservationAggregator(chainer.training.Extension):
     def __init__(self, comm: CommunicatorBase, original_key: str,
                  aggregated_key: str | None = None, *, comm_trigger: Trigger = (1, 'iteration'),
                  aggregator: Callable[[list[list[Value]]], Value] | None = None) -> None:
-        self.comm = comm
+        self.comm = as_communicator(comm, 'ObservationAggregator')
         self.original_key = original_key
         self.aggregated_key: str = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = chainer.training.get_trigger(comm_trigger)
@@ -89,7 +90,7 @@ class ObservationAggregator(chainer.training.Extension):
             return _mean(self.comm.allgather_obj(values))
         gathered = self.comm.gather_obj(values)
         result = None
-        with raise_on_all_ranks(self.comm, 'the aggregator of ObservationAggregator'):
+        with raise_together(self.comm, 'the aggregator of ObservationAggregator'):
             if gathered is not None and any(gathered):
                 result = self.aggregator(gathered)
         return cast('Value | None', self.comm.bcast_obj(result))

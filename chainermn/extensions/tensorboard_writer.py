@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import chainer
 from chainer.training import extensions
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_on_all_ranks, raise_together
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.multi_node_report import create_multi_node_report
 from chainermn.extensions.observation_aggregator import Trigger
@@ -49,6 +50,7 @@ class TensorBoardWriter(extensions.LogReport):
 
     def __init__(self, comm: CommunicatorBase, log_dir: str | None = None, *,
                  keys: Iterable[str] | None = None, trigger: Trigger = (1, 'epoch')) -> None:
+        comm = as_communicator(comm, 'TensorBoardWriter')
         super().__init__(None if keys is None else list(keys), trigger, self._write)
         create_multi_node_report(self, comm)
         self._log_name = None  # LogReport writes no file
@@ -61,7 +63,7 @@ class TensorBoardWriter(extensions.LogReport):
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Open the file on rank 0."""
-        with raise_on_all_ranks(self._comm, 'TensorBoardWriter'):
+        with raise_together(self._comm, 'TensorBoardWriter'):
             if self._comm.rank == 0:
                 self._file = _open(self._log_dir or os.path.join(trainer.out, 'tensorboard'),
                                    trainer.updater.iteration)

@@ -10,6 +10,7 @@ import numpy as np
 from chainer.functions.normalization import batch_normalization as chainer_bn
 
 from chainermn._types import Array, ArrayModule, FunctionNode, VariableOrArray
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import _batch_norm_on_device, _batch_norm_on_host
 from chainermn.functions._batch_norm_on_host import Expander
@@ -32,6 +33,7 @@ def get_communication_backend(comm: CommunicatorBase, communication_backend: str
     Raises:
         ValueError: If the communicator has no such backend.
     """
+    comm = as_communicator(comm, 'multi-node batch normalization')
     if communication_backend == 'auto':
         return 'nccl' if comm._has_nccl else 'mpi'
     if communication_backend not in ('mpi', 'nccl'):
@@ -54,7 +56,7 @@ class MultiNodeBNImplSelector:
     """
 
     def __init__(self, comm: CommunicatorBase, communication_backend_name: Backend) -> None:
-        self.comm = comm
+        self.comm = as_communicator(comm, 'multi-node batch normalization')
         self.communication_backend_name = communication_backend_name
 
     def __call__(self, batch_norm_func: FunctionNode, inputs: tuple[VariableOrArray, ...]

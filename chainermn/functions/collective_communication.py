@@ -23,7 +23,9 @@ from collections.abc import Sequence
 import chainer
 import numpy as np
 
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._types import Array, ArrayModule, Variable, VariableOrArray
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions._node import Gradients, Indexes, Node, placeholder
 
@@ -33,7 +35,7 @@ class _Collective(Node):
 
     def __init__(self, comm: CommunicatorBase, root: int = 0) -> None:
         super().__init__()
-        self.comm = comm
+        self.comm = as_communicator(comm, type(self).__name__)
         self.root = root
 
     def _zeros_for_missing(self, gys: Gradients) -> tuple[Variable, ...]:
@@ -93,9 +95,10 @@ class Bcast(_Collective):
     """Gives every rank the array of the root; its input on the other ranks is a placeholder."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-        y = self.comm.bcast(inputs[0], self.root)
+        is_root = self.comm.rank == self.root
+        y = self.comm.bcast(inputs[0] if is_root else None, root=self.root)
         # If an array is both input and output, Chainer treats it as changed in place.
-        return self._outputs((y.copy() if self.comm.rank == self.root else y,))
+        return self._outputs((y.copy() if is_root else y,))
 
     def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         gxs = _SumOnRoot(self.comm, self.root).apply(self._zeros_for_missing(gys))
@@ -128,7 +131,8 @@ class Scatter(_Collective):
     """Gives each rank one array of the root; its input on the other ranks is a placeholder."""
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return self._outputs((self.comm.scatter(inputs, self.root),))
+        return self._outputs((self.comm.scatter(
+            inputs if self.comm.rank == self.root else None, self.root),))
 
     def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
         gxs = Gather(self.comm, self.root).apply(self._zeros_for_missing(gys))
@@ -303,21 +307,24 @@ def scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None, root: 
         >>> chainermn.functions.scatter(comm, xs)
         variable([0., 0.])
     """
-    inputs: tuple[VariableOrArray, ...] = (placeholder(),)
-    if comm.rank == root:
-        inputs = _one_for_each_rank(comm, xs, 'scatter')
+    inputs = _one_for_each_rank(comm, xs, 'scatter', comm.rank == root)
     return Scatter(comm, root).apply(inputs)[0]
 
 
 def _one_for_each_rank(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None,
-                       operation: str) -> tuple[VariableOrArray, ...]:
+                       operation: str, is_sender: bool = True) -> tuple[VariableOrArray, ...]:
+    """Check the inputs of a rank that sends; return them, or a placeholder on the others."""
+    with raise_together(as_communicator(comm, operation), operation):
+        return _checked(xs, comm.size) if is_sender else (placeholder(),)
+
+
+def _checked(xs: Sequence[VariableOrArray] | None, size: int) -> tuple[VariableOrArray, ...]:
     if xs is not None and getattr(xs, 'ndim', 0) > 0:  # a Variable or an array
         xs = [xs[i] for i in range(len(xs))]
-    if not isinstance(xs, (tuple, list)) or len(xs) != comm.size:
+    if not isinstance(xs, (tuple, list)) or len(xs) != size:
         got = len(xs) if isinstance(xs, (tuple, list)) else type(xs)
-        comm.refuse(operation, ValueError(
-            f'expected a tuple or list of one Variable for each of the {comm.size} ranks, got '
-            f'{got}'))
+        raise ValueError(
+            f'expected a tuple or list of one Variable for each of the {size} ranks, got {got}')
     return tuple(xs)
 
 

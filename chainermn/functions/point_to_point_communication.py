@@ -8,6 +8,7 @@ import chainer
 import numpy as np
 
 from chainermn._types import Array, Variable, VariableOrArray, Variables
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions._node import Gradients, Indexes, Node, placeholder
 
@@ -17,7 +18,7 @@ class _PointToPoint(Node):
 
     def __init__(self, comm: CommunicatorBase, peer_rank: int, peer_tag: int) -> None:
         super().__init__()
-        self.comm = comm
+        self.comm = as_communicator(comm, type(self).__name__.lower())
         self.peer_rank = peer_rank
         self.peer_tag = peer_tag
 

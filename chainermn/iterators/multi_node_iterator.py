@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import chainer
 
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._proxies.delegate import Delegate
 from chainermn._types import Dataset, DatasetIterator, Object, Serializer
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.iterators._columns import pack, unpack
 
@@ -51,9 +53,7 @@ def create_multi_node_iterator(actual_iterator: DatasetIterator, communicator: C
         >>> next(iterator)  # the same on rank 1
         ['a.png', 'b.png']
     """
-    if not isinstance(communicator, CommunicatorBase):
-        raise TypeError('create_multi_node_iterator needs a ChainerMN communicator as its second '
-                        f'argument, not {communicator!r}.')
+    communicator = as_communicator(communicator, 'create_multi_node_iterator')
     return _MultiNodeIterator(actual_iterator, communicator, rank_master)
 
 
@@ -90,14 +90,13 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
     def __next__(self) -> Object:
         batch: Object = None
         message: list[Object] | None = None
-        if self._is_root:
-            try:
-                batch = next(self.actual_iterator)
-                message = [pack(batch), self._own_progress()]
-            except StopIteration:
-                message = [self._own_progress()]
-            except Exception as error:
-                self.communicator.refuse('next of the multi-node iterator', error)
+        with raise_together(self.communicator, 'next of the multi-node iterator'):
+            if self._is_root:
+                try:
+                    batch = next(self.actual_iterator)
+                    message = [pack(batch), self._own_progress()]
+                except StopIteration:
+                    message = [self._own_progress()]
         *packed, progress = self._bcast(message)
         self.__dict__.update(progress)
         if not packed:

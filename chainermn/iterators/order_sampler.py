@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import check_equal, raise_together
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _MAX_EPOCHS = 10_000  # that are searched for an order that was loaded
@@ -49,7 +50,8 @@ class MultiNodeOrderSampler:
 
     def __init__(self, dataset_size: int, comm: CommunicatorBase, seed: int = 0,
                  shuffle: bool = True, even: bool = True) -> None:
-        with raise_on_all_ranks(comm, 'MultiNodeOrderSampler'):
+        comm = as_communicator(comm, 'MultiNodeOrderSampler')
+        with raise_together(comm, 'MultiNodeOrderSampler'):
             self._n = operator.index(dataset_size)
             self._seed = operator.index(seed)
             if self._seed < 0:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 import chainer
 import numpy as np
 
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._proxies.delegate import Delegate
 from chainermn._types import Dataset, DatasetIterator, Object, Serializer
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -37,10 +39,11 @@ def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator:
         >>> mine == theirs
         True
     """
-    if not hasattr(actual_iterator, 'order_sampler'):
-        communicator.refuse('create_synchronized_iterator', ValueError(
-            f'{type(actual_iterator).__name__} has no order_sampler. Use SerialIterator, '
-            'MultiprocessIterator or MultithreadIterator.'))
+    communicator = as_communicator(communicator, 'create_synchronized_iterator')
+    with raise_together(communicator, 'create_synchronized_iterator'):
+        if not hasattr(actual_iterator, 'order_sampler'):
+            raise ValueError(f'{type(actual_iterator).__name__} has no order_sampler. Use '
+                             'SerialIterator, MultiprocessIterator or MultithreadIterator.')
     seed = None
     if communicator.rank == 0:
         seed = np.random.randint(0, 2**32 - 1, dtype=np.uint32)

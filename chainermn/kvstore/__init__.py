@@ -4,6 +4,7 @@ from __future__ import annotations
 import numbers
 
 from chainermn.communicators import create_communicator
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.kvstore._backends import (
     Backend,
@@ -72,8 +73,8 @@ def create(name: StoreType = 'local', communicator: CommunicatorBase | None = No
         >>> store.pull('w')
         array([3., 3., 3.])
     """
-    if communicator is not None and not isinstance(communicator, CommunicatorBase):
-        raise TypeError(f'communicator must be a ChainerMN communicator, not {communicator!r}')
+    if communicator is not None:
+        communicator = as_communicator(communicator, 'kvstore.create')
     if communicator is None and name in _DIST:
         communicator = create_communicator('naive')
     try:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import chainer
 
 from chainermn._types import Model
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 
@@ -37,6 +38,7 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
         >>> type(model[1]).__name__
         'MultiNodeBatchNormalization'
     """
+    comm = as_communicator(comm, 'create_mnbn_model')
     return _Converter(comm, communication_backend).replacement(copy.deepcopy(link))
 
 

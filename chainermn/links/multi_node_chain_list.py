@@ -1,6 +1,8 @@
 """A model whose parts are on several ranks and send their outputs to each other."""
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections import deque
 from collections.abc import Sequence
 
@@ -8,6 +10,7 @@ import chainer
 
 from chainermn import functions
 from chainermn._types import Model, Variable
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 Ranks = int | Sequence[int] | None
@@ -43,7 +46,7 @@ class MultiNodeChainList(chainer.ChainList):
 
     def __init__(self, comm: CommunicatorBase) -> None:
         super().__init__()
-        self._comm = comm
+        self._comm = as_communicator(comm, 'MultiNodeChainList')
         self._ranks: list[tuple[list[int] | None, list[int] | None]] = []
 
     def add_link(self, link: Model, rank_in: Ranks = None, rank_out: Ranks = None) -> None:
@@ -58,7 +61,7 @@ class MultiNodeChainList(chainer.ChainList):
                 at most one part on each rank.
 
         Raises:
-            ValueError: If another part has ``rank_out=None``.
+            ValueError: If another part has ``rank_out=None``, or a rank does not exist.
 
         Example:
             >>> model = chainermn.MultiNodeChainList(comm)
@@ -67,12 +70,18 @@ class MultiNodeChainList(chainer.ChainList):
             ... else:
             ...     model.add_link(L.Linear(4, 2), rank_in=0, rank_out=None)
         """
+        ranks_in, ranks_out = _as_list(rank_in), _as_list(rank_out)
+        new = _described(link, len(self._ranks), ranks_in, ranks_out)
+        for rank in (*(ranks_in or ()), *(ranks_out or ())):
+            if not 0 <= rank < self._comm.size:
+                raise ValueError(f'add_link: {new} has a rank {rank}, but there are only ranks 0 '
+                                 f'to {self._comm.size - 1}.')
         if rank_out is None and any(ranks_out is None for _, ranks_out in self._ranks):
-            raise ValueError('add_link: two parts on this rank have rank_out=None, but the model '
-                             'has one output. Send the output of the first part to the rank that '
-                             'uses it.')
+            raise ValueError(f'add_link: {new} is the second one on this rank with rank_out=None, '
+                             'but the model has one output. Send the output of the first one to '
+                             'the rank that uses it.')
         self.append(link)
-        self._ranks.append((_as_list(rank_in), _as_list(rank_out)))
+        self._ranks.append((ranks_in, ranks_out))
 
     def forward(self, *inputs: Value) -> Value:
         """Run the parts of this rank.
@@ -85,8 +94,10 @@ class MultiNodeChainList(chainer.ChainList):
             Call ``backward()`` on it in both cases.
 
         Raises:
-            ValueError: If a part sends to its own rank and no later part uses it, or a part
-                receives from its own rank and no earlier part has sent.
+            ValueError: On all ranks, if a part sends to its own rank and no later part uses it, or
+                a part receives from its own rank and no earlier part has sent; or if parts of two
+                ranks wait for each other.  It names the parts.  If more ranks wait for each other,
+                the job is aborted with a report that names them.
 
         Example:
             >>> model = chainermn.MultiNodeChainList(comm)
@@ -99,7 +110,8 @@ class MultiNodeChainList(chainer.ChainList):
         """
         graph = _Graph(self._comm)
         output = None
-        for part, (ranks_in, ranks_out) in zip(self, self._ranks, strict=True):
+        for n, (part, (ranks_in, ranks_out)) in enumerate(zip(self, self._ranks, strict=True)):
+            graph.part = _described(part, n, ranks_in, ranks_out)
             y = part(*inputs) if ranks_in is None else part(*map(graph.recv, ranks_in))
             if ranks_out is None:
                 output = y
@@ -115,29 +127,37 @@ class _Graph:
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
         self._last: chainer.Variable | None = None
-        self._to_itself: deque[Value] = deque()
+        self._to_itself: deque[tuple[Value, str]] = deque()  # with the part that sent it
+        self.part = ''  # the current one, for errors
 
     def recv(self, rank: int) -> Value:
         if rank == self._comm.rank:
             if not self._to_itself:
-                raise ValueError(f'a part on rank {rank} receives from its own rank, but no '
-                                 'earlier part has sent to it. Add the part that sends first.')
-            return self._to_itself.popleft()
-        received = functions.recv(self._comm, rank, self._last)
+                self._comm.refuse('MultiNodeChainList', ValueError(
+                    f'{self.part} on rank {rank} receives from its own rank, but no earlier part '
+                    'has sent to it. Add the part that sends first.'))
+            return self._to_itself.popleft()[0]
+        with self._comm.called_by(f'{self.part}, from a link with '
+                                  f'rank_out={self._comm.rank} on rank {rank}'):
+            received = functions.recv(self._comm, rank, self._last)
         self._last = received[0] if isinstance(received, tuple) else received
         return received
 
     def send(self, y: Value, rank: int) -> None:
         if rank == self._comm.rank:
-            self._to_itself.append(y)
-        else:
+            self._to_itself.append((y, self.part))
+            return
+        with self._comm.called_by(f'{self.part}, to a link with '
+                                  f'rank_in={self._comm.rank} on rank {rank}'):
             self._last = functions.send(self._connected(y), self._comm, rank)
 
     def close(self, output: Value | None) -> Value:
         """Return the output, connected to all communication."""
         if self._to_itself:
-            raise ValueError(f'a part on rank {self._comm.rank} sends to its own rank, but no '
-                             'later part receives it. Add a part with this rank in rank_in.')
+            _, part = self._to_itself[0]
+            self._comm.refuse('MultiNodeChainList', ValueError(
+                f'{part} on rank {self._comm.rank} sends to its own rank, but no later part '
+                'receives it. Add a part with this rank in rank_in.'))
         return self._last if output is None else self._connected(output)
 
     def _connected(self, y: Value) -> Value:
@@ -150,7 +170,18 @@ class _Graph:
 def _as_list(ranks: Ranks) -> list[int] | None:
     if ranks is None:
         return None
-    return [ranks] if isinstance(ranks, int) else list(ranks)
+    return [operator.index(rank) for rank in (
+        [ranks] if hasattr(ranks, '__index__') else ranks)]
+
+
+def _described(part: Model, number: int, ranks_in: list[int] | None, ranks_out: list[int] | None
+               ) -> str:
+    """Describe a part for errors, such as ``link 0 (Linear, rank_in=None, rank_out=[1])``."""
+    rank_in, rank_out = (
+        ranks[0] if ranks is not None and len(ranks) == 1 else reprlib.repr(ranks)
+        for ranks in (ranks_in, ranks_out))
+    return (f'link {number} ({type(part).__name__}, rank_in={rank_in}, rank_out={rank_out}) of '
+            'MultiNodeChainList')
 
 
 def _as_tuple(y: Value) -> tuple[Variable, ...]:

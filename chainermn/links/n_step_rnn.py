@@ -6,6 +6,7 @@ from chainer.links.rnn import n_step_rnn
 
 from chainermn import functions
 from chainermn._types import Model, Variable
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -43,6 +44,7 @@ def create_multi_node_n_step_rnn(
     if not isinstance(actual_link, n_step_rnn.NStepRNNBase):
         raise ValueError('create_multi_node_n_step_rnn: actual_link must be an n-step RNN such as '
                          f'chainer.links.NStepLSTM, not {type(actual_link)}')
+    communicator = as_communicator(communicator, 'create_multi_node_n_step_rnn')
     return _MultiNodeNStepRNN(actual_link, communicator, rank_in, rank_out)
 
 

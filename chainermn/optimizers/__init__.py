@@ -5,16 +5,16 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import chainer
-from chainer.optimizer import GradientMethod
-
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._proxies.optimizer_proxy import OptimizerProxy
 from chainermn._sharded_states.sharded_update import ShardedUpdate
 from chainermn._types import Optimizer
 from chainermn.communicators import compression as compression_module
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
-from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer, takes
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
 from chainermn.optimizers._own_compressor import own_compressor, register
 
@@ -54,7 +54,10 @@ def create_multi_node_optimizer(
     numbers on each rank.
 
     Args:
-        actual_optimizer: Chainer optimizer, before or after ``setup`` with a model.
+        actual_optimizer: Chainer optimizer, before or after ``setup`` with a model.  Without
+            ``double_buffering``, ``overlap`` and ``shard_states``, any object with the methods
+            ``setup(model)`` and ``update(None, *args)`` and the attribute ``target`` will do, such
+            as a wrapper of another framework's optimizer.
         communicator: ChainerMN communicator.
         double_buffering: If true, gradients are exchanged while the next forward and backward
             run, and a step uses the gradients of the previous update. This can change accuracy.
@@ -102,9 +105,10 @@ def create_multi_node_optimizer(
         The multi-node optimizer of this rank.
 
     Raises:
-        TypeError: If ``actual_optimizer`` is not a Chainer optimizer, or already a multi-node
-            optimizer, or ``communicator`` is not a communicator; with ``shard_states``, if it has
-            no update rules, or overrides ``GradientMethod.update``.
+        TypeError: If ``actual_optimizer`` is not an optimizer, or already a multi-node optimizer,
+            or cannot be used with these options; if ``communicator`` is not a communicator; or
+            with ``shard_states``, if the optimizer has no update rules, or overrides
+            ``GradientMethod.update``.
         ValueError: If ``double_buffering`` is not supported by the communicator, or is combined
             with ``n_accumulations`` or ``overlap``; if ``n_accumulations`` is not a positive
             integer, ``bucket_mb`` not a positive number, or ``compression`` invalid. In the first
@@ -121,18 +125,18 @@ def create_multi_node_optimizer(
         >>> optimizer.t
         1
     """
-    if not isinstance(communicator, CommunicatorBase):
-        raise TypeError('create_multi_node_optimizer needs a ChainerMN communicator as its second '
-                        f'argument, not {communicator!r}. '
-                        'Make one with chainermn.create_communicator().')
+    communicator = as_communicator(communicator, 'create_multi_node_optimizer')
     with raise_on_all_ranks(communicator, 'create_multi_node_optimizer'):
-        if isinstance(actual_optimizer, MultiNodeOptimizer):
+        if isinstance(actual_optimizer, OptimizerProxy):
             raise TypeError(
                 'actual_optimizer is already a multi-node optimizer. Pass the Chainer optimizer.')
-        if not isinstance(actual_optimizer, chainer.Optimizer):
-            raise TypeError('create_multi_node_optimizer needs a chainer.Optimizer as its first '
-                            f'argument, not {actual_optimizer!r}.')
+        check_optimizer(actual_optimizer, {
+            'double_buffering': double_buffering, 'overlap': bool(overlap),
+            'shard_states': bool(shard_states)})
         compressor = own_compressor(compression_module.get(compression))
+        if compressor is not None and not takes(communicator, compression=None):
+            raise ValueError(f'compression={compression!r} is not supported by '
+                             f'{communicator!r}: its multi_node_mean_grad has no such argument')
         if isinstance(compressor, compression_module.PowerSGD) and (
                 double_buffering or (overlap and communicator._can_overlap)):
             raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "
@@ -148,8 +152,7 @@ def create_multi_node_optimizer(
             raise ValueError(f"overlap must be True, False or 'always', not {overlap!r}")
         if not isinstance(shard_states, bool):
             raise TypeError(f'shard_states must be True or False, not {shard_states!r}')
-        if shard_states and (
-                type(actual_optimizer).update is not GradientMethod.update):
+        if shard_states and not has_plain_update(actual_optimizer):
             raise TypeError('shard_states=True needs a chainer.optimizer.GradientMethod that does '
                             f'not override its method update, not {actual_optimizer!r}')
         bucket_bytes = _checked_size(bucket_mb)

@@ -182,7 +182,8 @@ class Join(AbstractContextManager[None]):
         root = self._active[-1]
         is_root = self._comm.rank == root
         actual = self._optimizer.actual_optimizer
-        parts = {'model': self._optimizer.target, 'optimizer': actual}
+        parts = {name: part for name, part in (
+            ('model', self._optimizer.target), ('optimizer', actual)) if hasattr(part, 'serialize')}
         saved = {name: _saved(part) for name, part in parts.items()} if is_root else {}
         if is_root and self._optimizer._sharding is not None:  # each rank has its own states
             saved['optimizer'] = {key: value for key, value in saved['optimizer'].items()

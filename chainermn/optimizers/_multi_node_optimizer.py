@@ -24,6 +24,7 @@ from chainermn._types import (
     Variable,
 )
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers import _foreign_optimizer
 from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._settings import Named, Settings
 from chainermn.optimizers._update_watch import UpdateWatch
@@ -115,7 +116,6 @@ class MultiNodeOptimizer(OptimizerProxy):
                      timing: str = 'auto') -> None: ...
         def remove_hook(self, name: str) -> None: ...
         def call_hooks(self, timing: str = 'pre') -> None: ...
-        def new_epoch(self, auto: bool = False) -> None: ...
         def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None: ...
         def set_loss_scale(self, loss_scale: float) -> None: ...
         def use_cleargrads(self, use: bool = True) -> None: ...
@@ -140,7 +140,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._watch = UpdateWatch(actual_optimizer, communicator)
         self._span = (communicator.span if _environment.text(_environment.TIMELINE)
                       else contextlib.nullcontext)
-        self._takes_zero_fill = _takes_zero_fill(communicator)
+        self._takes_zero_fill = takes(communicator, False)
         self._has_debug_variable = _environment.flag(_environment.DEBUG)
 
     def setup(self, link: Model) -> MultiNodeOptimizer:
@@ -242,7 +242,8 @@ class MultiNodeOptimizer(OptimizerProxy):
                     'the snapshot has one shard of the states of the optimizer. Create the '
                     'optimizer with shard_states=True, or load the snapshot with '
                     'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
-        self.actual_optimizer.serialize(serializer)
+        _foreign_optimizer.serialize(
+            self.actual_optimizer, serializer, self.communicator.rank == 0)
         self._accumulation.serialize(serializer, self.target)
         self._watch.restart()
         if self._sharding is not None and not isinstance(serializer, chainer.Deserializer):
@@ -259,6 +260,15 @@ class MultiNodeOptimizer(OptimizerProxy):
             compression.serialize(serializer)
         else:
             compression.reset()  # type: ignore[union-attr]
+
+    def new_epoch(self, auto: bool = False) -> None:
+        """Tell the actual optimizer, if it counts them, that an epoch begins.
+
+        Args:
+            auto: See :meth:`chainer.Optimizer.new_epoch`.
+        """
+        if hasattr(self.actual_optimizer, 'new_epoch'):
+            self.actual_optimizer.new_epoch(auto)
 
     def is_changed(self, target: Model) -> bool:
         """Check whether ``target`` has other parameters than in the last call.
@@ -278,7 +288,7 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _check_set_up(self) -> None:
         """Raise RuntimeError on all ranks if the optimizer has no model."""
-        if self.actual_optimizer.target is None:
+        if getattr(self.actual_optimizer, 'target', None) is None:
             self.communicator.refuse('the multi-node optimizer', RuntimeError(
                 'the multi-node optimizer has no model. Call optimizer.setup(model) first.'))
 
@@ -341,13 +351,13 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _update_parameters(self, *args: Object, **kwds: Object) -> None:
         """Let the actual optimizer step, with the mean gradients."""
-        before = self.actual_optimizer.t
+        before = self._t()
         with self._span('update'):
             if self._sharding is None:
                 self.actual_optimizer.update(None, *args, **kwds)
             else:
                 self._sharding.update(self.actual_optimizer)
-        self._settings.n_steps += self.actual_optimizer.t - before
+        self._settings.n_steps += self._t() - before
         self._check_replicas()
 
     def _exchange(self) -> None:
@@ -380,7 +390,11 @@ class MultiNodeOptimizer(OptimizerProxy):
         if self._joined is not None:
             return NO_UPDATE
         count = self._progress.n_started
-        return Update(self.actual_optimizer.t * self._accumulation.n + count, count)
+        return Update(self._t() * self._accumulation.n + count, count)
+
+    def _t(self) -> int:
+        """Return the number of steps; 0 if the optimizer of another framework has none."""
+        return getattr(self.actual_optimizer, 't', 0)
 
     def _check_replicas(self) -> None:
         """In debug mode, compare the models of all ranks after every k-th update."""
@@ -433,6 +447,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             what: The operation of the other rank.
             layout: The result of :meth:`_layout` there, or ``None`` if it is not needed.
         """
+        self._watch.end()
         self.actual_optimizer.target.cleargrads()
         params = dict(self.actual_optimizer.target.namedparams())
         if what == 'broadcast':
@@ -461,10 +476,10 @@ def _multiply(grad: Array | None, factor: float) -> None:
             grad[...] = grad.astype(wide, copy=False) * wide.type(factor)
 
 
-def _takes_zero_fill(communicator: CommunicatorBase) -> bool:
-    """Return whether multi_node_mean_grad has this parameter; in a user's class it may not."""
+def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool:
+    """Return whether multi_node_mean_grad has these parameters; in a user's class it may not."""
     try:
-        inspect.signature(communicator.multi_node_mean_grad).bind(None, False)
+        inspect.signature(communicator.multi_node_mean_grad).bind(None, *args, **kwds)
     except TypeError:
         return False
     return True

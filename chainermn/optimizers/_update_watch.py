@@ -88,7 +88,7 @@ class UpdateWatch:
 
     def restart(self) -> None:
         """Ignore the steps so far."""
-        self._n_steps = self._actual_optimizer.t
+        self._n_steps = getattr(self._actual_optimizer, 't', 0)
         self._n_operations = self._count()
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ class UpdateWatch:
         """
         if self.is_over or self not in _runtime.get(_UpdateWatches).watches:
             return
-        steps = self._actual_optimizer.t - self._n_steps
+        steps = getattr(self._actual_optimizer, 't', 0) - self._n_steps
         if steps > self._count() - self._n_operations:
             self.end()
             name = type(self._actual_optimizer).__name__

@@ -21,6 +21,7 @@ from chainer.datasets import (
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
+from shared_fixtures import create
 from time_limits import seconds
 
 import chainermn
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.every_size
 N = 11
 
 
-@pytest.fixture(scope='module')
-def comm():
-    comm = chainermn.create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    comm = create(request.param)
     yield comm
     comm.finalize()
 
@@ -225,6 +226,7 @@ def test_ignored_data_sets(comm, other, whole):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.compares_calls
 @pytest.mark.parametrize('make, shuffle', [
     (lambda x: x, False), (lambda x: TupleDataset(x, x[:, 0]), True), (list, False), (list, True)])
 def test_no_rank_has_more_than_a_part_at_once(comm, make, shuffle):
@@ -314,6 +316,7 @@ def test_without_a_seed_the_order_is_random_and_shared(comm):
     assert orders[0] != orders[1]
 
 
+@pytest.mark.compares_calls
 def test_takes_an_mpi4py_communicator(comm):
     expected = chainermn.scatter_dataset(np.arange(N), comm, shuffle=True, seed=3)
     for _ in range(3):
@@ -350,6 +353,7 @@ def test_a_bad_seed_raises_on_all_ranks(comm, seed, error_type):
         [1], comm, shuffle=True, seed=seed if comm.rank == 0 else 0))
 
 
+@pytest.mark.compares_calls
 def test_an_error_of_pickling_raises_on_all_ranks(comm):
     def scatter_lambdas():
         chainermn.scatter_dataset([lambda: None] * N, comm)
@@ -360,6 +364,7 @@ def test_an_error_of_pickling_raises_on_all_ranks(comm):
     raised_on_all(comm, Exception, scatter_lambdas)
 
 
+@pytest.mark.compares_calls
 def test_different_roots_raise_on_all_ranks(comm):
     if comm.size == 1:
         pytest.skip('needs several ranks')
@@ -367,6 +372,7 @@ def test_different_roots_raise_on_all_ranks(comm):
         [1, 2], comm, root=0 if comm.rank == 0 else 1))
 
 
+@pytest.mark.compares_calls
 def test_an_invalid_root_raises_on_all_ranks(comm):
     text = raised_on_all(comm, ValueError,
                           lambda: chainermn.scatter_dataset([1, 2], comm, root=comm.size))

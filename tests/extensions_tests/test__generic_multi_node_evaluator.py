@@ -2,14 +2,14 @@
 import chainer
 import numpy as np
 import pytest
+from shared_fixtures import create
 
-from chainermn.communicators import create_communicator
 from chainermn.extensions import GenericMultiNodeEvaluator
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    return create(request.param)
 
 
 class Collect(GenericMultiNodeEvaluator):

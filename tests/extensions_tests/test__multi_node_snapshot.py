@@ -10,17 +10,18 @@ import chainer
 import numpy as np
 import pytest
 from chainer.training import extensions
+from shared_fixtures import create
 
-import chainermn
 from chainermn.extensions import multi_node_snapshot
 from chainermn.extensions._checkpointing import job_lock, lock
 from chainermn.extensions._checkpointing.command import verify_folder
 from chainermn.extensions._multi_node_snapshot import _parse_replica_sets
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
+@pytest.fixture(scope='module', params=[
+    'naive', pytest.param('version7', marks=pytest.mark.full)])
+def comm(request):
+    return create(request.param)
 
 
 def make_trainer(comm, folder, seed, stop=(6, 'iteration')):
@@ -232,6 +233,7 @@ def test_obsolete_snapshots_stay_until_every_set_has_the_newer(comm, folder, set
         f'snapshot_iter_6.{rank}' for rank in leaders(sets, comm.size))
 
 
+@pytest.mark.compares_calls
 @pytest.mark.parametrize('at', [2, 4])
 def test_an_error_of_the_thread_is_raised_on_all_ranks(comm, folder, sets, at):
     """At the next snapshot, or at the end; older ones stay, and no incomplete file is left."""
@@ -347,6 +349,7 @@ def same_error(comm, kind, call):
     return texts[0]
 
 
+@pytest.mark.compares_calls
 @pytest.mark.every_size
 @pytest.mark.parametrize('sets, kind, text', [
     ([[0], [0]], AssertionError, 'only be in one replica set'),
@@ -368,6 +371,7 @@ def test_bad_sets(comm, sets, kind, text):
     assert text in same_error(comm, kind, bad_on_the_last)
 
 
+@pytest.mark.compares_calls
 @pytest.mark.parametrize('order', [(1, 0, 2), (1, 2, 0), (0, 2, 1), (2, 0, 1), (2, 1, 0)])
 def test_arguments_in_another_order(comm, order):
     def create(order=order):
@@ -386,6 +390,7 @@ def test_arguments_in_another_order(comm, order):
     assert 'It got' in same_error(comm, TypeError, only_on_the_last)
 
 
+@pytest.mark.compares_calls
 def test_other_arguments(comm):
     with pytest.raises(TypeError, match='It got Intracomm, _Snapshot, tuple'):
         multi_node_snapshot(comm.mpi_comm, extensions.snapshot())
@@ -584,6 +589,7 @@ class FailsOnce(chainer.training.Extension):
             raise ZeroDivisionError('on purpose')
 
 
+@pytest.mark.compares_calls
 def test_a_state_that_fails_on_one_rank_fails_on_all(comm, folder, sets):
     last = leaders(sets, comm.size)[-1]
     trainer = make_trainer(comm, folder, 0)
@@ -616,6 +622,7 @@ def test_snapshots_that_some_sets_do_not_take_are_an_error_on_all_ranks(comm, fo
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
 
 
+@pytest.mark.compares_calls
 def test_python_objects_are_refused(comm, folder):
     trainer = make_trainer(comm, folder, 0)
     iterator = trainer.updater.get_iterator('main')
@@ -632,6 +639,7 @@ def lock_of(folder, rank, name='snapshot_iter_N'):
     return f'{folder}/tmp-{name}.{rank}.lock'
 
 
+@pytest.mark.compares_calls
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('autoload', [True, False])
 def test_a_second_job_is_refused_when_its_training_begins(comm, folder, sets, autoload,

@@ -3,14 +3,14 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from shared_fixtures import create
 
-from chainermn.communicators import create_communicator
 from chainermn.extensions import AllreducePersistent
 
 
-@pytest.fixture(scope='module', params=['naive', 'flat'])
+@pytest.fixture(scope='module', params=['naive', 'flat', 'version7'])
 def comm(request):
-    return create_communicator(request.param)
+    return create(request.param)
 
 
 class Model(chainer.Chain):
@@ -55,6 +55,7 @@ def test_a_model_without_persistent_arrays(comm):
     AllreducePersistent(L.Linear(2, 2), comm)()
 
 
+@pytest.mark.compares_calls
 def test_other_shapes_on_one_rank_are_refused_on_all(comm):
     if comm.size == 1:
         pytest.skip('takes two ranks')

@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
+from shared_fixtures import create
 from time_limits import seconds
 
 import chainermn
@@ -22,9 +23,10 @@ from chainermn.iterators import create_synchronized_iterator
 WORLD = MPI.COMM_WORLD
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
+@pytest.fixture(scope='module', params=[
+    'naive', pytest.param('version7', marks=pytest.mark.full)])
+def comm(request):
+    return create(request.param)
 
 
 def warns_rank_0(comm, match):
@@ -178,6 +180,7 @@ def test_another_model_or_data_set_in_an_updater(comm, folder):
     assert '; and 1 more (' in text  # of the momentum
 
 
+@pytest.mark.compares_calls
 def test_a_folder_that_is_not_writable_fails_at_creation(comm, folder):
     path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
     with pytest.raises(OSError, match='Pass another folder') as caught:

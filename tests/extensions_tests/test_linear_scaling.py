@@ -2,6 +2,7 @@
 import chainer
 import numpy as np
 import pytest
+from shared_fixtures import create
 
 import chainermn
 from chainermn.extensions import LinearScaling
@@ -9,9 +10,9 @@ from chainermn.extensions import LinearScaling
 pytestmark = pytest.mark.usefixtures('own_folder')
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    return create(request.param)
 
 
 def make_trainer(comm, batch_size, length, iterations, optimizer=None, **options):

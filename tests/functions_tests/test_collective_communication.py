@@ -3,17 +3,17 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from shared_fixtures import create
 
 import chainermn.functions as mnf
-from chainermn.communicators import create_communicator
 from chainermn.functions import collective_communication
 
 pytestmark = pytest.mark.every_size
 
 
-@pytest.fixture(scope='module', params=['naive', 'flat'])
+@pytest.fixture(scope='module', params=['naive', 'flat', 'version7'])
 def comm(request):
-    return create_communicator(request.param)
+    return create(request.param)
 
 
 def array_of(rank, number, dtype, rows=2):

@@ -6,18 +6,18 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from shared_fixtures import create
 
 import chainermn.functions as mnf
-from chainermn.communicators import create_communicator
 
 pytestmark = pytest.mark.every_size
 
 W = [np.linspace(-1, 1, 4, dtype=np.float32).reshape(2, 2) * (i + 1) for i in range(4)]
 
 
-@pytest.fixture(scope='module')
-def comm():
-    comm = create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    comm = create(request.param)
     if comm.size < 2:
         pytest.skip('takes two ranks')
     return comm
@@ -190,6 +190,7 @@ def test_recv_after_a_send_that_needs_no_gradient(comm):
     check_next_message(comm)
 
 
+@pytest.mark.compares_calls
 def test_gradients_in_another_order(comm):
     """Each gradient reaches the Variable it belongs to, also with one tag."""
     if comm.rank == 0:
@@ -205,6 +206,7 @@ def test_gradients_in_another_order(comm):
     check_next_message(comm)
 
 
+@pytest.mark.compares_calls
 def test_with_send_and_recv_of_the_communicator(comm):
     """Either side may do by hand what these functions do."""
     x = chainer.Variable(np.arange(3, dtype=np.float32))
@@ -221,6 +223,7 @@ def test_with_send_and_recv_of_the_communicator(comm):
     check_next_message(comm)
 
 
+@pytest.mark.compares_calls
 def test_from_any_rank_with_any_tag(comm):
     if comm.rank == 0:
         x = chainer.Variable(np.ones(2, np.float32))
@@ -231,6 +234,7 @@ def test_from_any_rank_with_any_tag(comm):
     check_next_message(comm)
 
 
+@pytest.mark.compares_calls
 def test_a_gradient_is_not_taken_for_data(comm):
     x = chainer.Variable(np.ones(2, np.float32))
     if comm.rank == 1:
@@ -250,6 +254,7 @@ def test_a_gradient_is_not_taken_for_data(comm):
     check_next_message(comm)
 
 
+@pytest.mark.compares_calls
 def test_data_is_not_taken_for_a_gradient(comm):
     x = chainer.Variable(np.ones(2, np.float32))
     if comm.rank == 0:

@@ -6,9 +6,9 @@ import itertools
 import chainer
 import numpy as np
 import pytest
+from shared_fixtures import create
 
 import chainermn.datasets
-from chainermn.communicators import create_communicator
 from chainermn.iterators import create_multi_node_iterator
 
 # MultiprocessIterator forks while other threads run, of which Python warns.
@@ -19,9 +19,9 @@ PROGRESS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail', 'c
 N = 10
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    return create(request.param)
 
 
 @pytest.fixture(params=['first', 'last'])
@@ -244,6 +244,7 @@ def test_an_error_of_the_root_is_raised_everywhere(comm, root):
     comm.barrier()
 
 
+@pytest.mark.compares_calls
 def test_different_roots_are_rejected(comm):
     if comm.size == 1:
         pytest.skip('takes two ranks')

@@ -6,16 +6,16 @@ import itertools
 import chainer
 import numpy as np
 import pytest
+from shared_fixtures import create
 
-import chainermn
 from chainermn.iterators import MultiNodeOrderSampler
 
 N, BATCH = 37, 2
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    return create(request.param)
 
 
 def iterator_of(comm, n=N, kind=chainer.iterators.SerialIterator, **options):

@@ -4,16 +4,16 @@ import itertools
 import chainer
 import numpy as np
 import pytest
+from shared_fixtures import create
 
-from chainermn.communicators import create_communicator
 from chainermn.iterators import create_synchronized_iterator
 
 N = 12
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    return create(request.param)
 
 
 @pytest.mark.parametrize('kind', ['SerialIterator', 'MultithreadIterator'])

@@ -5,17 +5,17 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from shared_fixtures import create
 
-from chainermn.communicators import create_communicator
 from chainermn.functions.batch_normalization import get_communication_backend
 from chainermn.links import MultiNodeBatchNormalization
 
 pytestmark = pytest.mark.every_size
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    return create(request.param)
 
 
 def batches(comm, shape, dtype, scale=1.0, offset=0.0):

@@ -4,14 +4,14 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from shared_fixtures import create
 
-from chainermn.communicators import create_communicator
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    return create(request.param)
 
 
 class Block(chainer.Chain):

@@ -4,16 +4,16 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from shared_fixtures import create
 
-from chainermn.communicators import create_communicator
 from chainermn.links import MultiNodeChainList
 
 pytestmark = pytest.mark.every_size
 
 
-@pytest.fixture(scope='module')
-def comm():
-    comm = create_communicator('naive')
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    comm = create(request.param)
     if comm.size < 2:
         pytest.skip('takes two ranks')
     return comm

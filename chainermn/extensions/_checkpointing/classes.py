@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-import chainer
 import numpy as np
 
 from chainermn._failures.on_all_ranks import on_all_ranks
@@ -88,8 +87,8 @@ def _find_names(target: object) -> dict[str, str]:
         # Multi-node iterators hold no state on ranks other than the master.
         if getattr(part, 'rank_master', None) in (None, _rank_of(part)):
             names[prefix] = type(actual).__name__
-        model = getattr(actual, 'target', None)
-        if isinstance(actual, chainer.Optimizer) and model is not None:
+        model: Object = getattr(actual, 'target', None)
+        if hasattr(model, 'namedparams'):
             names.update({prefix + path.lstrip('/'): type(param.update_rule).__name__
                           for path, param in sorted(model.namedparams())
                           if param.update_rule is not None})

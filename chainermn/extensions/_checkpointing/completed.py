@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 
 from chainermn import _runtime
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._system import clean_end
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.job_lock import JobLock
@@ -24,7 +24,7 @@ class _Kept(_runtime.Part):
 
 def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
     """Remove all files of a training.  Collective: every rank calls it."""
-    with raise_on_all_ranks(comm, 'removing checkpoints'):
+    with raise_together(comm, 'removing checkpoints'):
         _remove_own_files(comm, names)
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._failures.on_all_ranks import raise_together
 from chainermn._system import event
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -78,8 +78,9 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             except OSError as found:
                 error = found
         content = group.bcast(content if group.rank == 0 else None)
-        if error is not None:
-            comm.refuse('loading', error)
+        with raise_together(comm, 'loading'):
+            if error is not None:
+                raise error
         if not content.size:
             return ''  # the next operation raises that error
 
@@ -87,7 +88,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         return Arrays(name if group is None else io.BytesIO(content.data), name, allow_pickle)
 
     if not allow_other_classes:
-        with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
+        with raise_together(comm, 'loading'), opened() as arrays:
             differences = classes.find_differences(arrays, target)
         classes.raise_differences(
             comm, differences,
@@ -96,7 +97,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             'allow_other_classes=True when you create the extension.')
     parts, target = state.find_parts(target), state.as_serializable(target)
     joined = _join(comm, selection, target, opened, allow_pickle)
-    with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
+    with raise_together(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
         models = tuple(prefix for prefix, part in parts.items()
@@ -137,7 +138,7 @@ def _join(comm: CommunicatorBase, selection: Selection, target: object,
         The joined arrays; ``None`` if the file of this rank has all that it needs.
     """
     joined: dict[str, np.ndarray] | None = None
-    with raise_on_all_ranks(comm, 'loading'):
+    with raise_together(comm, 'loading'):
         with opened() as arrays:
             shard = read_shard(arrays)
             sums = read_sums(arrays) if selection.is_for_all else {}
@@ -155,7 +156,7 @@ def _join(comm: CommunicatorBase, selection: Selection, target: object,
     if is_sharded(target):
         return None
     found = comm.allgather_obj(shard)
-    with raise_on_all_ranks(comm, 'loading'):
+    with raise_together(comm, 'loading'):
         return join(found)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import on_all_ranks, raise_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter
@@ -149,7 +149,7 @@ class Saver:
             OSError: On every rank, if any rank could not write or remove its files.
         """
         self.complete(None)
-        with raise_on_all_ranks(self._comm, 'removing obsolete files'):
+        with raise_together(self._comm, 'removing obsolete files'):
             self._remove_obsolete()
 
     def _name_of(self, save: Save | None) -> str:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chainermn._failures.on_all_ranks import on_all_ranks, raise_on_all_ranks
+from chainermn._failures.on_all_ranks import on_all_ranks, raise_together
 from chainermn._failures.ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.rank_file import Tag, find_problem, needs_others, read_tag
@@ -54,8 +54,8 @@ def select(comm: CommunicatorBase, names: SaveNames, writers: Sequence[int]) -> 
         RuntimeWarning: On rank 0, for each save that was skipped.
     """
     numbers: list[int] = []
-    if comm.rank == 0:
-        with raise_on_all_ranks(comm, 'loading'):
+    with raise_together(comm, 'loading'):
+        if comm.rank == 0:
             numbers = list(reversed(names.find(0)))
     for number in comm.bcast_obj(numbers):
         selection, problems = _try(comm, names, writers, number)
@@ -111,7 +111,7 @@ def _select_for_all(comm: CommunicatorBase, names: SaveNames, writers: Sequence[
                     first: Tag) -> tuple[Selection | None, list[str]]:
     files: dict[int, _VerifiedFile] = {}
     for ranks in (first.writers[comm.rank::comm.size], first.writers):
-        with raise_on_all_ranks(comm, 'loading'):
+        with raise_together(comm, 'loading'):
             mine = {rank: _verify(names.path(number, rank), rank, first) for rank in ranks
                     if rank not in files and os.path.exists(names.path(number, rank))}
         for part in comm.allgather_obj(mine):
@@ -135,8 +135,8 @@ def _select_for_all(comm: CommunicatorBase, names: SaveNames, writers: Sequence[
             + f'Start {first.size} ranks.'))
     paths = [names.path(number, rank) for rank in first.writers]
     problems = []
-    if comm.rank == 0:
-        with raise_on_all_ranks(comm, 'loading'):
+    with raise_together(comm, 'loading'):
+        if comm.rank == 0:
             if not needs_others(paths[0]):
                 del paths[1:]  # any file will do
             problems = [f'rank 0: {path}: is missing' for path in paths

@@ -1,0 +1,74 @@
+"""Recognize communicators by what they can do, not by their class."""
+from __future__ import annotations
+
+import inspect
+from typing import cast
+
+from chainermn._types import Attribute, Object
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+#: Operations that only communicators have; mpi4py's have other names.
+_OPERATIONS = 'bcast_obj', 'gather_obj', 'allreduce_obj', 'allgather_obj'
+
+
+def is_communicator(value: object) -> bool:
+    """Return whether an object is a communicator, a proxy of one, or like one."""
+    return isinstance(value, (CommunicatorBase, _Completed)) or (
+        not isinstance(value, type) and hasattr(value, 'rank') and hasattr(value, 'size')
+        and any(hasattr(value, name) for name in _OPERATIONS))
+
+
+def as_communicator(value: object, operation: str) -> CommunicatorBase:
+    """Return a communicator with all operations.
+
+    Args:
+        value: A communicator, or an object with methods of ChainerMN 7's communicators, such as a
+            proxy.
+        operation: The name of the caller, for the error.
+
+    Returns:
+        ``value``; if it is not derived from CommunicatorBase, an object that forwards to it and has
+        the defaults of the operations that it lacks.
+
+    Raises:
+        TypeError: If it is not a communicator.
+    """
+    if isinstance(value, CommunicatorBase):
+        return value
+    if isinstance(value, _Completed):
+        return cast(CommunicatorBase, value)
+    if not is_communicator(value):
+        raise TypeError(f'{operation} needs a ChainerMN communicator, not {value!r}. '
+                        'Make one with chainermn.create_communicator().')
+    return cast(CommunicatorBase, _Completed(value))
+
+
+class _Completed:
+    """Forwards to an object; has CommunicatorBase's operations where the object has none."""
+
+    def __init__(self, actual: Object) -> None:
+        self.__dict__['_actual'] = actual
+
+    def __getattr__(self, name: str) -> Attribute:  # only for names that it does not have itself
+        if name == '_actual':  # not yet, while it is unpickled
+            raise AttributeError(name)
+        try:
+            return getattr(self._actual, name)
+        except AttributeError:
+            default = inspect.getattr_static(CommunicatorBase, name, None)
+            if default is None or name.startswith('__') or getattr(
+                    default, '__isabstractmethod__', False):
+                raise
+            return default.__get__(self, type(self))
+
+    def __setattr__(self, name: str, value: Attribute) -> None:
+        setattr(self._actual, name, value)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Completed:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self._actual)
+
+    def split(self, color: int, key: int) -> CommunicatorBase:
+        return as_communicator(self._actual.split(color, key), 'split')

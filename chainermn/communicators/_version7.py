@@ -1,0 +1,158 @@
+"""Operations in terms of the methods of ChainerMN 7, for communicators that define only these.
+
+They are the defaults of :class:`~chainermn.communicators.communicator_base.CommunicatorBase`, and
+pass no argument that version 7 does not have.
+"""
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import chainer
+import numpy as np
+
+from chainermn._collectives.activations import Activation
+from chainermn._consistency.mismatch import RemoteError, remote_error
+from chainermn._failures import common_error
+from chainermn._failures.on_all_ranks import raise_together
+from chainermn._transport.array_buffers import is_integer
+from chainermn._transport.elementwise import check_op
+from chainermn._types import Array, Arrays, ReceivedArray
+
+if TYPE_CHECKING:
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+_T = TypeVar('_T')
+_Comm = TypeVar('_Comm', bound='CommunicatorBase')
+
+#: The tag of this module's messages of objects; programs rarely use it.
+_TAG = 31547
+_UFUNCS = {'sum': 'add', 'prod': 'multiply', 'max': 'maximum', 'min': 'minimum'}
+#: Marks a message whose sender needs no gradient; then a bit tells whether it was a tuple.
+_MARK = np.unpackbits(np.frombuffer(b'\x93\x5a\xc1\x6e', np.uint8))
+
+
+def share_error(comm: CommunicatorBase, operation: str, error: Exception | None) -> None:
+    """Raise the errors of all ranks on all ranks.  Collective: every rank calls it.
+
+    Args:
+        comm: The communicator.
+        operation: The operation that failed.
+        error: The error of this rank, or ``None``.
+    """
+    own = None if error is None else RemoteError.of(operation, error)
+    failures = comm.allgather_obj(own)
+    if any(failures):
+        common = remote_error([operation] * comm.size, failures)
+        common_error.mark_failure(common, comm.rank, failures)
+        raise common from error
+
+
+def allgather_obj(comm: CommunicatorBase, obj: _T) -> list[_T]:
+    gathered = comm.gather_obj(obj)
+    objs = None if gathered is None else list(gathered)
+    received = comm.bcast_obj(objs)
+    return received if objs is None else objs
+
+
+def scatter_obj(comm: CommunicatorBase, objs: Sequence[_T] | None, root: int) -> _T:
+    with raise_together(comm, 'scatter_obj'):
+        if comm.rank == root and (objs is None or len(objs) != comm.size):
+            raise ValueError(f'expected one object for each of the {comm.size} ranks but got '
+                             f'{objs if objs is None else len(objs)}')
+    if comm.rank != root:
+        return comm.recv_obj(root, tag=_TAG)
+    assert objs is not None
+    for rank, obj in enumerate(objs):
+        if rank != root:
+            comm.send_obj(obj, rank, _TAG)
+    return objs[root]
+
+
+def allreduce_many(comm: CommunicatorBase, xs: Sequence[Array], op: str) -> tuple[Array, ...]:
+    if op == 'sum':
+        return tuple([comm.allreduce(x) for x in xs])
+    return tuple([_combine(comm.allgather(x), op) for x in xs])
+
+
+def reduce(comm: CommunicatorBase, x: Array, op: str, root: int) -> Array | None:
+    check_op(op)
+    arrays = comm.gather(x, root)
+    return None if arrays is None else _combine(arrays, op)
+
+
+def reduce_scatter(comm: CommunicatorBase, xs: Array | Sequence[Array], op: str) -> ReceivedArray:
+    check_op(op)
+    return _combine(comm.alltoall(tuple(xs)), op)
+
+
+def multi_node_mean(comm: CommunicatorBase, x: Array) -> Array:
+    if x.dtype.kind != 'f':
+        raise TypeError(f'multi_node_mean needs a floating-point array, not {x.dtype}; cast it, or '
+                        'use allreduce')
+    wide = x.astype(np.promote_types(x.dtype, np.float32))
+    return (comm.allreduce(wide) / wide.dtype.type(comm.size)).astype(x.dtype)
+
+
+def new_group(comm: _Comm, ranks: Sequence[int]) -> _Comm | None:
+    members = checked_members(ranks, comm.size)
+    is_member = comm.rank in members
+    group = comm.split(0 if is_member else 1, members.index(comm.rank) if is_member else comm.rank)
+    if is_member:
+        return group
+    group.finalize()
+    return None
+
+
+def checked_members(ranks: Sequence[int], size: int) -> list[int]:
+    """Return the ranks of a group, after checking them."""
+    if not isinstance(ranks, Iterable) or not all(map(is_integer, ranks := [*ranks])):
+        raise TypeError(f'ranks must be a list of integers, not {ranks!r}')
+    members = [operator.index(rank) for rank in ranks]
+    if not members or sorted(set(members)) != sorted(members):
+        raise ValueError(f'ranks must contain at least one rank, and each only once, not '
+                         f'{members}')
+    if not (min(members) >= 0 and max(members) < size):
+        raise ValueError(f'ranks must be from 0 to {size - 1}, not {members}')
+    return members
+
+
+def send_activation(comm: CommunicatorBase, data: Arrays, dest: int, tag: int,
+                    needs_gradient: bool) -> Activation:
+    """Send data as ChainerMN 7 does; only data that needs no gradient is marked."""
+    if needs_gradient:
+        comm.send(data, dest, tag)
+    else:
+        is_tuple = isinstance(data, (tuple, list))
+        arrays = tuple(data) if is_tuple else (data,)
+        bits = np.append(_MARK, np.uint8(is_tuple)).astype(arrays[0].dtype)
+        mark = chainer.backend.get_array_module(arrays[0]).asarray(bits)
+        comm.send((*arrays, mark), dest, tag)
+    return Activation(dest, tag, -1, needs_gradient, '')
+
+
+def recv_activation(comm: CommunicatorBase, source: int, tag: int) -> tuple[Arrays, Activation]:
+    data = comm.recv(source, tag)
+    if not isinstance(data, (tuple, list)):
+        return data, Activation(source, tag, -1, True, '')
+    *arrays, mark = data
+    if mark.shape == (len(_MARK) + 1,):
+        bits = chainer.cuda.to_cpu(mark)
+        if np.array_equal(bits[:-1], _MARK):
+            received = tuple(arrays) if bits[-1] else arrays[0]
+            return received, Activation(source, tag, -1, False, '')
+    return tuple(data), Activation(source, tag, -1, True, '')
+
+
+def _combine(arrays: Sequence[Array], op: str) -> Array:
+    """Combine arrays element by element; float16 is combined in float32."""
+    check_op(op, arrays[0].dtype)
+    xp = chainer.backend.get_array_module(*arrays)
+    ufunc = getattr(xp, _UFUNCS[op])
+    if len(arrays) == 1:
+        return arrays[0].copy()
+    wide = [x.astype(np.float32) if x.dtype == np.float16 else x for x in arrays]
+    with np.errstate(over='ignore'):
+        return xp.asarray(functools.reduce(ufunc, wide)).astype(arrays[0].dtype, copy=False)

@@ -1,0 +1,60 @@
+"""Optimizers of other frameworks: an object with setup, update and target is enough.
+
+A wrapper that forwards to a Chainer optimizer has everything that Chainer's optimizers have.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from chainer.optimizer import GradientMethod
+
+from chainermn._types import Optimizer, Serializer
+
+#: What multi-node optimizers with other options read.
+_OF_CHAINER = 't', '_loss_scale', 'call_hooks'
+
+
+def check_optimizer(optimizer: Optimizer, options: Mapping[str, bool]) -> None:
+    """Raise TypeError if an object cannot be used as the actual optimizer.
+
+    Args:
+        optimizer: The object.
+        options: Whether these options of create_multi_node_optimizer, which need a Chainer
+            optimizer, are used, by name.
+    """
+    if isinstance(optimizer, type):
+        raise TypeError('create_multi_node_optimizer needs an optimizer as its first argument, not '
+                        f'the class {optimizer.__name__}. Create an instance: '
+                        f'{optimizer.__name__}().')
+    missing = [name for name in ('setup', 'update')
+               if not callable(getattr(optimizer, name, None))]
+    if missing:
+        raise TypeError(
+            'create_multi_node_optimizer needs a chainer.Optimizer, or an object with '
+            f'setup(model), update() and target, not {optimizer!r}, which has no '
+            f'{" and no ".join(missing)}.')
+    lacking = [name for name in _OF_CHAINER if not hasattr(optimizer, name)]
+    if used := [name for name, is_used in options.items() if is_used and lacking]:
+        raise TypeError(f'{" and ".join(used)} needs a chainer.Optimizer, not {optimizer!r}, which '
+                        f'has no {", ".join(lacking)}. Do not pass {" and ".join(used)}.')
+
+
+def has_plain_update(optimizer: Optimizer) -> bool:
+    """Return whether ``update`` is GradientMethod's, perhaps of a wrapped optimizer."""
+    return getattr(optimizer.update, '__func__', None) is GradientMethod.update
+
+
+def serialize(optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
+    """Save or load an optimizer, if it can.
+
+    Warns:
+        RuntimeWarning: On the root, if the optimizer cannot be serialized.
+    """
+    if hasattr(optimizer, 'serialize'):
+        optimizer.serialize(serializer)
+    elif is_root:
+        name = type(optimizer).__name__
+        warnings.warn(f'{name} has no method serialize, so snapshots do not contain its state. '
+                      f'If it has a state, define {name}.serialize(serializer).', RuntimeWarning,
+                      stacklevel=3)

@@ -1,0 +1,83 @@
+"""Communicators of third parties: what they define is what ChainerMN 7 requires, and no more."""
+
+import numpy as np
+from mpi4py import MPI
+
+import chainermn
+
+
+class Version7Communicator(chainermn.CommunicatorBase):
+    """All abstract methods of ChainerMN 7's CommunicatorBase, with its arguments, over mpi4py."""
+
+    def __init__(self, mpi_comm=MPI.COMM_WORLD):
+        super().__init__()
+        self.c = mpi_comm.Dup()
+
+    rank = property(lambda self: self.c.rank)
+    size = property(lambda self: self.c.size)
+    intra_rank = rank
+    intra_size = size
+    inter_rank = property(lambda self: 0)
+    inter_size = property(lambda self: 1)
+
+    def split(self, color, key):
+        return type(self)(self.c.Split(color, key))
+
+    def alltoall(self, xs):
+        assert isinstance(xs, tuple) and len(xs) == self.size
+        return tuple(self.c.alltoall(xs))
+
+    def send(self, data, dest, tag):
+        self.c.ssend(data, dest, tag)
+
+    def recv(self, source, tag):
+        return self.c.recv(source=source, tag=tag)
+
+    def bcast(self, data, max_buf_len=None, root=0):
+        assert max_buf_len is None
+        return self.c.bcast(data, root)
+
+    def gather(self, data, root=0):
+        arrays = self.c.gather(data, root)
+        return None if arrays is None else tuple(arrays)
+
+    def allgather(self, x):
+        return tuple(self.c.allgather(x))
+
+    def allreduce(self, data):
+        return np.asarray(self.c.allreduce(data))
+
+    def scatter(self, xs, root=0):
+        return self.c.scatter(xs, root)
+
+    def send_obj(self, obj, dest, tag=0):
+        self.c.send(obj, dest, tag)
+
+    def recv_obj(self, source, tag=MPI.ANY_TAG):
+        return self.c.recv(source=source, tag=tag)
+
+    def bcast_obj(self, obj, max_buf_len=None, root=0):
+        assert max_buf_len is None
+        received = self.c.bcast(obj, root)
+        return received
+
+    def gather_obj(self, obj, root=0):
+        return self.c.gather(obj, root)
+
+    def allreduce_obj(self, obj):
+        return self.c.allreduce(obj)
+
+    def bcast_data(self, model):
+        for _, param in sorted(model.namedparams()):
+            if param.array is not None:
+                param.array[...] = self.c.bcast(param.array)
+
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        for _, param in sorted(model.namedparams()):
+            if zero_fill and param.array is not None and param.grad is None:
+                param.grad = np.zeros_like(param.array)
+            if param.grad is not None:
+                param.grad[...] = self.c.allreduce(param.grad) / self.size
+
+    def finalize(self):
+        self.c.Free()
