@@ -52,6 +52,7 @@ class Caller:
 
     Attributes:
         digest: Of name, options and state, 32 bits; 0 is the program itself.
+        options_digest: Of name and options.
     """
 
     def __init__(self, name: str, options: Mapping[str, str] | None = None, advice: str = (
@@ -66,7 +67,7 @@ class Caller:
     def set_options(self, options: Mapping[str, str]) -> None:
         """Replace the options."""
         self._options = dict(options)
-        self._options_digest = digest((self.name, self._options))
+        self.options_digest = digest((self.name, self._options))
         self._update_digest()
 
     def set_state(self, digest: int, state: Callable[[], Mapping[str, str]]) -> None:
@@ -80,7 +81,7 @@ class Caller:
         self._update_digest()
 
     def _update_digest(self) -> None:
-        self.digest = ((self._options_digest ^ self._state_digest) % (2**32 - 1) + 1
+        self.digest = ((self.options_digest ^ self._state_digest) % (2**32 - 1) + 1
                        if self.name else 0)
 
     @property

@@ -94,7 +94,7 @@ def common_error(signatures: Sequence[CallSignature], failures: Sequence[RemoteE
     if any(failures):
         return remote_error([f'{call}{site}' for call, site in zip(calls, sites, strict=True)],
                             failures)
-    if _have_different_options(callers):
+    if _have_different_options(callers, signatures):
         return CollectiveMismatchError.of('\n'.join([
             f'Collective mismatch: options of {callers[0].name} differ between ranks ({NOT_SENT})',
             *difference_table([caller.options for caller in callers]), callers[0].advice]),
@@ -145,9 +145,13 @@ def calls_differ_error(operation: str, calls: Sequence[object]) -> Exception:
         'Pass the same arguments on all ranks.']), calls)
 
 
-def _have_different_options(callers: Sequence[Caller]) -> bool:
-    return bool(callers[0].name) and len({caller.name for caller in callers}) == 1 and len(
-        {caller.digest for caller in callers}) > 1
+def _have_different_options(callers: Sequence[Caller], signatures: Sequence[CallSignature]
+                            ) -> bool:
+    if not callers[0].name or len({caller.name for caller in callers}) > 1:
+        return False
+    if len({signature.update for signature in signatures}) > 1:  # also why their states differ
+        return len({caller.options_digest for caller in callers}) > 1
+    return len({caller.digest for caller in callers}) > 1
 
 
 def _usual(signatures: Sequence[CallSignature]) -> CallSignature:
@@ -165,8 +169,8 @@ def _difference(signature: CallSignature, usual: CallSignature) -> str:
     if signature.operation != usual.operation:
         return 'operations'
     if signature.key(CALL) != usual.key(CALL):
-        return ('callers' if signature.caller != usual.caller else
-                'updates' if signature.update != usual.update else
+        return ('updates' if signature.update != usual.update else
+                'callers' if signature.caller != usual.caller else
                 'roots' if signature.root != usual.root else 'ops')
     if equal >= DTYPE and signature.code != usual.code:
         return 'dtypes'

@@ -351,13 +351,11 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _update_parameters(self, *args: Object, **kwds: Object) -> None:
         """Let the actual optimizer step, with the mean gradients."""
-        before = self._t()
         with self._span('update'):
             if self._sharding is None:
                 self.actual_optimizer.update(None, *args, **kwds)
             else:
                 self._sharding.update(self.actual_optimizer)
-        self._settings.n_steps += self._t() - before
         self._check_replicas()
 
     def _exchange(self) -> None:
@@ -390,11 +388,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         if self._joined is not None:
             return NO_UPDATE
         count = self._progress.n_started
-        return Update(self._t() * self._accumulation.n + count, count)
-
-    def _t(self) -> int:
-        """Return the number of steps; 0 if the optimizer of another framework has none."""
-        return getattr(self.actual_optimizer, 't', 0)
+        t = getattr(self.actual_optimizer, 't', 0)  # an optimizer of another framework has none
+        return Update(t * self._accumulation.n + count, count)
 
     def _check_replicas(self) -> None:
         """In debug mode, compare the models of all ranks after every k-th update."""

@@ -21,6 +21,7 @@ Named = list[tuple[str, Parameter]]
 Hooks = dict[str, Object]
 
 _USUAL = 'enabled'  # the settings of most parameters
+_ODD = 0x9E3779B1  # spreads a number over 32 bits
 
 
 class Settings:
@@ -38,14 +39,12 @@ class Settings:
     def __init__(self, actual_optimizer: Optimizer, caller: Caller) -> None:
         self._optimizer = actual_optimizer
         self._caller = caller
-        #: How far the multi-node optimizer has advanced ``t``.
-        self.n_steps = 0
         self._named: Named = []
         self._rules: list[Object] = []  # of the parameters that have one
         self._hyperparams: list[dict[str, Object]] = []  # of these rules
         self._hooks: list[Hooks] = []  # before and after an update of each of these rules
         self._seen: tuple[list[Object], list[Object]] = [], []
-        self._digest_of_others = 0
+        self._digest_of_others = self._digest = 0
 
     def forget(self) -> None:
         """Let the ranks compare no settings."""
@@ -66,8 +65,7 @@ class Settings:
             self._hooks = [hooks for rule in rules for hooks in _hooks(rule)]
         self._named = named
         before, after = _hooks(optimizer)
-        numbers = [optimizer.t - self.n_steps, optimizer._loss_scale,
-                   *vars(optimizer.hyperparam).values()]
+        numbers = [optimizer._loss_scale, *vars(optimizer.hyperparam).values()]
         others = [
             optimizer._use_fp32_update, [*before], [*after], [rule.enabled for rule in rules],
             [(n, *values.values()) for n, values in enumerate(self._hyperparams)
@@ -82,14 +80,13 @@ class Settings:
                 special = [item for item in self._other_texts().items() if item[1] != _USUAL]
                 self._digest_of_others = zlib.crc32(repr(special).encode())
             self._seen = numbers, others
-            self._caller.set_state(
-                hash((self._digest_of_others, *map(_comparable, numbers))), self._texts)
+            self._digest = hash((self._digest_of_others, *map(_comparable, numbers)))
+        self._caller.set_state(self._digest ^ optimizer.t * _ODD, self._texts)
 
     def _texts(self) -> dict[str, str]:
         """Return all settings by name."""
         optimizer = self._optimizer
-        numbers = {'t' if not self.n_steps else 't, without the steps since it was created':
-                   optimizer.t - self.n_steps, 'loss scale': optimizer._loss_scale,
+        numbers = {'t': optimizer.t, 'loss scale': optimizer._loss_scale,
                    **_own(optimizer.hyperparam)}
         return {name: _text(value) for name, value in numbers.items()} | self._other_texts()
 

@@ -225,7 +225,7 @@ def test_loading_on_one_rank(comm, options):
     update(optimizer, 4)
     if comm.rank == 0:
         load(optimizer, saved(optimizer))
-        optimizer.actual_optimizer.t += 100
+    optimizer.actual_optimizer.t += 100
     update(optimizer, 6)
     comm.check_replicas(optimizer.target)
 
