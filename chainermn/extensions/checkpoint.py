@@ -18,7 +18,7 @@ from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
 from chainermn._system import event
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
-from chainermn.extensions._checkpointing import resume, state
+from chainermn.extensions._checkpointing import progress, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
 from chainermn.extensions._checkpointing.completed import (
@@ -185,7 +185,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         """Lock the files, before time is spent on training.  Collective: every rank calls it.
 
         Raises:
-            OSError: On every rank, if any rank cannot write to its folder.
+            OSError: On every rank, if any rank cannot write to its folder, or a folder has the name
+                of a file.
             RuntimeError: On every rank, if another job uses this name in this folder.
             ValueError: On every rank, if their names differ.
         """
@@ -233,11 +234,11 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             arrays = state.copy_with_random(target)
             if not self.allow_pickle:
                 state.check_objects(arrays)
-            buffers = state.find_buffers(target, arrays)
-            arrays.update(capture_classes(target))
+            buffers, own = state.find_buffers(target, arrays), progress.find_states(target, arrays)
+            arrays.update({**capture_classes(target), **progress.capture_epochs(target)})
         self._saver.complete(iteration)
         self._saver.start(Save(
-            iteration, names.path(iteration, self._rank), arrays, buffers, names=names,
+            iteration, names.path(iteration, self._rank), arrays, buffers, own, names=names,
             on_written=lambda: self.stats.durations.append(time.perf_counter() - start)))
         if wait:
             self._saver.flush()
@@ -268,6 +269,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
         Raises:
             RuntimeError: On every rank, if another job uses this name in this folder.
+            OSError: On every rank, if a folder has the name of a file.
             ValueError: On every rank, if their names differ.
             ValueError: On every rank, if the newest checkpoint is of another number of ranks whose
                 states differed; if it was saved with other classes of models, optimizers, update
@@ -389,6 +391,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         """Lock the files.  Collective: every rank calls it."""
         with raise_on_all_ranks(self.comm, 'locking checkpoints'):
             names = self._names
+            names.check_no_folder(self._rank)
         check_equal(self.comm, [repr(name) for name in self.comm.allgather_obj(self.name)],
                     'the ranks have different names for the checkpointer',
                     'Pass the same name on all ranks; folders may differ.')

@@ -5,7 +5,6 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import TypeVar
 
 import chainer
@@ -22,7 +21,9 @@ from chainermn.extensions._checkpointing.joined import (
     join,
     read_shard,
 )
+from chainermn.extensions._checkpointing.late_extensions import find_trainers, load_when_added
 from chainermn.extensions._checkpointing.npz import Arrays
+from chainermn.extensions._checkpointing.progress import Progress, find_iterators
 from chainermn.extensions._checkpointing.selection import Selection
 
 _T = TypeVar('_T')
@@ -92,7 +93,8 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             f'iteration {selection.iteration} was not loaded: it was saved with other classes',
             'Use the same classes. To load the states that have the same names, pass '
             'allow_other_classes=True when you create the extension.')
-    parts, target = state.find_parts(target), state.as_serializable(target)
+    parts, iterators = state.find_parts(target), find_iterators(target)
+    trainers, target = find_trainers(target), state.as_serializable(target)
     joined = _join_shards(comm, selection, target, opened, allow_pickle)
     with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
@@ -101,7 +103,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
                        if isinstance(part, chainer.Link))
         different = Differences(name, models)
         deserializer = (
-            ResizedDeserializer(states, different, target, selection.size or 0) if is_resized
+            ResizedDeserializer(states, different, iterators, selection.size or 0) if is_resized
             else CheckedDeserializer(states, different))
         try:
             deserializer.load(target)
@@ -112,6 +114,8 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             return different.summary()
         if not is_resized:
             state.restore_random(arrays)
+        for prefix, trainer in trainers.items():
+            load_when_added(comm, trainer, states, prefix, strict=not is_resized)
     if is_resized and comm.rank == 0:
         warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
     return ''
@@ -220,7 +224,7 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
 
 
 class ResizedDeserializer(CheckedDeserializer):
-    """Loads a trainer that another number of ranks saved.
+    """Loads an object that another number of ranks saved.
 
     Model, optimizer and iteration are as saved.  Each iterator continues at the same fraction of
     the same epoch in an order of its own, as the ranks' data sets have another length now; with
@@ -230,74 +234,27 @@ class ResizedDeserializer(CheckedDeserializer):
     Args:
         arrays: The saved arrays by name.
         differences: Where to collect differences of shapes.
-        target: The object to load into.
+        iterators: The iterators to load, by the prefix of the names of their arrays.
         size: Number of ranks that saved.
         path: Prefix of the names, for Chainer.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences, target: object,
-                 size: int, path: str = '') -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences,
+                 iterators: Mapping[str, Object], size: int, path: str = '') -> None:
         super().__init__(arrays, differences, path)
-        self._target = target
+        self._iterators = iterators
         self._size = size
+        self._progress = (
+            Progress(arrays, path, iterators[path], size) if path in iterators else None)
         self.strict = not re.match('(extensions|extension_triggers|stop_trigger)/', path)
 
     def __getitem__(self, key: str) -> ResizedDeserializer:
-        return ResizedDeserializer(self.npz, self._differences, self._target, self._size,
+        return ResizedDeserializer(self.npz, self._differences, self._iterators, self._size,
                                    self.path + key.strip('/') + '/')
 
     def __call__(self, key: str, value: _T) -> _T | int | float:
-        found = re.match('(updater/iterator:([^/]*)/)', self.path)
-        updater = getattr(self._target, 'updater', None)
-        if found is None or updater is None:
-            return super().__call__(key, value)
-        if self.path != found[1]:
+        if self._progress is not None:
+            return self._progress.value(key, value)
+        if self.path.startswith(tuple(self._iterators)):
             return value
-        progress = _IteratorProgress(self.npz, found[1])
-        iterator = updater.get_iterator(found[2])
-        resume = getattr(getattr(iterator, 'order_sampler', None), 'resume', None)
-        resumed = None
-        if resume is not None and progress.order is not None:
-            resumed = resume(progress.order, int(progress.values['current_position']),
-                             int(progress.values['epoch']), self._size)
-            if key in ('order', '_order') and isinstance(value, np.ndarray):
-                np.copyto(value, resumed.order)
-                return value
-        if key not in progress.values:
-            return value
-        if key == 'epoch':
-            return int(progress.values[key])
-        if key == 'is_new_epoch':
-            return bool(progress.values[key])
-        if resumed is not None:
-            length, position = len(resumed.order), resumed.position
-        else:
-            try:
-                length = len(iterator.dataset)
-            except (AttributeError, TypeError):  # it has none, or one without an end
-                length = 0
-            position = min(int(progress.fraction * length), max(length - 1, 0))
-        if key == 'current_position':
-            return position
-        if key == 'previous_epoch_detail':
-            return progress.values.get('epoch', 0) + (position / length if length else 0.)
-        return value
-
-
-class _IteratorProgress:
-    """The progress of a saved iterator."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], path: str) -> None:
-        self.values: dict[str, float] = {
-            key: arrays[path + key].item() for key in (
-                'epoch', 'is_new_epoch', 'current_position', 'previous_epoch_detail')
-            if path + key in arrays}
-        self.order = order = next((arrays[path + key] for key in ('order', '_order')
-                                   if path + key in arrays), None)
-        if order is not None and order.size:
-            fraction = Fraction(int(self.values.get('current_position', 0)), order.size)
-        else:  # before the last batch
-            fraction = Fraction(
-                self.values.get('previous_epoch_detail', 0.) - self.values.get('epoch', 0))
-        #: Of the epoch, from 0 to 1.
-        self.fraction = min(max(fraction, Fraction(0)), Fraction(1))
+        return super().__call__(key, value)
