@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from chainermn.communicators import create_communicator
-from chainermn.extensions._checkpointing import rank_file, resume, state
+from chainermn.extensions._checkpointing import progress, rank_file, resume, state
 from chainermn.extensions._checkpointing.resume import Differences, ResizedDeserializer
 from chainermn.extensions._checkpointing.selection import Selection
 from chainermn.iterators import MultiNodeOrderSampler
@@ -121,23 +121,27 @@ def make_trainer(length, batch, iterations, shuffle=None, name='Counts', kind=No
 
 def saved_arrays(trainer):
     trainer.run()
-    serializer = chainer.serializers.DictionarySerializer()
-    serializer.save(trainer)
-    return serializer.target
+    return {**state.copy_state(trainer), **progress.capture_epochs(trainer)}
 
 
+def load_resized(arrays, trainer):
+    ResizedDeserializer(
+        arrays, Differences('file', ()), progress.find_iterators(trainer), 2).load(trainer)
+
+
+@pytest.mark.parametrize('kind', [
+    chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator])
 @pytest.mark.parametrize('shuffle', [None, False])
 @pytest.mark.parametrize('length', [12, 5, 40])
-def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length):
-    saved = make_trainer(20, 2, 16, shuffle)  # 1.6 epochs
+def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length, kind):
+    saved = make_trainer(20, 2, 16, shuffle, kind=kind)  # 1.6 epochs
     arrays = saved_arrays(saved)
-    trainer = make_trainer(length, 2, 17, shuffle)
+    trainer = make_trainer(length, 2, 17, shuffle, kind=kind)
     order = trainer.updater.get_iterator('main')._state.order
-    ResizedDeserializer(arrays, Differences('file', ()), trainer, 2).load(trainer)
+    load_resized(arrays, trainer)
     iterator = trainer.updater.get_iterator('main')
     assert trainer.updater.iteration == 16 and iterator.epoch == 1
-    part = 0.6 if shuffle is None else 0.5  # without an order, that before the last batch
-    assert iterator.current_position == int((part + 1e-9) * length)
+    assert iterator.current_position == 6 * length // 10
     assert iterator._state.order is order
     assert iterator.previous_epoch_detail == pytest.approx(iterator.epoch_detail)
     model, before = (t.updater.get_optimizer('main').target for t in (trainer, saved))
@@ -149,7 +153,7 @@ def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length):
 def test_extensions_that_the_file_lacks_are_not_changed():
     arrays = saved_arrays(make_trainer(20, 2, 3, name='a'))
     trainer = make_trainer(10, 2, 3, name='b')
-    ResizedDeserializer(arrays, Differences('file', ()), trainer, 2).load(trainer)
+    load_resized(arrays, trainer)
     assert trainer.updater.iteration == 3 and trainer.get_extension('b').count == 0
 
 
@@ -167,7 +171,7 @@ class Endless(chainer.iterators.SerialIterator):
 def test_a_custom_iterator_restarts():
     arrays = saved_arrays(make_trainer(20, 2, 3, kind=Endless))
     trainer = make_trainer(10, 2, 3, kind=Endless)
-    ResizedDeserializer(arrays, Differences('file', ()), trainer, 2).load(trainer)
+    load_resized(arrays, trainer)
     assert trainer.updater.get_iterator('main').secret == 10
 
 
@@ -175,11 +179,11 @@ def test_a_model_without_a_trainer():
     model, loaded = chainer.links.Linear(2, 2), chainer.links.Linear(2, 2)
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(model)
-    ResizedDeserializer(serializer.target, Differences('file', ()), loaded, 2).load(loaded)
+    load_resized(serializer.target, loaded)
     assert (loaded.W.array == model.W.array).all()
     del serializer.target['W']
     with pytest.raises(KeyError):
-        ResizedDeserializer(serializer.target, Differences('file', ()), loaded, 2).load(loaded)
+        load_resized(serializer.target, loaded)
 
 
 def test_an_order_sampler_continues_in_the_same_epoch(comm, tmp_path):
@@ -227,7 +231,7 @@ def test_an_order_sampler_continues_at_the_same_sample(kind):
     found = []
     for rank in range(3):
         trainer = trainer_of(rank, 3, 1)
-        ResizedDeserializer(arrays, Differences('file', ()), trainer, 2).load(trainer)
+        load_resized(arrays, trainer)
         iterator = trainer.updater.get_iterator('main')
         found += [next(iterator)[0] for _ in range(3)]
         iterator.finalize()
