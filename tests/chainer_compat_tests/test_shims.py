@@ -347,7 +347,7 @@ assert loaded._summary.compute_mean() == {'a': .5}
 import chainer
 from chainer.training.extensions import ParameterStatistics
 link = chainer.links.Linear(None, 1)  # W has no data yet
-link.b.cleargrad()
+link.cleargrads()
 statistics = ParameterStatistics(link, {'max': lambda x: x.max()}, trigger=lambda trainer: True)
 with chainer.Reporter() as reporter:
     statistics(None)
