@@ -349,7 +349,8 @@ from chainer.training.extensions import ParameterStatistics
 link = chainer.links.Linear(None, 1)  # W has no data yet
 link.cleargrads()
 statistics = ParameterStatistics(link, {'max': lambda x: x.max()}, trigger=lambda trainer: True)
-with chainer.Reporter() as reporter:
+reporter = chainer.Reporter()
+with reporter:
     statistics(None)
 assert reporter.observation == {'None/b/data/max': 0}
 ''',
