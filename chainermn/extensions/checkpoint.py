@@ -136,6 +136,9 @@ class _Checkpointers(_runtime.Part):
         #: By lock file, the checkpointer of this process that saved last.
         self.last_to_save: weakref.WeakValueDictionary[str, MultiNodeCheckpointer] = (
             weakref.WeakValueDictionary())
+        #: By trainer that was loaded, the random state to restore when the training starts.
+        self.random: weakref.WeakKeyDictionary[
+            chainer.training.Trainer, dict[str, np.ndarray]] = weakref.WeakKeyDictionary()
 
 
 class _CheckpointStats:
@@ -182,7 +185,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Lock the files, before time is spent on training.  Collective: every rank calls it.
+        """Lock the files, before time is spent on training, and restore random numbers.
+
+        Collective: every rank calls it.
 
         Raises:
             OSError: On every rank, if any rank cannot write to its folder, or a folder has the name
@@ -192,6 +197,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         """
         self._set_path(None, trainer)
         self._lock(must_write=True)
+        # Whatever the program has drawn since, such as the initial weights of another model.
+        state.restore_random(_runtime.get(_Checkpointers).random.pop(trainer, {}))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Save the trainer."""
@@ -249,7 +256,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
                    path: str | None = None) -> int | None:
         """Load the newest checkpoint that is complete on all ranks, if there is one.
 
-        Collective: every rank calls it, after everything with a state was added to the trainer.
+        Collective: every rank calls it.  Extensions that are added to the trainer later load their
+        states then.
 
         A checkpoint of another number of ranks is loaded if their models and optimizers were equal.
         Iterators then continue at the same fraction of the epoch, and the order of the data and the
@@ -296,8 +304,11 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             if self._rank == 0:
                 event.tell('No checkpoint of %s: starting from the beginning', title)
             return None
-        resume.load(self.comm, selection, trainer, self.allow_pickle,
-                    allow_other_classes=self.allow_other_classes, title=title)
+        is_restored = resume.load(self.comm, selection, trainer, self.allow_pickle,
+                                  allow_other_classes=self.allow_other_classes, title=title)
+        if isinstance(trainer, chainer.training.Trainer):
+            _runtime.get(_Checkpointers).random[trainer] = (
+                state.capture_random() if is_restored else {})
         parts = trainer.values() if isinstance(trainer, Mapping) else ()
         for each in (optimizer, *parts):
             if hasattr(each, 'is_changed'):

@@ -197,10 +197,22 @@ def test_another_number_of_ranks(comm, folder, number, steps):
         **case, 'sizes': [old, new, old], 'steps': [steps, 1, None]})
 
 
+@each_case('data, shuffle, steps', [
+    ('sampler', False, 3), ('sampler', True, 3), ('sampler', True, 17), ('uneven', True, 3)])
+def test_one_snapshot_for_all_ranks(comm, folder, data, shuffle, steps):
+    """Each rank has its own samples, although all load the snapshot of one."""
+    name = tempfile.mkdtemp(dir=folder) if comm.rank == 0 else None
+    check(comm, comm.bcast_obj(name), {
+        'kind': 'serial', 'n': 8 * comm.size + 1, 'batch': 1, 'data': data, 'shuffle': shuffle,
+        'how': 'snapshot', 'sizes': [comm.size] * 3, 'steps': [steps, 2, None]})
+
+
 def random_case(seed, size):
     choose = random.Random(seed).choice
     data = choose(['scattered', 'uneven', 'sampler', 'multi-node', 'synchronized'])
     sizes = [choose(range(1, size + 1)) for _ in range(choose([2, 3, 4]))]
+    if data == 'uneven':  # on the same number of ranks, they differ by the steps that they made
+        sizes = [number for number, _ in itertools.groupby(sizes)]
     batch = choose([1, 2, 3, 5])
     return dict(
         data=data, shuffle=data == 'synchronized' or choose([True, False]), batch=batch,

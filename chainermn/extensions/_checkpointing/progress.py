@@ -1,6 +1,8 @@
-"""How far iterators are in their epochs, for jobs with another number of ranks.
+"""How far iterators are in their epochs, for ranks that load the file of another rank.
 
-Their data sets have other lengths, so each iterator continues at the same fraction of the epoch.
+If another number of ranks saved, their data sets have other lengths.  So model, optimizer and
+iteration are as saved, but each iterator continues at the same fraction of the same epoch, in an
+order of its own; with an order sampler that can resume, at the same sample of the same order.
 """
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ import chainer
 import numpy as np
 
 from chainermn._types import Object
-from chainermn.extensions._checkpointing.state import find_parts
+from chainermn.extensions._checkpointing.state import copy_state, find_parts
 
 EPOCHS = 'chainermn/epochs'  # name of the array with the values of epoch_detail, as JSON
+
+_ORDERS = 'order', '_order'  # names of the order in Chainer's iterators
 
 #: A longer data set may continue one sample earlier, as epoch_detail is rounded.
 _MAX_LENGTH = 10**6
@@ -59,18 +63,33 @@ def capture_epochs(target: object) -> dict[str, np.ndarray]:
     return {EPOCHS: np.frombuffer(json.dumps(details).encode(), np.uint8)}
 
 
-class Progress:
-    """The progress of an iterator that another number of ranks saved.
+def is_loadable(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> bool:
+    """Return whether an iterator can load the saved arrays of another one of the same job.
 
     Args:
         arrays: The saved arrays by name.
         prefix: Prefix of the names of the iterator's arrays.
         iterator: The iterator to load.
-        size: Number of ranks that saved.
+    """
+    if hasattr(getattr(iterator, 'order_sampler', None), 'resume'):
+        return False  # each rank has its own samples
+    return all(arrays[prefix + key].shape == array.shape
+               for key, array in copy_state(iterator).items()
+               if key in _ORDERS and prefix + key in arrays)
+
+
+class Progress:
+    """The progress of a saved iterator, for another iterator.
+
+    Args:
+        arrays: The saved arrays by name.
+        prefix: Prefix of the names of the iterator's arrays.
+        iterator: The iterator to load.
+        size: Number of ranks that saved; ``None`` if it has not changed.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object, size: int
-                 ) -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object,
+                 size: int | None) -> None:
         self._saved: dict[str, float] = {
             key: arrays[prefix + key].item() for key in (
                 'epoch', 'is_new_epoch', 'current_position', 'previous_epoch_detail')
@@ -78,8 +97,8 @@ class Progress:
         self._epoch = int(self._saved.get('epoch', 0))
         #: The order of this rank, if its order sampler continues at the same sample.
         self.order: np.ndarray | None = None
-        order = next((arrays[prefix + key] for key in ('order', '_order')
-                      if prefix + key in arrays and arrays[prefix + key].ndim), None)
+        order = next((arrays[prefix + key] for key in _ORDERS if prefix + key in arrays
+                      and arrays[prefix + key].ndim), None)
         resume = getattr(getattr(iterator, 'order_sampler', None), 'resume', None)
         if resume is not None and order is not None:
             self.order, self._position = resume(
@@ -99,7 +118,7 @@ class Progress:
             key: Its name.
             current: The current value, which stays if the value is unknown.
         """
-        if key in ('order', '_order') and isinstance(current, np.ndarray):
+        if key in _ORDERS and isinstance(current, np.ndarray):
             if self.order is not None:
                 np.copyto(current, self.order)
         elif key in self._saved:

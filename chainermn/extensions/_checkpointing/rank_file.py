@@ -88,11 +88,14 @@ def sharded_states(keys: Collection[str]) -> set[str]:
 
 
 def _is_shared(key: str, is_trainer: bool) -> bool:
-    """Whether all replicas have the same array; a trainer's iterators and extensions differ."""
+    """Whether all replicas have the same array; a trainer's iterators and extensions differ.
+
+    So does the epoch of its optimizers, if the data sets have different lengths.
+    """
     if not is_trainer:
         return not key.startswith('chainermn/')
     return key.startswith('updater/') and not re.match(
-        r'updater/(iterator:|optimizer:[^/]*/compression/)', key)
+        r'updater/(iterator:|optimizer:[^/]*/(compression/|epoch$))', key)
 
 
 def has_shards(path: str) -> bool:

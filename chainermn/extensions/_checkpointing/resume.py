@@ -23,7 +23,11 @@ from chainermn.extensions._checkpointing.joined import (
 )
 from chainermn.extensions._checkpointing.late_extensions import find_trainers, load_when_added
 from chainermn.extensions._checkpointing.npz import Arrays
-from chainermn.extensions._checkpointing.progress import Progress, find_iterators
+from chainermn.extensions._checkpointing.progress import (
+    Progress,
+    find_iterators,
+    is_loadable,
+)
 from chainermn.extensions._checkpointing.selection import Selection
 
 _T = TypeVar('_T')
@@ -33,7 +37,7 @@ _MAX_NAMED = 3  # arrays in an error
 
 def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
          group: CommunicatorBase | None = None, allow_other_classes: bool = False,
-         title: str = '') -> None:
+         title: str = '') -> bool:
     """Load a save into an object, and log its iteration.  Collective: every rank calls it.
 
     Args:
@@ -45,6 +49,9 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
             rank reads its own file.
         allow_other_classes: Whether the classes of its parts may differ from the saved ones.
         title: Name of the saves and their folder, for the log.
+
+    Returns:
+        Whether the random number generators were restored, which another number of ranks cannot.
 
     Raises:
         ValueError: On every rank, if a class differs on any rank, unless that is allowed; or if
@@ -59,6 +66,7 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
         'pass another name or folder.')
     if comm.rank == 0:
         event.tell('Resumed from iteration %d of %s', selection.iteration, title)
+    return selection.size in (None, comm.size)
 
 
 def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
@@ -67,6 +75,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
     is_resized = selection.size not in (None, comm.size)
     if selection.is_for_all:
         group = comm
+    is_replica = group is not None and group.rank > 0
     name = selection.path or f'the file of iteration {selection.iteration}'
     if group is not None:
         content, error = np.empty(0, np.uint8), None
@@ -102,11 +111,12 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         models = tuple(prefix for prefix, part in parts.items()
                        if isinstance(part, chainer.Link))
         different = Differences(name, models)
-        deserializer = (
-            ResizedDeserializer(states, different, iterators, selection.size or 0) if is_resized
-            else CheckedDeserializer(states, different))
+        progress = {
+            prefix: Progress(arrays, prefix, iterator, selection.size if is_resized else None)
+            for prefix, iterator in iterators.items()
+            if is_resized or (is_replica and not is_loadable(arrays, prefix, iterator))}
         try:
-            deserializer.load(target)
+            CheckedDeserializer(states, different, progress, is_resized).load(target)
         except Exception:  # a consequence
             if not different.texts:
                 raise
@@ -195,18 +205,31 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
     Args:
         arrays: The saved arrays by name.
         differences: Where to collect them.
+        progress: What to load into iterators that cannot load the saved arrays, by the prefix of
+            their names.
+        is_resized: Whether another number of ranks saved, so that extensions and triggers load the
+            state of one rank, where they find it.
         path: Prefix of the names, for Chainer.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences, path: str = ''
-                 ) -> None:
-        super().__init__(arrays, path=path)
+    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences,
+                 progress: Mapping[str, Progress] | None = None, is_resized: bool = False,
+                 path: str = '') -> None:
+        may_lack = is_resized and re.match('(extensions|extension_triggers|stop_trigger)/', path)
+        super().__init__(arrays, path=path, strict=not may_lack)
         self._differences = differences
+        self._progress = progress or {}
+        self._is_resized = is_resized
 
     def __getitem__(self, key: str) -> CheckedDeserializer:
-        return CheckedDeserializer(self.npz, self._differences, f'{self.path}{key.strip("/")}/')
+        return CheckedDeserializer(self.npz, self._differences, self._progress, self._is_resized,
+                                   f'{self.path}{key.strip("/")}/')
 
     def __call__(self, key: str, value: _T) -> _T | int | float:
+        if self.path in self._progress:
+            return self._progress[self.path].value(key, value)
+        if self.path.startswith(tuple(self._progress)):
+            return value
         name = self.path + key.lstrip('/')
         if name not in self.npz:
             if self.strict and self._differences.models and name.startswith(
@@ -220,41 +243,4 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
                     f'{name} has shape {saved.shape} in the file, {value.shape} in the program')
                 return value
             return chainer.serializers.NpzDeserializer({name: saved}, path=self.path)(key, value)
-        return super().__call__(key, value)
-
-
-class ResizedDeserializer(CheckedDeserializer):
-    """Loads an object that another number of ranks saved.
-
-    Model, optimizer and iteration are as saved.  Each iterator continues at the same fraction of
-    the same epoch in an order of its own, as the ranks' data sets have another length now; with
-    an order sampler that can resume, at the same sample of the same order.
-    Extensions and triggers load the state of one rank, where they find it.
-
-    Args:
-        arrays: The saved arrays by name.
-        differences: Where to collect differences of shapes.
-        iterators: The iterators to load, by the prefix of the names of their arrays.
-        size: Number of ranks that saved.
-        path: Prefix of the names, for Chainer.
-    """
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences,
-                 iterators: Mapping[str, Object], size: int, path: str = '') -> None:
-        super().__init__(arrays, differences, path)
-        self._iterators = iterators
-        self._size = size
-        self._progress = (
-            Progress(arrays, path, iterators[path], size) if path in iterators else None)
-        self.strict = not re.match('(extensions|extension_triggers|stop_trigger)/', path)
-
-    def __getitem__(self, key: str) -> ResizedDeserializer:
-        return ResizedDeserializer(self.npz, self._differences, self._iterators, self._size,
-                                   self.path + key.strip('/') + '/')
-
-    def __call__(self, key: str, value: _T) -> _T | int | float:
-        if self._progress is not None:
-            return self._progress.value(key, value)
-        if self.path.startswith(tuple(self._iterators)):
-            return value
         return super().__call__(key, value)

@@ -8,7 +8,7 @@ import pytest
 
 from chainermn.communicators import create_communicator
 from chainermn.extensions._checkpointing import progress, rank_file, resume, state
-from chainermn.extensions._checkpointing.resume import Differences, ResizedDeserializer
+from chainermn.extensions._checkpointing.resume import CheckedDeserializer, Differences
 from chainermn.extensions._checkpointing.selection import Selection
 from chainermn.iterators import MultiNodeOrderSampler
 
@@ -125,8 +125,9 @@ def saved_arrays(trainer):
 
 
 def load_resized(arrays, trainer):
-    ResizedDeserializer(
-        arrays, Differences('file', ()), progress.find_iterators(trainer), 2).load(trainer)
+    CheckedDeserializer(arrays, Differences('file', ()), {
+        prefix: progress.Progress(arrays, prefix, iterator, 2)
+        for prefix, iterator in progress.find_iterators(trainer).items()}, True).load(trainer)
 
 
 @pytest.mark.parametrize('kind', [
