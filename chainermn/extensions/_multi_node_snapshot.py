@@ -267,10 +267,14 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         selection = select(self.comm, self._names, self._writers)
         if selection is None:
             return
-        group = self.comm.split(self.master, self.comm.rank)
-        resume.load(self.comm, selection, self._target(trainer), self._allow_pickle, group,
+        group, target = self.comm.split(self.master, self.comm.rank), self._target(trainer)
+        resume.load(self.comm, selection, target, self._allow_pickle, group,
                     self._allow_other_classes, f'the snapshots in {self._folder}')
         group.finalize()
+        if self.snapshot._target is None:
+            for optimizer in trainer.updater.get_all_optimizers().values():
+                if hasattr(optimizer, 'is_changed'):
+                    optimizer.is_changed(optimizer.target)  # so the first update makes a step
 
 
 class _Writer(snapshot_writers.Writer):

@@ -164,7 +164,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
     """
 
     default_name: str = '_MultiNodeCheckpointer'  # as in older checkpoints
-    priority: int = -100  # like Chainer's snapshots: saves the changes of other extensions
+    priority: int = -1000  # saves the changes of all others, also of snapshots and their triggers
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
                  path: str | None, allow_pickle: bool, allow_other_classes: bool) -> None:
