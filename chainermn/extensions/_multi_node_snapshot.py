@@ -271,10 +271,9 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         resume.load(self.comm, selection, target, self._allow_pickle, group,
                     self._allow_other_classes, f'the snapshots in {self._folder}')
         group.finalize()
-        if self.snapshot._target is None:
-            for optimizer in trainer.updater.get_all_optimizers().values():
-                if hasattr(optimizer, 'is_changed'):
-                    optimizer.is_changed(optimizer.target)  # so the first update makes a step
+        for part in state.find_parts(target).values():
+            if hasattr(part, 'is_changed'):
+                part.is_changed(part.target)  # so the first update makes a step
 
 
 class _Writer(snapshot_writers.Writer):

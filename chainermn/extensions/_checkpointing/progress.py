@@ -78,6 +78,20 @@ def is_loadable(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object)
                if key in _ORDERS and prefix + key in arrays)
 
 
+def find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object) -> list[str]:
+    """Return a text if the data set is too short for the saved position; otherwise nothing.
+
+    The lengths of orders are compared when they are loaded.
+    """
+    length, key = _length(iterator), prefix + 'current_position'
+    if not length or key not in arrays or any(
+            prefix + order in arrays and arrays[prefix + order].ndim for order in _ORDERS):
+        return []
+    position = arrays[key].item()
+    return [f'{key} is {position} in the file, but the data set of the program has {length} '
+            'examples'] if position > length else []
+
+
 class Progress:
     """The progress of a saved iterator, for another iterator.
 

@@ -1,6 +1,7 @@
 """Loads the selected save: each rank its own file, or one rank for others, or for more ranks."""
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import warnings
@@ -21,11 +22,16 @@ from chainermn.extensions._checkpointing.joined import (
     join,
     read_shard,
 )
-from chainermn.extensions._checkpointing.late_extensions import find_trainers, load_when_added
+from chainermn.extensions._checkpointing.late_extensions import (
+    find_trainers,
+    hide_new,
+    load_when_added,
+)
 from chainermn.extensions._checkpointing.npz import Arrays
 from chainermn.extensions._checkpointing.progress import (
     Progress,
     find_iterators,
+    find_problem,
     is_loadable,
 )
 from chainermn.extensions._checkpointing.selection import Selection
@@ -105,6 +111,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
     parts, iterators = state.find_parts(target), find_iterators(target)
     trainers, target = find_trainers(target), state.as_serializable(target)
     joined = _join_shards(comm, selection, target, opened, allow_pickle)
+    new_extensions: list[str] = []
     with raise_on_all_ranks(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
@@ -115,8 +122,20 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             prefix: Progress(arrays, prefix, iterator, selection.size if is_resized else None)
             for prefix, iterator in iterators.items()
             if is_resized or (is_replica and not is_loadable(arrays, prefix, iterator))}
+        different.texts += [
+            text for prefix, iterator in iterators.items() if prefix not in progress
+            for text in find_problem(arrays, prefix, iterator)]
         try:
-            CheckedDeserializer(states, different, progress, is_resized).load(target)
+            with contextlib.ExitStack() as stack:
+                for prefix, trainer in trainers.items():
+                    new_extensions += stack.enter_context(hide_new(trainer, arrays, prefix))
+                CheckedDeserializer(states, different, progress, is_resized).load(target)
+        except KeyError as error:
+            if not different.texts:
+                if error.args[:1] == (different.missing,):
+                    different.texts.append(f'{different.missing} is missing in the file')
+                else:
+                    raise
         except Exception:  # a consequence
             if not different.texts:
                 raise
@@ -126,6 +145,10 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             state.restore_random(arrays)
         for prefix, trainer in trainers.items():
             load_when_added(comm, trainer, states, prefix, strict=not is_resized)
+    if comm.rank == 0 and new_extensions:
+        warnings.warn(f'iteration {selection.iteration} has no states of these extensions, which '
+                      f'start from scratch: {", ".join(new_extensions)}', RuntimeWarning,
+                      stacklevel=4)
     if is_resized and comm.rank == 0:
         warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
     return ''
@@ -189,6 +212,8 @@ class Differences:
 
     def __init__(self, file: str, models: tuple[str, ...]) -> None:
         self.texts: list[str] = []
+        #: Name of the last array that was not found.
+        self.missing: str | None = None
         self.models = models
         self._file = file
 
@@ -232,6 +257,7 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
             return value
         name = self.path + key.lstrip('/')
         if name not in self.npz:
+            self._differences.missing = name
             if self.strict and self._differences.models and name.startswith(
                     self._differences.models):
                 self._differences.texts.append(f'{name} is missing in the file')

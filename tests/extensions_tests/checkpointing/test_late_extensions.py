@@ -1,6 +1,7 @@
 """Extensions that are added after the trainer was loaded load their states when they are added."""
 import contextlib
 import itertools
+import warnings
 
 import chainer
 import numpy as np
@@ -100,6 +101,42 @@ def test_another_number_of_ranks(comm, folder):
     assert [[entry['iteration'] for entry in each.log] for each in (log, own)] == [[2, 4], [3]]
     trainer.extend(extensions.LogReport(log_name=None), name='new')  # the file lacks it
     assert trainer.get_extension('new').log == []
+
+
+@pytest.mark.parametrize('n_saved', [1, 'all'])
+@pytest.mark.parametrize('how', ['checkpointer', 'snapshot'])
+def test_an_extension_that_the_save_lacks(comm, folder, how, n_saved):
+    """It starts from scratch, and rank 0 warns; also on another number of ranks."""
+    def add_saver(group, trainer):
+        if how == 'snapshot':
+            saver = multi_node_snapshot(group, extensions.snapshot(autoload=True))
+        else:
+            saver = chainermn.create_multi_node_checkpointer('run', group)
+            saver.finalize = lambda: (saver._saver.flush(), saver._saver.lock.release())
+        trainer.extend(saver, trigger=(2, 'iteration'))
+        return saver
+
+    is_resized = n_saved == 1 < comm.size
+    group = comm.split(int(comm.rank > 0), comm.rank) if n_saved == 1 else comm
+    if group is comm or comm.rank == 0:
+        trainer, _ = make_trainer(group, folder, 4)
+        add_saver(group, trainer)
+        trainer.run()
+    comm.barrier()
+    trainer, optimizer = make_trainer(comm, folder, 8)
+    saver, log = add_saver(comm, trainer), extensions.LogReport(
+        trigger=(2, 'iteration'), log_name=None)
+    trainer.extend(log, name='my log')
+    trainer.extend(lambda trainer: None, name='without state', trigger=(1, 'epoch'))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always', RuntimeWarning)
+        if how == 'checkpointer':
+            assert saver.maybe_load(trainer, optimizer) == 4
+        trainer.run()
+    texts = [str(each.message) for each in caught if each.category is RuntimeWarning]
+    new = [text for text in texts if 'start from scratch: my log' in text]
+    assert len(new) == (comm.rank == 0) and len(texts) == (comm.rank == 0) * (1 + is_resized)
+    assert [entry['iteration'] for entry in log.log] == [6, 8]
 
 
 def test_an_error_of_one_rank(comm, folder):

@@ -91,6 +91,30 @@ def test_python_objects_are_refused_before_anything_is_loaded(comm, tmp_path):
         assert (model.W.array == 5).all()
 
 
+@pytest.mark.parametrize('save, load, difference', [
+    (dict(shuffle=False), dict(shuffle=True), 'updater/iterator:main/_order is missing'),
+    (dict(shuffle=False), dict(shuffle=False, length=4),
+     'updater/iterator:main/current_position is 6 in the file, but the data set of the program '
+     'has 4 examples'),
+    (dict(frozen=True), dict(), 'updater/optimizer:main/W/v is missing in the file')])
+def test_a_program_that_differs_is_one_error(comm, tmp_path, save, load, difference):
+    def trainer_of(length=20, frozen=False, shuffle=None):
+        trainer = make_trainer(length, 2, 3, shuffle)
+        optimizer = trainer.updater.get_optimizer('main')
+        if frozen:
+            optimizer.target.disable_update()
+        return trainer
+
+    path = str(tmp_path / 'file')
+    trainer = trainer_of(**save)
+    trainer.run()
+    rank_file.write(path, state.copy_state(trainer), rank_file.Tag('a-1', 3, 1, [0], 0))
+    with pytest.raises(ValueError, match='the program differs from the checkpoint') as caught:
+        resume.load(comm, Selection(3, path, comm.size, False), trainer_of(**load), False)
+    assert difference in str(caught.value)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
 # --- another number of ranks ------------------------------------------------------------------
 
 class Counts(chainer.training.Extension):
