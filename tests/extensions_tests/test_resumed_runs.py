@@ -241,14 +241,14 @@ def check(comm, folder, case):
 
 
 @pytest.mark.limit(120)
-@each_case('seed', range(6))
+@each_case('seed', range(4))
 def test_some_programs(comm, folder, seed):
     check(comm, folder, random_case(seed))
 
 
 @pytest.mark.full
 @pytest.mark.limit(1200)
-@each_case('seed', range(6, 206))
+@each_case('seed', range(4, 204))
 def test_many_programs(comm, folder, seed):
     with contextlib.redirect_stderr(io.StringIO()):
         check(comm, folder, random_case(seed))
