@@ -21,7 +21,7 @@ from chainermn.communicators import (
     create_communicator,
 )
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
-from chainermn.extensions import _shared_logs, create_multi_node_evaluator
+from chainermn.extensions import _shared_outputs, create_multi_node_evaluator
 from chainermn.optimizers import MultiNodeOptimizer, _set_up, create_multi_node_optimizer
 from chainermn.optimizers._join import join
 
@@ -65,7 +65,7 @@ _forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
 _trainer_message.print_errors_once()
 _set_up.check_optimizers_of_trainers()
-_shared_logs.warn_about_shared_logs()
+_shared_outputs.warn_about_shared_outputs()
 
 #: By name, the module to import at its first use.
 _LAZY = {

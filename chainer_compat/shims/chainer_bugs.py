@@ -98,6 +98,18 @@ def progress_bar_arguments() -> dict[str, str]:
     }
 
 
+@edit('chainer.training.extensions.parameter_statistics')
+def parameter_without_gradient() -> dict[str, str]:
+    """All versions: ParameterStatistics failed if a parameter had no gradient, or no data yet.
+
+    With ``n_accumulations`` of a multi-node optimizer, gradients exist after each n-th update only.
+    """
+    line = 'params = getattr(param, attr_name).ravel()'
+    indent = '\n' + ' ' * 24
+    return {line: indent.join(['params = getattr(param, attr_name)', 'if params is None:',
+                               '    continue', 'params = params.ravel()'])}
+
+
 @edit('chainer.training.extensions.evaluator')
 def evaluator_without_iterator() -> dict[str, str]:
     """All versions: an Evaluator with the iterators ``{'main': None}`` failed in ``finalize``.

@@ -19,7 +19,7 @@ from chainermn._types import Object
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
-from chainermn.extensions._checkpointing import joined, resume, state
+from chainermn.extensions._checkpointing import joined, progress, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
 from chainermn.extensions._checkpointing.save_names import SaveNames
@@ -157,6 +157,9 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         if self._is_collective:
             self._saver.complete(None)
         is_ours = self._writer is not None and not callable(self._filename)
+        with raise_on_all_ranks(self.comm, 'multi_node_snapshot'):
+            if is_ours and self.is_master:
+                self._names.check_no_folder(self.comm.rank)
         if is_ours and (self.is_master or not self._is_alone):
             self._saver.lock.acquire(self._names, must_write=True)
         if autoload:
@@ -244,10 +247,12 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         if self._writer is None or self._writer.taken is None:
             return None
         (filename, arrays), self._writer.taken = self._writer.taken, None
-        arrays.update(capture_classes(self._target(trainer)))
+        target = self._target(trainer)
+        buffers, own = state.find_buffers(target, arrays), progress.find_states(target, arrays)
+        arrays.update({**capture_classes(target), **progress.capture_epochs(target)})
         return Save(
-            trainer.updater.iteration, os.path.join(self._folder, filename), arrays,
-            state.find_buffers(self._target(trainer), arrays), self._writer.compress,
+            trainer.updater.iteration, os.path.join(self._folder, filename), arrays, buffers, own,
+            self._writer.compress,
             names=None if callable(self._filename) else self._names,
             on_written=self._writer._post_save)
 
@@ -270,10 +275,13 @@ class _MultiNodeSnapshot(chainer.training.Extension):
         selection = select(self.comm, self._names, self._writers)
         if selection is None:
             return
-        group = self.comm.split(self.master, self.comm.rank)
-        resume.load(self.comm, selection, self._target(trainer), self._allow_pickle, group,
+        group, target = self.comm.split(self.master, self.comm.rank), self._target(trainer)
+        resume.load(self.comm, selection, target, self._allow_pickle, group,
                     self._allow_other_classes, f'the snapshots in {self._folder}')
         group.finalize()
+        for part in state.find_parts(target).values():
+            if hasattr(part, 'is_changed'):
+                part.is_changed(part.target)  # so the first update makes a step
 
 
 class _Writer(snapshot_writers.Writer):

@@ -19,7 +19,7 @@ from chainermn._system import event
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
-from chainermn.extensions._checkpointing import resume, state
+from chainermn.extensions._checkpointing import progress, resume, state
 from chainermn.extensions._checkpointing.background import wait_for_all
 from chainermn.extensions._checkpointing.classes import capture_classes
 from chainermn.extensions._checkpointing.completed import (
@@ -139,6 +139,9 @@ class _Checkpointers(_runtime.Part):
         #: By lock file, the checkpointer of this process that saved last.
         self.last_to_save: weakref.WeakValueDictionary[str, MultiNodeCheckpointer] = (
             weakref.WeakValueDictionary())
+        #: By trainer that was loaded, the random state to restore when the training starts.
+        self.random: weakref.WeakKeyDictionary[
+            chainer.training.Trainer, dict[str, np.ndarray]] = weakref.WeakKeyDictionary()
 
 
 class _CheckpointStats:
@@ -164,7 +167,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
     """
 
     default_name: str = '_MultiNodeCheckpointer'  # as in older checkpoints
-    priority: int = -100  # like Chainer's snapshots: saves the changes of other extensions
+    priority: int = -1000  # saves the changes of all others, also of snapshots and their triggers
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
                  path: str | None, allow_pickle: bool, allow_other_classes: bool) -> None:
@@ -185,15 +188,20 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
     @called_by('create_multi_node_checkpointer')
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Lock the files, before time is spent on training.  Collective: every rank calls it.
+        """Lock the files, before time is spent on training, and restore random numbers.
+
+        Collective: every rank calls it.
 
         Raises:
-            OSError: On every rank, if any rank cannot write to its folder.
+            OSError: On every rank, if any rank cannot write to its folder, or a folder has the name
+                of a file.
             RuntimeError: On every rank, if another job uses this name in this folder.
             ValueError: On every rank, if their names differ.
         """
         self._set_path(None, trainer)
         self._lock(must_write=True)
+        # Whatever the program has drawn since, such as the initial weights of another model.
+        state.restore_random(_runtime.get(_Checkpointers).random.pop(trainer, {}))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Save the trainer."""
@@ -236,11 +244,11 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             arrays = state.copy_with_random(target)
             if not self.allow_pickle:
                 state.check_objects(arrays)
-            buffers = state.find_buffers(target, arrays)
-            arrays.update(capture_classes(target))
+            buffers, own = state.find_buffers(target, arrays), progress.find_states(target, arrays)
+            arrays.update({**capture_classes(target), **progress.capture_epochs(target)})
         self._saver.complete(iteration)
         self._saver.start(Save(
-            iteration, names.path(iteration, self._rank), arrays, buffers, names=names,
+            iteration, names.path(iteration, self._rank), arrays, buffers, own, names=names,
             on_written=lambda: self.stats.durations.append(time.perf_counter() - start)))
         if wait:
             self._saver.flush()
@@ -251,7 +259,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
                    path: str | None = None) -> int | None:
         """Load the newest checkpoint that is complete on all ranks, if there is one.
 
-        Collective: every rank calls it, after everything with a state was added to the trainer.
+        Collective: every rank calls it.  Extensions that are added to the trainer later load their
+        states then.
 
         A checkpoint of another number of ranks is loaded if their models and optimizers were equal.
         Iterators then continue at the same fraction of the epoch, and the order of the data and the
@@ -271,6 +280,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
         Raises:
             RuntimeError: On every rank, if another job uses this name in this folder.
+            OSError: On every rank, if a folder has the name of a file.
             ValueError: On every rank, if their names differ.
             ValueError: On every rank, if the newest checkpoint is of another number of ranks whose
                 states differed; if it was saved with other classes of models, optimizers, update
@@ -297,8 +307,11 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             if self._rank == 0:
                 event.tell('No checkpoint of %s: starting from the beginning', title)
             return None
-        resume.load(self.comm, selection, trainer, self.allow_pickle,
-                    allow_other_classes=self.allow_other_classes, title=title)
+        is_restored = resume.load(self.comm, selection, trainer, self.allow_pickle,
+                                  allow_other_classes=self.allow_other_classes, title=title)
+        if isinstance(trainer, chainer.training.Trainer):
+            _runtime.get(_Checkpointers).random[trainer] = (
+                state.capture_random() if is_restored else {})
         parts = trainer.values() if isinstance(trainer, Mapping) else ()
         for each in (optimizer, *parts):
             if hasattr(each, 'is_changed'):
@@ -392,6 +405,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         """Lock the files.  Collective: every rank calls it."""
         with raise_together(self.comm, 'locking checkpoints'):
             names = self._names
+            names.check_no_folder(self._rank)
         check_equal(self.comm, [repr(name) for name in self.comm.allgather_obj(self.name)],
                     'the ranks have different names for the checkpointer',
                     'Pass the same name on all ranks; folders may differ.')

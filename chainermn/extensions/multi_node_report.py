@@ -116,6 +116,11 @@ class _Undrawn(extensions.PlotReport):
 
     default_name = 'PlotReport'
 
+    @staticmethod
+    def available() -> bool:
+        """Return whether it writes a file."""
+        return False
+
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         observation = trainer.observation
         self._summary.add({key: observation[key] for key in self._y_keys if key in observation})

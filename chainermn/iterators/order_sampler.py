@@ -87,21 +87,22 @@ class MultiNodeOrderSampler:
         self._epoch = 0 if is_first and self._shuffle else self._epoch_of(current_order) + 1
         return self._order(self._epoch)
 
-    def resume(self, order: np.ndarray, position: int, epoch: int, size: int) -> _Resumed:
-        """Continue at the sample at which another number of ranks saved.
+    def resume(self, order: np.ndarray, position: int, epoch: int, size: int | None) -> _Resumed:
+        """Continue at the sample at which another rank, or number of ranks, saved.
 
         Args:
             order: The saved order of any rank.
             position: The saved position in it.
             epoch: The saved epoch.
-            size: Number of ranks that saved.
+            size: Number of ranks that saved; ``None`` if it has not changed.
 
         Returns:
             The order of the same epoch on this rank, in which the samples at the first positions
             were used, and the position.
         """
         first, used = _beginning(order)
-        order = self._order(epoch, min(used + max(position - first, 0) * size, self._n - 1))
+        used += max(position - first, 0) * (self._size if size is None else size)
+        order = self._order(epoch, min(used, self._n - 1))
         return _Resumed(order, _beginning(order)[0])
 
     def note_epoch(self, epoch: int) -> None:

@@ -355,6 +355,17 @@ statistics._summary.add({'a': .5})
 loaded = resume(statistics, ParameterStatistics(chainer.links.Linear(1, 1)))
 assert loaded._summary.compute_mean() == {'a': .5}
 ''',
+    'parameter_without_gradient': '''
+import chainer
+from chainer.training.extensions import ParameterStatistics
+link = chainer.links.Linear(None, 1)  # W has no data yet
+link.cleargrads()
+statistics = ParameterStatistics(link, {'max': lambda x: x.max()}, trigger=lambda trainer: True)
+reporter = chainer.Reporter()
+with reporter:
+    statistics(None)
+assert reporter.observation == {'None/b/data/max': 0}
+''',
     'variable_statistics_state': SAVED + '''
 from chainer.training.extensions import VariableStatisticsPlot
 plots = [VariableStatisticsPlot(chainer.links.Linear(1, 1)) for _ in range(2)]
@@ -535,6 +546,8 @@ TESTS = {
     'micro_average_state': [RESUMED + '::test_every_extension_and_trigger'],
     'plot_report_state': [RESUMED + '::test_every_extension_and_trigger'],
     'parameter_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
+    'parameter_without_gradient': [
+        '../extensions_tests/test_parameter_statistics.py::test_accumulated_gradients'],
     'variable_statistics_state': [RESUMED + '::test_every_extension_and_trigger'],
     'shift_state': [RESUMED + '::test_every_extension_and_trigger'],
     'finished_shift': [RESUMED + '::test_every_extension_and_trigger'],

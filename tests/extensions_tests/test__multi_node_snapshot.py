@@ -735,3 +735,15 @@ def test_a_program_that_changes_its_directory(comm, folder, sets, monkeypatch):
         f'snapshot_iter_6.{rank}' for rank in leaders(sets, comm.size))
     os.chdir(folder)
     assert resume(comm, 'out', sets).updater.iteration == 6
+
+
+def test_a_folder_with_the_name_of_a_snapshot(comm, folder):
+    if comm.rank == 0:
+        os.mkdir(f'{folder}/snapshot_iter_4.0')
+    comm.barrier()
+    trainer = make_trainer(comm, folder, 0)
+    trainer.extend(multi_node_snapshot(comm, extensions.snapshot()), trigger=(2, 'iteration'))
+    with pytest.raises(OSError, match=r'snapshot_iter_4\.0 is a folder') as caught:
+        trainer.run()
+        comm.barrier()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1

@@ -821,6 +821,27 @@ def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
         subprocess.run(['umount', '-l', str(tmp_path)], check=True)
 
 
+@pytest.mark.parametrize('operation', ['maybe_load', 'save', 'run'])
+def test_a_folder_with_the_name_of_a_file(comm, folder, operation):
+    """Found before time is spent on training."""
+    trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
+    checkpointer, model = checkpointer_of(comm, path=folder), chainer.links.Linear(2, 2)
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    call = {'maybe_load': lambda: checkpointer.maybe_load(model), 'run': trainer.run,
+            'save': lambda: checkpointer.save(model, 5)}[operation]
+    if comm.rank == comm.size - 1:
+        os.mkdir(f'{folder}/run.{comm.rank}.9')
+    comm.barrier()
+    with pytest.raises(OSError, match=rf'run\.{comm.size - 1}\.9 is a folder') as caught:
+        call()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    assert trainer.updater.iteration == 0
+    if comm.rank == comm.size - 1:
+        os.rmdir(f'{folder}/run.{comm.rank}.9')
+    comm.barrier()
+    checkpointer.save(model, 5)
+
+
 # --- one job at a time ------------------------------------------------------------------------
 
 JOB = '''
@@ -847,10 +868,10 @@ if role == 'waits':
 '''
 
 
-def start_job(tmp_path, role):
+def start_job(tmp_path, role, ranks=2):
     script = tmp_path / 'job.py'
     script.write_text(JOB)
-    return subprocess.Popen(['mpiexec', '-n', '2', sys.executable, str(script), role,
+    return subprocess.Popen(['mpiexec', '-n', str(ranks), sys.executable, str(script), role,
                              str(tmp_path)], text=True, stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -870,9 +891,9 @@ def test_a_second_job_with_the_same_name_and_folder_is_refused(tmp_path):
     out, err = first.communicate('continue')
     assert first.returncode == 0, out + err
     assert complete(tmp_path / 'out') == [1, 2]
-    third = start_job(tmp_path, 'waits')
-    printed = third.stdout.readline() + third.stdout.readline()
-    assert printed.count('saved 2') == 2, printed
+    third = start_job(tmp_path, 'waits', ranks=3)
+    printed = ''.join(third.stdout.readline() for _ in range(3))
+    assert printed.count('saved 2') == 3, printed
     for pid in re.findall(r'process (\d+)', printed):
         os.kill(int(pid), signal.SIGKILL)
     out, err = start_job(tmp_path, 'last').communicate()

@@ -3,7 +3,9 @@
 One trainer has all extensions and triggers.  It is saved in each iteration, and resumed from all of
 these saves: all that they observe, log or change must be equal in each later iteration.
 """
+import functools
 import io
+import itertools
 import os
 import warnings
 
@@ -210,7 +212,7 @@ def add_evaluators(journal, model):
     journal.add(LinearScaling(journal.comm, warmup_epochs=2))
 
 
-def make(comm, folder):
+def make(comm, folder, load_first=lambda trainer, optimizer: None):
     np.random.seed(comm.rank)
     model = Model()
     optimizer = chainermn.create_multi_node_optimizer(
@@ -220,6 +222,7 @@ def make(comm, folder):
     updater = chainer.training.StandardUpdater(iterator, optimizer)
     trainer = chainer.training.Trainer(updater, (LENGTH, 'iteration'), out=folder)
     journal = Journal(trainer, optimizer, comm)
+    load_first(trainer, optimizer)
     trainer.extend(observe(comm), name='observe', trigger=(1, 'iteration'), priority=1000)
     trainer.extend(lambda trainer: journal.write(trainer), name='journal',
                    trigger=(1, 'iteration'), priority=-50)
@@ -265,6 +268,9 @@ def load(comm, folder, start, *args):
     remove_after(comm, folder, start)
     np.random.seed(99)
     checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+    if hasattr(args[0], 'extend'):
+        checkpointer.finalize = lambda: None
+        args[0].extend(checkpointer, trigger=(1000, 'iteration'))
     assert checkpointer.maybe_load(*args) == start
 
 
@@ -283,13 +289,18 @@ def test_every_extension_and_trigger(comm, folder, starts):
     assert not differences(saved.rows, expected.rows)
 
     failed = {}
-    for start in reversed(starts):
-        trainer, optimizer, resumed = make(comm, folder)
-        load(comm, folder, start, trainer, optimizer)
+    for start, loads_first in itertools.product(reversed(starts), [False, True]):
+        load_now = functools.partial(load, comm, folder, start)
+        if loads_first:  # as in the example of version 7
+            trainer, optimizer, resumed = make(comm, folder, load_now)
+        else:
+            trainer, optimizer, resumed = make(comm, folder)
+            load_now(trainer, optimizer)
         trainer.run()
         assert list(resumed.rows) == list(range(start + 1, LENGTH + 1))
         for name, iteration in differences(resumed.rows, expected.rows).items():
-            failed.setdefault(name, []).append(f'from {start} in {iteration}')
+            failed.setdefault(name, []).append(
+                f'from {start} in {iteration}' + ', loaded first' * loads_first)
     assert not failed, '\n'.join(f'{name}: {runs}' for name, runs in sorted(failed.items()))
 
 

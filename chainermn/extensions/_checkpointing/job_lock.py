@@ -47,7 +47,8 @@ class JobLock:
     def acquire(self, names: SaveNames, must_write: bool = False) -> None:
         """Lock the files with these names, and unlock those that were locked before.
 
-        Also removes temporary files that a killed process of this rank left.
+        Also removes temporary files that a killed process of this rank left; rank 0 also those, and
+        the locks, of ranks that this job does not have.
         Collective: every rank calls it, unless rank 0 is alone.
 
         Args:
@@ -63,6 +64,8 @@ class JobLock:
         """
         rank = self._comm.rank
         attempt = _try(names, rank) if rank == 0 else _Obstacle()
+        if isinstance(attempt, FileLock) and attempt.users == 1:
+            _clean_up(names, self._writers)
         if not self._is_alone:
             # Rank 0 is first: of two jobs that start at the same time one gets all locks.
             owner = self._comm.bcast_obj(isinstance(attempt, _Obstacle) and attempt.owner)
@@ -118,10 +121,24 @@ def _try(names: SaveNames, rank: int) -> FileLock | _Obstacle:
         # A job that cannot write does not disturb other jobs, and may load.
         return _Obstacle(failure=f'{path}: {error}')
     if lock.users == 1:
-        for part in names.find_temporary(rank):
-            with contextlib.suppress(OSError):
-                os.remove(part)
+        _remove_temporary(names, rank)
     return lock
+
+
+def _clean_up(names: SaveNames, writers: Sequence[int]) -> None:
+    """Remove what other ranks than the writers left, if those have ended."""
+    for rank, path in names.find_locks().items():
+        if rank not in writers:
+            with contextlib.suppress(InUseError, OSError):
+                lock = acquire(path, timeout=0)
+                _remove_temporary(names, rank)
+                lock.release()
+
+
+def _remove_temporary(names: SaveNames, rank: int) -> None:
+    for part in names.find_temporary(rank):
+        with contextlib.suppress(OSError):
+            os.remove(part)
 
 
 def _by_rank(texts: Iterable[str | None]) -> list[str]:

@@ -40,7 +40,7 @@ class Tag(NamedTuple):
 
 
 def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bool = False,
-          buffers: Collection[str] = ()) -> None:
+          buffers: Collection[str] = (), own: Collection[str] = ()) -> None:
     """Write arrays and a tag to an npz file, atomically.
 
     Args:
@@ -48,7 +48,8 @@ def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bo
         arrays: Arrays by name.
         tag: The tag, still without digests.
         compress: Whether to compress the file.
-        buffers: Names of the arrays in which replicas may differ.
+        buffers: Names of the models' arrays in which replicas may differ.
+        own: Names of the arrays that each replica has for itself, such as those of iterators.
 
     Raises:
         OSError: If the file cannot be written.  The old file is unchanged then.
@@ -62,19 +63,20 @@ def write(path: str, arrays: Mapping[str, np.ndarray], tag: Tag, *, compress: bo
             for key, array in arrays.items():
                 npz.add_array(archive, key, array)
             tag = _with_digests(tag, {info.filename.removesuffix('.npy'): info.CRC
-                                      for info in archive.infolist()}, buffers)
+                                      for info in archive.infolist()}, buffers, own)
             text = json.dumps(tag._asdict()).encode()
             npz.add_array(archive, TAG, np.frombuffer(text, np.uint8))
         file.seek(-len(_UNSIGNED), os.SEEK_END)
         file.write(out.sha256.hexdigest().encode())
 
 
-def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[str]) -> Tag:
+def _with_digests(tag: Tag, checksums: Mapping[str, int], buffers: Collection[str],
+                  own: Collection[str]) -> Tag:
     is_trainer = 'updater/iteration' in checksums
     sharded = sharded_states(checksums)
     state, others = hashlib.sha256(), hashlib.sha256()
     for key, checksum in sorted(checksums.items()):
-        if key not in sharded and _is_shared(key, is_trainer):
+        if key not in sharded and key not in own and _is_shared(key, is_trainer):
             (others if key in buffers else state).update(f'{key} {checksum}\n'.encode())
     return tag._replace(state=state.hexdigest()[:16], buffers=others.hexdigest()[:16])
 
@@ -86,11 +88,14 @@ def sharded_states(keys: Collection[str]) -> set[str]:
 
 
 def _is_shared(key: str, is_trainer: bool) -> bool:
-    """Whether all replicas have the same array; a trainer's iterators and extensions differ."""
+    """Whether all replicas have the same array; a trainer's iterators and extensions differ.
+
+    So does the epoch of its optimizers, if the data sets have different lengths.
+    """
     if 'chainermn' in key.split('/')[:-1]:  # what our objects save for one rank
         return False
     return not is_trainer or (key.startswith('updater/') and not re.match(
-        r'updater/(iterator:|optimizer:[^/]*/compression/)', key))
+        r'updater/(iterator:|optimizer:[^/]*/(compression/|epoch$))', key))
 
 
 def accumulated(keys: Iterable[str]) -> list[str]:

@@ -1,11 +1,11 @@
 """Loads the selected save: each rank its own file, or one rank for others, or for more ranks."""
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import TypeVar
 
 import chainer
@@ -24,7 +24,18 @@ from chainermn.extensions._checkpointing.joined import (
     read_shard,
     read_sums,
 )
+from chainermn.extensions._checkpointing.late_extensions import (
+    find_trainers,
+    hide_new,
+    load_when_added,
+)
 from chainermn.extensions._checkpointing.npz import Arrays
+from chainermn.extensions._checkpointing.progress import (
+    Progress,
+    find_iterators,
+    find_problem,
+    is_loadable,
+)
 from chainermn.extensions._checkpointing.selection import Selection
 
 _T = TypeVar('_T')
@@ -34,7 +45,7 @@ _MAX_NAMED = 3  # arrays in an error
 
 def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
          group: CommunicatorBase | None = None, allow_other_classes: bool = False,
-         title: str = '') -> None:
+         title: str = '') -> bool:
     """Load a save into an object, and log its iteration.  Collective: every rank calls it.
 
     Args:
@@ -46,6 +57,9 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
             rank reads its own file.
         allow_other_classes: Whether the classes of its parts may differ from the saved ones.
         title: Name of the saves and their folder, for the log.
+
+    Returns:
+        Whether the random number generators were restored, which another number of ranks cannot.
 
     Raises:
         ValueError: On every rank, if a class differs on any rank, unless that is allowed; or if
@@ -60,6 +74,7 @@ def load(comm: CommunicatorBase, selection: Selection, target: object, allow_pic
         'pass another name or folder.')
     if comm.rank == 0:
         event.tell('Resumed from iteration %d of %s', selection.iteration, title)
+    return selection.size in (None, comm.size)
 
 
 def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pickle: bool,
@@ -68,6 +83,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
     is_resized = selection.size not in (None, comm.size)
     if selection.is_for_all:
         group = comm
+    is_replica = group is not None and group.rank > 0
     name = selection.path or f'the file of iteration {selection.iteration}'
     if group is not None:
         content, error = np.empty(0, np.uint8), None
@@ -95,19 +111,34 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             f'iteration {selection.iteration} was not loaded: it was saved with other classes',
             'Use the same classes. To load the states that have the same names, pass '
             'allow_other_classes=True when you create the extension.')
-    parts, target = state.find_parts(target), state.as_serializable(target)
+    parts, iterators = state.find_parts(target), find_iterators(target)
+    trainers, target = find_trainers(target), state.as_serializable(target)
     joined = _join(comm, selection, target, opened, allow_pickle)
+    new_extensions: list[str] = []
     with raise_together(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
         models = tuple(prefix for prefix, part in parts.items()
                        if isinstance(part, chainer.Link))
         different = Differences(name, models)
-        deserializer = (
-            ResizedDeserializer(states, different, target, selection.size or 0) if is_resized
-            else CheckedDeserializer(states, different))
+        progress = {
+            prefix: Progress(arrays, prefix, iterator, selection.size if is_resized else None)
+            for prefix, iterator in iterators.items()
+            if is_resized or (is_replica and not is_loadable(arrays, prefix, iterator))}
+        different.texts += [
+            text for prefix, iterator in iterators.items() if prefix not in progress
+            for text in find_problem(arrays, prefix, iterator)]
         try:
-            deserializer.load(target)
+            with contextlib.ExitStack() as stack:
+                for prefix, trainer in trainers.items():
+                    new_extensions += stack.enter_context(hide_new(trainer, arrays, prefix))
+                CheckedDeserializer(states, different, progress, is_resized).load(target)
+        except KeyError as error:
+            if not different.texts:
+                if error.args[:1] == (different.missing,):
+                    different.texts.append(f'{different.missing} is missing in the file')
+                else:
+                    raise
         except Exception:  # a consequence
             if not different.texts:
                 raise
@@ -115,6 +146,12 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
             return different.summary()
         if not is_resized:
             state.restore_random(arrays)
+        for prefix, trainer in trainers.items():
+            load_when_added(comm, trainer, states, prefix, strict=not is_resized)
+    if comm.rank == 0 and new_extensions:
+        warnings.warn(f'iteration {selection.iteration} has no states of these extensions, which '
+                      f'start from scratch: {", ".join(new_extensions)}', RuntimeWarning,
+                      stacklevel=4)
     if is_resized and comm.rank == 0:
         warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
     return ''
@@ -180,6 +217,8 @@ class Differences:
 
     def __init__(self, file: str, models: tuple[str, ...]) -> None:
         self.texts: list[str] = []
+        #: Name of the last array that was not found.
+        self.missing: str | None = None
         self.models = models
         self._file = file
 
@@ -196,20 +235,34 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
     Args:
         arrays: The saved arrays by name.
         differences: Where to collect them.
+        progress: What to load into iterators that cannot load the saved arrays, by the prefix of
+            their names.
+        is_resized: Whether another number of ranks saved, so that extensions and triggers load the
+            state of one rank, where they find it.
         path: Prefix of the names, for Chainer.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences, path: str = ''
-                 ) -> None:
-        super().__init__(arrays, path=path)
+    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences,
+                 progress: Mapping[str, Progress] | None = None, is_resized: bool = False,
+                 path: str = '') -> None:
+        may_lack = is_resized and re.match('(extensions|extension_triggers|stop_trigger)/', path)
+        super().__init__(arrays, path=path, strict=not may_lack)
         self._differences = differences
+        self._progress = progress or {}
+        self._is_resized = is_resized
 
     def __getitem__(self, key: str) -> CheckedDeserializer:
-        return CheckedDeserializer(self.npz, self._differences, f'{self.path}{key.strip("/")}/')
+        return CheckedDeserializer(self.npz, self._differences, self._progress, self._is_resized,
+                                   f'{self.path}{key.strip("/")}/')
 
     def __call__(self, key: str, value: _T) -> _T | int | float:
+        if self.path in self._progress:
+            return self._progress[self.path].value(key, value)
+        if self.path.startswith(tuple(self._progress)):
+            return value
         name = self.path + key.lstrip('/')
         if name not in self.npz:
+            self._differences.missing = name
             if self.strict and self._differences.models and name.startswith(
                     self._differences.models):
                 self._differences.texts.append(f'{name} is missing in the file')
@@ -222,87 +275,3 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
                 return value
             return chainer.serializers.NpzDeserializer({name: saved}, path=self.path)(key, value)
         return super().__call__(key, value)
-
-
-class ResizedDeserializer(CheckedDeserializer):
-    """Loads a trainer that another number of ranks saved.
-
-    Model, optimizer and iteration are as saved.  Each iterator continues at the same fraction of
-    the same epoch in an order of its own, as the ranks' data sets have another length now; with
-    an order sampler that can resume, at the same sample of the same order.
-    Extensions and triggers load the state of one rank, where they find it.
-
-    Args:
-        arrays: The saved arrays by name.
-        differences: Where to collect differences of shapes.
-        target: The object to load into.
-        size: Number of ranks that saved.
-        path: Prefix of the names, for Chainer.
-    """
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences, target: object,
-                 size: int, path: str = '') -> None:
-        super().__init__(arrays, differences, path)
-        self._target = target
-        self._size = size
-        self.strict = not re.match('(extensions|extension_triggers|stop_trigger)/', path)
-
-    def __getitem__(self, key: str) -> ResizedDeserializer:
-        return ResizedDeserializer(self.npz, self._differences, self._target, self._size,
-                                   self.path + key.strip('/') + '/')
-
-    def __call__(self, key: str, value: _T) -> _T | int | float:
-        found = re.match('(updater/iterator:([^/]*)/)', self.path)
-        updater = getattr(self._target, 'updater', None)
-        if found is None or updater is None:
-            return super().__call__(key, value)
-        if self.path != found[1]:
-            return value
-        progress = _IteratorProgress(self.npz, found[1])
-        iterator = updater.get_iterator(found[2])
-        resume = getattr(getattr(iterator, 'order_sampler', None), 'resume', None)
-        resumed = None
-        if resume is not None and progress.order is not None:
-            resumed = resume(progress.order, int(progress.values['current_position']),
-                             int(progress.values['epoch']), self._size)
-            if key in ('order', '_order') and isinstance(value, np.ndarray):
-                np.copyto(value, resumed.order)
-                return value
-        if key not in progress.values:
-            return value
-        if key == 'epoch':
-            return int(progress.values[key])
-        if key == 'is_new_epoch':
-            return bool(progress.values[key])
-        if resumed is not None:
-            length, position = len(resumed.order), resumed.position
-        else:
-            try:
-                length = len(iterator.dataset)
-            except (AttributeError, TypeError):  # it has none, or one without an end
-                length = 0
-            position = min(int(progress.fraction * length), max(length - 1, 0))
-        if key == 'current_position':
-            return position
-        if key == 'previous_epoch_detail':
-            return progress.values.get('epoch', 0) + (position / length if length else 0.)
-        return value
-
-
-class _IteratorProgress:
-    """The progress of a saved iterator."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], path: str) -> None:
-        self.values: dict[str, float] = {
-            key: arrays[path + key].item() for key in (
-                'epoch', 'is_new_epoch', 'current_position', 'previous_epoch_detail')
-            if path + key in arrays}
-        self.order = order = next((arrays[path + key] for key in ('order', '_order')
-                                   if path + key in arrays), None)
-        if order is not None and order.size:
-            fraction = Fraction(int(self.values.get('current_position', 0)), order.size)
-        else:  # before the last batch
-            fraction = Fraction(
-                self.values.get('previous_epoch_detail', 0.) - self.values.get('epoch', 0))
-        #: Of the epoch, from 0 to 1.
-        self.fraction = min(max(fraction, Fraction(0)), Fraction(1))

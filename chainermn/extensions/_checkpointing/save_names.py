@@ -24,14 +24,18 @@ class SaveNames:
     folder: str
     file_name: Callable[[int | str, int | str], str]
 
-    def path(self, number: int | str, rank: int) -> str:
+    def path(self, number: int | str, rank: int | str) -> str:
         """Path of the file of a rank."""
         return os.path.join(self.folder, self.file_name(number, rank))
 
-    def lock_path(self, rank: int) -> str:
+    def lock_path(self, rank: int | str) -> str:
         """Path of the file that a rank locks while it may write its files."""
         folder, name = os.path.split(self.path('N', rank))
         return os.path.join(folder, f'tmp-{name}.lock')
+
+    def find_locks(self) -> dict[int, str]:
+        """Return the paths of the lock files of all ranks, also of larger jobs, by rank."""
+        return self._find(os.path.relpath(self.lock_path('\0'), self.folder))
 
     def find(self, rank: int) -> dict[int, str]:
         """Return the paths of the files of a rank, by number, in ascending order."""
@@ -40,6 +44,17 @@ class SaveNames:
     def find_temporary(self, rank: int) -> list[str]:
         """Return the paths of the temporary files of a rank."""
         return list(self._find(temporary_name(self.file_name('\0', rank))).values())
+
+    def check_no_folder(self, rank: int) -> None:
+        """Check that no folder has the name of a file of a rank, which could not replace it.
+
+        Raises:
+            OSError: If there is one.
+        """
+        if found := self._find(self.file_name('\0', rank), os.path.isdir):
+            raise OSError(
+                f'{min(found.values())} is a folder, but has the name of a file that this job may '
+                'write. Move it, or pass another name or folder.')
 
     def remove(self, number: int, rank: int, writers: Collection[int]) -> None:
         """Remove the file of a rank; on rank 0 also those of ranks that this job does not have.
@@ -54,11 +69,14 @@ class SaveNames:
             if other not in writers:
                 remove(path)
 
-    def _find(self, pattern: str) -> dict[int, str]:
+    def _find(self, pattern: str, is_wanted: Callable[[str], bool] = os.path.isfile
+              ) -> dict[int, str]:
         before, after = pattern.split('\0')
         found = {}
         for name in os.listdir(self.folder) if os.path.isdir(self.folder) else []:
             number = name[len(before):len(name) - len(after)]
-            if name.startswith(before) and name.endswith(after) and number.isdecimal():
-                found[int(number)] = os.path.join(self.folder, name)
+            path = os.path.join(self.folder, name)
+            if (name.startswith(before) and name.endswith(after) and number.isdecimal()
+                    and is_wanted(path)):
+                found[int(number)] = path
         return dict(sorted(found.items()))

@@ -30,6 +30,7 @@ class Save:
     path: str
     arrays: Mapping[str, np.ndarray] | None  # until they are written; None on a rank without file
     buffers: set[str] = field(default_factory=set)
+    own: set[str] = field(default_factory=set)  # as buffers, an argument of rank_file.write
     compress: bool = False
     names: SaveNames | None = None  # of the save and of those that it makes obsolete
     on_written: Callable[[], None] | None = None  # called by the thread
@@ -157,7 +158,8 @@ class Saver:
 
     def _write(self, save: Save, arrays: Mapping[str, np.ndarray], tag: Tag) -> None:
         os.makedirs(os.path.dirname(save.path), exist_ok=True)
-        rank_file.write(save.path, arrays, tag, compress=save.compress, buffers=save.buffers)
+        rank_file.write(save.path, arrays, tag, compress=save.compress, buffers=save.buffers,
+                        own=save.own)
         save.is_written = True
         if self._rank == 0:
             save.obsolete = self._find_obsolete(save)

@@ -122,16 +122,18 @@ def find_parts(target: object) -> dict[str, Object]:
     Returns:
         The parts, by the prefix of the names of their arrays.
     """
-    updater: Object = getattr(target, 'updater', None)
-    parts: dict[str, Object] = {'': target}
     if isinstance(target, Mapping):
-        parts = {f'{name}/': part for name, part in target.items()}
-    elif updater is not None and hasattr(updater, 'get_all_optimizers'):
-        parts = {f'updater/iterator:{name}/': iterator
-                 for name, iterator in getattr(updater, '_iterators', {}).items()}
-        for name, optimizer in updater.get_all_optimizers().items():
-            parts[f'updater/optimizer:{name}/'] = optimizer
-            parts[f'updater/model:{name}/'] = optimizer.target
+        return {f'{name}/{prefix}': part for name, each in target.items()
+                for prefix, part in find_parts(each).items()}
+    updater: Object = getattr(target, 'updater', None)
+    if updater is None or not hasattr(updater, 'get_all_optimizers'):
+        return {'': target}
+    parts: dict[str, Object] = {
+        f'updater/iterator:{name}/': iterator
+        for name, iterator in getattr(updater, '_iterators', {}).items()}
+    for name, optimizer in updater.get_all_optimizers().items():
+        parts[f'updater/optimizer:{name}/'] = optimizer
+        parts[f'updater/model:{name}/'] = optimizer.target
     return parts
 
 

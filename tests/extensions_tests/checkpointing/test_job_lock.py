@@ -169,6 +169,31 @@ def test_only_files_of_its_own_that_a_killed_process_left_are_removed(comm, name
     other.release()
 
 
+def test_what_a_killed_larger_job_left_is_removed(comm, names):
+    """But nothing of a rank that still runs."""
+    ended, runs = comm.size, comm.size + 1
+    files = [names.lock_path(ended), *(
+        f'{names.folder}/tmp-run.{rank}.5.part' for rank in (ended, runs))]
+    if comm.rank == 0:
+        for path in files:
+            open(path, 'w').close()
+    other = subprocess.Popen(
+        [sys.executable, '-I', '-S', PROGRAM, locking.__file__, names.lock_path(runs), HOLDER],
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) if comm.rank == 0 else None
+    try:
+        assert other is None or other.stdout.readline() == 'has it\n'
+        lock = lock_of(comm)
+        lock.acquire(names)
+        if comm.rank == 0:
+            assert [os.path.exists(path) for path in files] == [False, False, True]
+            assert os.path.exists(names.lock_path(runs))
+        lock.release()
+    finally:
+        if other is not None:
+            other.kill()
+            other.communicate()
+
+
 def test_a_file_system_that_cannot_lock_is_a_warning(comm, names, monkeypatch):
     """Simulated; no temporary file is removed then."""
     def flock(descriptor, operation):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from time_limits import seconds
 
-from chainermn.extensions._checkpointing import rank_file, state
+from chainermn.extensions._checkpointing import progress, rank_file, state
 from chainermn.extensions._checkpointing.npz import find_problem
 from chainermn.extensions._checkpointing.rank_file import Tag, read_tag
 
@@ -148,15 +148,16 @@ def test_a_file_with_holes_is_not_read(tmp_path):
     assert rank_file.find_problem(path, 1, TAG) is not None
 
 
-def digests(tmp_path, arrays, buffers=frozenset(), **tag):
+def digests(tmp_path, arrays, buffers=frozenset(), own=frozenset(), **tag):
     path = str(tmp_path / 'file')
-    rank_file.write(path, arrays, TAG._replace(**tag), buffers=buffers)
+    rank_file.write(path, arrays, TAG._replace(**tag), buffers=buffers, own=own)
     return read_tag(path)[-2:]
 
 
 @pytest.mark.parametrize('key, is_common', [
     ('updater/model:main/l/W', True), ('updater/optimizer:main/t', True),
     ('updater/iteration', True), ('updater/iterator:main/order', False),
+    ('updater/optimizer:main/epoch', False), ('updater/optimizer:main/epoch/W/m', True),
     ('updater/optimizer:main/compression/rank', False), ('extensions/LogReport/_log', False),
     ('_snapshot_elapsed_time', False), ('chainermn/random/numpy/gauss', False)])
 def test_replicas_are_compared_by_what_they_share(tmp_path, key, is_common):
@@ -165,6 +166,19 @@ def test_replicas_are_compared_by_what_they_share(tmp_path, key, is_common):
     after = digests(tmp_path, {**arrays, key: np.ones(3)}, rank=0)
     assert (before != after) == is_common
     assert before[1] == after[1]
+
+
+def test_iterators_of_a_dictionary_are_not_compared(tmp_path):
+    target = {'data': chainer.iterators.SerialIterator(range(9), 1),
+              'model': chainer.links.Linear(1, 1)}
+    arrays = state.copy_state(state.as_serializable(target))
+    own = progress.find_states(target, arrays)
+    assert own == {key for key in arrays if key.startswith('data/')} and 'data/order' in own
+    before = digests(tmp_path, arrays, own=own)
+    arrays['data/order'] = arrays['data/order'][::-1]
+    assert digests(tmp_path, arrays, own=own) == before != digests(tmp_path, arrays)
+    arrays['model/W'] += 1
+    assert digests(tmp_path, arrays, own=own) != before
 
 
 def test_buffers_have_a_digest_of_their_own(tmp_path):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from chainermn.communicators import create_communicator
-from chainermn.extensions._checkpointing import rank_file, resume, state
-from chainermn.extensions._checkpointing.resume import Differences, ResizedDeserializer
+from chainermn.extensions._checkpointing import progress, rank_file, resume, state
+from chainermn.extensions._checkpointing.resume import CheckedDeserializer, Differences
 from chainermn.extensions._checkpointing.selection import Selection
 from chainermn.iterators import MultiNodeOrderSampler
 
@@ -91,6 +91,30 @@ def test_python_objects_are_refused_before_anything_is_loaded(comm, tmp_path):
         assert (model.W.array == 5).all()
 
 
+@pytest.mark.parametrize('save, load, difference', [
+    (dict(shuffle=False), dict(shuffle=True), 'updater/iterator:main/_order is missing'),
+    (dict(shuffle=False), dict(shuffle=False, length=4),
+     'updater/iterator:main/current_position is 6 in the file, but the data set of the program '
+     'has 4 examples'),
+    (dict(frozen=True), dict(), 'updater/optimizer:main/W/v is missing in the file')])
+def test_a_program_that_differs_is_one_error(comm, tmp_path, save, load, difference):
+    def trainer_of(length=20, frozen=False, shuffle=None):
+        trainer = make_trainer(length, 2, 3, shuffle)
+        optimizer = trainer.updater.get_optimizer('main')
+        if frozen:
+            optimizer.target.disable_update()
+        return trainer
+
+    path = str(tmp_path / 'file')
+    trainer = trainer_of(**save)
+    trainer.run()
+    rank_file.write(path, state.copy_state(trainer), rank_file.Tag('a-1', 3, 1, [0], 0))
+    with pytest.raises(ValueError, match='the program differs from the checkpoint') as caught:
+        resume.load(comm, Selection(3, path, comm.size, False), trainer_of(**load), False)
+    assert difference in str(caught.value)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
 # --- another number of ranks ------------------------------------------------------------------
 
 class Counts(chainer.training.Extension):
@@ -121,23 +145,28 @@ def make_trainer(length, batch, iterations, shuffle=None, name='Counts', kind=No
 
 def saved_arrays(trainer):
     trainer.run()
-    serializer = chainer.serializers.DictionarySerializer()
-    serializer.save(trainer)
-    return serializer.target
+    return {**state.copy_state(trainer), **progress.capture_epochs(trainer)}
 
 
+def load_resized(arrays, trainer):
+    CheckedDeserializer(arrays, Differences('file', ()), {
+        prefix: progress.Progress(arrays, prefix, iterator, 2)
+        for prefix, iterator in progress.find_iterators(trainer).items()}, True).load(trainer)
+
+
+@pytest.mark.parametrize('kind', [
+    chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator])
 @pytest.mark.parametrize('shuffle', [None, False])
 @pytest.mark.parametrize('length', [12, 5, 40])
-def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length):
-    saved = make_trainer(20, 2, 16, shuffle)  # 1.6 epochs
+def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length, kind):
+    saved = make_trainer(20, 2, 16, shuffle, kind=kind)  # 1.6 epochs
     arrays = saved_arrays(saved)
-    trainer = make_trainer(length, 2, 17, shuffle)
+    trainer = make_trainer(length, 2, 17, shuffle, kind=kind)
     order = trainer.updater.get_iterator('main')._state.order
-    ResizedDeserializer(arrays, Differences('file', ()), trainer, 2).load(trainer)
+    load_resized(arrays, trainer)
     iterator = trainer.updater.get_iterator('main')
     assert trainer.updater.iteration == 16 and iterator.epoch == 1
-    part = 0.6 if shuffle is None else 0.5  # without an order, that before the last batch
-    assert iterator.current_position == int((part + 1e-9) * length)
+    assert iterator.current_position == 6 * length // 10
     assert iterator._state.order is order
     assert iterator.previous_epoch_detail == pytest.approx(iterator.epoch_detail)
     model, before = (t.updater.get_optimizer('main').target for t in (trainer, saved))
@@ -149,7 +178,7 @@ def test_iterators_continue_at_the_same_fraction_of_the_epoch(shuffle, length):
 def test_extensions_that_the_file_lacks_are_not_changed():
     arrays = saved_arrays(make_trainer(20, 2, 3, name='a'))
     trainer = make_trainer(10, 2, 3, name='b')
-    ResizedDeserializer(arrays, Differences('file', ()), trainer, 2).load(trainer)
+    load_resized(arrays, trainer)
     assert trainer.updater.iteration == 3 and trainer.get_extension('b').count == 0
 
 
@@ -167,7 +196,7 @@ class Endless(chainer.iterators.SerialIterator):
 def test_a_custom_iterator_restarts():
     arrays = saved_arrays(make_trainer(20, 2, 3, kind=Endless))
     trainer = make_trainer(10, 2, 3, kind=Endless)
-    ResizedDeserializer(arrays, Differences('file', ()), trainer, 2).load(trainer)
+    load_resized(arrays, trainer)
     assert trainer.updater.get_iterator('main').secret == 10
 
 
@@ -175,11 +204,11 @@ def test_a_model_without_a_trainer():
     model, loaded = chainer.links.Linear(2, 2), chainer.links.Linear(2, 2)
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(model)
-    ResizedDeserializer(serializer.target, Differences('file', ()), loaded, 2).load(loaded)
+    load_resized(serializer.target, loaded)
     assert (loaded.W.array == model.W.array).all()
     del serializer.target['W']
     with pytest.raises(KeyError):
-        ResizedDeserializer(serializer.target, Differences('file', ()), loaded, 2).load(loaded)
+        load_resized(serializer.target, loaded)
 
 
 def test_an_order_sampler_continues_in_the_same_epoch(comm, tmp_path):
@@ -227,7 +256,7 @@ def test_an_order_sampler_continues_at_the_same_sample(kind):
     found = []
     for rank in range(3):
         trainer = trainer_of(rank, 3, 1)
-        ResizedDeserializer(arrays, Differences('file', ()), trainer, 2).load(trainer)
+        load_resized(arrays, trainer)
         iterator = trainer.updater.get_iterator('main')
         found += [next(iterator)[0] for _ in range(3)]
         iterator.finalize()

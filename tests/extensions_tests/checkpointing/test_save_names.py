@@ -36,3 +36,23 @@ def test_rank_0_also_removes_files_of_ranks_that_do_not_exist(tmp_path):
     names.remove(5, 0, range(2))
     assert set(os.listdir(tmp_path)) == set(others)
     names.remove(5, 0, range(2))  # nothing to do
+
+
+def test_locks_are_found_by_rank(tmp_path):
+    names = names_in(tmp_path)
+    fill(tmp_path, 'tmp-a.b.0.N.lock', 'tmp-a.b.12.N.lock', 'tmp-a.b.x.N.lock', 'tmp-b.1.N.lock',
+         'tmp-a.b.1.5.lock', 'a.b.2.N')
+    assert names.find_locks() == {0: names.lock_path(0), 12: names.lock_path(12)}
+
+
+def test_folders_are_not_saves(tmp_path):
+    names = names_in(tmp_path)
+    for name in ('a.b.0.5', 'a.b.3.6', 'a.b.1.x'):
+        (tmp_path / name).mkdir()
+    fill(tmp_path, 'a.b.0.6')
+    assert list(names.find(0)) == [6]
+    names.remove(6, 0, [0])
+    assert set(os.listdir(tmp_path)) == {'a.b.0.5', 'a.b.3.6', 'a.b.1.x'}
+    names.check_no_folder(1)
+    with pytest.raises(OSError, match=r'/a\.b\.0\.5 is a folder.*Move it'):
+        names.check_no_folder(0)

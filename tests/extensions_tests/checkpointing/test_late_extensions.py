@@ -1,0 +1,187 @@
+"""Extensions that are added after the trainer was loaded load their states when they are added."""
+import contextlib
+import itertools
+import warnings
+
+import chainer
+import numpy as np
+import pytest
+from chainer.training import extensions
+
+import chainermn
+from chainermn.extensions import create_multi_node_report, multi_node_snapshot
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return chainermn.create_communicator('naive')
+
+
+def make_trainer(comm, folder, stop):
+    np.random.seed(comm.rank)
+    model = chainer.links.Classifier(chainer.links.Linear(3, 2))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(.1), comm).setup(model)
+    x = np.random.RandomState(0).normal(0, 1, (24, 3)).astype('f')
+    data = chainermn.scatter_dataset(
+        chainer.datasets.TupleDataset(x, (x.sum(axis=1) > 0).astype('i')), comm)
+    iterator = chainer.iterators.SerialIterator(data, 2)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    return chainer.training.Trainer(updater, (stop, 'iteration'), out=folder), optimizer
+
+
+def extensions_of(comm):
+    """Functions that add extensions with a state, two of them of the same name."""
+    log = create_multi_node_report(extensions.LogReport(trigger=(2, 'iteration')), comm)
+    own = extensions.LogReport(['main/loss'], trigger=(3, 'iteration'), log_name=None)
+    return log, own, [
+        lambda trainer: trainer.extend(log),
+        lambda trainer: trainer.extend(own),
+        lambda trainer: trainer.extend(extensions.ExponentialShift('lr', .9),
+                                       trigger=chainer.training.triggers.ManualScheduleTrigger(
+                                           [2, 4, 9], 'iteration'))]
+
+
+def without_time(log):
+    return [{key: value for key, value in entry.items() if key != 'elapsed_time'}
+            for entry in log.log]
+
+
+def run(comm, folder, stop, n_before, n_loads=1, is_finished=True):
+    """Train from the last checkpoint; load after ``n_before`` of the extensions were added.
+
+    Returns:
+        All that the run leaves.
+    """
+    trainer, optimizer = make_trainer(comm, folder, stop)
+    log, own, adders = extensions_of(comm)
+    checkpointers = [chainermn.create_multi_node_checkpointer(f'run{i}', comm)
+                     for i in range(n_loads)]
+    for i, checkpointer in enumerate(checkpointers):
+        trainer.extend(checkpointer, trigger=(i + 2, 'iteration'))
+        if not is_finished:
+            checkpointer.finalize = checkpointer._saver.flush
+    for add in adders[:n_before]:
+        add(trainer)
+    loaded = [checkpointer.maybe_load(trainer, optimizer) for checkpointer in checkpointers]
+    for add in adders[n_before:]:
+        add(trainer)
+    trainer.run()
+    model = optimizer.target.predictor
+    return loaded, (without_time(log), without_time(own), optimizer.lr, model.W.array.tolist())
+
+
+@pytest.mark.parametrize('n_loads', [1, 2])
+def test_the_order_does_not_matter(comm, tmp_path, n_loads):
+    """Logs, learning rate and parameters equal those of an uninterrupted run."""
+    expected = run(comm, comm.bcast_obj(str(tmp_path / 'whole')), 12, 3)[1]
+    assert [entry['iteration'] for entry in expected[0]] == [2, 4, 6, 8, 10, 12]
+    for n_before, first in itertools.product(range(4), [0, 3]):
+        folder = comm.bcast_obj(str(tmp_path / f'{n_before} {first}'))
+        assert run(comm, folder, 6, first, n_loads, is_finished=False)[0] == [None] * n_loads
+        loaded, result = run(comm, folder, 12, n_before, n_loads)
+        assert loaded == [6] * n_loads
+        assert result == expected
+
+
+def test_another_number_of_ranks(comm, folder):
+    """The state is that of rank 0."""
+    group = comm.split(int(comm.rank > 0), comm.rank)
+    if comm.rank == 0:
+        run(group, folder, 4, 3, is_finished=False)
+    comm.barrier()
+    trainer, optimizer = make_trainer(comm, folder, 4)
+    with (pytest.warns(RuntimeWarning, match='was saved by 1 ranks')
+          if comm.rank == 0 < comm.size - 1 else contextlib.nullcontext()):
+        assert chainermn.create_multi_node_checkpointer(
+            'run0', comm, path=folder).maybe_load(trainer, optimizer) == 4
+    log, own, adders = extensions_of(comm)
+    for add in adders:
+        add(trainer)
+    assert [[entry['iteration'] for entry in each.log] for each in (log, own)] == [[2, 4], [3]]
+    trainer.extend(extensions.LogReport(log_name=None), name='new')  # the file lacks it
+    assert trainer.get_extension('new').log == []
+
+
+@pytest.mark.parametrize('n_saved', [1, 'all'])
+@pytest.mark.parametrize('how', ['checkpointer', 'snapshot'])
+def test_an_extension_that_the_save_lacks(comm, folder, how, n_saved):
+    """It starts from scratch, and rank 0 warns; also on another number of ranks."""
+    def add_saver(group, trainer):
+        if how == 'snapshot':
+            saver = multi_node_snapshot(group, extensions.snapshot(autoload=True))
+        else:
+            saver = chainermn.create_multi_node_checkpointer('run', group)
+            saver.finalize = lambda: (saver._saver.flush(), saver._saver.lock.release())
+        trainer.extend(saver, trigger=(2, 'iteration'))
+        return saver
+
+    is_resized = n_saved == 1 < comm.size
+    group = comm.split(int(comm.rank > 0), comm.rank) if n_saved == 1 else comm
+    if group is comm or comm.rank == 0:
+        trainer, _ = make_trainer(group, folder, 4)
+        add_saver(group, trainer)
+        trainer.run()
+    comm.barrier()
+    trainer, optimizer = make_trainer(comm, folder, 8)
+    saver, log = add_saver(comm, trainer), extensions.LogReport(
+        trigger=(2, 'iteration'), log_name=None)
+    trainer.extend(log, name='my log')
+    trainer.extend(lambda trainer: None, name='without state', trigger=(1, 'epoch'))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always', RuntimeWarning)
+        if how == 'checkpointer':
+            assert saver.maybe_load(trainer, optimizer) == 4
+        trainer.run()
+    texts = [str(each.message) for each in caught if each.category is RuntimeWarning]
+    new = [text for text in texts if 'start from scratch: my log' in text]
+    assert len(new) == (comm.rank == 0) and len(texts) == (comm.rank == 0) * (1 + is_resized)
+    assert [entry['iteration'] for entry in log.log] == [6, 8]
+
+
+def test_an_error_of_one_rank(comm, folder):
+    class Odd(chainer.training.Extension):
+        def __init__(self, fails=False):
+            self.fails = fails
+
+        def __call__(self, trainer):
+            pass
+
+        def serialize(self, serializer):
+            serializer('x', 1)
+            if self.fails:
+                raise ZeroDivisionError('on purpose')
+
+    trainer, optimizer = make_trainer(comm, folder, 1)
+    trainer.extend(Odd())
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm)
+    checkpointer.finalize = checkpointer._saver.flush
+    trainer.extend(checkpointer)
+    trainer.run()
+    trainer, optimizer = make_trainer(comm, folder, 1)
+    assert checkpointer.maybe_load(trainer, optimizer) == 1
+    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+        trainer.extend(Odd(fails=comm.rank == comm.size - 1))
+        comm.barrier()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+def test_snapshots_load_when_the_training_starts(comm, tmp_path):
+    """So the order does not matter either; as in Chainer."""
+    def train(folder, stop, is_first):
+        trainer, optimizer = make_trainer(comm, folder, stop)
+        log, _, adders = extensions_of(comm)
+        snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True))
+        for add in [adders[0], adders[2]][:0 if is_first else 2]:
+            add(trainer)
+        trainer.extend(snapshot, trigger=(2, 'iteration'))
+        for add in [adders[0], adders[2]][0 if is_first else 2:]:
+            add(trainer)
+        trainer.run()
+        return [entry['iteration'] for entry in log.log], optimizer.lr
+
+    for is_first in (False, True):
+        folder = comm.bcast_obj(str(tmp_path / str(is_first)))
+        train(folder, 4, is_first)
+        iterations, lr = train(folder, 8, is_first)
+        assert iterations == [2, 4, 6, 8] and lr == pytest.approx(.1 * .9 ** 2)
