@@ -70,6 +70,16 @@ def msvag_of_float16(msvag: Any) -> None:
     rule.update_core_gpu = in_float32(rule.update_core_gpu)
 
 
+@edit('chainer.functions.normalization.batch_normalization')
+def samples_of_this_rank() -> dict[str, str]:
+    """All versions: batch normalization over several ranks warned of one sample on a rank.
+
+    Whatever selects another implementation counts the samples.
+    """
+    condition = 'if all(x_shape[i] == 1 for i in self.axis):'
+    return {condition: condition.replace('if', 'if self._impl_selector is _impl_selector and')}
+
+
 @edit('chainer.training.extensions.progress_bar')
 def progress_bar_arguments() -> dict[str, str]:
     """All versions: ProgressBar ignored ``training_length``, ``bar_length`` and ``out``."""

@@ -403,6 +403,17 @@ resume(iterator, iterator).finalize()
 iterator = chainer.iterators.MultiprocessIterator(range(9), 4, shuffle=False)
 resume(iterator, iterator)
 ''',
+    'samples_of_this_rank': '''
+import warnings, numpy, chainer
+from chainer.functions.normalization import batch_normalization as bn
+x, gamma, beta = numpy.ones((1, 2), 'f'), numpy.ones(2, 'f'), numpy.zeros(2, 'f')
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter('always')
+    chainer.functions.batch_normalization(x, gamma, beta)
+assert 'no more than one sample' in str(caught[0].message)
+implementation = bn.GeneralBatchNormalizationImpl()
+bn.BatchNormalization(impl_selector=lambda *_: implementation).apply((x, gamma, beta))
+''',
     'evaluator_without_iterator': '''
 import chainer
 class Iterator(chainer.dataset.Iterator):
@@ -530,6 +541,8 @@ TESTS = {
     'observation_state': [RESUMED + '::test_every_stop_trigger'],
     'prefetched_orders': [RESUMED + '::test_every_iterator'],
     'iterator_without_order': [RESUMED + '::test_every_iterator'],
+    'samples_of_this_rank': [
+        '../links_tests/test_batch_normalization_at_random.py::test_random_batches'],
     'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
     'progress_bar_arguments': ['test_training.py::test_log_print_and_progress_bar'],
     'torch_kernels': ['torch_kernels_tests/test_functions.py::test_convolution_2d',
