@@ -28,16 +28,17 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
     _check(impl, axis, x)
     if x.size == gamma.size:  # PyTorch would divide by zero
         raise Unsupported
-    running = [r for r in (running_mean, running_var) if r is not None]
-    # Only a tensor that shares the memory updates the statistics.
-    if len(running) == 1 or not all(r.flags.c_contiguous and getattr(r.flags, 'writeable', True)
-                                    for r in running):
-        raise Unsupported
-    x_, gamma_, beta_, *running_ = tensors(x, gamma, beta, *running)
-    mean_, var_ = [r.view(-1) for r in running_] or (None, None)
+    x_, gamma_, beta_ = tensors(x, gamma, beta)
+    # With the momentum 1, these become the mean and the unbiased variance. The running statistics
+    # can have any layout, and share memory with the other arrays.
+    mean_, var_ = gamma_.new_zeros(2, gamma.size) if running_mean is not None else (None, None)
     y, mean, inv_std = aten.native_batch_norm(
-        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, 1 - decay, eps)
+        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, 1., eps)
     shape = gamma.shape
+    for running, value in (running_mean, mean_), (running_var, var_):
+        if value is not None:
+            running *= decay
+            running += (1 - decay) * array(value).reshape(shape)
     return (array(y).reshape(x.shape), x_layout, running_mean, running_var,
             array(mean).reshape(shape), None, array(inv_std).reshape(shape), None)
 

@@ -25,4 +25,4 @@ def gradient(f: EmbedIDGrad, inputs: tuple[np.ndarray, np.ndarray]) -> tuple[np.
     f.retain_inputs((0,))
     f._gy_shape = gy.shape
     return array(torch.ops.aten.embedding_dense_backward(
-        rows, torch.from_numpy(x.astype(np.int64)), f.w_shape[0], ignored, False)),
+        rows, torch.from_numpy(x.astype(np.int64, order='C')), f.w_shape[0], ignored, False)),
