@@ -26,7 +26,7 @@ def tensor(array: np.ndarray) -> torch.Tensor:
     """
     is_on_host = isinstance(array, np.ndarray)
     if array.dtype not in FLOATS or not (
-            is_on_host or config.use_torch == 'always' and isinstance(array, cuda.ndarray)):
+            is_on_host or (config.use_torch == 'always' and isinstance(array, cuda.ndarray))):
         raise Unsupported
     # PyTorch rejects strides that are negative or no multiples of the size, also where they do not
     # matter, such as in axes of one element.

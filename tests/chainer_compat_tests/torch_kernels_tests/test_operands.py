@@ -11,9 +11,9 @@ import importlib
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
+from kernel_cases import CASES, ONCE, Inputs, draw
 
 from chainer_compat.torch_kernels import KERNELS
 from chainermn.functions import _batch_norm_on_host as on_host
@@ -23,10 +23,6 @@ pytest.importorskip('torch')
 pytestmark = pytest.mark.mpi_skip
 
 TOLERANCE = {'e': 2e-2, 'f': 2e-4, 'd': 1e-9}
-
-
-def draw(*shape, dtype='d', seed=0):
-    return np.random.RandomState(seed).standard_normal(shape).astype(dtype)
 
 
 def misaligned(x):
@@ -79,90 +75,6 @@ LAYOUTS = {
     'float32': lambda x: x.astype('f'),
     'float64': lambda x: x.astype('d'),
 }
-
-
-def rnn(function, gates, directions=1, cell=False):
-    """Return a case of one layer."""
-    def case(v):
-        xs = [v(3, 5), v(3, 5), v(2, 5)]
-        h = [v(directions, 3, 4) for _ in range(1 + cell)]
-        ws = [[v(4, 5 if g < gates // 2 else 4) for g in range(gates)] for _ in range(directions)]
-        bs = [[v(4) for _ in range(gates)] for _ in range(directions)]
-        *states, ys = function(1, 0., *h, ws, bs, xs)
-        return [*states, *ys]
-    return case
-
-
-def lstm_link(v):
-    link = L.NStepLSTM(1, 5, 4, 0.)
-    for param in link.params():
-        param.array = draw(*param.shape, dtype=v.dtype)
-    link.cleargrads()
-    *states, ys = link(v(1, 3, 4), v(1, 3, 4), [v(3, 5), v(2, 5), v(4, 5)])
-    return [*states, *ys]
-
-
-def running(v, *shape):
-    return F.batch_normalization(
-        v(4, *shape, 2, 1) if len(shape) == 1 else v(4, *shape), v(*shape), v(*shape),
-        running_mean=np.zeros(shape, v.dtype), running_var=np.ones(shape, v.dtype))
-
-
-IDS = np.array([[0, 2, 2], [1, 0, 3]], 'i')
-
-#: Their second derivatives are other functions', or Chainer has none.
-ONCE = [
-    lambda v: F.softmax_cross_entropy(v(2, 4, 3), IDS), lstm_link,
-    rnn(F.n_step_lstm, 8, cell=True), rnn(F.n_step_gru, 6), rnn(F.n_step_rnn, 2),
-    rnn(F.n_step_birnn, 2, 2),
-]
-
-CASES = [
-    lambda v: F.convolution_2d(v(2, 4, 6, 5), v(3, 4, 3, 2), v(3), stride=2, pad=1),
-    lambda v: F.convolution_2d(v(1, 4, 6, 5), v(4, 2, 1, 1), groups=2),
-    lambda v: F.convolution_2d(v(3, 1, 5, 5), v(1, 1, 3, 3), v(1), dilate=2),
-    lambda v: F.deconvolution_2d(v(2, 4, 3, 4), v(4, 3, 3, 3), v(3), stride=2, pad=1),
-    lambda v: F.deconvolution_2d(v(1, 4, 3, 4), v(4, 2, 3, 3), v(4), groups=2),
-    lambda v: F.convolution_nd(v(2, 4, 6), v(3, 4, 3), v(3)),
-    lambda v: F.convolution_nd(v(1, 2, 4, 3, 4), v(3, 2, 2, 2, 2), v(3)),
-    lambda v: F.deconvolution_nd(v(2, 4, 6), v(4, 3, 3), v(3)),
-    lambda v: F.deconvolution_nd(v(2, 2, 3, 2, 2), v(2, 2, 2, 2, 2), v(2)),
-    lambda v: F.linear(v(4, 3), v(5, 3), v(5)),
-    lambda v: F.linear(v(1, 3), v(1, 3)),
-    lambda v: F.linear(v(3, 1), v(4, 1), v(4)),
-    lambda v: running(v, 3),
-    lambda v: running(v, 3, 2),
-    lambda v: F.batch_normalization(v(4, 3, 5), v(3), v(3), axis=(0, 2)),
-    lambda v: F.batch_normalization(v(4, 1, 5), v(1), v(1), axis=(0, 2)),
-    lambda v: F.batch_normalization(v(4, 3, 5), v(5), v(5), axis=(0, 1)),
-    lambda v: F.fixed_batch_normalization(v(4, 3), v(3), v(3), v(3), v(3) ** 2 + 1),
-    lambda v: F.max_pooling_2d(v(2, 3, 6, 5), 3, 2, 1),
-    lambda v: F.max_pooling_2d(v(1, 1, 4, 4), 2, cover_all=False),
-    lambda v: F.average_pooling_2d(v(2, 3, 6, 5), 3, 2, 1),
-    lambda v: F.relu(v(3, 4)),
-    lambda v: F.relu(v(1, 2, 1, 3)),
-    lambda v: F.relu(v()),
-    lambda v: F.leaky_relu(v(3, 4), .3),
-    lambda v: F.leaky_relu(v(3, 1), -.5),
-    lambda v: F.leaky_relu(v()),
-    lambda v: F.log_softmax(v(3, 4)),
-    lambda v: F.log_softmax(v(2, 3, 4), axis=-1),
-    lambda v: F.embed_id(IDS, v(4, 3), ignore_label=2),
-    *ONCE,
-]
-
-
-class Inputs:
-    """Draws the inputs of a case, as Variables."""
-
-    def __init__(self, dtype):
-        self.dtype = dtype
-        self.drawn = []
-
-    def __call__(self, *shape):
-        self.drawn.append(chainer.Variable(
-            draw(*shape, dtype=self.dtype, seed=len(self.drawn))))
-        return self.drawn[-1]
 
 
 class Call:
@@ -321,14 +233,12 @@ def test_layouts_of_operands(calls, layout):
     for dtype in 'fd':
         for call in calls[dtype]:
             for i in range(len(call.operands())):
-                compare(call, i, LAYOUTS[layout])
+                compare(call, i, lambda at, array, i=i: (
+                    LAYOUTS[layout](array) if at == i else array.copy()))
 
 
-def compare(call, index, layout):
-    """Compare a call whose operand ``index`` has a layout."""
-    def change(i, array):
-        return layout(array) if i == index else array.copy()
-
+def compare(call, index, change):
+    """Compare a call whose operands are changed."""
     where = f'{call.name}, operand {index} of {[a.shape for a in call.operands()]}'
     try:
         narrow, _, changed = call.run(change, mode='never')
@@ -337,7 +247,8 @@ def compare(call, index, layout):
             call.run(change)
         return
     expected = wide(call).run(lambda i, array: change(i, array).astype('d', order='C'), True)
-    if 0 in changed[index].strides and (expected[1][index] != expected[2][index]).any():
+    if any(0 in array.strides and (before != after).any()
+           for array, before, after in zip(changed, *expected[1:], strict=True)):
         return  # results in memory that overlaps are not defined
     found, before, after = call.run(change)
     worst = max((array.dtype.char for array in [*after, *narrow] if array is not None),
@@ -368,3 +279,76 @@ def assert_separate(found, operands, where):
                 assert not np.shares_memory(a, other), where
         for other in found[:i]:
             assert not np.shares_memory(a, other), where
+
+
+#: Operands for which docs/torch_kernels.md says that results differ, and those that are internal.
+DIFFERENT = {
+    ('Convolution2DFunction._forward_cpu_core', 1): 'padding times the weight',
+    ('Convolution2DGradW._forward_cpu_core', 1): 'padding times the gradient',
+    ('GeneralBatchNormalizationImpl.forward', 0): 'infinite gamma',
+    ('GeneralBatchNormalizationImpl.backward', 4): 'inverse standard deviation',
+    ('input_gradient', 3): 'mean', ('input_gradient', 4): 'inverse standard deviation',
+    ('gradient_sums', 3): 'inverse standard deviation', ('input_gradient', 6): 'count',
+}
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf, -0., 'denormal'])
+def test_special_values(calls, value):
+    """As Chainer's NumPy code computes them."""
+    for dtype in 'fd':
+        number = np.finfo(dtype).tiny / 8 if value == 'denormal' else value
+        for call in calls[dtype]:
+            name = '.'.join(call.name.split('.')[-2:])
+            for index, operand in enumerate(call.operands()):
+                if (name, index) not in DIFFERENT:
+                    for position in {0, operand.size // 2, operand.size - 1}:
+                        compare_special(call, index, position, number)
+
+
+def compare_special(call, index, position, number):
+    def change(i, array):
+        array = array.copy()
+        if i == index:
+            array.reshape(-1)[position] = number
+        return array
+
+    expected, found = (call.run(change, mode=mode)[0] for mode in ('never', 'auto'))
+    for a, b in zip(found, expected, strict=True):
+        if a is not None:
+            tolerance = 10 * TOLERANCE[b.dtype.char]
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=(
+                f'{call.name}, operand {index} of {[a.shape for a in call.operands()]}'))
+
+
+def test_special_values_in_functions(calls):
+    """Forward and backward, with several of them in one window."""
+    nan, inf = np.nan, np.inf
+    x = np.array([[1, nan, -2, nan], [nan, -1, inf, 0], [-inf, -inf, 3, -0.], [-inf, -inf, nan, 1]],
+                 'f')[None, None]
+    gy = np.array([[1, 2, nan, inf], [3, 4, -inf, 5], [nan, 6, 7, inf], [8, nan, 9, -1]],
+                  'f')[None, None]
+    for f in [F.relu, F.leaky_relu, lambda x: F.leaky_relu(x, 0), lambda x: F.leaky_relu(x, -.5),
+              lambda x: F.max_pooling_2d(x, 2), lambda x: F.max_pooling_2d(x, 3, 1, 1),
+              lambda x: F.average_pooling_2d(x, 2), F.log_softmax]:
+        results = []
+        for mode in 'never', 'auto':
+            v = chainer.Variable(x)
+            with chainer.using_config('use_torch', mode), np.errstate(all='ignore'):
+                y = f(v)
+                y.grad = gy[..., :y.shape[2], :y.shape[3]].copy()
+                y.backward()
+            results.append((y.array, v.grad))
+        for a, b in zip(*results, strict=True):
+            np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_layouts_of_all_operands(calls, request):
+    """Several operands at a time, at random."""
+    random = np.random.RandomState(0)
+    layouts = [layout for name, layout in LAYOUTS.items() if not name.startswith('float')]
+    each = [call for dtype in 'fd' for call in calls[dtype]]
+    for _ in range(500 if request.config.getoption('full') else 40):
+        call = each[random.randint(len(each))]
+        chosen = [layouts[random.randint(len(layouts))] for _ in call.operands()]
+        compare(call, None, lambda i, array, chosen=chosen: chosen[i](array))
