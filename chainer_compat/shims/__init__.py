@@ -3,6 +3,7 @@
 from chainer_compat.shims import (
     chainer_bugs,
     cupy_changes,
+    iterator_errors,
     iterator_state,
     numpy_changes,
     optimizer_states,
@@ -18,6 +19,7 @@ from chainer_compat.shims import (
 __all__ = [
     'chainer_bugs',
     'cupy_changes',
+    'iterator_errors',
     'iterator_state',
     'numpy_changes',
     'optimizer_states',

@@ -1,6 +1,5 @@
 """Bugs in Chainer 7.8.1 that were fixed after the last release, or never."""
 
-import multiprocessing
 import types
 from typing import Any
 
@@ -88,6 +87,30 @@ def clipping_of_zeros(gradient_clipping: Any) -> None:
     hook.__call__ = clip_silently
 
 
+@edit('chainer.functions.normalization.batch_normalization')
+def samples_of_this_rank() -> dict[str, str]:
+    """All versions: batch normalization over several ranks warned of one sample on a rank.
+
+    Code that selects another implementation counts the samples of all ranks.
+    """
+    condition = 'if all(x_shape[i] == 1 for i in self.axis):'
+    return {condition: condition.replace('if', 'if self._impl_selector is _impl_selector and')}
+
+
+@edit('chainer.functions.activation.log_softmax', 'chainer.functions.activation.softmax',
+      'chainer.functions.loss.softmax_cross_entropy')
+def invalid_types() -> dict[str, str]:
+    """All versions: softmax functions raised RuntimeError instead of InvalidType.
+
+    F.softmax_cross_entropy of unequal lengths, for example, did not show the shapes.
+    """
+    return {
+        '-x_type.ndim <= self.axis < x_type.ndim':
+            '-x_type.ndim <= self.axis, self.axis < x_type.ndim',
+        "if t_type.dtype.kind == 'i':": "if type_check.eval(t_type.dtype.kind) == 'i':",
+    }
+
+
 @edit('chainer.training.extensions.progress_bar')
 def progress_bar_arguments() -> dict[str, str]:
     """All versions: ProgressBar ignored ``training_length``, ``bar_length`` and ``out``."""
@@ -120,50 +143,6 @@ def evaluator_without_iterator() -> dict[str, str]:
         'in six.itervalues(self._iterators):':
         'in (i for i in self._iterators.values() if i is not None):',
     }
-
-
-@patch('chainer.iterators.multiprocess_iterator')
-def dead_worker(multiprocess_iterator: Any) -> None:
-    """All versions: MultiprocessIterator hung forever if a worker was killed by a signal.
-
-    The pool starts a new worker, but the batch of the old one is lost.
-    """
-    loop = multiprocess_iterator._PrefetchLoop
-    run_task = loop._task
-
-    def task(self: Any) -> Any:
-        if 'map_async' not in vars(self._pool):
-            self._pool.map_async = _detect_dead_workers(self._pool)
-        return run_task(self)
-
-    loop._task = task
-
-
-def _detect_dead_workers(pool: Any) -> Any:
-    """Wrap the pool's ``map_async``: ``get`` raises an error if a worker has died."""
-    map_async = pool.map_async
-
-    def checked_map_async(*args: Any) -> Any:
-        workers = list(pool._pool)
-        future = map_async(*args)
-        get = future.get
-
-        def get_or_raise(timeout: float) -> Any:
-            try:
-                return get(timeout)
-            except multiprocessing.TimeoutError:
-                dead = [worker for worker in workers if worker.exitcode is not None]
-                if not dead or future.ready():
-                    raise
-            pool.terminate()  # closing it would wait for the lost batch
-            raise RuntimeError(
-                f'worker process {dead[0].pid} of a MultiprocessIterator died with exit code '
-                f'{dead[0].exitcode}; its batch is lost')
-
-        future.get = get_or_raise
-        return future
-
-    return checked_map_async
 
 
 @edit('chainer.training.extensions._snapshot')

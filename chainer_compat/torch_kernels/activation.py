@@ -8,6 +8,7 @@ from chainer.functions.activation.leaky_relu import LeakyReLU, _LeakyReLUGrad
 from chainer.functions.activation.relu import ReLU, ReLUGrad2
 
 from chainer_compat.torch_kernels.arrays import array, tensor, tensors
+from chainer_compat.torch_kernels.dispatch import Unsupported
 
 
 def relu(f: ReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
@@ -18,9 +19,10 @@ def relu(f: ReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
 
 
 def relu_gradient(f: ReLUGrad2, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
-    """Return the gradient where the output was positive, else zero."""
+    """Return the gradient where the output was positive, else the gradient times zero."""
     gy, y = tensors(inputs[0], f.b)
-    return array(torch.ops.aten.threshold_backward(gy, y, 0)),
+    # Unlike threshold_backward, this has Chainer's results for NaN and infinity.
+    return array(torch.ops.aten.leaky_relu_backward(gy, y, 0., False)),
 
 
 def leaky_relu(f: LeakyReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
@@ -37,4 +39,6 @@ def leaky_relu(f: LeakyReLU, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
 def leaky_relu_gradient(f: _LeakyReLUGrad, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     """Return the gradient where the input was positive, else the gradient times the slope."""
     gy, condition = tensors(inputs[0], f.cond)
+    if condition.sum().isnan():  # Chainer returns the gradient where the input was NaN
+        raise Unsupported
     return array(torch.ops.aten.leaky_relu_backward(gy, condition, float(f.slope), False)),

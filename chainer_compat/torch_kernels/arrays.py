@@ -17,24 +17,26 @@ threads.limit()
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor that shares the memory of a floating-point array.
+    """Return a contiguous tensor, which shares the memory of a floating-point array if it can.
+
+    Some of PyTorch's kernels ignore strides, because its own functions never pass them any.
 
     Raises:
         Unsupported: For other dtypes, and for arrays on a GPU unless ``use_torch`` is 'always'.
     """
-    if array.dtype not in FLOATS:
+    is_on_host = isinstance(array, np.ndarray)
+    if array.dtype not in FLOATS or not (
+            is_on_host or (config.use_torch == 'always' and isinstance(array, cuda.ndarray))):
         raise Unsupported
-    if isinstance(array, np.ndarray):
-        # Read-only arrays are results of broadcasting, for example. Fields of structured arrays
-        # have strides that are no multiples of their size.
-        is_shareable = array.flags.writeable and array.flags.aligned and all(
-            stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
-        if not is_shareable:
+    # PyTorch rejects strides that are negative or no multiples of the size, also where they do not
+    # matter, such as in axes of one element.
+    is_usable = array.flags.c_contiguous and all(
+        stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    if is_on_host:
+        if not (is_usable and array.flags.writeable and array.flags.aligned):
             array = array.copy()
         return torch.from_numpy(array)
-    if config.use_torch == 'always' and isinstance(array, cuda.ndarray):
-        return torch.from_dlpack(array)
-    raise Unsupported
+    return torch.from_dlpack(array if is_usable else array.copy())
 
 
 def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:

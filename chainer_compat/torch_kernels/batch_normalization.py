@@ -25,19 +25,21 @@ def forward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: n
             eps: float, decay: float, running_mean: np.ndarray | None,
             running_var: np.ndarray | None) -> tuple[object, ...]:
     """Normalize a batch, and update the running statistics in place."""
-    _check(impl, axis, x)
-    if x.size == gamma.size:  # PyTorch would divide by zero
+    _check(impl, axis, x, gamma, beta)
+    # PyTorch would divide by zero; and one of the statistics without the other is an error.
+    if x.size == gamma.size or (running_mean is None) != (running_var is None):
         raise Unsupported
-    running = [r for r in (running_mean, running_var) if r is not None]
-    # Only a tensor that shares the memory updates the statistics.
-    if len(running) == 1 or not all(r.flags.c_contiguous and getattr(r.flags, 'writeable', True)
-                                    for r in running):
-        raise Unsupported
-    x_, gamma_, beta_, *running_ = tensors(x, gamma, beta, *running)
-    mean_, var_ = [r.view(-1) for r in running_] or (None, None)
+    x_, gamma_, beta_ = tensors(x, gamma, beta)
+    # With the momentum 1, these become the mean and the unbiased variance. The running statistics
+    # can have any layout, and share memory with the other arrays.
+    mean_, var_ = gamma_.new_zeros(2, gamma.size)
     y, mean, inv_std = aten.native_batch_norm(
-        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, 1 - decay, eps)
+        _flat(x_, gamma_), gamma_.flatten(), beta_.flatten(), mean_, var_, True, 1., eps)
     shape = gamma.shape
+    if running_mean is not None and running_var is not None:
+        for running, value in (running_mean, mean_), (running_var, var_):
+            running *= decay
+            running += (1 - decay) * array(value).reshape(shape)
     return (array(y).reshape(x.shape), x_layout, running_mean, running_var,
             array(mean).reshape(shape), None, array(inv_std).reshape(shape), None)
 
@@ -47,7 +49,7 @@ def backward(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], gamma: 
              mean: np.ndarray, inv_std: np.ndarray, eps: float, var: None, forward_data: None
              ) -> tuple[np.ndarray | None, ...]:
     """Return the gradients of the input, of gamma and of beta."""
-    _check(impl, axis, x)
+    _check(impl, axis, x, gamma, mean, inv_std)
     gy_, x_, gamma_, mean_, inv_std_ = tensors(gy, x, gamma, mean, inv_std)
     gx, ggamma, gbeta = aten.native_batch_norm_backward(
         _flat(gy_, gamma_), _flat(x_, gamma_), gamma_.flatten(), None, None, mean_.flatten(),
@@ -102,12 +104,18 @@ def _by_channel(x: np.ndarray, axis: tuple[int, ...], dtype: np.dtype) -> torch.
     return x_.reshape(len(x), -1) if axis == (0,) else x_
 
 
-def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.ndarray) -> None:
-    """Check that PyTorch has this kind: statistics per channel, or per element of a sample."""
+def _check(impl: GeneralBatchNormalizationImpl, axis: tuple[int, ...], x: np.ndarray,
+           *by_channel: np.ndarray) -> None:
+    """Check that PyTorch has this kind: statistics per channel, or per element of a sample.
+
+    PyTorch's kernel does not check the shapes of arrays by channel. Chainer does, unless the option
+    ``type_check`` is off.
+    """
     # Multi-node batch normalization derives from this class, and has its own statistics.
     is_supported = (type(impl) is GeneralBatchNormalizationImpl and x.size > 0
                     and axis in ((0,), (0, *range(2, x.ndim))))
-    if not is_supported:
+    shape = x.shape[1:] if axis == (0,) else x.shape[1:2]
+    if not is_supported or any(each.shape != shape for each in by_channel):
         raise Unsupported
 
 

@@ -28,7 +28,7 @@ def output(f: FunctionNode, x: np.ndarray, W: np.ndarray, b: np.ndarray | None, 
 def weight_gradient(f: FunctionNode, x: np.ndarray, gy: np.ndarray, xp: object = None
                     ) -> tuple[np.ndarray]:
     """Return the gradient of a convolution's weight."""
-    if f.W_dtype != x.dtype:
+    if f.W_dtype != x.dtype or f.groups < 1:
         raise Unsupported
     shape = gy.shape[1], x.shape[1] // f.groups, *_kernel_size(f)
     options = _options(f, x.shape, shape, gy.shape)
@@ -74,7 +74,8 @@ def _options(f: FunctionNode, x: tuple[int, ...], W: tuple[int, ...],
              for cover_all in {False, bool(f.cover_all)}
              for size, k, s, p, d in zip(x[2:], W[2:], stride, pad, dilate, strict=True)]
     is_equal = sizes[:dims] == sizes[-dims:] == list(sizes[:dims] if y is None else y[2:])
-    if not (1 <= dims <= 3 and is_equal and min(sizes) > 0 and 0 not in x + W
-            and x[1] == W[1] * f.groups and W[0] % f.groups == 0):
+    if not (1 <= dims <= 3 and is_equal and min(sizes) > 0 and min(x + W) > 0
+            and min(*stride, *dilate) > 0 <= min(pad)
+            and f.groups > 0 and x[1] == W[1] * f.groups and W[0] % f.groups == 0):
         raise Unsupported
     return stride, pad, dilate, False, [0] * dims, f.groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import ParamSpec, TypeVar
@@ -80,11 +81,18 @@ def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
         if mode not in MODES:
             raise ValueError(
                 f'chainer.config.use_torch is {mode!r}. Use one of {", ".join(MODES)}.')
+        failure: Exception | None = None
         if mode != 'never' and not why_unavailable():
             try:
                 return kernel()(*args, **kwargs)
             except Unsupported:
                 pass
-        return original(*args, **kwargs)
+            except Exception as error:  # of invalid arguments, for which Chainer has other errors
+                failure = error
+        result = original(*args, **kwargs)
+        if failure is not None:
+            warnings.warn(f"PyTorch's kernel {name} failed, so Chainer computed the result: "
+                          f'{type(failure).__name__}: {failure}', stacklevel=2)
+        return result
 
     return function

@@ -15,7 +15,8 @@ NO_LABEL = -1  # PyTorch's value for: no row is ignored
 def gradient(f: EmbedIDGrad, inputs: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray]:
     """Return the gradient of the embedding matrix: sums of rows of ``gy``."""
     x, gy = inputs
-    if not isinstance(x, np.ndarray):  # CuPy has a kernel of its own
+    # CuPy has a kernel of its own.
+    if not isinstance(x, np.ndarray) or x.dtype.kind != 'i':
         raise Unsupported
     ignored = NO_LABEL if f.ignore_label is None else f.ignore_label
     # Other negative indexes count from the end.
@@ -25,4 +26,4 @@ def gradient(f: EmbedIDGrad, inputs: tuple[np.ndarray, np.ndarray]) -> tuple[np.
     f.retain_inputs((0,))
     f._gy_shape = gy.shape
     return array(torch.ops.aten.embedding_dense_backward(
-        rows, torch.from_numpy(x.astype(np.int64)), f.w_shape[0], ignored, False)),
+        rows, torch.from_numpy(x.astype(np.int64, order='C')), f.w_shape[0], ignored, False)),

@@ -111,6 +111,8 @@ def check(sizes: Sequence[int], xs: Sequence[Variable], hx: Variable, cx: Variab
     is_supported = (
         len(hx) and sizes and sizes[-1] > 0 and sorted(sizes, reverse=True) == sizes
         and all(a.dtype == arrays[0].dtype for a in arrays)
+        and all(a.ndim == 2 for a in itertools.chain(xs, *ws)) and hx.ndim == 3
+        and all(b.ndim == 1 for b in itertools.chain(*bs))
         and xs[0].shape[1:] == ws[0][0].shape[1:] and hx.shape[1] == sizes[0]
         and (cx is None or cx.shape == hx.shape)
         and all(type(a) is type(arrays[0]) for a in arrays))

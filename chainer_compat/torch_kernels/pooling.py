@@ -23,8 +23,13 @@ def maximum(f: MaxPoolingND, inputs: tuple[np.ndarray]) -> tuple[np.ndarray]:
     if f.ndim != 2:
         raise Unsupported
     _check(x.shape, f.ksize, f.stride, f.pad, f.cover_all)
-    y, f._torch_positions = aten.max_pool2d_with_indices(
+    y, positions = aten.max_pool2d_with_indices(
         tensor(x), f.ksize, f.stride, f.pad, [1, 1], f.cover_all)
+    # PyTorch chooses the last NaN of a window, Chainer the first; and PyTorch the first element of
+    # a window of -inf, Chainer padding.
+    if not y.sum().isfinite():
+        raise Unsupported
+    f._torch_positions = positions
     f._in_shape, f._in_dtype = x.shape, x.dtype
     return array(y),
 

@@ -36,6 +36,11 @@ KERNELS = {
         mean = (M)merged;
         var = (M)spread;
         total = count;'''),
+    'averages': (
+        'ElementwiseKernel', 'M mean, M var, W total, W decay', 'A running_mean, A running_var', '''
+        const W adjust = total > 1 ? total / (total - 1) : total;
+        running_mean = (A)((W)running_mean * decay + (W)mean * (1 - decay));
+        running_var = (A)((W)running_var * decay + (W)var * adjust * (1 - decay));'''),
     'gamma_gradient': (
         'ReductionKernel', 'G gy, T x, M mean, M inv_std', 'W y',
         '(W)gy * (((W)x - (W)mean) * (W)inv_std)', 'a + b', 'y = a', '0'),
@@ -98,6 +103,12 @@ def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array,
     kernel('merge')(table.reshape(-1), len(table),
                     mean.reshape(-1), var.reshape(-1), total.reshape(-1))
     return mean, var, total
+
+
+def update_averages(running_mean: Array, running_var: Array, mean: Array, var: Array, total: Array,
+                    decay: float) -> None:
+    """Update the moving averages in place; the average variance is unbiased, as in Chainer."""
+    kernel('averages')(mean, var, total, total.dtype.type(decay), running_mean, running_var)
 
 
 def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander, mean: Array,

@@ -47,6 +47,15 @@ def merge(table: Array, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Array,
             table[:, 0].sum())
 
 
+def update_averages(running_mean: Array, running_var: Array, mean: Array, var: Array, total: Array,
+                    decay: float) -> None:
+    """Update the moving averages in place; the average variance is unbiased, as in Chainer."""
+    unbiased = var * (total / max(total - 1, 1))
+    for average, value in (running_mean, mean), (running_var, unbiased):
+        average *= decay
+        average += (1 - decay) * value
+
+
 @with_kernel('batch_normalization.gradient_sums')
 def gradient_sums(gy: Array, x: Array, axis: tuple[int, ...], expander: Expander, mean: Array,
                   inv_std: Array, dtype: np.dtype) -> Array:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import warnings
+from math import prod
 from types import ModuleType
 from typing import Literal, cast
 
@@ -86,6 +87,17 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
             return x.get()
         return x
 
+    def forward(self, axis: tuple[int, ...], gamma: Array, x: Array, x_layout: object,
+                xp: ArrayModule, expander: Expander, beta: Array, eps: float, decay: float,
+                running_mean: Array | None, running_var: Array | None) -> tuple[object, ...]:
+        # Chainer's update of the moving averages counts the examples of this rank only.
+        y, y_layout, _, _, mean, var, inv_std, forward_data = super().forward(
+            axis, gamma, x, x_layout, xp, expander, beta, eps, decay, None, None)
+        if running_mean is not None:
+            _arithmetic(xp).update_averages(
+                running_mean, running_var, mean, var, self._total, decay)
+        return y, y_layout, running_mean, running_var, mean, var, inv_std, forward_data
+
     def get_mean_and_var(self, axis: tuple[int, ...], gamma: Array, x: Array, xp: ArrayModule,
                          interm_dtype: np.dtype) -> tuple[Array, Array]:
         dtype = np.promote_types(interm_dtype, np.float32)
@@ -99,6 +111,13 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
                 'multi-node batch normalization: the number of channels differs between ranks\n'
                 + '\n'.join(f'  rank {rank}: {part.size // 2}' for rank, part in enumerate(parts))
                 + '\nUse the same model on all ranks.')
+        # The ranks together can only have one example if this one has at most one. Only then read
+        # the counts, because on a GPU that waits for the exchange.
+        if prod(x.shape[i] for i in axis) <= 1 and sum(int(part[0]) for part in parts) == 1:
+            warnings.warn(
+                'A batch with no more than one sample, of all ranks together, has been given to '
+                'multi-node batch normalization, whose output is then its beta. Use larger '
+                'batches, or chainer.using_config("train", False) to evaluate.', stacklevel=2)
         table = xp.asarray(_arithmetic(chainer.backend.get_array_module(parts[0])).table(parts))
         shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
         mean, var, self._total = arithmetic.merge(table, shape, interm_dtype)

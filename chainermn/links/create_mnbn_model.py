@@ -29,8 +29,9 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
         A deep copy of the link, with the same parameters, moving averages and settings.
 
     Raises:
-        ValueError: If a batch normalization has an ``axis``, or the communicator does not support
-            the backend.
+        ValueError: If a batch normalization has an ``axis`` or is a subclass with another
+            ``forward``, such as ``BatchRenormalization``, or the communicator does not support the
+            backend.
 
     Example:
         >>> model = chainer.Sequential(L.Linear(3, 4), L.BatchNormalization(4), F.relu)
@@ -82,12 +83,17 @@ def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str
     if bn.axis is not None:
         raise ValueError('multi-node batch normalization does not support axis: it keeps axis 1, '
                          f'but the model has axis={bn.axis}. Remove the option from the model.')
+    if type(bn).forward is not chainer.links.BatchNormalization.forward:
+        raise ValueError(f'multi-node batch normalization cannot replace {type(bn).__name__}, '
+                         'which has a forward of its own. Use BatchNormalization in the model, or '
+                         'write a multi-node link.')
     converted = MultiNodeBatchNormalization(
         bn.avg_mean.shape, comm, bn.decay, bn.eps, bn._highprec_dtype,
         use_gamma=bn.gamma is not None, use_beta=bn.beta is not None,
         communication_backend=communication_backend)
     converted.to_device(bn.device)
-    converted.copyparams(bn)
+    with converted.init_scope():  # the same parameters, so that links can share them
+        converted.gamma, converted.beta = bn.gamma, bn.beta
     converted.N = bn.N
     converted.avg_mean[...] = bn.avg_mean
     converted.avg_var[...] = bn.avg_var

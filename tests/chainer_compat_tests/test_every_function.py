@@ -6,12 +6,14 @@ with NumPy where it has the same function; test_references.py has more tests of 
 
 import inspect
 import itertools
+import warnings
 
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 import scipy.special
+from chainer.utils import type_check
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -320,6 +322,46 @@ def run(name, v, twice):
 @pytest.mark.parametrize('name', sorted(CASES))
 def test_runs_in_silence(name):
     run(name, Draw(), name not in ONCE.split())
+
+
+class Wrong(Draw):
+    """Changes one of the inputs."""
+
+    def __init__(self, index, change):
+        super().__init__()
+        self.index, self.change = index, change
+
+    def __call__(self, *shape):
+        drawn = super().__call__(*shape)
+        changed = len(self.inputs) == self.index + 1
+        return chainer.Variable(self.change(drawn.array)) if changed else drawn
+
+
+WRONG = {
+    'shorter': lambda x: x[:-1] if x.ndim else x,
+    'fewer channels': lambda x: x[:, :-1] if x.ndim > 1 else x,
+    'one axis less': lambda x: x[0] if x.ndim else x,
+    'one axis more': lambda x: x[None],
+    'one number': lambda x: np.array(1, x.dtype),
+    'of other precision': lambda x: x.astype('d'),
+}
+
+
+def test_errors_of_wrong_inputs():
+    """The check of types fails with its own error, which shows shapes and dtypes."""
+    for name, case in CASES.items():
+        v = Draw()
+        case(getattr(F, name), v)
+        for index, change in itertools.product(range(min(len(v.inputs), 6)), WRONG.values()):
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                try:
+                    case(getattr(F, name), Wrong(index, change))
+                except Exception as error:
+                    assert 'An Expr instance cannot be evaluated' not in str(error), name
+    for labels in np.zeros(2, 'i'), np.zeros(4, 'i'), np.zeros((3, 2), 'i'):
+        with pytest.raises(type_check.InvalidType, match='Expect'):
+            F.softmax_cross_entropy(np.ones((3, 4), 'f'), labels)
 
 
 @pytest.mark.parametrize('name', sorted(CASES))

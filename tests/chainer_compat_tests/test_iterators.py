@@ -129,7 +129,7 @@ def test_order_samplers(sampler):
 
 
 KILLED = '''
-import os, threading, warnings
+import os, warnings
 import chainer
 warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
 
@@ -142,11 +142,6 @@ class Deadly(chainer.dataset.DatasetMixin):
             os.kill(os.getpid(), 9)
         return i
 
-def end(args):
-    print(args.exc_value, flush=True)
-    os._exit(1)
-
-threading.excepthook = end
 iterator = chainer.iterators.MultiprocessIterator(Deadly(), 2, shuffle=False, n_processes=2)
 assert iterator.next() == [0, 1]
 iterator.next()
@@ -156,3 +151,80 @@ iterator.next()
 def test_a_worker_that_is_killed(python):
     said = python(KILLED, check=False)
     assert 'of a MultiprocessIterator died with exit code -9; its batch is lost' in said
+
+
+ERRORS = '''
+import sys, threading, warnings
+import chainer
+from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
+warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
+threading.excepthook = lambda args: sys.exit(f'a thread failed: {args}')
+
+class Failing(chainer.dataset.DatasetMixin):
+    def __init__(self, index, error):
+        self.index, self.error = index, error
+
+    def __len__(self):
+        return 8
+
+    def get_example(self, i):
+        if i == self.index:
+            raise self.error
+        return i
+
+def batches(iterator):
+    for _ in range(5):
+        try:
+            yield iterator.next()
+        except StopIteration:
+            yield 'end'
+        except Exception as error:
+            yield type(error), str(error)
+
+for index, error, said in [
+        (1, ValueError('no file'), (ValueError, 'no file')),
+        (7, ValueError('no file'), (ValueError, 'no file')),
+        *[(i, StopIteration(), (RuntimeError, f'example {i} of the data set (Failing) raised Stop'))
+          for i in (0, 3)]]:
+    expected = [[0, 1], [2, 3], [4, 5], [6, 7], 'end']
+    expected[index // 2] = said
+    for kind, options in [
+            (SerialIterator, {}), (MultithreadIterator, {'n_threads': 2}),
+            (MultiprocessIterator, {'n_processes': 2}),
+            (MultiprocessIterator, {'n_processes': 1, 'n_prefetch': 3, 'dataset_timeout': None}),
+            (MultiprocessIterator, {'n_processes': 1, 'shared_mem': 1000})]:
+        with kind(Failing(index, error), 2, repeat=False, shuffle=False, **options) as iterator:
+            found = list(batches(iterator))
+        found = [(b[0], b[1][:len(said[1])]) if type(b) is tuple else b for b in found]
+        assert found == expected, (kind, options, found, expected)
+'''
+
+
+def test_errors_in_examples(python):
+    """All iterators raise the error, and then continue with the next batch."""
+    python(ERRORS)
+
+
+AT_EXIT = '''
+import time, warnings
+from chainer.iterators import MultiprocessIterator, MultithreadIterator
+warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
+warnings.filterwarnings('ignore', category=ResourceWarning)
+class Slow(list):
+    def __getitem__(self, i):
+        time.sleep(100 if i == 3 else 0)
+        return i
+
+kept = []
+for data in [1, 2, 3, 4], Slow(range(4)):
+    for started in 0, 1, 1, 1:
+        iterators = [MultiprocessIterator(data, 2, n_processes=1, shuffle=False),
+                     MultithreadIterator([1, 2, 3, 4], 2, n_threads=1)]
+        kept += iterators
+        for iterator in iterators * started:
+            iterator.next()
+'''
+
+
+def test_global_iterators_at_exit(python):
+    assert python(AT_EXIT) == ''

@@ -210,8 +210,69 @@ iterator = chainer.iterators.MultiprocessIterator([1, 2, 3], 2, shuffle=False, n
 assert iterator.next() == [1, 2]
 iterator.finalize()
 ''',
+    'stop_iteration_in_example': '''
+import chainer
+class Stopping(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 4
+    def get_example(self, i):
+        if i == 1:
+            raise StopIteration
+        return i
+for kind in chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator:
+    with kind(Stopping(), 2, shuffle=False) as iterator:
+        try:
+            iterator.next()
+        except RuntimeError as error:
+            assert 'example 1 of the data set (Stopping) raised StopIteration' in str(error)
+''',
+    'error_in_first_batch': '''
+import chainer, threading
+threading.excepthook = lambda args: None
+class Failing(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 4
+    def get_example(self, i):
+        raise ValueError(i)
+with chainer.iterators.MultiprocessIterator(Failing(), 2, shuffle=False, n_processes=1) as iterator:
+    try:
+        iterator.next()
+    except ValueError as error:
+        assert error.args == (0,)
+''',
+    'error_in_later_batch': '''
+import chainer, threading, warnings
+warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
+threading.excepthook = lambda args: None
+class Failing(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 4
+    def get_example(self, i):
+        if i == 3:
+            raise ValueError(i)
+        return i
+with chainer.iterators.MultiprocessIterator(
+        Failing(), 2, shuffle=False, n_processes=1, dataset_timeout=2) as iterator:
+    assert iterator.next() == [0, 1]
+    try:
+        iterator.next()
+    except ValueError as error:
+        assert error.args == (3,)
+''',
+    'iterators_at_exit': '''
+import atexit, os, sys, warnings
+warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
+def check():
+    if not iterator._finalized:
+        print('Traceback: it was not finalized', file=sys.stderr, flush=True)
+        os._exit(1)
+atexit.register(check)  # before Chainer is imported, so that it runs last
+import chainer
+iterator = chainer.iterators.MultiprocessIterator([1, 2, 3, 4], 2, n_processes=1)
+iterator.next()
+''',
     'dead_worker': '''
-import chainer, os, threading, time, warnings
+import chainer, os, warnings
 warnings.filterwarnings('ignore', '.* multi-threaded, use of fork', DeprecationWarning)
 class Deadly(chainer.dataset.DatasetMixin):
     def __len__(self):
@@ -219,15 +280,12 @@ class Deadly(chainer.dataset.DatasetMixin):
     def get_example(self, i):
         os.kill(os.getpid(), 9) if i == 3 else None
         return i
-said = []
-threading.excepthook = lambda args: said.append(str(args.exc_value))
 iterator = chainer.iterators.MultiprocessIterator(Deadly(), 2, shuffle=False, n_processes=1)
 assert iterator.next() == [0, 1]
-give_up = time.monotonic() + 50
-while not said and time.monotonic() < give_up:
-    time.sleep(.01)
-assert 'died with exit code -9; its batch is lost' in said[0]
-os._exit(0)  # the iterator waits for its thread
+try:
+    iterator.next()
+except RuntimeError as error:
+    assert 'died with exit code -9; its batch is lost' in str(error)
 ''',
     'fork_by_default': '''
 from chainer.training.extensions import snapshot_writers
@@ -426,6 +484,30 @@ resume(iterator, iterator).finalize()
 iterator = chainer.iterators.MultiprocessIterator(range(9), 4, shuffle=False)
 resume(iterator, iterator)
 ''',
+    'samples_of_this_rank': '''
+import warnings, numpy, chainer
+from chainer.functions.normalization import batch_normalization as bn
+x, gamma, beta = numpy.ones((1, 2), 'f'), numpy.ones(2, 'f'), numpy.zeros(2, 'f')
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter('always')
+    chainer.functions.batch_normalization(x, gamma, beta)
+assert 'no more than one sample' in str(caught[0].message)
+implementation = bn.GeneralBatchNormalizationImpl()
+bn.BatchNormalization(impl_selector=lambda *_: implementation).apply((x, gamma, beta))
+''',
+    'invalid_types': '''
+import numpy, chainer
+import chainer.functions as F
+x = numpy.ones((2, 3), 'f')
+for function, args in [(F.softmax, (x[0],)), (F.log_softmax, (x[0],)),
+                       (F.softmax_cross_entropy, (x, numpy.zeros(3, 'i')))]:
+    try:
+        function(*args)
+    except chainer.utils.type_check.InvalidType:
+        pass
+    else:
+        raise AssertionError(function)
+''',
     'evaluator_without_iterator': '''
 import chainer
 class Iterator(chainer.dataset.Iterator):
@@ -536,6 +618,11 @@ TESTS = {
     'picklable_cleanup': ['test_start_method.py::test_snapshots_with_forkserver'],
     'picklable_writers': ['test_start_method.py::test_snapshots_with_forkserver'],
     'dead_worker': ['test_iterators.py::test_a_worker_that_is_killed'],
+    'stop_iteration_in_example': ['test_iterators.py::test_errors_in_examples'],
+    'error_in_first_batch': ['test_iterators.py::test_errors_in_examples'],
+    'error_in_later_batch': ['test_iterators.py::test_errors_in_examples'],
+    'iterators_at_exit': ['test_iterators.py::test_global_iterators_at_exit'],
+    'invalid_types': ['test_every_function.py::test_errors_of_wrong_inputs'],
     'dtype_of_clip': ['../gpu/test_devices_agree_on_gpu.py::test_bounds_of_clip'],
     'scatter_add': ['../gpu/test_devices_agree_on_gpu.py::test_function'],
     'geometric_of_float16': ['../gpu/test_devices_agree_on_gpu.py::test_samples_of_a_distribution'],
@@ -557,6 +644,8 @@ TESTS = {
     'observation_state': [RESUMED + '::test_every_stop_trigger'],
     'prefetched_orders': [RESUMED + '::test_every_iterator'],
     'iterator_without_order': [RESUMED + '::test_every_iterator'],
+    'samples_of_this_rank': [
+        '../links_tests/test_batch_normalization_at_random.py::test_random_batches'],
     'evaluator_without_iterator': ['test_training.py::test_evaluator_and_statistics'],
     'progress_bar_arguments': ['test_training.py::test_log_print_and_progress_bar'],
     'torch_kernels': ['torch_kernels_tests/test_functions.py::test_convolution_2d',

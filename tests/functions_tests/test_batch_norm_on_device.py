@@ -24,7 +24,7 @@ def infos(params, dtypes):
     for param in params:
         if param.ctype is None:
             yield _kernel._ArgInfo(INDEXER, _carray.Indexer, None, 4, True, True)
-        elif param.name in ('scale', 'n_ranks', '_block_stride'):
+        elif param.name in ('scale', 'decay', 'n_ranks', '_block_stride'):
             dtype = np.dtype(param.dtype or dtypes[param.ctype]).type
             yield _kernel._ArgInfo(SCALAR, _scalar.CScalar, dtype, 0, True, True)
         else:

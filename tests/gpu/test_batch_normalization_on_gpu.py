@@ -1,5 +1,7 @@
 """Multi-node batch normalization on a GPU: the same as Chainer's with the batches of all ranks."""
 
+import warnings
+
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -55,6 +57,7 @@ def compare(comm, xs, weights, dtype, parameters=None, **options):
         assert type(y) is cupy.ndarray and y.dtype == dtype
         np.testing.assert_allclose(y.get(), all_y[begin:begin + len(y)].get(), **close)
     np.testing.assert_allclose(ours.avg_mean.get(), one.avg_mean.get(), **close)
+    np.testing.assert_allclose(ours.avg_var.get(), one.avg_var.get(), **close)
     # The optimizer averages the gradients of losses that are summed here.
     scale = float(max(abs(one.gamma.grad).max(), abs(one.beta.grad).max()))
     for name in 'gamma', 'beta':
@@ -97,6 +100,19 @@ def test_batches_of_different_sizes(comm, smallest):
     random = np.random.RandomState(0)
     xs = [random.normal(1, 2, (smallest + 3 * rank, 3, 4)).astype('f') for rank in range(SIZE)]
     compare(comm, xs, xs, 'float32')
+
+
+def test_the_warning_of_one_sample_counts_all_ranks(comm):
+    import cupy
+
+    bn = MultiNodeBatchNormalization(2, comm)
+    bn.to_device(f'@cupy:{cupy.cuda.Device().id}')
+    for samples in [1] + [0] * (SIZE - 1), [1] * SIZE:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            bn(cupy.ones((samples[RANK], 2), 'f'))
+        found = [w for w in caught if 'no more than one sample' in str(w.message)]
+        assert len(found) == (sum(samples) == 1)
 
 
 def test_an_array_that_is_not_contiguous(comm):

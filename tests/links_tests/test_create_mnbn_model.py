@@ -87,3 +87,23 @@ def test_converting_twice_changes_nothing(comm):
 def test_axis_is_rejected(comm):
     with pytest.raises(ValueError, match='axis'):
         create_mnbn_model(chainer.Sequential(L.BatchNormalization(axis=0)), comm)
+
+
+def test_other_kinds_of_batch_normalization_are_rejected(comm):
+    """Their forward would be lost; a subclass that only has other defaults is converted."""
+    class Small(L.BatchNormalization):
+        def __init__(self):
+            super().__init__(2)
+
+    assert type(create_mnbn_model(Small(), comm)) is MultiNodeBatchNormalization
+    with pytest.raises(ValueError, match='cannot replace BatchRenormalization'):
+        create_mnbn_model(chainer.Sequential(L.BatchRenormalization(2)), comm)
+
+
+def test_links_share_parameters_as_before(comm):
+    model = chainer.Sequential(L.BatchNormalization(2), L.BatchNormalization(2))
+    with model[1].init_scope():
+        model[1].gamma = model[0].gamma
+    converted = create_mnbn_model(model, comm)
+    assert converted[1].gamma is converted[0].gamma
+    assert len({id(param) for param in converted.params()}) == 3
