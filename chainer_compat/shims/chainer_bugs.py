@@ -127,10 +127,7 @@ def parameter_without_gradient() -> dict[str, str]:
 
     With ``n_accumulations`` of a multi-node optimizer, gradients exist after each n-th update only.
     """
-    line = 'params = getattr(param, attr_name).ravel()'
-    indent = '\n' + ' ' * 24
-    return {line: indent.join(['params = getattr(param, attr_name)', 'if params is None:',
-                               '    continue', 'params = params.ravel()'])}
+    return {'in self._attrs:': 'in [a for a in self._attrs if getattr(param, a) is not None]:'}
 
 
 @edit('chainer.training.extensions.evaluator')

@@ -266,6 +266,11 @@ class MultiNodeOptimizer(OptimizerProxy):
 
         Args:
             auto: See :meth:`chainer.Optimizer.new_epoch`.
+
+        Example:
+            >>> optimizer.new_epoch()
+            >>> optimizer.epoch
+            1
         """
         if hasattr(self.actual_optimizer, 'new_epoch'):
             self.actual_optimizer.new_epoch(auto)
