@@ -65,8 +65,8 @@ def may_know(here, there, rest):
     if there in BELOW:
         return LEVELS[here] <= LEVELS['communicators'] or (
             '.'.join([there, *rest[1:2]]) in ABOUT_CHAINER)
-    interface = {'communicator_base', '_recognize', 'create_communicator', 'CommunicatorBase', 'compression',
-                 'CollectiveMismatchError', 'CommunicatorName'}
+    interface = {'communicator_base', '_recognize', 'create_communicator', 'CommunicatorBase',
+                 'compression', 'CollectiveMismatchError', 'CommunicatorName'}
     return there != 'communicators' or here in {'__init__', 'communicators', '_check'} or (
         rest[1] in interface)
 

@@ -268,7 +268,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             auto: See :meth:`chainer.Optimizer.new_epoch`.
 
         Example:
-            >>> optimizer.new_epoch()
+            >>> optimizer.new_epoch(auto=True)
             >>> optimizer.epoch
             1
         """
