@@ -35,9 +35,9 @@ from chainermn._tracing import recorder
 
 _T = TypeVar('_T')
 
-#: Transfers of so many bytes, or more, begin with another check: then it takes less than 1 % of the
-#: time, and memory may be short.
-_LARGE = 2**20
+#: Transfers of so many bytes, or more, begin with another check: then it takes about 1 % of the
+#: time even if ranks share a core, and memory may be short.
+_LARGE = 2**23
 
 
 class Settings(NamedTuple):

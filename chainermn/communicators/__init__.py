@@ -149,10 +149,9 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     communicator_class, config = None, cast('dict[str, object]', options)
     lacks_nccl = ''
     try:
-        if not isinstance(name, str):
-            raise TypeError(f'communicator_name must be a text, not of {type(name)}' + (
-                ". Write create_communicator('flat', mpi_comm=comm)"
-                if isinstance(name, MPI.Comm) else ''))
+        if isinstance(name, MPI.Comm):
+            raise TypeError('communicator_name must be a text, not an mpi4py communicator. Write '
+                            "create_communicator('flat', mpi_comm=comm)")
         timeouts.check_environment()
         if name == 'auto':
             lacks_nccl = _why_not('pure_nccl')

@@ -6,7 +6,7 @@ import operator
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from chainermn import _environment, _signature
 from chainermn._collectives import tracer
@@ -25,7 +25,7 @@ from chainermn._operations import END
 from chainermn._signature import pack
 from chainermn._tracing import recorder
 from chainermn._transport import lifetime, topology
-from chainermn._transport.base import Group
+from chainermn._transport.base import Group, Prepare
 from chainermn._transport.mpi import MpiTransport
 from chainermn.communicators import _introduction
 from chainermn.communicators._version7 import checked_members
@@ -33,6 +33,8 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_T = TypeVar('_T')
 
 _INT_MAX = 2**31 - 1  # of a C int
 
@@ -94,7 +96,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._topology = topology.of(self._rank, [each.place for each in introductions])
         self._group = Group(self._arrays, self._topology,
                             weakref.ref(self._consistency.calls),
-                            prepared=self._consistency.prepared)
+                            prepared=_prepared_by(self._consistency))
         self._mpi_transport = MpiTransport(self._group)
         self._transport = type(self).transport_class(self._group)
         self._to_free.append(self._transport.free)
@@ -270,6 +272,17 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         for name in ('_consistency', '_arrays', '_messages', '_activations', '_mpi_transport',
                      '_transport'):
             setattr(self, name, unusable)
+
+
+def _prepared_by(check: ConsistencyCheck) -> Prepare:
+    """Return its method without keeping the check alive, which has the flight record."""
+    reference = weakref.ref(check)
+
+    def prepared(nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
+        check = reference()
+        return prepare() if check is None else check.prepared(nbytes, prepare)
+
+    return prepared
 
 
 def _while_alive(method: Callable[[], None]) -> Callable[[], None]:

@@ -24,7 +24,7 @@ def test_checked(dtype, kind):
 
 
 @pytest.mark.parametrize('bad, text', [
-    (None, 'got NoneType'), (1, 'got int'), ([1.], 'got list'), ((np.zeros(1),), 'got tuple'),
+    (None, 'got None;'), (1, 'got int'), ([1.], 'got list'), ((np.zeros(1),), 'got tuple'),
     (chainer.Variable(np.zeros(1, 'f4')), r'got a chainer.Variable; pass its .array'),
     (chainer.Parameter(np.zeros(1, 'f4')), 'chainermn.functions'),
     (np.array(['a']), 'dtype <U1 cannot be exchanged; use one of bool, int8'),
