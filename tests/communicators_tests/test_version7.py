@@ -246,6 +246,7 @@ def test_a_mean_without_zero_fill():
 
 # --- everything else, in one training -------------------------------------------------------------
 
+@pytest.mark.sample(3)
 def test_a_training_with_all_extensions(comm, tmp_path):
     """The mean over ranks of equal shares is the mean over all examples."""
     extensions = chainer.training.extensions
