@@ -99,7 +99,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
         models = tuple(prefix for prefix, part in parts.items()
-                       if isinstance(part, chainer.Link))
+                       if hasattr(part, 'namedparams'))
         different = Differences(name, models)
         deserializer = (
             ResizedDeserializer(states, different, target, selection.size or 0) if is_resized
