@@ -61,8 +61,8 @@ def may_know(here, there, rest):
     """Above communicators, only their interface is known."""
     if there in BELOW:
         return LEVELS[here] <= LEVELS['communicators']
-    interface = {'communicator_base', 'create_communicator', 'CommunicatorBase', 'compression',
-                 'CollectiveMismatchError', 'CommunicatorName'}
+    interface = {'communicator_base', '_recognize', 'create_communicator', 'CommunicatorBase',
+                 'compression', 'CollectiveMismatchError', 'CommunicatorName'}
     return there != 'communicators' or here in {'__init__', 'communicators', '_check'} or (
         rest[1] in interface)
 

@@ -118,7 +118,7 @@ class PublicProxy(Proxy):
         return super().__getattr__(name)
 
 
-class Alike:
+class SameMethods:
     """Not derived from CommunicatorBase, but with the methods of version 7."""
 
     for _name, _member in vars(Version7Communicator).items():
@@ -134,7 +134,7 @@ THIRD_PARTIES = {
     'version 7': Version7Communicator,
     'heir': Heir,
     'without init': WithoutInit,
-    'alike': Alike,
+    'same methods': SameMethods,
     'proxy of ours': lambda: Proxy(chainermn.create_communicator('flat')),
     'proxy of version 7': lambda: Proxy(Version7Communicator()),
     'public proxy of ours': lambda: PublicProxy(chainermn.create_communicator('naive')),

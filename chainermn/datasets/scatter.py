@@ -17,21 +17,18 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sized
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from chainer.datasets import SubDataset
 
 from chainermn._failures.exceptions import DataSizeError as DataSizeError
 from chainermn._failures.on_all_ranks import raise_together
-from chainermn._types import Dataset
+from chainermn._types import Dataset, MpiComm
 from chainermn.communicators import create_communicator
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase, CommunicatorLike
 from chainermn.datasets._part import NotInMemoryError, cut
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 _T = TypeVar('_T')
 
@@ -191,7 +188,7 @@ def _as_communicator(comm: CommunicatorLike, caller: str) -> Iterator[Communicat
         return
     if not hasattr(comm, 'Get_rank'):
         raise TypeError(f'comm must be a ChainerMN or mpi4py communicator, not {comm!r}')
-    ours = create_communicator('naive', mpi_comm=cast('MPI.Intracomm', comm))
+    ours = create_communicator('naive', mpi_comm=cast(MpiComm, comm))
     yield ours
     ours.finalize()  # not after an error: it is collective, and other ranks may not reach it
 

@@ -256,6 +256,12 @@ class MultiNodeOptimizer(OptimizerProxy):
 
         Args:
             auto: See :meth:`chainer.Optimizer.new_epoch`.
+
+        Example:
+            >>> before = optimizer.epoch
+            >>> optimizer.new_epoch(auto=True)  # as Chainer's updaters do
+            >>> optimizer.epoch - before
+            1
         """
         if hasattr(self.actual_optimizer, 'new_epoch'):
             self.actual_optimizer.new_epoch(auto)

@@ -219,7 +219,7 @@ def test_joined_training(comm):
     np.testing.assert_allclose(model.W.array[0], w, 1e-5)
 
 
-@each_case('name', ['version 7', 'alike', 'public proxy of version 7'])
+@each_case('name', ['version 7', 'same methods', 'public proxy of version 7'])
 def test_options_that_need_more_are_refused(name):
     comm = THIRD_PARTIES[name]()
     for options, text in [
