@@ -81,3 +81,62 @@ class Version7Communicator(chainermn.CommunicatorBase):
 
     def finalize(self):
         self.c.Free()
+
+
+class Heir(Version7Communicator):
+    """A class that derives from a third party's."""
+
+    def allreduce(self, data):
+        return sum(self.allgather(data))
+
+
+class WithoutInit(Version7Communicator):
+    """Like many, it does not call the constructor of CommunicatorBase."""
+
+    def __init__(self, mpi_comm=MPI.COMM_WORLD):
+        self.c = mpi_comm.Dup()
+
+
+class Proxy:
+    """Forwards everything."""
+
+    def __init__(self, comm):
+        self._proxied = comm
+
+    def __getattr__(self, name):
+        if name == '_proxied':
+            raise AttributeError(name)
+        return getattr(self._proxied, name)
+
+
+class PublicProxy(Proxy):
+    """Lacks the methods of the package whose names begin with an underscore."""
+
+    def __getattr__(self, name):
+        if name.startswith('_'):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+class SameMethods:
+    """Not derived from CommunicatorBase, but with the methods of version 7."""
+
+    for _name, _member in vars(Version7Communicator).items():
+        if not _name.startswith('__'):
+            locals()[_name] = _member
+
+    def __init__(self, mpi_comm=MPI.COMM_WORLD):
+        self.c = mpi_comm.Dup()
+
+
+#: Communicators of third parties by name: functions that create one.
+THIRD_PARTIES = {
+    'version 7': Version7Communicator,
+    'heir': Heir,
+    'without init': WithoutInit,
+    'same methods': SameMethods,
+    'proxy of ours': lambda: Proxy(chainermn.create_communicator('flat')),
+    'proxy of version 7': lambda: Proxy(Version7Communicator()),
+    'public proxy of ours': lambda: PublicProxy(chainermn.create_communicator('naive')),
+    'public proxy of version 7': lambda: PublicProxy(Version7Communicator()),
+}

@@ -67,7 +67,7 @@ class ParameterList(ArrayList):
         Raises:
             TypeError, ValueError: If the model is not a link, or an array cannot be exchanged.
         """
-        if not isinstance(model, chainer.Link):
+        if not hasattr(model, 'namedparams'):
             raise TypeError(f'expected a model (chainer.Link) but got {type(model)}; for other '
                             'data use an operation for arrays or objects, such as bcast_obj')
         paths, parameters = sorted_once(model)
@@ -200,6 +200,8 @@ def _walk(link: Model, prefix: str, names: list[_Names], parameters: list[Parame
 
 def _kind(link: Model) -> type | None:
     """Return the Chainer class whose ``namedparams`` the link uses; None if it has its own."""
+    if not isinstance(link, _Link):  # a proxy
+        return None
     found = getattr(link.namedparams, '__func__', None)
     if found is _Link.namedparams:
         return _Link

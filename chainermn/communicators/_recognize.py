@@ -40,7 +40,8 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
     if not is_communicator(value):
         raise TypeError(f'{operation} needs a ChainerMN communicator, not {value!r}. '
                         'Make one with chainermn.create_communicator().')
-    return cast(CommunicatorBase, _Completed(value))
+    named = type(type(value).__name__, (_Completed,), {})  # errors show the name
+    return cast(CommunicatorBase, named(value))
 
 
 class _Completed:

@@ -47,7 +47,7 @@ class AllreducePersistent(chainer.training.Extension):
             TypeError: On every rank, if the model of any rank is not a ``chainer.Link``.
         """
         with raise_together(self.comm, 'AllreducePersistent'):
-            if not isinstance(self.model, chainer.Link):
+            if not hasattr(self.model, 'namedlinks'):
                 raise TypeError(f'the model must be a chainer.Link, not {type(self.model)}')
         groups: dict[np.dtype, list[np.ndarray]] = {}
         for array in self._arrays():

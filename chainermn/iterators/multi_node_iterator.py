@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import chainer
 
 from chainermn._failures.on_all_ranks import raise_together
-from chainermn._proxies.delegate import Delegate
+from chainermn._proxies.delegate import Delegate, unwrap
 from chainermn._types import Dataset, DatasetIterator, Object, Serializer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -166,7 +166,7 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         for name in ('current_position', 'epoch', 'is_new_epoch'):
             if name in self.__dict__:
                 serializer(name, self.__dict__[name])
-        if isinstance(self.actual_iterator, chainer.iterators.MultithreadIterator):
+        if isinstance(unwrap(self.actual_iterator), chainer.iterators.MultithreadIterator):
             serializer('_order', self._order)  # it loads this name, even if it is None
         elif self._order is not None:
             serializer('order', self._order)

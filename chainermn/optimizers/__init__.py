@@ -135,8 +135,9 @@ def create_multi_node_optimizer(
             'shard_states': bool(shard_states)})
         compressor = own_compressor(compression_module.get(compression))
         if compressor is not None and not takes(communicator, compression=None):
-            raise ValueError(f'compression={compression!r} is not supported by '
-                             f'{communicator!r}: its multi_node_mean_grad has no such argument')
+            raise ValueError('compression is not supported by '
+                             f'{type(communicator).__name__}: its multi_node_mean_grad has no such '
+                             'argument. Use compression=None.')
         if isinstance(compressor, compression_module.PowerSGD) and (
                 double_buffering or (overlap and communicator._can_overlap)):
             raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "

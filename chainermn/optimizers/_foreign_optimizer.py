@@ -32,12 +32,14 @@ def check_optimizer(optimizer: Optimizer, options: Mapping[str, bool]) -> None:
     if missing:
         raise TypeError(
             'create_multi_node_optimizer needs a chainer.Optimizer, or an object with '
-            f'setup(model), update() and target, not {optimizer!r}, which has no '
+            f'setup(model), update() and target, not a {type(optimizer).__name__}, which has no '
             f'{" and no ".join(missing)}.')
     lacking = [name for name in _OF_CHAINER if not hasattr(optimizer, name)]
     if used := [name for name, is_used in options.items() if is_used and lacking]:
-        raise TypeError(f'{" and ".join(used)} needs a chainer.Optimizer, not {optimizer!r}, which '
-                        f'has no {", ".join(lacking)}. Do not pass {" and ".join(used)}.')
+        options_used = ' and '.join(used)
+        raise TypeError(f'{options_used} needs a chainer.Optimizer, not a '
+                        f'{type(optimizer).__name__}, which has no {", ".join(lacking)}. '
+                        f'Do not pass {options_used}.')
 
 
 def has_plain_update(optimizer: Optimizer) -> bool:

@@ -268,8 +268,9 @@ class MultiNodeOptimizer(OptimizerProxy):
             auto: See :meth:`chainer.Optimizer.new_epoch`.
 
         Example:
-            >>> optimizer.new_epoch(auto=True)
-            >>> optimizer.epoch
+            >>> before = optimizer.epoch
+            >>> optimizer.new_epoch(auto=True)  # as Chainer's updaters do
+            >>> optimizer.epoch - before
             1
         """
         if hasattr(self.actual_optimizer, 'new_epoch'):

@@ -71,6 +71,49 @@ def test_the_first_rank_of_each_set_writes(comm, folder, sets):
         f'snapshot_iter_{i}.{rank}' for rank in leaders(sets, comm.size) for i in (2, 4, 6))
 
 
+class Bare:
+    """All that version 7 needs of a snapshot, apart from methods that may be empty."""
+
+    filename = 'snapshot_iter_{.updater.iteration}'
+
+    def __call__(self, trainer):
+        chainer.serializers.save_npz(
+            os.path.join(trainer.out, self.filename.format(trainer)), trainer)
+
+
+class Wrapper:
+    """Forwards to Chainer's snapshot."""
+
+    def __init__(self):
+        self.__dict__['snapshot'] = extensions.snapshot()
+
+    def __getattr__(self, name):
+        return getattr(self.snapshot, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.snapshot, name, value)
+
+    def __call__(self, trainer):
+        return self.snapshot(trainer)
+
+
+class OwnExtension(Bare, chainer.training.Extension):
+    pass
+
+
+@pytest.mark.parametrize('kind', [Bare, OwnExtension, Wrapper])
+def test_snapshots_of_another_class(comm, folder, sets, kind):
+    groups = _parse_replica_sets(sets, comm.size)
+    seed = next(i for i, ranks in enumerate(groups) if comm.rank in ranks)
+    trainer = make_trainer(comm, folder, seed)
+    trainer.extend(multi_node_snapshot(comm, kind(), sets), trigger=(3, 'iteration'))
+    trainer.run()
+    comm.barrier()
+    assert names(folder) == sorted(
+        f'snapshot_iter_{i}.{rank}' for rank in leaders(sets, comm.size) for i in (3, 6))
+    np.testing.assert_array_equal(weights(resume(comm, folder, sets)), weights(trainer))
+
+
 @pytest.mark.every_size
 def test_n_retains_counts_each_set_apart(comm, folder, sets):
     run_with_snapshots(comm, folder, sets, 0, n_retains=2)

@@ -35,6 +35,18 @@ def test_parameters(model):
     assert (arrays.by_path()['/b/b'] == 0).all()
 
 
+def test_a_proxy_of_a_model(model):
+    class Proxy:
+        def __getattr__(self, name):
+            return getattr(model, name)
+
+    arrays = ParameterList.of_model(Proxy(), 'data')
+    assert arrays.by_path().keys() == ParameterList.of_model(model, 'data').by_path().keys()
+    assert arrays.by_path()['/b/b'] is model.b.b.array
+    with pytest.raises(TypeError, match='expected a model'):
+        ParameterList.of_model(object(), 'data')
+
+
 def test_describe(model):
     assert ParameterList.of_model(model, 'data').layout(True).described == {
         '/a/W': 'float32 (2, 3)', '/a/b': 'float32 (2,)', '/b/b': 'float32 (2,)'}

@@ -1,10 +1,16 @@
 """Models over several ranks against the same model in one process."""
+import subprocess
+import sys
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from each_case import each_case
+from mpi4py import MPI
 from shared_fixtures import create
+from time_limits import seconds
 
 from chainermn.links import MultiNodeChainList
 
@@ -203,22 +209,172 @@ def test_a_first_part_that_needs_no_gradient(comm, way):
             compare([link for link in model if isinstance(link, Part)], parts, [comm.rank])
 
 
+# --- wrong lists ----------------------------------------------------------------------------------
+
+def raised_on_all(comm, call):
+    """Return the error of a call, which all ranks raise."""
+    with pytest.raises(ValueError) as caught:
+        call()
+    texts = MPI.COMM_WORLD.allgather(str(caught.value))
+    assert len(set(texts)) == 1, texts
+    return texts[0]
+
+
 def test_two_outputs_are_rejected(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_in=0)
-    with pytest.raises(ValueError, match='rank_out=None'):
+    with pytest.raises(ValueError, match=r'link 1 \(Part, rank_in=0, rank_out=None\) of MultiNodeCh'
+                                         r'ainList is the second one on this rank with rank_out=N'):
         model.add_link(Part(1), rank_in=0)
+
+
+@each_case('ranks', [-1, 99, [0, 99], np.int64(-1)])
+def test_ranks_that_do_not_exist_are_rejected(comm, ranks):
+    with pytest.raises(ValueError, match=r'link 0 \(Part, .*there are only ranks 0 to'):
+        MultiNodeChainList(comm).add_link(Part(0), rank_out=ranks)
+    with pytest.raises(ValueError, match=r'link 0 \(Part, .*there are only ranks 0 to'):
+        MultiNodeChainList(comm).add_link(Part(0), rank_in=ranks)
+
+
+def test_ranks_of_another_type_are_rejected(comm):
+    for ranks in ('0', 0.5, ['a']):
+        with pytest.raises(TypeError):
+            MultiNodeChainList(comm).add_link(Part(0), rank_out=ranks)
 
 
 def test_an_unused_output_to_itself_is_rejected(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_out=comm.rank)
-    with pytest.raises(ValueError, match='no later part'):
+    with pytest.raises(ValueError, match=r'link 0 \(Part, rank_in=None, rank_out=\d\) .*no later'):
         model(X)
 
 
 def test_a_missing_input_from_itself_is_rejected(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_in=comm.rank)
-    with pytest.raises(ValueError, match='no earlier part'):
+    with pytest.raises(ValueError, match=r'link 0 \(Part, rank_in=\d, rank_out=N.*no earlier'):
         model()
+
+
+@pytest.mark.compares_calls
+@each_case('rank_in, rank_out, text', [
+    (None, 0, 'link 1 (Part, rank_in=None, rank_out=0) of MultiNodeChainList on rank 0 sends to'),
+    (0, None, 'link 1 (Part, rank_in=0, rank_out=None) of MultiNodeChainList on rank 0 receives')])
+def test_a_message_of_one_rank_to_itself_is_an_error_on_all(comm, rank_in, rank_out, text):
+    model = MultiNodeChainList(comm)
+    if comm.rank == 0:
+        model.add_link(Part(0), rank_out=[])  # its output is not used
+        model.add_link(Part(0), rank_in, rank_out)
+    else:
+        model.add_link(Part(0))
+
+    def call():
+        model(X)
+        comm.barrier()  # any collective, such as an update of the optimizer
+
+    message = raised_on_all(comm, call)
+    assert text in message and 'send_activation' not in message
+
+
+@pytest.mark.compares_calls
+@pytest.mark.parametrize('first', ['send', 'recv'])
+def test_two_links_that_wait_for_each_other(comm, first):
+    if comm.rank > 1:
+        return
+    peer = 1 - comm.rank
+    model = MultiNodeChainList(comm)
+    if first == 'recv':
+        model.add_link(Part(0), rank_in=peer, rank_out=peer)
+    else:
+        model.add_link(Part(0), rank_out=peer)
+        model.add_link(Double(), rank_in=peer)
+    with pytest.raises(ValueError, match='ranks 0 and 1 wait for each other') as caught:
+        model(X)
+    if first == 'send':
+        comm.recv(peer, 0)  # it was sent
+    for rank in range(2):
+        rank_in = 1 - rank if first == 'recv' else None
+        words = ('from', 'out') if first == 'recv' else ('to', 'in')
+        assert (f'  rank {rank}: link 0 (Part, rank_in={rank_in}, rank_out={1 - rank}) of '
+                f'MultiNodeChainList, {words[0]} a link with rank_{words[1]}={rank} on rank '
+                f'{1 - rank}: {first} ' in str(caught.value))
+
+
+PROGRAM = '''
+import chainer, chainermn, numpy as np
+comm = chainermn.create_communicator('naive')
+model = chainermn.MultiNodeChainList(comm)
+def link(rank_in=None, rank_out=None):
+    model.add_link(chainer.links.Linear(3, 3), rank_in, rank_out)
+rank, size = comm.rank, comm.size
+ADD
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+for _ in range(2):
+    y = model(np.ones((2, 3), 'f'))
+    chainer.functions.sum(y).backward()
+    optimizer.update()
+'''
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize('add, expected', [
+    # Rank 1 lacks rank_in.
+    ('link(rank_out=1) if rank == 0 else link()',
+     ['link 0 (Linear, rank_in=None, rank_out=1) of MultiNodeChainList, to a link with rank_in=0 '
+      'on rank 1']),
+    # Rank 0 lacks rank_out.
+    ('link(rank_in=0) if rank == 1 else link()',
+     ['link 0 (Linear, rank_in=0, rank_out=None) of MultiNodeChainList, from a link with '
+      'rank_out=1 on rank 0']),
+    ('link(rank_in=(rank - 1) % size, rank_out=(rank + 1) % size)',
+     [f'link 0 (Linear, rank_in={(rank - 1) % 3}, rank_out={(rank + 1) % 3}) of '
+      f'MultiNodeChainList, from a link with rank_out={rank} on rank {(rank - 1) % 3}'
+      for rank in range(3)]),
+], ids=['forgotten rank_in', 'forgotten rank_out', 'cycle'])
+def test_a_job_that_cannot_continue_ends_and_names_the_link(tmp_path, add, expected):
+    path = tmp_path / 'train.py'
+    path.write_text(PROGRAM.replace('ADD', add))
+    done = subprocess.run(['mpiexec', '-n', '3', sys.executable, str(path)], text=True,
+                          timeout=seconds(30), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode != 0
+    first = next(line for line in done.stdout.splitlines() if 'deadlock' in line)
+    for text in expected:
+        assert text in first
+
+
+# --- correct lists that look unusual --------------------------------------------------------------
+
+def test_a_rank_that_appears_several_times(comm):
+    """Rank 0 sends two outputs of one part to rank 1, which gets them as two arguments."""
+    if comm.rank > 1:
+        return
+    parts = one_process(range(2))
+    h = parts[0](X)
+    y = parts[1](h, h)
+    F.sum(y * y).backward()
+    model = MultiNodeChainList(comm)
+    if comm.rank == 0:
+        model.add_link(Part(0), rank_out=[np.int64(1), 1])
+    else:
+        model.add_link(Part(1), rank_in=(0, np.int64(0)))
+    model.cleargrads()
+    finish(model(X) if comm.rank == 0 else model())
+    compare(model, parts, [comm.rank])
+
+
+def test_on_split_communicators(comm):
+    """Each group of two ranks, in reverse order, has its own model."""
+    parts = one_process(range(2))
+    y = parts[1](parts[0](X))
+    F.sum(y * y).backward()
+    group = comm.split(comm.rank // 2, -comm.rank)
+    if group.size > 1:
+        model = MultiNodeChainList(group)
+        if group.rank == 0:
+            model.add_link(Part(0), rank_out=1)
+        else:
+            model.add_link(Part(1), rank_in=0)
+        model.cleargrads()
+        finish(model(X) if group.rank == 0 else model())
+        compare(model, parts, [group.rank])
+    group.finalize()

@@ -29,7 +29,7 @@ def remove_files(comm: CommunicatorBase, names: SaveNames) -> None:
 
 
 def remove_at_end(comm: CommunicatorBase, names: SaveNames, lock: JobLock) -> None:
-    """Remove all files when all ranks have ended without an error.
+    """Remove all files when all ranks have ended without an error, or at once if they cannot know.
 
     Collective: every rank calls it.
 
@@ -38,7 +38,11 @@ def remove_at_end(comm: CommunicatorBase, names: SaveNames, lock: JobLock) -> No
         names: Names of the files.
         lock: Lock of the files; it is released at the same time.
     """
-    _CompletedTraining(comm, names, lock)
+    if hasattr(comm, '_flight_records'):
+        _CompletedTraining(comm, names, lock)
+    else:  # of a third party, whose ranks do not find out whether all have ended
+        remove_files(comm, names)
+        lock.release()
 
 
 def remove_completed(comm: CommunicatorBase, names: SaveNames) -> bool:

@@ -119,7 +119,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         states = arrays if joined is None else JoinedArrays(arrays, joined)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
         models = tuple(prefix for prefix, part in parts.items()
-                       if isinstance(part, chainer.Link))
+                       if hasattr(part, 'namedparams'))
         different = Differences(name, models)
         progress = {
             prefix: Progress(arrays, prefix, iterator, selection.size if is_resized else None)

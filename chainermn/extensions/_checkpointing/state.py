@@ -82,7 +82,7 @@ def copy_with_random(target: object) -> dict[str, np.ndarray]:
     arrays = copy_state(as_serializable(target))
     prefetching = _Parts({
         prefix.rstrip('/'): part for prefix, part in find_parts(target).items()
-        if isinstance(unwrap(part), chainer.iterators.MultiprocessIterator)})
+        if hasattr(unwrap(part), '_prefetch_loop')})
     for _ in range(_MAX_ATTEMPTS):
         arrays.update(capture_random())
         # The thread of an iterator may have drawn the order of the next epoch in the meantime.
@@ -146,7 +146,7 @@ def find_buffers(target: object, keys: Iterable[str]) -> set[str]:
     """
     buffers: set[str] = set()
     for prefix, model in find_parts(target).items():
-        if isinstance(model, chainer.Link):
+        if hasattr(model, 'namedparams'):
             parameters = {prefix + path.lstrip('/') for path, _ in model.namedparams()}
             buffers.update(key for key in keys
                            if key.startswith(prefix) and key not in parameters)

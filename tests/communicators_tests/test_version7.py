@@ -1,0 +1,410 @@
+"""Communicators of third parties, with the methods of ChainerMN 7 and no more, and proxies.
+
+The tests of functions, links, data sets, iterators and extensions also run with one of them.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from each_case import each_case
+from mpi4py import MPI
+from time_limits import seconds
+from version7 import THIRD_PARTIES, Version7Communicator
+
+import chainermn
+from chainermn.communicators._recognize import as_communicator, is_communicator
+
+pytestmark = pytest.mark.every_size
+
+
+@pytest.fixture(scope='module', params=THIRD_PARTIES)
+def comm(request):
+    comm = THIRD_PARTIES[request.param]()
+    yield comm
+    comm.finalize()
+
+
+def every(value):
+    """The value of each rank, by the program's own means."""
+    return MPI.COMM_WORLD.allgather(value)
+
+
+def same_on_all_ranks(call, kind, match):
+    with pytest.raises(kind, match=match) as caught:
+        call()
+    assert len(set(every(str(caught.value)))) == 1
+
+
+# --- operations that version 7 does not have ------------------------------------------------------
+
+OPS = {'sum': np.add, 'prod': np.multiply, 'max': np.maximum, 'min': np.minimum}
+
+
+def numbers(rank, dtype, shape=(3, 2)):
+    return (np.arange(6).reshape(3, 2)[:shape[0]] % 3 + rank).astype(dtype)
+
+
+@each_case('op, dtype', [(op, dtype) for op in OPS for dtype in ('f', 'd', 'e', 'i', '?')])
+def test_reductions(comm, op, dtype):
+    comm = as_communicator(comm, 'test')
+    x = numbers(comm.rank, dtype)
+    wide = [numbers(rank, dtype).astype('f' if dtype == 'e' else dtype)
+            for rank in range(comm.size)]
+    expected = OPS[op].reduce(wide, dtype=wide[0].dtype).astype(dtype)
+    root = comm.size - 1
+    y = comm.reduce(x, op, root)
+    if comm.rank == root:
+        assert y.dtype == expected.dtype
+        np.testing.assert_array_equal(y, expected)
+    else:
+        assert y is None
+    row = comm.reduce_scatter([x + np.array(i, dtype) for i in range(comm.size)], op)
+    expected = OPS[op].reduce([x + np.array(comm.rank, dtype) for x in wide], dtype=wide[0].dtype)
+    np.testing.assert_array_equal(row, expected.astype(dtype))
+    assert row.dtype == np.dtype(dtype)
+    assert x is not row and not np.may_share_memory(x, row)
+
+
+@each_case('op', OPS)
+def test_allreduce_many(comm, op):
+    comm = as_communicator(comm, 'test')
+    xs = [np.full(2, comm.rank + 1.), np.full((1, 3), comm.rank, np.int32)]
+    by_rank = [[np.full(2, r + 1.), np.full((1, 3), r, np.int32)] for r in range(comm.size)]
+    for y, *expected in zip(comm.allreduce_many(xs, op), *by_rank, strict=True):
+        np.testing.assert_array_equal(y, OPS[op].reduce(expected))
+        assert y.dtype == expected[0].dtype
+
+
+def test_means(comm):
+    comm = as_communicator(comm, 'test')
+    for dtype in 'fde':
+        y = comm.multi_node_mean(np.full((2, 1), comm.rank, dtype))
+        assert y.dtype == dtype and (y == np.array((comm.size - 1) / 2, dtype)).all()
+    y = comm.multi_node_mean(np.full(2, 60000, np.float16))  # the sum is too large
+    assert y.dtype == np.float16 and (y == np.float16(60000)).all()
+    with pytest.raises(TypeError, match='floating-point'):
+        comm.multi_node_mean(np.arange(2))
+
+
+def test_objects(comm):
+    comm = as_communicator(comm, 'test')
+    assert comm.allgather_obj({comm.rank: None}) == [{rank: None} for rank in range(comm.size)]
+    for root in range(comm.size):
+        objs = [f'{root} to {rank}' for rank in range(comm.size)] if comm.rank == root else None
+        assert comm.scatter_obj(objs, root) == f'{root} to {comm.rank}'
+    comm.barrier()
+    same_on_all_ranks(lambda: comm.scatter_obj([1] * comm.size * 2 if comm.rank == 0 else None),
+                      ValueError, r'one object for each of the \d ranks but got')
+
+
+def test_groups(comm):
+    comm = as_communicator(comm, 'test')
+    members = list(range(comm.size))[::-1][:2]
+    group = comm.new_group(members)
+    if comm.rank in members:
+        assert group.rank == members.index(comm.rank)
+        assert group.allreduce_obj(comm.rank) == sum(members)
+        group.finalize()
+    else:
+        assert group is None
+    same_on_all_ranks(lambda: comm.new_group([0, 0]), ValueError, 'each only once')
+
+
+def test_replicas_are_compared(comm):
+    comm = as_communicator(comm, 'test')
+    comm.check_replicas(L.Linear(2, 1, initialW=1))
+    if comm.size > 1:
+        same_on_all_ranks(lambda: comm.check_replicas(L.Linear(2, 1, initialW=comm.rank)),
+                          ValueError, 'check_replicas: 1 of 2 parameters differ')
+
+
+def test_an_error_of_one_rank_is_raised_on_all(comm):
+    comm = as_communicator(comm, 'test')
+    failed = comm.size - 1
+    error = ZeroDivisionError('not this rank') if comm.rank == failed else None
+
+    def call():
+        comm._share_error('work', error)
+        comm.barrier()
+
+    same_on_all_ranks(call, ZeroDivisionError, 'not this rank')
+    comm._share_error('work', None)
+    assert comm.allgather_obj(1) == [1] * comm.size
+
+
+def test_messages_of_functions_in_sequence(comm):
+    """A message that needs no gradient is marked, whatever it is."""
+    if comm.size == 1 or comm.rank > 1:
+        return
+    messages = [np.ones(2, 'f'), (np.ones(2, 'f'), np.zeros(3, 'f')), np.ones(33, 'f'),
+                np.ones((), 'f'), np.array([True]), np.zeros(0, 'f'), np.arange(3),
+                (np.ones(2, 'e'), np.ones(33, 'e'))]
+    for x in messages:
+        if comm.rank == 0:
+            with chainer.no_backprop_mode():
+                chainermn.functions.send(x, comm, 1)
+        else:
+            y = chainermn.functions.recv(comm, 0)
+            assert isinstance(y, tuple) == isinstance(x, tuple)
+            for got, sent in zip(*((z if isinstance(z, tuple) else (z,)) for z in (y, x)),
+                                 strict=True):
+                assert got.dtype == sent.dtype
+                np.testing.assert_array_equal(got.array, sent)
+            assert y[0].creator is not None if isinstance(y, tuple) else y.creator is not None
+
+
+# --- optimizers -----------------------------------------------------------------------------------
+
+X = np.arange(24, dtype='f').reshape(8, 3) / 8
+LR = .05
+
+
+def gradient(w, rank, update):
+    """Of the mean of (x w)^2 / 2 over the batch of a rank."""
+    x = X[[(rank + update) % 8, (rank + 3 * update) % 8]].astype('d')
+    return x.T @ (x @ w) / 2
+
+
+def loss(model, rank, update):
+    y = model(X[[(rank + update) % 8, (rank + 3 * update) % 8]])
+    return F.sum(y * y) / 4
+
+
+def trained(comm, options, n=7, kind=chainer.optimizers.SGD):
+    model = L.Linear(3, 1, nobias=True, initialW=1 + comm.rank)
+    optimizer = chainermn.create_multi_node_optimizer(kind(LR), comm, **options).setup(model)
+    for update in range(n):
+        optimizer.update(lambda update=update: loss(model, comm.rank, update))
+    return optimizer, model.W.array[0]
+
+
+def expected_weights(size, n_accumulations=1, n=7, momentum=0.):
+    w, v, sums = np.ones(3), np.zeros(3), np.zeros(3)
+    for update in range(1, n):  # the first one broadcasts
+        sums += sum(gradient(w, rank, update) for rank in range(size)) / size / n_accumulations
+        if update % n_accumulations == 0:
+            v = momentum * v - LR * sums
+            w, sums = w + v, np.zeros(3)
+    return w
+
+
+@each_case('options', [
+    {}, {'zero_fill': False}, {'n_accumulations': 2}, {'shard_states': True},
+    {'shard_states': True, 'n_accumulations': 3}])
+def test_training(comm, options):
+    _, w = trained(comm, options, kind=chainer.optimizers.MomentumSGD)
+    expected = expected_weights(comm.size, options.get('n_accumulations', 1), momentum=.9)
+    np.testing.assert_allclose(w, expected, 1e-5)
+    assert len(set(every(w.tobytes()))) == 1
+
+
+def test_joined_training(comm):
+    """Rank r has r + 3 batches; the sum of the gradients is divided by the number of all ranks."""
+    model = L.Linear(3, 1, nobias=True, initialW=1)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(LR), comm).setup(model)
+    with chainermn.join(optimizer):
+        for update in range(comm.rank + 3):
+            optimizer.update(lambda update=update: loss(model, comm.rank, update))
+    w = np.ones(3)
+    for update in range(1, comm.size + 2):
+        w -= LR / comm.size * sum(gradient(w, rank, update) for rank in range(comm.size)
+                                  if update < rank + 3)
+    np.testing.assert_allclose(model.W.array[0], w, 1e-5)
+
+
+@each_case('name', ['version 7', 'same methods', 'public proxy of version 7'])
+def test_options_that_need_more_are_refused(name):
+    comm = THIRD_PARTIES[name]()
+    for options, text in [
+            ({'double_buffering': True}, 'does not support double buffering'),
+            ({'compression': 'fp16'}, 'its multi_node_mean_grad has no such argument'),
+            *([({'overlap': True}, 'use overlap=False')] if comm.size > 1 else [])]:
+        same_on_all_ranks(lambda options=options: trained(comm, options), ValueError, text)
+    trained(comm, {})
+    comm.finalize()
+
+
+class Fewest(Version7Communicator):
+    """Its method has no zero_fill."""
+
+    def multi_node_mean_grad(self, model):
+        super().multi_node_mean_grad(model)
+
+
+def test_a_mean_without_zero_fill():
+    comm = Fewest()
+    np.testing.assert_allclose(trained(comm, {})[1], expected_weights(comm.size), 1e-5)
+    comm.finalize()
+
+
+# --- everything else, in one training -------------------------------------------------------------
+
+@pytest.mark.sample(3)
+def test_a_training_with_all_extensions(comm, tmp_path):
+    """The mean over ranks of equal shares is the mean over all examples."""
+    extensions = chainer.training.extensions
+    folder = MPI.COMM_WORLD.bcast(str(tmp_path))
+    n = 4 * comm.size
+    x = np.random.RandomState(0).normal(size=(n, 3)).astype('f')
+    t = x.sum(1, keepdims=True)
+    data = chainer.datasets.TupleDataset(x, t)
+    mine = chainermn.scatter_dataset(data if comm.rank == 0 else None, comm)
+    begin, end = chainermn.scatter_index(n, comm)
+    assert (begin, end) == (4 * comm.rank, 4 * comm.rank + 4)
+    np.testing.assert_array_equal(mine[:][0][0], x[begin])
+
+    def make(out):
+        linear = L.Linear(3, 1, initialW=comm.rank)
+        model = L.Classifier(chainer.Sequential(L.BatchNormalization(3), linear),
+                             F.mean_squared_error)
+        model.compute_accuracy = False
+        model = chainermn.links.create_mnbn_model(model, comm)
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.SGD(LR), comm).setup(model)
+        iterator = chainermn.iterators.create_synchronized_iterator(
+            chainer.iterators.SerialIterator(mine, 4), comm)
+        trainer = chainer.training.Trainer(
+            chainer.training.StandardUpdater(iterator, optimizer), (6, 'epoch'), out)
+        evaluator = extensions.Evaluator(
+            chainer.iterators.SerialIterator(mine, 3, False, False), model)
+        trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+        trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
+        trainer.extend(chainermn.extensions.ObservationAggregator(comm, 'main/loss', 'all'))
+        trainer.extend(chainermn.extensions.create_multi_node_report(
+            extensions.LogReport(filename=None), comm))
+        trainer.stop_trigger = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
+            comm, monitor='main/loss', patience=20, max_trigger=(6, 'epoch'))
+        return trainer, model, optimizer
+
+    trainer, model, optimizer = make(folder)
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=f'{folder}/saves')
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    trainer.extend(chainermn.extensions.multi_node_snapshot(comm, extensions.snapshot(), [
+        [rank] for rank in range(comm.size)]), trigger=(1, 'iteration'))
+    losses, weights = [], []
+
+    @trainer.extend
+    def stop(trainer):
+        losses.append(float(trainer.observation['all']))
+        weights.append(model.predictor[1].W.array.copy())
+        if trainer.updater.iteration == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(show_loop_exception_msg=False)
+    xs = (x - x.mean(0)) / np.sqrt(x.var(0) + 2e-5)
+    w, b, gamma, beta = np.zeros(3), 0., np.ones(3), np.zeros(3)
+    for seen in losses:
+        if seen is losses[0]:
+            continue  # the first update broadcasts: each rank had its own weights
+        h = gamma * xs + beta
+        error = (h @ w + b)[:, None] - t
+        np.testing.assert_allclose(seen, (error**2).mean(), 1e-4)
+        gw, gb, gh = 2 * (error * h).mean(0), 2 * error.mean(), 2 * error * w / n
+        w, b = w - LR * gw, b - LR * gb
+        gamma, beta = gamma - LR * (gh * xs).sum(0), beta - LR * gh.sum(0)
+    np.testing.assert_allclose(weights[3][0], w, 1e-4, 1e-6)
+
+    resumed, model, optimizer = make(folder)
+    checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=f'{folder}/saves')
+    resumed.extend(checkpointer, trigger=(100, 'epoch'))
+    assert checkpointer.maybe_load(resumed, optimizer) == 3  # the one of update 4 was not started
+    resumed.updater.update()
+    np.testing.assert_allclose(model.predictor[1].W.array, weights[3], 1e-6)
+    checkpointer.finalize()
+
+    again, model, _ = make(folder)
+    again.extend(chainermn.extensions.multi_node_snapshot(
+        comm, extensions.snapshot(autoload=True), [[rank] for rank in range(comm.size)]))
+    again.stop_trigger = lambda trainer: True
+    again.run()
+    np.testing.assert_allclose(model.predictor[1].W.array, weights[2], 1e-6)
+
+
+# --- objects that are no communicators ------------------------------------------------------------
+
+class Empty:
+    rank, size = 0, 1
+
+
+WRONG = [None, 'naive', 3, Empty(), chainermn.communicators.naive_communicator.NaiveCommunicator,
+         MPI.COMM_SELF, L.Linear(1, 1), chainer.optimizers.SGD()]
+
+
+@each_case('wrong', WRONG)
+def test_another_object_is_a_clear_error(wrong):
+    assert not is_communicator(wrong)
+    x = np.ones(2, 'f')
+    extensions, functions = chainermn.extensions, chainermn.functions
+    for call in [
+            lambda: chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), wrong),
+            lambda: chainermn.create_multi_node_evaluator(chainer.training.extensions.Evaluator(
+                chainer.iterators.SerialIterator([], 1, False), L.Linear(1, 1)), wrong),
+            lambda: chainermn.create_multi_node_checkpointer('run', wrong),
+            lambda: extensions.multi_node_snapshot(wrong, chainer.training.extensions.snapshot()),
+            lambda: extensions.AllreducePersistent(L.Linear(1, 1), wrong),
+            lambda: extensions.ObservationAggregator(wrong, 'a'),
+            lambda: chainermn.iterators.create_multi_node_iterator(
+                chainer.iterators.SerialIterator([0], 1), wrong),
+            lambda: chainermn.iterators.create_synchronized_iterator(
+                chainer.iterators.SerialIterator([0], 1), wrong),
+            lambda: chainermn.MultiNodeChainList(wrong),
+            lambda: chainermn.links.MultiNodeBatchNormalization(2, wrong),
+            lambda: chainermn.links.create_mnbn_model(L.BatchNormalization(2), wrong),
+            lambda: functions.allreduce(wrong, x),
+            lambda: functions.bcast(wrong, x),
+            *([lambda: chainermn.scatter_dataset([], wrong)]
+              if wrong is not MPI.COMM_SELF else [])]:
+        with pytest.raises(TypeError, match=r'needs? a (ChainerMN )?communicator|takes a communic|'
+                                            r'must be a ChainerMN|a name and a communicator'):
+            call()
+
+
+def test_a_method_that_a_stand_in_lacks_is_named():
+    class Small:
+        rank, size = 0, 1
+
+        def bcast_obj(self, obj, root=0):
+            return obj
+
+    iterator = chainermn.iterators.create_synchronized_iterator
+    with pytest.raises(AttributeError, match="'Small' object has no attribute 'gather_obj'"):
+        iterator(chainer.iterators.SerialIterator([0], 1), Small())
+
+
+# --- the end of the job ---------------------------------------------------------------------------
+
+PROGRAM = '''
+import sys, time
+sys.path.insert(0, {tests!r})
+import chainer, numpy as np
+import chainermn
+from version7 import Version7Communicator
+comm = Version7Communicator()
+model = chainer.links.Linear(2, 1)
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+def loss(update):
+    if update == 2 and comm.rank == 1:
+        raise ZeroDivisionError('only here')
+    return chainer.functions.sum(model(np.ones((1, 2), 'f')))
+for update in range(4):
+    optimizer.update(loss, update)
+'''
+
+
+@pytest.mark.mpi_skip
+def test_an_error_in_an_update_of_one_rank_ends_the_job(tmp_path):
+    """There is no check that could raise it on the others: they wait in the exchange."""
+    path = tmp_path / 'train.py'
+    path.write_text(PROGRAM.format(tests=os.path.dirname(os.path.dirname(__file__))))
+    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, str(path)], text=True,
+                          timeout=seconds(30), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode != 0
+    assert re.search(r'rank 1 of 2 .* aborts the job: uncaught ZeroDivisionError', done.stdout)

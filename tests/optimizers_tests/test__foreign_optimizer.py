@@ -1,0 +1,286 @@
+"""Optimizers that are not Chainer's: with setup, update and target only, and wrappers."""
+
+import warnings
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from each_case import each_case
+from mpi4py import MPI
+
+import chainermn
+
+LR = .125
+
+
+class Foreign:
+    """Wraps another framework's optimizer: version 7 needs no more."""
+
+    def setup(self, link):
+        self.target = link
+        return self
+
+    def update(self, lossfun=None, *args, **kwds):
+        assert lossfun is None
+        for param in self.target.params():
+            if param.grad is not None:
+                param.array -= LR * param.grad
+
+
+class WithState(Foreign):
+    """Has a momentum, and saves it."""
+
+    velocity = None
+
+    def update(self, lossfun=None, *args, **kwds):
+        velocity = 0. if self.velocity is None else self.velocity
+        self.velocity = .5 * velocity - LR * self.target.W.grad
+        self.target.W.array += self.velocity
+
+    def serialize(self, serializer):
+        self.velocity = serializer('velocity', self.velocity)
+
+
+class Wrapper:
+    """Forwards to a Chainer optimizer; assignments, as often, stay here."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def __getattr__(self, name):
+        if name == 'optimizer':
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+
+@pytest.fixture(scope='module')
+def comm():
+    comm = chainermn.create_communicator('flat')
+    yield comm
+    comm.finalize()
+
+
+def make(comm, actual, dtype='f', **options):
+    model = L.Linear(2, 1, nobias=True, initialW=np.full((1, 2), 1 + comm.rank, dtype))
+    optimizer = chainermn.create_multi_node_optimizer(actual, comm, **options)
+    return optimizer.setup(model), model
+
+
+def loss(model, x):
+    return F.sum(model(np.asarray(x, model.W.dtype)[None]))
+
+
+def batch(rank, update):
+    return [rank + 1, update]
+
+
+def weights(size, updates):
+    """W of SGD with the mean of the gradients, which are the batches."""
+    return np.ones(2) - LR * sum(
+        np.mean([batch(rank, update) for rank in range(size)], 0) for update in updates)
+
+
+@each_case('options, dtype', [
+    ({}, 'f'), ({'zero_fill': False}, 'f'), ({}, 'e'), ({'compression': 'fp16'}, 'f'),
+    ({'n_accumulations': 2}, 'f'), ({'n_accumulations': 2}, 'e')])
+def test_updates(comm, options, dtype):
+    optimizer, model = make(comm, Foreign(), dtype, **options)
+    for update in range(7):
+        optimizer.update(loss, model, batch(comm.rank, update))
+    n = options.get('n_accumulations', 1)
+    expected = np.ones(2) + (weights(comm.size, range(1, 7)) - 1) / n
+    np.testing.assert_allclose(model.W.array[0], expected, 1e-2 if dtype == 'e' else 1e-6)
+    assert len(set(MPI.COMM_WORLD.allgather(model.W.array.tobytes()))) == 1
+
+
+def test_without_a_loss_function(comm):
+    """As PFN's chainer-pytorch-migration uses it; and a parameter without a gradient."""
+    optimizer, model = make(comm, Foreign())
+    for update in range(3):
+        model.W.grad = np.array([batch(comm.rank, update)], 'f')
+        optimizer.update()
+    np.testing.assert_allclose(model.W.array[0], weights(comm.size, (1, 2)))
+    model.cleargrads()
+    optimizer.update()
+    np.testing.assert_allclose(model.W.array[0], weights(comm.size, (1, 2)))
+
+
+def test_in_debug_mode(comm):
+    with chainer.using_config('debug', True):
+        optimizer, model = make(comm, Foreign())
+        for update in range(2):
+            optimizer.update(loss, model, batch(comm.rank, update))
+    np.testing.assert_allclose(model.W.array[0], weights(comm.size, (1,)))
+
+
+def test_join(comm):
+    optimizer, model = make(comm, Foreign())
+    with chainermn.join(optimizer):
+        for update in range(3 + comm.rank):
+            optimizer.update(loss, model, batch(comm.rank, update))
+    expected = np.ones(2) - LR / comm.size * sum(
+        np.array(batch(rank, update)) for rank in range(comm.size) for update in range(1, 3 + rank))
+    np.testing.assert_allclose(model.W.array[0], expected, 1e-6)
+
+
+def trainer_of(comm, actual, folder):
+    optimizer, model = make(comm, actual)
+    data = [np.array(batch(comm.rank, update), 'f') for update in range(4)]
+    iterator = chainer.iterators.SerialIterator(data, 1, shuffle=False)
+    updater = chainer.training.StandardUpdater(
+        iterator, optimizer, loss_func=lambda x: F.sum(model(x)))
+    return chainer.training.Trainer(updater, (2, 'epoch'), folder), model
+
+
+def momentum_weights(size, updates):
+    w, v = np.ones(2), 0
+    for update in updates:
+        v = .5 * v - LR * np.mean([batch(rank, update) for rank in range(size)], 0)
+        w = w + v
+    return w
+
+
+@pytest.mark.parametrize('kind', ['checkpointer', 'snapshot'])
+def test_a_training_that_is_resumed(comm, tmp_path, kind):
+    folder = MPI.COMM_WORLD.bcast(str(tmp_path))
+
+    def extended(actual):
+        trainer, model = trainer_of(comm, actual, folder)
+        if kind == 'checkpointer':
+            extension = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+        else:
+            extension = chainermn.extensions.multi_node_snapshot(
+                comm, chainer.training.extensions.snapshot(autoload=True))
+        trainer.extend(extension, trigger=(1, 'iteration'))
+        return trainer, model, extension
+
+    trainer, model, _ = extended(WithState())
+
+    def fail(trainer):
+        if trainer.updater.iteration == 3:
+            raise KeyboardInterrupt
+
+    trainer.extend(fail, trigger=(1, 'iteration'), priority=-200)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(show_loop_exception_msg=False)
+    np.testing.assert_allclose(model.W.array[0], momentum_weights(comm.size, (1, 2)), 1e-6)
+
+    trainer, model, extension = extended(WithState())
+    n_done = 0
+    if kind == 'checkpointer':
+        n_done = extension.maybe_load(trainer, trainer.updater.get_optimizer('main'))
+    trainer.run()
+    assert trainer.updater.iteration == 8
+    n_done = n_done or 3  # the iteration of the snapshot
+    if kind == 'checkpointer':
+        seen = [update % 4 for update in range(1, 8)]
+    else:  # the first update of a new optimizer broadcasts
+        seen = [*range(1, n_done), *[update % 4 for update in range(n_done + 1, 8)]]
+    np.testing.assert_allclose(model.W.array[0], momentum_weights(comm.size, seen), 1e-6)
+
+
+def test_a_state_that_cannot_be_saved_is_a_warning_on_rank_0(comm):
+    optimizer, _ = make(comm, Foreign())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        serializer = chainer.serializers.DictionarySerializer()
+        optimizer.serialize(serializer)
+    assert [str(each.message)[:36] for each in caught] == [
+        'Foreign has no method serialize, so '] * (comm.rank == 0)
+    saved, _ = make(comm, WithState())
+    saved.serialize(chainer.serializers.DictionarySerializer())  # silent
+
+
+def test_before_setup(comm):
+    optimizer = chainermn.create_multi_node_optimizer(Foreign(), comm)
+    with pytest.raises(RuntimeError, match=r'no model. Call optimizer.setup\(model\)'):
+        optimizer.update()
+
+
+@each_case('options, name', [
+    ({'overlap': True}, 'overlap'), ({'shard_states': True}, 'shard_states'),
+    ({'double_buffering': True}, 'double_buffering'),
+    ({'shard_states': True, 'overlap': True}, 'overlap and shard_states')])
+def test_options_that_need_chainers_optimizer(comm, options, name):
+    with pytest.raises(TypeError, match=f'{name} needs a chainer.Optimizer, not') as info:
+        chainermn.create_multi_node_optimizer(Foreign(), comm, **options)
+    assert len(set(MPI.COMM_WORLD.allgather(str(info.value)))) == 1
+
+
+class Incomplete:
+    def setup(self, link):
+        return self
+
+
+@each_case('wrong, text', [
+    (None, 'has no setup and no update'), ({}, 'has no setup'), (Incomplete(), 'has no update'),
+    (Foreign, r'not the class Foreign. Create an instance'), (L.Linear(1, 1), 'has no setup')])
+def test_objects_that_are_no_optimizers(comm, wrong, text):
+    with pytest.raises(TypeError, match=text) as info:
+        chainermn.create_multi_node_optimizer(wrong, comm)
+    assert len(set(MPI.COMM_WORLD.allgather(str(info.value)))) == 1
+
+
+RULES = {'Adam': lambda: chainer.optimizers.Adam(.1),
+         'MomentumSGD': lambda: chainer.optimizers.MomentumSGD(.1)}
+
+
+@each_case('rule, options, hooks', [
+    (rule, options, hooks) for rule in RULES for hooks in (False, True) for options in (
+        {}, {'shard_states': True}, {'overlap': 'always'}, {'n_accumulations': 2},
+        {'compression': 'fp16'}, {'shard_states': True, 'n_accumulations': 2})])
+def test_a_wrapper_trains_like_what_it_wraps(comm, rule, options, hooks):
+    """The reference is Chainer's optimizer in one process, with the mean gradients."""
+    optimizer, model = make(comm, Wrapper(RULES[rule]()), **options)
+    reference = L.Linear(2, 1, nobias=True, initialW=1)
+    plain = RULES[rule]().setup(reference)
+    if hooks:
+        for each in (optimizer, plain):
+            each.add_hook(chainer.optimizer_hooks.WeightDecay(.25))
+    n = options.get('n_accumulations', 1)
+    total = np.zeros(2)
+    for update in range(7):
+        optimizer.update(loss, model, batch(comm.rank, update))
+        if not update:
+            continue
+        total += np.mean([batch(rank, update) for rank in range(comm.size)], 0) / n
+        if update % n == 0:
+            reference.W.grad = total[None].astype('f')
+            plain.update()
+            total[:] = 0
+    np.testing.assert_allclose(model.W.array, reference.W.array, 1e-3 if 'compression' in options
+                               else 1e-5)
+    assert optimizer.t == plain.t
+
+
+def test_a_wrapper_with_its_own_update_has_no_shards(comm):
+    class Own(Wrapper):
+        def update(self, *args, **kwds):
+            self.optimizer.update(*args, **kwds)
+
+    make(comm, Own(chainer.optimizers.SGD()))
+    with pytest.raises(TypeError, match='that does not override its method update'):
+        make(comm, Own(chainer.optimizers.SGD()), shard_states=True)
+
+
+def test_a_wrapper_in_a_checkpoint(comm, tmp_path):
+    folder = MPI.COMM_WORLD.bcast(str(tmp_path))
+    optimizer, model = make(comm, Wrapper(chainer.optimizers.Adam(.1)))
+    for update in range(3):
+        optimizer.update(loss, model, batch(comm.rank, update))
+    save = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+    save.save({'model': model, 'optimizer': optimizer}, 3)
+    save._saver.flush()
+    other, copied = make(comm, Wrapper(chainer.optimizers.Adam(.1)))
+    load = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+    assert load.maybe_load({'model': copied, 'optimizer': other}) == 3
+    for each, link in ((optimizer, model), (other, copied)):
+        each.update(loss, link, batch(comm.rank, 3))
+    np.testing.assert_array_equal(model.W.array, copied.W.array)
+    third, _ = make(comm, Wrapper(chainer.optimizers.MomentumSGD(.1)))
+    with pytest.raises(ValueError, match='was saved with other classes'):
+        load.maybe_load({'model': copied, 'optimizer': third})
+    load.finalize()
+    save.finalize()
