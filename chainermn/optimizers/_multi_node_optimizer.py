@@ -26,7 +26,7 @@ from chainermn._types import (
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers import _foreign_optimizer
 from chainermn.optimizers._accumulation import Accumulation
-from chainermn.optimizers._settings import Named, Settings
+from chainermn.optimizers._settings import Named, OptimizerSettings
 from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     _accumulation: Accumulation
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
-    _settings: Settings
+    _settings: OptimizerSettings
     _compares_settings: bool
     _progress: _UpdateProgress
     _watch: UpdateWatch
@@ -134,7 +134,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._accumulation = Accumulation(n_accumulations)
         self._sharding = None
         self._caller = Caller('the multi-node optimizer', advice=_ADVICE)
-        self._settings = Settings(actual_optimizer, self._caller)
+        self._settings = OptimizerSettings(actual_optimizer, self._caller)
         self._compares_settings = False
         self._progress = _UpdateProgress()
         self._watch = UpdateWatch(actual_optimizer, communicator)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 
 
-class _Users(_runtime.Part):
+class _CompressorUsers(_runtime.Part):
     def __init__(self) -> None:
         self.optimizers: weakref.WeakSet[MultiNodeOptimizer] = weakref.WeakSet()
 
@@ -32,8 +32,9 @@ def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | Pow
     Raises:
         ValueError: If it cannot be copied.
     """
+    users = _runtime.get(_CompressorUsers).optimizers
     if compressor is None or not hasattr(compressor, 'reset') or all(
-            each.compression is not compressor for each in _runtime.get(_Users).optimizers):
+            each.compression is not compressor for each in users):
         return compressor
     try:
         own = copy.deepcopy(compressor)
@@ -48,4 +49,4 @@ def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | Pow
 
 def register(optimizer: MultiNodeOptimizer) -> None:
     """Remember that an optimizer uses its compressor."""
-    _runtime.get(_Users).optimizers.add(optimizer)
+    _runtime.get(_CompressorUsers).optimizers.add(optimizer)

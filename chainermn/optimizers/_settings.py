@@ -24,7 +24,7 @@ _USUAL = 'enabled'  # the settings of most parameters
 _ODD = 0x9E3779B1  # spreads a number over 32 bits
 
 
-class Settings:
+class OptimizerSettings:
     """The settings of one optimizer.
 
     These are its hyperparameters, loss scale and hooks, those of single parameters, the disabled

@@ -4,6 +4,7 @@ The reference is a closed form: SGD with a learning rate of 1 on a linear loss s
 gradient of all examples of the updates of a step.  It does not depend on the number of ranks.
 """
 import os
+import warnings
 
 import chainer
 import numpy as np
@@ -154,6 +155,32 @@ def test_a_smaller_number_of_accumulations_averages_all_of_them(comm, folder):
         train(comm, model, optimizer, 3, 4)
         mean = np.concatenate([examples_of(update) for update in range(4)]).mean(axis=0)
         np.testing.assert_allclose(model.vector.array, -mean, atol=1e-12)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('is_shared', [False, True])
+def test_multi_node_snapshot(comm, folder, is_shared):
+    """Ranks that share a file are warned; with a file for each rank nothing is lost."""
+    sets = [range(comm.size)] if is_shared else [[rank] for rank in range(comm.size)]
+    for stop in 3, UPDATES + 1:
+        model, optimizer = make(comm, 3)
+        updater = chainer.training.updaters.StandardUpdater(
+            chainer.iterators.SerialIterator(range(-1, UPDATES), 1, shuffle=False), optimizer,
+            converter=lambda batch, device: batch[0],
+            loss_func=lambda update, model=model, n=EXAMPLES // comm.size: model(
+                update, examples_of(max(update, 0))[n * comm.rank:n * (comm.rank + 1)]))
+        trainer = chainer.training.Trainer(updater, (stop, 'iteration'), out=folder)
+        trainer.extend(chainermn.extensions.multi_node_snapshot(
+            comm, chainer.training.extensions.snapshot(autoload=True), sets),
+            trigger=(3, 'iteration'))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            trainer.run()
+        is_warned = any('continue with the gradients that one rank accumulated' in str(each.message)
+                        for each in caught)
+        assert is_warned == (is_shared and stop > 3 and comm.rank == 0)
+    if not is_shared:
+        check(model, 3)
 
 
 def test_a_snapshot_of_one_rank_has_its_accumulated_gradients(comm, folder):

@@ -132,7 +132,7 @@ def _problem(case: Case, host: str, status: int, output: str, took: float) -> st
         report = rf'PID \d+ RUNNING AT {re.escape(host)}\n(.*\n)*.*signal {number}\b'
         return '' if status and re.search(report, output) else 'other message'
     elif case.place == 'in a data loader' and not is_hang:
-        cause, stack = r'uncaught \w*Error in thread prefetch_loop', 'process'
+        cause, stack = r'uncaught \w*Error', 'process'
     elif case.way == 'sys.exit(0) alone':
         is_hang = True
     elif case[:2] == ('exception in a thread', 'at exit') and "can't create new thread" in output:

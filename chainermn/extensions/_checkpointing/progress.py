@@ -92,7 +92,7 @@ def find_problem(arrays: Mapping[str, np.ndarray], prefix: str, iterator: Object
             'examples'] if position > length else []
 
 
-class Progress:
+class IteratorProgress:
     """The progress of a saved iterator, for another iterator.
 
     Args:

@@ -31,11 +31,12 @@ from chainermn.extensions._checkpointing.late_extensions import (
 )
 from chainermn.extensions._checkpointing.npz import Arrays
 from chainermn.extensions._checkpointing.progress import (
-    Progress,
+    IteratorProgress,
     find_iterators,
     find_problem,
     is_loadable,
 )
+from chainermn.extensions._checkpointing.rank_file import accumulated
 from chainermn.extensions._checkpointing.selection import Selection
 
 _T = TypeVar('_T')
@@ -117,12 +118,14 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
     new_extensions: list[str] = []
     with raise_together(comm, 'loading'), opened() as arrays:
         states = arrays if joined is None else JoinedArrays(arrays, joined)
+        sums = accumulated(arrays)
         _note_epochs(arrays, parts)  # iterators may use the sampler when they are loaded
         models = tuple(prefix for prefix, part in parts.items()
                        if hasattr(part, 'namedparams'))
         different = Differences(name, models)
+        saved_by = selection.size if is_resized else None
         progress = {
-            prefix: Progress(arrays, prefix, iterator, selection.size if is_resized else None)
+            prefix: IteratorProgress(arrays, prefix, iterator, saved_by)
             for prefix, iterator in iterators.items()
             if is_resized or (is_replica and not is_loadable(arrays, prefix, iterator))}
         different.texts += [
@@ -152,6 +155,13 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         warnings.warn(f'iteration {selection.iteration} has no states of these extensions, which '
                       f'start from scratch: {", ".join(new_extensions)}', RuntimeWarning,
                       stacklevel=4)
+    if group is not None and group.size > 1 and sums and not selection.is_for_all and (
+            group.rank == 0):
+        warnings.warn(
+            f'iteration {selection.iteration} is between the updates of a step '
+            f'(n_accumulations), and {group.size} ranks share its file: all of them continue with '
+            'the gradients that one rank accumulated. Use replica sets of one rank, or '
+            'chainermn.create_multi_node_checkpointer.', RuntimeWarning, stacklevel=4)
     if is_resized and comm.rank == 0:
         warnings.warn(_resized_warning(comm, selection), RuntimeWarning, stacklevel=4)
     return ''
@@ -243,7 +253,7 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], differences: Differences,
-                 progress: Mapping[str, Progress] | None = None, is_resized: bool = False,
+                 progress: Mapping[str, IteratorProgress] | None = None, is_resized: bool = False,
                  path: str = '') -> None:
         may_lack = is_resized and re.match('(extensions|extension_triggers|stop_trigger)/', path)
         super().__init__(arrays, path=path, strict=not may_lack)

@@ -150,7 +150,7 @@ def saved_arrays(trainer):
 
 def load_resized(arrays, trainer):
     CheckedDeserializer(arrays, Differences('file', ()), {
-        prefix: progress.Progress(arrays, prefix, iterator, 2)
+        prefix: progress.IteratorProgress(arrays, prefix, iterator, 2)
         for prefix, iterator in progress.find_iterators(trainer).items()}, True).load(trainer)
 
 
