@@ -22,6 +22,9 @@ class Refuser(Protocol):
 def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
     """Raise an error of the block on all ranks: on the others in their next collective operation.
 
+    Not all ranks need to enter the block.  With a communicator of a third party, which does not
+    compare calls, only this rank raises it; see :func:`raise_together`.
+
     The block must not call a collective operation.
 
     Args:

@@ -338,7 +338,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
         Without a trainer, the files are removed immediately.  After ``Trainer.run``, which calls
         this method, they are removed when all ranks have ended without an error, since a later step
-        may fail, such as saving the model.  Another call removes them immediately.
+        may fail, such as saving the model.  Another call removes them immediately, and so does the
+        first one with a communicator that does not compare the calls of its ranks.
 
         Collective: every rank calls it, unless training failed.
 
