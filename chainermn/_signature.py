@@ -62,6 +62,9 @@ class Caller:
         self.advice = advice
         self._state_digest = 0
         self._state: Callable[[], Mapping[str, str]] = dict
+        self._harmless_digest, self._are_accepted = 0, False
+        #: Returns what may differ between ranks, with a warning, by name.
+        self.harmless: Callable[[], Mapping[str, str]] = dict
         self.set_options(options or {})
 
     def set_options(self, options: Mapping[str, str]) -> None:
@@ -70,19 +73,31 @@ class Caller:
         self.options_digest = digest((self.name, self._options))
         self._update_digest()
 
-    def set_state(self, digest: int, state: Callable[[], Mapping[str, str]]) -> None:
-        """Replace what must be equal, too, but often changes.
+    def set_state(self, state: Callable[[], Mapping[str, str]],
+                  harmless: Callable[[], Mapping[str, str]]) -> None:
+        """Replace what often changes.
 
         Args:
-            digest: Its digest.
-            state: Returns its values by name, for an error.
+            state: Returns what must be equal, too, by name, for an error.
+            harmless: Returns what may differ, with a warning, by name.
         """
-        self._state_digest, self._state = digest, state
+        self._state, self.harmless = state, harmless
+
+    def set_digests(self, state: int, harmless: int) -> None:
+        """Replace the digests of what :meth:`set_state` describes."""
+        self._state_digest, self._harmless_digest = state, harmless
+        self._update_digest()
+
+    def accept_differences(self) -> None:
+        """No longer tell apart what may differ."""
+        self._are_accepted = True
         self._update_digest()
 
     def _update_digest(self) -> None:
         self.digest = ((self.options_digest ^ self._state_digest) % (2**32 - 1) + 1
                        if self.name else 0)
+        #: Differs, too, if the ranks differ in what may differ.
+        self.identity = self.digest ^ (0 if self._are_accepted else self._harmless_digest)
 
     @property
     def options(self) -> dict[str, str]:
@@ -90,7 +105,7 @@ class Caller:
         return {**self._options, **self._state()}
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), '_options': self.options, '_state': dict}
+        return {**vars(self), '_options': self.options, '_state': dict, 'harmless': dict}
 
 
 #: The program itself.

@@ -129,7 +129,7 @@ def test_equal_calls_have_equal_identifiers():
 def test_callers():
     callers = [PROGRAM, Caller('a'), Caller('b'), Caller('a', {'n': '1'}), Caller('a', {'n': '2'})]
     for signature in pack('barrier'), pack('allreduce', (3,), np.dtype('f4'), op='sum'):
-        digests = [caller.digest for caller in callers]
+        digests = [caller.identity for caller in callers]
         assert len({identifier_of_caller(signature, digest) for digest in digests}) == len(callers)
         assert identifier_of_caller(signature, PROGRAM.digest) == identifier(signature)
         for caller in callers:
@@ -139,12 +139,17 @@ def test_callers():
     changed.set_options({'n': '1'})
     assert changed.digest == callers[3].digest
     digest = changed.digest
-    changed.set_state(5, lambda: {'lr': '0.1'})
+    changed.set_state(lambda: {'lr': '0.1'}, dict)
+    changed.set_digests(5, 0)
     assert changed.digest != digest and changed.options == {'n': '1', 'lr': '0.1'}
     copy = pickle.loads(pickle.dumps(changed))
     assert (copy.digest, copy.options) == (changed.digest, changed.options)
-    changed.set_state(0, dict)
+    changed.set_state(dict, dict)
+    changed.set_digests(0, 7)
     assert changed.digest == digest and changed.options == {'n': '1'}
+    assert changed.identity != digest  # they differ in what may differ
+    changed.accept_differences()
+    assert changed.identity == digest
 
 
 def test_digest_is_the_same_in_every_process():

@@ -5,6 +5,7 @@ arguments, the ranks exchange details, and all of them raise the same error.
 """
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -98,7 +99,7 @@ class ConsistencyCheck:
         self.caller = caller
         self._identifier: Callable[[bytes], bytes] = (
             identifier if caller is PROGRAM
-            else lambda signature: identifier_of_caller(signature, caller.digest))
+            else lambda signature: identifier_of_caller(signature, caller.identity))
 
     def trace(self) -> None:
         """Record the time spent waiting for other ranks on the timeline."""
@@ -260,6 +261,20 @@ class ConsistencyCheck:
         for each in signatures:
             if each.failed or each.key(equal) != first:
                 self._raise_common(signatures, details)
+        if signatures[0].caller and self.caller.harmless is not dict:
+            self._warn_of_differences()
+
+    def _warn_of_differences(self) -> None:
+        """Warn once, on rank 0, if the callers differ in what may differ."""
+        described = self.mpi_comm.allgather(dict(self.caller.harmless()))
+        if table := mismatch.difference_table(described, 'none'):
+            self.caller.accept_differences()
+            if self.mpi_comm.rank == 0:
+                name = self.caller.name
+                warnings.warn('\n'.join([
+                    f'hooks of {name} differ between ranks', *table,
+                    'If they change gradients or parameters, the models drift apart: add them on '
+                    'all ranks.']), RuntimeWarning, stacklevel=2)
 
     def _raise_common(self, signatures: list[CallSignature],
                       details: Mapping[str, str] | None = None, error: Exception | None = None,

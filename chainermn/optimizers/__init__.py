@@ -17,6 +17,7 @@ from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_u
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer, takes
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
 from chainermn.optimizers._own_compressor import own_compressor, register
+from chainermn.optimizers._settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
@@ -176,7 +177,7 @@ def create_multi_node_optimizer(
         'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',
         'shard_states': str(shard_states), 'compare_settings': str(bool(compare_settings))})
     optimizer._compares_settings = compare_settings and communicator.size > 1 and (
-        hasattr(actual_optimizer, 'hyperparam'))
+        OptimizerSettings.are_known(actual_optimizer))
     if shard_states and communicator.size > 1:
         optimizer._sharding = ShardedUpdate(communicator, optimizer._caller)
     return optimizer

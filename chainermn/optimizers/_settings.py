@@ -5,10 +5,10 @@ the message that starts it anyway.  The digest is computed again only if a setti
 """
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
@@ -22,14 +22,23 @@ Hooks = dict[str, Object]
 
 _USUAL = 'enabled'  # the settings of most parameters
 _ODD = 0x9E3779B1  # spreads a number over 32 bits
+_LARGEST = 1024  # elements of an array that is compared
+
+_HOOKS_OF_CHAINER = (
+    optimizer_hooks.GradientClipping, optimizer_hooks.GradientHardClipping,
+    optimizer_hooks.GradientLARS, optimizer_hooks.GradientNoise, optimizer_hooks.Lasso,
+    optimizer_hooks.WeightDecay)
+#: Their attributes; a subclass may have others, which may differ between ranks.
+_ARGUMENTS = ('rate', 'threshold', 'lower_bound', 'upper_bound', 'weight_decay', 'eps', 'eta')
 
 
 class OptimizerSettings:
     """The settings of one optimizer.
 
-    These are its hyperparameters, loss scale and hooks, those of single parameters, the disabled
-    parameters, and ``t``, which differs if only some ranks have loaded a snapshot.  Of a hook they
-    contain its name, and the numbers in it if it is one of Chainer's.
+    These are its hyperparameters, loss scale and hooks, its update rules and those of single
+    parameters, the disabled parameters, and ``t``, which differs if only some ranks have loaded a
+    snapshot; without states, as in SGD, ``t`` does not matter.  Hooks of the program may only read,
+    for example to write a log, so ranks whose hooks differ are only warned.
 
     Args:
         actual_optimizer: The optimizer.
@@ -40,16 +49,27 @@ class OptimizerSettings:
         self._optimizer = actual_optimizer
         self._caller = caller
         self._named: Named = []
-        self._rules: list[Object] = []  # of the parameters that have one
-        self._hyperparams: list[dict[str, Object]] = []  # of these rules
-        self._hooks: list[Hooks] = []  # before and after an update of each of these rules
-        self._seen: tuple[list[Object], list[Object]] = [], []
-        self._digest_of_others = self._digest = 0
+        self._usual_lengths: list[int] = []
+        self._rules: list[Object] = []
+        self._of_chainer: list[chainer.UpdateRule] = []  # those of them that have settings
+        self._dicts: list[dict[str, Object]] = []  # hyperparameters and hooks of these
+        self._has_state = False
+        self._seen: list[Object] = []
+        self._seen_others: list[Object] = []
+        self._digest_of_others = self._digest_of_hooks = self._digest = 0
+
+    @staticmethod
+    def are_known(optimizer: Optimizer) -> bool:
+        """Return whether an optimizer has the settings of Chainer's."""
+        return hasattr(getattr(optimizer, 'hyperparam', None), '__dict__') and all(
+            hasattr(optimizer, name) for name in ('t', '_loss_scale', '_use_fp32_update',
+                                                  '_hookable'))
 
     def forget(self) -> None:
         """Let the ranks compare no settings."""
-        self._seen = [], []
-        self._caller.set_state(0, dict)
+        self._seen, self._seen_others = [], []
+        self._caller.set_state(dict, dict)
+        self._caller.set_digests(0, 0)
 
     def compare(self, named: Named) -> None:
         """Let the ranks compare the current settings in their next exchange.
@@ -58,52 +78,83 @@ class OptimizerSettings:
             named: All parameters with their paths, sorted.
         """
         optimizer = self._optimizer
-        rules = [rule for _, param in named if (rule := param.update_rule) is not None]
+        rules = [param.update_rule for _, param in named]
         if rules != self._rules:
-            self._rules = rules
-            self._hyperparams = [vars(rule.hyperparam) for rule in rules]
-            self._hooks = [hooks for rule in rules for hooks in _hooks(rule)]
+            self._note_rules(rules)
         self._named = named
+        lengths = [*map(len, self._dicts)]
+        others = [rules, [rule.enabled for rule in self._of_chainer], optimizer._use_fp32_update,
+                  lengths]
         before, after = _hooks(optimizer)
-        numbers = [optimizer._loss_scale, *vars(optimizer.hyperparam).values()]
-        others = [
-            optimizer._use_fp32_update, [*before], [*after], [rule.enabled for rule in rules],
-            [(n, *values.values()) for n, values in enumerate(self._hyperparams)
-             if len(values) > 1],  # one is the parent
-            [(n, *hooks) for n, hooks in enumerate(self._hooks) if hooks],
-            [_numbers_of(hook) for hooks in (before, after) if hooks for hook in hooks.values()]]
-        seen_numbers, seen_others = self._seen
-        has_changed = not _are_equal(others, seen_others)
-        if has_changed or not _are_equal(numbers, seen_numbers):
-            if has_changed:
-                # Not what all parameters have: different models have an error of their own.
-                special = [item for item in self._other_texts().items() if item[1] != _USUAL]
-                self._digest_of_others = zlib.crc32(repr(special).encode())
-            self._seen = numbers, others
-            self._digest = hash((self._digest_of_others, *map(_comparable, numbers)))
-        self._caller.set_state(self._digest ^ optimizer.t * _ODD, self._texts)
+        if before or after:
+            others += [*before.items(), None, *after.items()]
+            others += [_arguments(hook) for hooks in (before, after) for hook in hooks.values()]
+        if lengths != self._usual_lengths:
+            others += [[*values.values()] for values in self._dicts]
+        seen = [optimizer._loss_scale, *vars(optimizer.hyperparam).values(), others]
+        if not _are_equal(seen, self._seen):
+            self._note_change(others)
+            self._seen = seen
+            numbers = [_comparable(value) for value in seen[:-1]]
+            self._digest = zlib.crc32(repr(numbers).encode(), self._digest_of_others)
+        elif not self._has_state:
+            return
+        self._caller.set_digests(
+            self._digest ^ optimizer.t * _ODD * self._has_state, self._digest_of_hooks)
+
+    def _note_rules(self, rules: list[Object]) -> None:
+        self._rules = rules
+        self._of_chainer = [rule for rule in rules if isinstance(rule, chainer.UpdateRule)]
+        self._dicts = [values for rule in self._of_chainer
+                       for values in (vars(rule.hyperparam), *_hooks(rule))]
+        self._usual_lengths = [1, 0, 0] * len(self._of_chainer)  # a rule knows its parent
+        self._has_state = any(type(rule).init_state is not chainer.UpdateRule.init_state
+                              for rule in self._of_chainer)
+
+    def _note_change(self, others: list[Object]) -> None:
+        """Compute the digest of settings other than numbers, if one of these has changed."""
+        if self._seen and _are_equal(others, self._seen_others):
+            return
+        self._seen_others = others
+        # Not what all parameters have: different models have an error of their own.
+        special = [item for item in self._other_texts().items() if item[1] != _USUAL]
+        self._digest_of_others = zlib.crc32(repr(special).encode())
+        self._digest_of_hooks = zlib.crc32(repr(self._hooks_of_program()).encode())
+        self._caller.set_state(self._texts, self._hooks_of_program)
 
     def _texts(self) -> dict[str, str]:
         """Return all settings by name."""
         optimizer = self._optimizer
-        numbers = {'t': optimizer.t, 'loss scale': optimizer._loss_scale,
-                   **_own(optimizer.hyperparam)}
+        numbers = {'t': optimizer.t if self._has_state else None,
+                   'loss scale': optimizer._loss_scale, **_own(optimizer.hyperparam)}
         return {name: _text(value) for name, value in numbers.items()} | self._other_texts()
 
     def _other_texts(self) -> dict[str, str]:
-        texts = {'use_fp32_update': str(self._optimizer._use_fp32_update)}
+        texts = {'use_fp32_update': str(self._optimizer._use_fp32_update),
+                 'update rules': _listed(sorted({
+                     type(rule).__qualname__ for rule in self._rules if rule is not None}))}
         for name, hooks in zip(('hooks', 'hooks after updates'), _hooks(self._optimizer),
                                strict=True):
-            texts[name] = _listed(f'{name}{_arguments(_numbers_of(hook))}'
-                                  for name, hook in hooks.items())
+            texts[name] = _listed(_described(hooks))
         for path, param in self._named:
             rule = param.update_rule
-            if rule is not None:
-                before, after = _hooks(rule)
-                texts[f'update of {path}'] = ', '.join([
-                    _USUAL if rule.enabled else 'disabled',
-                    *(f'{name} {_text(value)}' for name, value in _own(rule.hyperparam).items()),
-                    *(f'hook {name}' for name in (*before, *after))])
+            texts[f'update of {path}'] = 'no update rule' if rule is None else ', '.join([
+                _USUAL if rule.enabled else 'disabled',
+                *(f'{name} {_text(value)}' for name, value in _own(rule.hyperparam).items()),
+                *(f'hook {text}' for hooks in _hooks(rule) for text in _described(hooks))])
+        return texts
+
+    def _hooks_of_program(self) -> dict[str, str]:
+        """Return the hooks that are not Chainer's."""
+        texts = {}
+        for name, hooks in zip(('hooks', 'hooks after updates'), _hooks(self._optimizer),
+                               strict=True):
+            texts[name] = _listed(_others(hooks))
+        for path, param in self._named:
+            if param.update_rule is not None and (
+                    names := [name for hooks in _hooks(param.update_rule)
+                              for name in _others(hooks)]):
+                texts[f'hooks of {path}'] = _listed(names)
         return texts
 
 
@@ -113,57 +164,66 @@ def _hooks(hookable: Object) -> tuple[Hooks, Hooks]:
     return hooks._pre_update_hooks, hooks._post_update_hooks
 
 
+def _described(hooks: Hooks) -> Iterator[str]:
+    """Describe the hooks that are Chainer's."""
+    for name, hook in hooks.items():
+        if isinstance(hook, _HOOKS_OF_CHAINER):
+            values = _listed(f'{key}={_text(value)}' for key, value in _arguments(hook).items())
+            kind = type(hook).__name__
+            yield f'{"" if name == kind else f"{name}: "}{kind}({values})'
+
+
+def _others(hooks: Hooks) -> Iterator[str]:
+    """Return the names of the hooks that are not Chainer's."""
+    for name, hook in hooks.items():
+        if not isinstance(hook, _HOOKS_OF_CHAINER):
+            yield str(name)
+
+
+def _arguments(hook: Object) -> dict[str, Object]:
+    """Return the numbers with which a hook of Chainer changes gradients."""
+    if not isinstance(hook, _HOOKS_OF_CHAINER):
+        return {}
+    arguments = {name: _comparable(vars(hook)[name]) for name in _ARGUMENTS if name in vars(hook)}
+    if isinstance(hook, optimizer_hooks.GradientNoise) and (
+            hook.noise_func.__module__ == optimizer_hooks.GradientNoise.__module__):
+        arguments['state of numpy.random'] = _random_state()
+    return arguments
+
+
+def _random_state() -> int:
+    """Return a digest of the state from which Chainer draws noise on the CPU."""
+    _, keys, position, _, _ = np.random.get_state(legacy=True)
+    return zlib.crc32(np.asarray(keys).tobytes(), int(position))
+
+
 def _own(hyperparam: Object) -> dict[str, Object]:
     """Return the hyperparameters that are not those of the parent."""
     return {name: value for name, value in vars(hyperparam).items() if name != '_parent'}
 
 
-def _numbers_of(hook: Object) -> dict[str, Object]:
-    """Return what decides how a hook of Chainer changes gradients; others may hold anything."""
-    if not type(hook).__module__.startswith('chainer.optimizer_hooks.'):
-        return {}
-    numbers = {name: value for name, value in vars(hook).items() if _is_comparable(value)}
-    if isinstance(hook, optimizer_hooks.GradientNoise):
-        numbers['state of numpy.random'] = _random_state()
-    return numbers
-
-
-def _random_state() -> int:
-    """Return a digest of the state from which hooks draw on the CPU."""
-    _, keys, position, _, _ = np.random.get_state(legacy=True)
-    return zlib.crc32(np.asarray(keys).tobytes(), int(position))
-
-
 def _are_equal(values: list[Object], others: list[Object]) -> bool:
-    """Compare lists.  Arrays in them are equal if they are the same object."""
+    """Compare lists.  What cannot be compared, such as an array, is equal if it is the same."""
     try:
         return values == others
-    except ValueError:
+    except Exception:
         return False
 
 
-def _is_comparable(value: Object) -> bool:
-    return value is None or isinstance(value, (int, float, str, np.number, np.bool_))
-
-
-def _comparable(value: Object) -> float:
-    """Return a number whose hash is equal on all ranks."""
-    if isinstance(value, str):
-        return zlib.crc32(value.encode())
-    if value is None or not _is_comparable(value) or math.isnan(value):
-        return -1
-    return value
+def _comparable(value: Object) -> Object:
+    """Return a value whose ``repr`` is equal on all ranks, unless the setting differs."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.size <= _LARGEST and not value.dtype.hasobject:
+        return f'array {zlib.crc32(value.tobytes())}' if value.ndim else value.item()
+    if isinstance(value, (tuple, list)):
+        return [*map(_comparable, value)]
+    return value if value is None or isinstance(value, (int, float, str)) else 'an object'
 
 
 def _text(value: Object) -> str:
-    if isinstance(value, np.generic):
-        value = value.item()
-    return str(value) if _is_comparable(value) else 'an object'
+    return str(_comparable(value))
 
 
 def _listed(texts: Iterable[str]) -> str:
     return ', '.join(texts) or 'none'
-
-
-def _arguments(values: dict[str, Object]) -> str:
-    return f'({_listed(f"{name}={_text(value)}" for name, value in values.items())})' * bool(values)

@@ -1,5 +1,7 @@
 """Settings of an optimizer that differ between ranks are named within one update."""
 
+import warnings
+
 import chainer
 import numpy as np
 import pytest
@@ -42,6 +44,10 @@ def load(optimizer):
     chainer.serializers.NpzDeserializer(saved.target).load(optimizer)
 
 
+def without_rule(optimizer):
+    optimizer.target[1].b.update_rule = None
+
+
 #: A change on rank 0 only, and what the error says of it.
 CHANGES = [
     (lambda o: setattr(o, 'lr', 0.05), 'lr: 0.05 on rank 0; 0.1 on rank'),
@@ -50,14 +56,19 @@ CHANGES = [
     (lambda o: setattr(o, 'lr', float('nan')), 'lr: nan on rank 0; 0.1 on rank'),
     (lambda o: setattr(o, 't', o.t + 3), 't: 4 on rank 0; 1 on rank'),
     (load, 't: 40 on rank 0; 1 on rank'),
-    (lambda o: o.add_hook(hook), 'hooks: hook on rank 0; none on rank'),
-    (lambda o: o.add_hook(hook, timing='post'), 'hooks after updates: hook on rank 0; none on'),
+    (lambda o: setattr(o.hyperparam, 'scales', (1, 2)), 'scales: [1, 2] on rank 0; nothing on'),
+    (lambda o: setattr(o, 'lr', -1), 'lr: -1 on rank 0; 0.1 on rank'),
+    (lambda o: o.add_hook(optimizer_hooks.Lasso(0.1), 'reg', 'post'),
+     'hooks after updates: reg: Lasso(rate=0.1) on rank 0; none on'),
+    (lambda o: o.target[0].W.update_rule.add_hook(optimizer_hooks.WeightDecay(0.5)),
+     'update of /0/W: enabled, hook WeightDecay(rate=0.5) on rank 0; enabled on rank'),
+    (without_rule, 'update of /1/b: no update rule on rank 0; enabled on rank'),
+    (lambda o: setattr(o.target[1].b, 'update_rule', optimizers.sgd.SGDRule(o.hyperparam)),
+     'update rules: MomentumSGDRule, SGDRule on rank 0; MomentumSGDRule on rank'),
     (lambda o: o.add_hook(optimizer_hooks.WeightDecay(0.1)), 'hooks: WeightDecay(rate=0.1) on'),
     (lambda o: o.target[1].disable_update(), 'update of /1/W: disabled on rank 0; enabled on rank'),
     (lambda o: setattr(o.target[1].b.update_rule.hyperparam, 'lr', 1.),
      'update of /1/b: enabled, lr 1.0 on rank 0; enabled on rank'),
-    (lambda o: o.target[0].W.update_rule.add_hook(lambda rule, param: None, 'mask'),
-     'update of /0/W: enabled, hook mask on rank 0; enabled on rank'),
     (lambda o: o.set_loss_scale(2.), 'loss scale: 2.0 on rank 0; None on rank'),
     (lambda o: o.use_fp32_update(), 'use_fp32_update: True on rank 0; False on rank'),
 ]
@@ -66,7 +77,7 @@ CHANGES = [
 @pytest.mark.mpi(min_size=2)
 @each_case('options, number', lambda config: [
     (options, number) for n, options in enumerate([
-        {}, {'overlap': 'always'}, {'shard_states': True}, {'compression': 'fp16'}])
+        {}, {'overlap': 'always'}, {'n_accumulations': 1}, {'compression': 'fp16'}])
     for number in range(len(CHANGES)) if config.getoption('--full') or number % 4 == n])
 def test_a_change_on_one_rank(comm, same_error, options, number):
     change, text = CHANGES[number]
@@ -85,12 +96,41 @@ def test_a_change_on_one_rank(comm, same_error, options, number):
 
 
 @pytest.mark.mpi(min_size=2)
+@each_case('add, name', [
+    (lambda o: o.add_hook(hook), 'hooks: hook'),
+    (lambda o: o.add_hook(hook, timing='post'), 'hooks after updates: hook'),
+    (lambda o: o.target[0].W.update_rule.add_hook(lambda rule, param: None, 'mask'),
+     'hooks of /0/W: mask')])
+def test_a_hook_of_the_program_on_one_rank(comm, add, name):
+    """It may only read, so rank 0 warns once."""
+    optimizer = prepared(comm)
+    update(optimizer, 2)
+    if comm.rank == 0:
+        add(optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        update(optimizer, 3)
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == (comm.rank == 0)
+    if texts:
+        assert texts[0].startswith('hooks of the multi-node optimizer differ between ranks\n')
+        assert f'\n  {name} on rank 0; none on rank' in texts[0]
+    comm.check_replicas(optimizer.target)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_difference_from_the_beginning(comm, same_error):
     """It is named by the first update, which broadcasts."""
     optimizer = prepared(comm, optimizers.Adam(0.1 if comm.rank else 0.2))
     assert '\n  alpha: 0.2 on rank 0; 0.1 on rank' in str(same_error(lambda: update(optimizer)))
-    optimizer = prepared(comm, optimizers.Adam() if comm.rank else optimizers.SGD())
-    assert '\n  amsgrad: nothing on rank 0; False on rank' in str(
+    optimizer = prepared(comm, optimizers.NesterovAG() if comm.rank else None)
+    optimizer.lr = 0.1
+    assert '\n  update rules: MomentumSGDRule on rank 0; NesterovAGRule on rank' in str(
+        same_error(lambda: update(optimizer)))
+    optimizer = prepared(comm)
+    optimizer.add_hook((optimizer_hooks.Lasso if comm.rank else optimizer_hooks.WeightDecay)(0.1),
+                       'reg')
+    assert '\n  hooks: reg: WeightDecay(rate=0.1) on rank 0; reg: Lasso(rate=0.1) on' in str(
         same_error(lambda: update(optimizer)))
     optimizer = prepared(comm)
     optimizer.add_hook(optimizer_hooks.WeightDecay(0.1 if comm.rank else 0.2))
@@ -146,6 +186,61 @@ def test_differences_on_purpose(comm):
     np.testing.assert_array_equal(optimizer.target[0].W.array, before - 1 - comm.rank)
 
 
+class Schedule:
+    """An object that cannot be compared."""
+
+    def __eq__(self, other):
+        raise TypeError
+
+    __hash__ = None
+
+
+class OwnUpdate(chainer.Optimizer):
+    """An optimizer without update rules."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.hyperparam = chainer.optimizer.Hyperparameter() if kind else {'lr': 0.1}
+
+    def update(self, lossfun=None, *args, **kwds):
+        self.t += 1
+        for param in self.target.params():
+            param.array -= 0.1 * param.grad
+
+
+def test_optimizers_and_hyperparameters_of_any_kind(comm):
+    for kind in range(2):
+        optimizer = prepared(comm, OwnUpdate(kind))
+        update(optimizer, 3)
+        comm.check_replicas(optimizer.target)
+    optimizer = prepared(comm)
+    for value in Schedule(), Schedule(), np.arange(comm.rank + 2000), np.arange(3), None:
+        optimizer.hyperparam.other = value
+        update(optimizer)
+    comm.check_replicas(optimizer.target)
+
+
+def own_noise(xp, shape, dtype, hook, opt, random=np.random.RandomState(0)):  # noqa: B008
+    return random.normal(0, 0.01, shape).astype(dtype)
+
+
+def test_noise_that_all_ranks_draw_alike(comm):
+    optimizer = prepared(comm)
+    optimizer.add_hook(optimizer_hooks.GradientNoise(0.01, own_noise))
+    own_noise.__defaults__[0].seed(0)
+    np.random.seed(comm.rank)
+    update(optimizer, 3)
+    comm.check_replicas(optimizer.target)
+
+
+def test_a_snapshot_on_rank_0_without_states(comm):
+    """As programs for ChainerMN 7 do: the first update broadcasts, and SGD has no state."""
+    optimizer = prepared(comm, optimizers.SGD())
+    optimizer.actual_optimizer.t = 5 * (comm.rank == 0)
+    update(optimizer, 3)
+    comm.check_replicas(optimizer.target)
+
+
 class Loud(optimizers.MomentumSGD):
     """A subclass that one rank uses to print something."""
 
@@ -154,11 +249,9 @@ def test_correct_programs_stay_silent(comm):
     """Settings that change in the same way, or that do not matter."""
     optimizer = prepared(comm, Loud(0.1) if comm.rank == 0 else None)
     optimizer.log = ['only on this rank'] * comm.rank
-    optimizer.hyperparam.note = np.arange(comm.rank + 2)  # an array
     for schedule in range(4):
         update(optimizer, 2)
         optimizer.lr = np.float64(0.1) / (1 + schedule) if comm.rank else 0.1 / (1 + schedule)
-        optimizer.hyperparam.note = np.arange(comm.rank + 2)
         optimizer.target[schedule % 2].disable_update()
     optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
     update(optimizer)
