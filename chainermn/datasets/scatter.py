@@ -240,9 +240,9 @@ def _length(dataset: Dataset) -> int:
 def _warn_of_ignored(lengths: Sequence[int], root: int) -> None:
     """Warn on the root if other ranks passed data sets of their own, which are ignored.
 
-    Programs may pass the same data set on all ranks, or an empty one.
+    Programs may pass the same data set on all ranks, or an empty one, or a placeholder.
     """
-    others = [rank for rank, length in enumerate(lengths) if length not in (0, lengths[root])]
+    others = [rank for rank, length in enumerate(lengths) if length not in (0, 1, lengths[root])]
     if others:
         warnings.warn('\n'.join([
             f'scatter_dataset ignores the data sets of {ranks_text(others)}: it scatters that of '

@@ -115,8 +115,9 @@ class Join(AbstractContextManager[None]):
                 'this communicator is already in a join. Leave that context first.'))
         self._optimizer._enter_join(self)
         try:
-            numbers = self._comm._join_turn(
-                _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
+            with self._optimizer._comparing_settings():
+                numbers = self._comm._join_turn(
+                    _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
             check_equal(self._comm, [
                 f'divide_by_initial_world_size={bool(number & 2)}, '
                 f'throw_on_early_termination={bool(number & 1)}' for number in numbers],

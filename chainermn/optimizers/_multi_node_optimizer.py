@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +17,7 @@ from chainermn._sharded_states.sharded_update import ShardedUpdate, as_updated
 from chainermn._signature import NO_UPDATE, Caller, Update
 from chainermn._types import (
     Array,
+    FunctionNode,
     Model,
     Object,
     Optimizer,
@@ -56,12 +57,13 @@ class _UpdateProgress:
             exchange that rank is ahead of the others.
         is_started: Whether other ranks still wait for this rank in the current update.
         n_debugged: Updates in debug mode.
+        has_gradients: Whether backward has ever computed a gradient of the model.
     """
 
-    __slots__ = 'is_started', 'n_debugged', 'n_started'
+    __slots__ = 'has_gradients', 'is_started', 'n_debugged', 'n_started'
 
     def __init__(self) -> None:
-        self.n_debugged = 0
+        self.n_debugged, self.has_gradients = 0, False
         self.restart()
 
     def restart(self) -> None:
@@ -162,7 +164,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._accumulation.clear()
         if self._sharding is not None:
             self._sharding.clear()
-        self._progress.restart()
+        self._progress = _UpdateProgress()
         if self.compression is not None and hasattr(self.compression, 'reset'):
             self.compression.reset()
         return self
@@ -204,7 +206,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         if loss is not None:
             with self._span('backward'):
                 self._backward(loss, named, not is_changed and accumulation.is_last)
-            self._check_model(lossfun, named)
+            if not self._progress.has_gradients:
+                self._check_model(loss, named)
             del loss
         if self._compares_settings and self._joined is None:  # in a join, they can differ
             self._settings.compare(named)
@@ -298,18 +301,14 @@ class MultiNodeOptimizer(OptimizerProxy):
             self.communicator.refuse('the multi-node optimizer', RuntimeError(
                 'the multi-node optimizer has no model. Call optimizer.setup(model) first.'))
 
-    def _check_model(self, lossfun: Object, named: Named) -> None:
-        """Raise ValueError on all ranks if the loss is of another model, which is never trained."""
-        if any(param.grad is not None for _, param in named):
-            return
-        other = getattr(lossfun, '__self__', lossfun)
-        if isinstance(other, chainer.Link) and (
-                ids := {id(param) for param in other.params()}) and (
-                ids.isdisjoint(id(param) for _, param in named)):
+    def _check_model(self, loss: Variable, named: Named) -> None:
+        """Raise ValueError on all ranks if the loss only depends on parameters of another model."""
+        self._progress.has_gradients = any(param.grad is not None for _, param in named)
+        if not self._progress.has_gradients and _depends_on_parameters(loss):
             self.communicator.refuse('the multi-node optimizer', ValueError(
-                f'update(lossfun, ...) got a {type(other).__name__}, none of whose parameters are '
-                f'in the {type(self.target).__name__} that setup() got. Pass the model to train to '
-                'both of them.'))
+                'the loss of update(lossfun, ...) depends on no parameter of the '
+                f'{type(self.target).__name__} passed to setup(), but on those of another model. '
+                'Pass the same model to setup() and update().'))
 
     def _backward(self, loss: Variable, named: Named, is_exchanged: bool) -> None:
         """Compute the gradients of the named parameters.
@@ -413,8 +412,19 @@ class MultiNodeOptimizer(OptimizerProxy):
             joined: The join; ``None`` leaves it.
         """
         self._joined = joined
-        self._settings.forget()
         self._progress.restart()
+
+    @contextlib.contextmanager
+    def _comparing_settings(self) -> Iterator[None]:
+        """Return a context in which the next operation compares settings, for the last time."""
+        if self._compares_settings and self.target is not None:
+            # At the end of a join, all ranks get t and the states of one.
+            self._settings.compare(sorted(self.target.namedparams()), with_t=False)
+        try:
+            with self.communicator.called_by(self._caller):
+                yield
+        finally:
+            self._settings.forget()
 
     def _flush(self, as_if_whole: bool) -> None:
         """Exchange accumulated gradients.
@@ -467,6 +477,21 @@ class MultiNodeOptimizer(OptimizerProxy):
 
 def _seen(named: Named) -> list[tuple[str, bool]]:
     return [(name, param.is_initialized) for name, param in named]
+
+
+def _depends_on_parameters(loss: Variable) -> bool:
+    """Return whether a parameter of any model needs the gradient of a loss."""
+    found, seen = [loss.creator_node], set[FunctionNode | None]()
+    while found:
+        function = found.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        for node in function.inputs:
+            if isinstance(node.get_variable_or_none(), chainer.Parameter) and node.requires_grad:
+                return True
+            found.append(node.creator_node)
+    return False
 
 
 def _multiply(grad: Array | None, factor: float) -> None:

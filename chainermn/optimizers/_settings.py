@@ -71,11 +71,12 @@ class OptimizerSettings:
         self._caller.set_state(dict, dict)
         self._caller.set_digests(0, 0)
 
-    def compare(self, named: Named) -> None:
+    def compare(self, named: Named, with_t: bool = True) -> None:
         """Let the ranks compare the current settings in their next exchange.
 
         Args:
             named: All parameters with their paths, sorted.
+            with_t: Whether ``t`` must be equal, if the rules have states.
         """
         optimizer = self._optimizer
         rules = [param.update_rule for _, param in named]
@@ -99,8 +100,8 @@ class OptimizerSettings:
             self._digest = zlib.crc32(repr(numbers).encode(), self._digest_of_others)
         elif not self._has_state:
             return
-        self._caller.set_digests(
-            self._digest ^ optimizer.t * _ODD * self._has_state, self._digest_of_hooks)
+        t = optimizer.t if self._has_state and with_t else 0
+        self._caller.set_digests(self._digest ^ t * _ODD, self._digest_of_hooks)
 
     def _note_rules(self, rules: list[Object]) -> None:
         self._rules = rules

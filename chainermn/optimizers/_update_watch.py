@@ -77,18 +77,24 @@ class UpdateWatch:
             _runtime.get(_UpdateWatches).add(self)
 
     def end(self) -> None:
-        """Stop: the program uses the multi-node optimizer."""
+        """Stop: the program uses a multi-node optimizer for the actual one."""
+        watches = _runtime.get(_UpdateWatches)
+        for each in [*watches.watches]:
+            if each._actual_optimizer is self._actual_optimizer:
+                each.is_over = True
+                watches.remove(each)
         self.is_over = True
-        _runtime.get(_UpdateWatches).remove(self)
 
     def note_step(self, optimizer: Optimizer) -> None:
         """Check at the third step of the actual optimizer, or later ones."""
-        if optimizer is self._actual_optimizer and optimizer.t - self._n_steps >= _SEVERAL:
-            self.check()
+        if optimizer is self._actual_optimizer:
+            self._n_steps += 1
+            if self._n_steps >= _SEVERAL:
+                self.check()
 
     def restart(self) -> None:
         """Ignore the steps so far."""
-        self._n_steps = getattr(self._actual_optimizer, 't', 0)
+        self._n_steps = 0
         self._n_operations = self._count()
 
     def check(self) -> None:
@@ -99,15 +105,15 @@ class UpdateWatch:
         """
         if self.is_over or self not in _runtime.get(_UpdateWatches).watches:
             return
-        steps = getattr(self._actual_optimizer, 't', 0) - self._n_steps
-        if steps > self._count() - self._n_operations:
+        if self._n_steps > self._count() - self._n_operations:
             self.end()
             name = type(self._actual_optimizer).__name__
             warnings.warn_explicit(
                 f'the ranks do not average gradients: the program called update of the {name} '
-                f'({steps} steps), not of the multi-node optimizer that was created here, so each '
-                'rank trains a different model. Pass the result of create_multi_node_optimizer to '
-                'the updater, or call its update.', RuntimeWarning, *self._place)
+                f'({self._n_steps} steps), not of the multi-node optimizer that was created here, '
+                'so each rank trains a different model. Pass the result of '
+                'create_multi_node_optimizer to the updater, or call its update.',
+                RuntimeWarning, *self._place)
 
     def _count(self) -> int:
         return sum(record.count for record in self._records)

@@ -103,7 +103,7 @@ def test_a_change_on_one_rank(comm, same_error, options, number):
      'hooks of /0/W: mask')])
 def test_a_hook_of_the_program_on_one_rank(comm, add, name):
     """It may only read, so rank 0 warns once."""
-    optimizer = prepared(comm)
+    optimizer = prepared(comm, overlap='always' if 'W' in name else False)
     update(optimizer, 2)
     if comm.rank == 0:
         add(optimizer)
@@ -285,6 +285,29 @@ def test_groups_with_optimizers_of_their_own(comm):
     optimizer = prepared(group, optimizers.Adam(0.1 + group.size + comm.rank % 2))
     update(optimizer, 3)
     group.check_replicas(optimizer.target)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_join_compares_at_its_beginning(comm, same_error):
+    optimizer = prepared(comm)
+    with chainermn.join(optimizer):
+        update(optimizer, 2)
+    if comm.rank == 0:
+        optimizer.lr = 0.05
+
+    def enter():
+        with chainermn.join(optimizer):
+            pass
+
+    assert '\n  lr: 0.05 on rank 0; 0.1 on rank' in str(same_error(enter))
+    optimizer.lr = 0.05
+    optimizer.add_hook(hook, f'hook of rank {comm.rank}')
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        with chainermn.join(optimizer):
+            update(optimizer, 2)
+    assert len(caught) == (comm.rank == 0)
+    comm.check_replicas(optimizer.target)
 
 
 def test_join_with_schedules(comm):

@@ -54,6 +54,14 @@ chainer.serializers.save_npz(f'{comm.rank}.npz', other)
 loaded = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
 chainer.serializers.load_npz(f'{comm.rank}.npz', loaded)
 assert loaded.t == 5
+# Loaded to evaluate only:
+evaluated = chainer.optimizers.SGD().setup(model)
+unused = chainermn.create_multi_node_optimizer(evaluated, comm)
+chainer.serializers.load_npz(f'{comm.rank}.npz', evaluated)
+# Two multi-node optimizers of one optimizer, only one of which is used:
+shared = chainer.optimizers.SGD().setup(model)
+both = [chainermn.create_multi_node_optimizer(shared, comm) for _ in range(2)]
+for _ in range(5): both[1].update(loss)
 '''
 
 

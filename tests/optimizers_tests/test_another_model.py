@@ -37,17 +37,18 @@ def optimizer_of(model, comm, **options):
         chainer.optimizers.SGD(), comm, **options).setup(model)
 
 
-@each_case('options, is_method', [
-    ({}, False), ({'overlap': 'always'}, True), ({'n_accumulations': 2}, False)])
-def test_another_model(comm, same_error, options, is_method):
+@each_case('options, kind', [
+    ({}, 'link'), ({'overlap': 'always'}, 'method'), ({'n_accumulations': 2}, 'link'),
+    ({}, 'function')])
+def test_another_model(comm, same_error, options, kind):
     optimizer, other = optimizer_of(Net(), comm, **options), Net()
     for again in range(2):
         if again:
             optimizer.is_changed(optimizer.target)  # as if the first update had been made
-        error = same_error(lambda: optimizer.update(
-            other.loss if is_method else other, X))
+        lossfun = {'link': other, 'method': other.loss, 'function': lambda x: other(x)}[kind]
+        error = same_error(lambda: optimizer.update(lossfun, X))  # noqa: B023
         assert type(error) is ValueError
-        assert 'got a Net, none of whose parameters are in the Net that setup() got' in str(error)
+        assert 'depends on no parameter of the Net passed to setup()' in str(error)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -55,7 +56,7 @@ def test_another_model_on_one_rank(comm, same_error):
     model, other = Net(), Net()
     optimizer = optimizer_of(model, comm)
     error = same_error(lambda: optimizer.update(other if comm.rank == 1 else model, X), failed=1)
-    assert 'none of whose parameters' in str(error)
+    assert 'depends on no parameter' in str(error)
 
 
 class Wrapper(chainer.Link):
@@ -81,12 +82,19 @@ def test_correct_programs_stay_silent(comm):
             # A generator whose loss is computed by another model:
             (model.layer, lambda x: F.sum(discriminator(model.layer(x))), X),
             # A loss that uses no parameter, as of a rank without data:
-            (model, lambda: chainer.Variable(np.zeros((), 'f')))]:
+            (model, lambda: chainer.Variable(np.zeros((), 'f'))),
+            (model, lambda: F.sum(chainer.Variable(X)) * 0)]:
         optimizer = optimizer_of(target, comm)
         for _ in range(3):
             optimizer.update(lossfun, *args)
         assert optimizer.t == 2
         comm.check_replicas(target)
+    actor = optimizer_of(model.layer, comm)  # one rank has an empty batch
+    for number in range(4):
+        actor.update(lambda: F.sum(discriminator(model.layer(X))) if comm.rank or number % 2  # noqa: B023
+                     else chainer.Variable(np.zeros((), 'f')))
+    for number in range(3):  # an update in which another model is trained, after others
+        actor.update(lambda: F.sum(discriminator(model.layer(X) if number != 1 else X[:, :2])))  # noqa: B023
     generator = optimizer_of(model.layer, comm)
     comm.bcast_data(discriminator)
     for _ in range(3):
