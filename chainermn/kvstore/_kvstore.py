@@ -27,7 +27,7 @@ StoreType: TypeAlias = Literal[
 class KVStore:
     """Arrays by key, which workers push to and pull from.
 
-    Make one with :func:`chainermn.kvstore.create`, which describes the types.
+    Create one with :func:`chainermn.kvstore.create`, which describes the types.
 
     A key is an int or a str.  A value is a NumPy or CuPy array or a :class:`RowSparse`, or a list
     of these, one for each device of this process.  Arrays have a dtype of booleans, integers,
