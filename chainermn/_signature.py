@@ -56,8 +56,7 @@ class Caller:
     """
 
     def __init__(self, name: str, options: Mapping[str, str] | None = None, advice: str = (
-            'Create it with the same options, and change it in the same way, on all ranks.')
-                 ) -> None:
+            'Use the same options on all ranks, and change them on all ranks.')) -> None:
         self.name = name
         self.advice = advice
         self._state_digest = 0

@@ -19,7 +19,7 @@ threads.limit()
 def tensor(array: np.ndarray) -> torch.Tensor:
     """Return a contiguous tensor, which shares the memory of a floating-point array if it can.
 
-    Some of PyTorch's kernels ignore strides, because its own functions never pass them any.
+    Some of PyTorch's kernels ignore strides, because PyTorch itself only passes contiguous tensors.
 
     Raises:
         Unsupported: For other dtypes, and for arrays on a GPU unless ``use_torch`` is 'always'.

@@ -91,7 +91,8 @@ def _dispatched(original: Callable[P, R], name: str) -> Callable[P, R]:
                 failure = error
         result = original(*args, **kwargs)
         if failure is not None:
-            warnings.warn(f"PyTorch's kernel {name} failed, so Chainer computed the result: "
+            warnings.warn(f'PyTorch kernel {name} failed, so Chainer computed the result instead '
+                          '(CHAINER_USE_TORCH=never disables the kernels): '
                           f'{type(failure).__name__}: {failure}', stacklevel=2)
         return result
 

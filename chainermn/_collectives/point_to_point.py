@@ -179,8 +179,8 @@ class Messages:
     def recv_obj(self, source: int, tag: int, status: MPI.Status | None) -> Object:
         """Receive an object."""
         if status is not None and not isinstance(status, MPI.Status):
-            raise TypeError(f'status must be an mpi4py.MPI.Status, not {status!r}; to receive a '
-                            'message with a tag, write tag=...')
+            raise TypeError(f'status must be an mpi4py.MPI.Status, not {status!r}' + (
+                f'; pass the tag by keyword, tag={status}' if isinstance(status, int) else ''))
         if not (type(source) is int is type(tag) and 0 <= source < self._size
                 and (0 <= tag <= self._max_tag or tag == self._any_tag)):
             self._check(source, tag, 'source', wildcards=True)

@@ -36,8 +36,8 @@ from chainermn._tracing import recorder
 
 _T = TypeVar('_T')
 
-#: Transfers of so many bytes, or more, begin with another check: then it takes about 1 % of the
-#: time even if ranks share a core, and memory may be short.
+#: Transfers of at least this size start with another check: then it takes about 1 % of the time
+#: even if ranks share a core, and memory may be short.
 _LARGE = 2**23
 
 
@@ -226,9 +226,11 @@ class ConsistencyCheck:
         except Exception as error:
             operation = _signature.unpack(signature).operation
             if not self.is_active or (nbytes is not None and nbytes < _LARGE):
+                advice = ('Use less memory, for example fewer ranks per node.\n'
+                          if isinstance(error, MemoryError) else '')
                 global_except_hook.abort_job(
-                    f'{operation} failed, and the other ranks wait for its data',
-                    f'{_one_line(error)}\n')
+                    f'{operation} failed on this rank while the others were waiting for its data',
+                    f'{_one_line(error)}\n{advice}')
             self._refuse(operation, error, mismatch.NOT_SENT)
         # Without counting: it is the same operation.
         if self.is_active and (nbytes is None or nbytes >= _LARGE) and not (

@@ -38,7 +38,7 @@ def _instead_of(op: object) -> str:
     if isinstance(op, MPI.Op):
         op = next((name for name in OPS if op == getattr(MPI, name.upper())), op)
     if hasattr(op, 'shape'):
-        return '; the result is returned, and also written to out=, if given'
+        return '; pass the output array as out='
     words = {*re.split('[^a-z]+', str(getattr(op, '__name__', op)).lower())}
     if words & {'mean', 'avg', 'average'}:
         return '; for the mean, use multi_node_mean(x), or divide the sum by comm.size'
@@ -46,7 +46,7 @@ def _instead_of(op: object) -> str:
         if words & {known, *others}:
             return f'; write op={known!r}'
     if callable(op):
-        return '; for a reduction of your own, reduce the result of allgather or allgather_obj'
+        return '; for a custom reduction, call allgather or allgather_obj and reduce the result'
     return ''
 
 

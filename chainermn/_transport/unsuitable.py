@@ -14,8 +14,8 @@ _CONVERSIONS = {
     'jax': 'pass numpy.asarray(x)',
     'jaxlib': 'pass numpy.asarray(x)',
     'chainerx': 'pass chainerx.to_numpy(x)',
-    'scipy': 'pass x.toarray(), or send x by {objects}',
-    'pandas': 'pass x.to_numpy(), or send x by {objects}',
+    'scipy': 'pass x.toarray(), or use {objects}(x)',
+    'pandas': 'pass x.to_numpy(), or use {objects}(x)',
 }
 
 
@@ -30,18 +30,19 @@ def described(x: object) -> str:
     advice = _CONVERSIONS.get(kind.partition('.')[0])
     if advice is None:
         if isinstance(x, (list, tuple, int, float, complex)) or hasattr(x, '__array__'):
-            advice = 'pass numpy.asarray(x), or send x by {objects}'
+            advice = 'pass numpy.asarray(x), or use {objects}(x)'
         else:
-            advice = 'send other objects by {objects}'
+            advice = 'for other objects, use {objects}'
     return f'{kind}; {advice.format(objects=_object_operation())}'
 
 
 def advice_for(dtype: np.dtype) -> str:
     """Return what to do with an array of a dtype that cannot be exchanged, for an error."""
     if dtype.names is not None:
-        return f'. Send each field, such as x[{dtype.names[0]!r}], or x by {_object_operation()}'
+        return (f'. Send each field, such as x[{dtype.names[0]!r}], or use '
+                f'{_object_operation()}(x)')
     if dtype.kind in 'OSUmM':
-        return f'. Send x by {_object_operation()}'
+        return f'. Use {_object_operation()}(x)'
     return ''
 
 

@@ -150,7 +150,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
     lacks_nccl = ''
     try:
         if isinstance(name, MPI.Comm):
-            raise TypeError('communicator_name must be a text, not an mpi4py communicator. Write '
+            raise TypeError('communicator_name must be a str, not an mpi4py communicator. Write '
                             "create_communicator('flat', mpi_comm=comm)")
         timeouts.check_environment()
         if name == 'auto':

@@ -38,8 +38,8 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
     if isinstance(value, _Completed):
         return cast(CommunicatorBase, value)
     if not is_communicator(value):
-        raise TypeError(f'{operation} needs a ChainerMN communicator, not {value!r}. '
-                        'Make one with chainermn.create_communicator().')
+        raise TypeError(f'{operation} needs a ChainerMN communicator, not {type(value).__name__}. '
+                        'Create one with chainermn.create_communicator().')
     named = type(type(value).__name__, (_Completed,), {})  # errors show the name
     return cast(CommunicatorBase, named(value))
 

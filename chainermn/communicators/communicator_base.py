@@ -109,10 +109,10 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     A communicator is a group of ranks (processes) numbered from 0 to ``size - 1``.  Create one with
     :func:`chainermn.create_communicator`.
 
-    A subclass defines at least the abstract methods and the ranks, those of ChainerMN 7; everything
-    of version 7 works with it.  The other operations call these methods, except for ``isend``,
-    ``irecv``, ``waitall``, ``serve`` and ``mean_queue``, which raise an error unless the class
-    defines them or derives from
+    A subclass must define the abstract methods and the properties of ChainerMN 7 (``rank``,
+    ``size``, ``intra_rank``, ...); then all features of version 7 work.  The other operations call
+    these methods, except for ``isend``, ``irecv``, ``waitall``, ``serve`` and ``mean_queue``, which
+    raise an error unless the class defines them or derives from
     :class:`~chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase`.
 
     Attributes assigned inside ``with self.config_scope():`` become configuration items, which

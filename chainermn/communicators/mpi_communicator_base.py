@@ -181,7 +181,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         if not (0 <= color <= _INT_MAX and -_INT_MAX <= key <= _INT_MAX):
             raise ValueError(f'color must be from 0 to {_INT_MAX} and key from -{_INT_MAX} to '
                              f'{_INT_MAX}, not {color} and {key}' + (
-                                 '; MPI.UNDEFINED is no color here: use new_group(ranks)'
+                                 '; MPI.UNDEFINED is not supported as a color; use '
+                                 'new_group(ranks)'
                                  if color == MPI.UNDEFINED else ''))
         self._consistency.same(pack('split'))
         with lifetime.explained(self._arrays):

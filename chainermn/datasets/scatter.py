@@ -245,11 +245,11 @@ def _warn_of_ignored(lengths: Sequence[int], root: int) -> None:
     others = [rank for rank, length in enumerate(lengths) if length not in (0, 1, lengths[root])]
     if others:
         warnings.warn('\n'.join([
-            f'scatter_dataset ignores the data sets of {ranks_text(others)}: it scatters that of '
-            f'the root, rank {root}. Lengths of the data sets:',
+            f'scatter_dataset ignored the data sets passed by {ranks_text(others)}; it scatters '
+            f'the one of the root, rank {root}. Lengths:',
             *group_lines(enumerate(map(str, lengths))),
             'Pass the whole data set on the root, and None on the other ranks. If each rank has '
-            'data of its own, use it without scatter_dataset.']), RuntimeWarning, stacklevel=3)
+            'its own data, do not call scatter_dataset.']), RuntimeWarning, stacklevel=3)
 
 
 def _scattered(dataset: Dataset, order: np.ndarray | None, plan: _ScatterPlan,

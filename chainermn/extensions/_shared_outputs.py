@@ -1,4 +1,4 @@
-"""Ranks whose extensions write the same files, or to the same screen, are warned."""
+"""Warn if extensions of several ranks write to the same files or terminal."""
 from __future__ import annotations
 
 import functools
@@ -16,10 +16,11 @@ from chainermn._system import launcher
 from chainermn._types import Object
 
 _REPORT = ('Pass chainermn.extensions.create_multi_node_report({}(...), comm) to trainer.extend on '
-           'all ranks: rank 0 then writes {}.')
+           'all ranks; then only rank 0 writes{}.')
+_MEANS = ' means over all ranks'
 _SNAPSHOT = ('Pass chainermn.extensions.multi_node_snapshot(comm, snapshot(...)) to trainer.extend '
              'on all ranks, or use chainermn.create_multi_node_checkpointer.')
-_OTHER = 'Add {} on rank 0 only, or pass a file name with the rank.'
+_OTHER = 'Add {} on rank 0 only, or include the rank in the file name.'
 
 
 class _Output(NamedTuple):
@@ -74,10 +75,10 @@ def _outputs(trainer: Trainer) -> Iterator[_Output]:
 def _outputs_of(extension: Object, folder: str) -> Iterator[_Output]:
     name, file_name, advice = type(extension).__name__, None, ''
     if isinstance(extension, extensions.LogReport):
-        file_name, advice = extension._log_name, _REPORT.format(name, 'means over all ranks')
+        file_name, advice = extension._log_name, _REPORT.format(name, _MEANS)
     elif isinstance(extension, extensions.PlotReport):
         if extension.available():
-            file_name, advice = extension._file_name, _REPORT.format(name, 'means over all ranks')
+            file_name, advice = extension._file_name, _REPORT.format(name, _MEANS)
     elif isinstance(extension, extensions.VariableStatisticsPlot):
         if extension.available():
             file_name, advice = extension._filename, _OTHER.format(name)
@@ -105,5 +106,5 @@ def _stream(name: str, stream: Object) -> Iterator[_Output]:
     # The launcher has a pipe to each rank, and writes all that it reads to one screen.
     is_pipe = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
     place = stream.name if stat.S_ISREG(status.st_mode) else 'the screen'
-    yield _Output(name, str(place), _REPORT.format(name, 'to it'),
+    yield _Output(name, str(place), _REPORT.format(name, ''),
                   'pipe' if is_pipe else (status.st_dev, status.st_ino))

@@ -259,8 +259,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
                    path: str | None = None) -> int | None:
         """Load the newest checkpoint that is complete on all ranks, if there is one.
 
-        Collective: every rank calls it.  Extensions that are added to the trainer later load their
-        states then.
+        Collective: every rank calls it.  Extensions added to the trainer later are restored when
+        they are added.
 
         A checkpoint of another number of ranks is loaded if their models and optimizers were equal.
         Iterators then continue at the same fraction of the epoch, and the order of the data and the
@@ -280,7 +280,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
 
         Raises:
             RuntimeError: On every rank, if another job uses this name in this folder.
-            OSError: On every rank, if a folder has the name of a file.
+            OSError: On every rank, if a folder is in the place of a checkpoint file.
             ValueError: On every rank, if their names differ.
             ValueError: On every rank, if the newest checkpoint is of another number of ranks whose
                 states differed; if it was saved with other classes of models, optimizers, update
@@ -288,8 +288,9 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             Exception: On every rank, any error that the trainer raises on a rank.
 
         Warns:
-            RuntimeWarning: On rank 0, for each checkpoint that was skipped, and why; and if another
-                number of ranks saved it.
+            RuntimeWarning: On rank 0, for each checkpoint that was skipped, and why; if another
+                number of ranks saved it; and if it has no state for some extensions, which start
+                from scratch.
 
         Example:
             >>> checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path='runs')

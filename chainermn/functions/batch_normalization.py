@@ -115,9 +115,9 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
         # the counts, because on a GPU that waits for the exchange.
         if prod(x.shape[i] for i in axis) <= 1 and sum(int(part[0]) for part in parts) == 1:
             warnings.warn(
-                'A batch with no more than one sample, of all ranks together, has been given to '
-                'multi-node batch normalization, whose output is then its beta. Use larger '
-                'batches, or chainer.using_config("train", False) to evaluate.', stacklevel=2)
+                'Multi-node batch normalization got one sample in total over all ranks, so its '
+                'output is just beta. Use larger batches, or chainer.using_config("train", False) '
+                'to evaluate.', stacklevel=2)
         table = xp.asarray(_arithmetic(chainer.backend.get_array_module(parts[0])).table(parts))
         shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
         mean, var, self._total = arithmetic.merge(table, shape, interm_dtype)

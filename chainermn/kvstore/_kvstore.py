@@ -27,7 +27,7 @@ StoreType: TypeAlias = Literal[
 class KVStore:
     """Arrays by key, which workers push to and pull from.
 
-    Make one with :func:`chainermn.kvstore.create`, which describes the types.
+    Create one with :func:`chainermn.kvstore.create`, which describes the types.
 
     A key is an int or a str.  A value is a NumPy or CuPy array or a :class:`RowSparse`, or a list
     of these, one for each device of this process.  Arrays have a dtype of booleans, integers,
@@ -323,9 +323,9 @@ class KVStore:
                 which is not changed.  Its hooks must be called for each parameter, as
                 ``WeightDecay`` is.
             rescale_grad: Factor of the gradients.  Pass ``1 / kvstore.num_workers`` to average them
-                in ``dist_sync``, which sums them.  Sums of float16 are multiplied in float32, and
-                stay in float32 for an optimizer with ``use_fp32_update``, so neither overflow nor
-                underflow.  Include ``1 / scale`` if the gradients have a loss scale.
+                in ``dist_sync``, which sums them.  float16 sums are rescaled in float32 (and
+                stay float32 with ``use_fp32_update``), so they neither overflow nor underflow.  If
+                gradients are loss-scaled, multiply this factor by ``1 / scale``.
 
         Raises:
             TypeError: If ``optimizer`` has a wrong type.

@@ -29,11 +29,11 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     - pulls their mean over all ranks, with which the actual optimizer updates the parameters, or,
     - with ``update_on_kvstore``, pulls the parameters, which the store has updated.
 
-    Both give the same parameters in ``dist_sync``, those of the actual optimizer in one process
-    with the mean gradients.  So a parameter with several paths is updated as many times, as in
-    Chainer.  In the first case the actual optimizer works as
-    usual: all hooks, hyperparameters of single parameters, loss scaling, and its states in
-    snapshots.  In the second case each rank keeps the states of the parameters that it serves, and
+    In ``dist_sync``, both give the parameters that the actual optimizer computes in one process
+    from the mean gradients; a parameter with k paths is updated k times, as in Chainer.  Without
+    ``update_on_kvstore``, the actual optimizer works as usual: all hooks, hyperparameters of single
+    parameters, loss scaling, and its states in snapshots.  With it, each rank keeps the states of
+    the parameters that it serves, and
     :meth:`chainermn.kvstore.KVStore.save_optimizer_states` saves them; hooks must be called for
     each parameter.  The next update overwrites changes that the program makes to parameters, such
     as clipped weights or a model that is loaded after the first update.
@@ -73,12 +73,12 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
     """
     if not isinstance(kvstore, KVStore):
         raise TypeError('create_kvstore_optimizer needs a KVStore as its second argument, not '
-                        f'{kvstore!r}. Make one with chainermn.kvstore.create().')
+                        f'{type(kvstore).__name__}. Create one with chainermn.kvstore.create().')
     is_async = kvstore.type == 'dist_async'
     with raise_on_all_ranks(kvstore._backend, 'create_kvstore_optimizer'):
         if not isinstance(actual_optimizer, chainer.optimizer.GradientMethod):
             raise TypeError('create_kvstore_optimizer needs a chainer.optimizer.GradientMethod as '
-                            f'its first argument, not {actual_optimizer!r}.')
+                            f'its first argument, not {type(actual_optimizer).__name__}.')
         if is_async and update_on_kvstore is not None and not update_on_kvstore:
             raise ValueError('dist_async has no mean gradient to update with: pass '
                              'update_on_kvstore=True, or use dist_sync.')
@@ -148,8 +148,8 @@ class _KVStoreOptimizer(OptimizerProxy):
         if new:
             with raise_on_all_ranks(self.kvstore._backend, 'update'):
                 if taken := [path for path in new if path in self.kvstore._layouts]:
-                    raise ValueError(f'the store already has the key {taken[0]!r}, perhaps of '
-                                     'another optimizer; create a store for each optimizer')
+                    raise ValueError(f'the store already has the key {taken[0]!r}, perhaps from '
+                                     'another optimizer; use a separate store for each optimizer')
             self._prepare(parameters, new)
             self.kvstore.init(new, [parameters[path].array for path in new])
             self._initialized.update(new)
@@ -247,12 +247,12 @@ class _StoreUpdate(_KVStoreOptimizer):
                 if getattr(parameters[path].update_rule, 'state', None):
                     raise ValueError(
                         f'the optimizer already has states of parameter {path}, which the store '
-                        f'does not know; pass a new optimizer, or {_ON_WORKERS}')
+                        f'does not know; use a new optimizer, or {_ON_WORKERS}')
             arrays = [parameter.array for parameter in parameters.values()]
             for group in shared_memory.groups(arrays):
                 paths = ', '.join([*parameters][i] for i in group)
                 raise ValueError(f'the parameters {paths} share memory, but the store updates '
-                                 'each by itself; make one of them the parameter of both links '
+                                 'each separately; assign one Parameter object to both links '
                                  f'(link.W = other.W), or {_ON_WORKERS}')
         uses = Counter(map(id, self.target.params()))
         for path in new:
@@ -304,4 +304,4 @@ class _StoreUpdate(_KVStoreOptimizer):
         self._pull(parameters)
 
 
-_ON_WORKERS = 'update on the workers (update_on_kvstore=False, in dist_sync)'
+_ON_WORKERS = 'pass update_on_kvstore=False (dist_sync only)'

@@ -49,7 +49,8 @@ class OptimizerUpdater:
                  ) -> None:
         if not isinstance(optimizer, chainer.optimizer.GradientMethod):
             raise TypeError('set_optimizer needs a Chainer optimizer with update rules '
-                            f'(chainer.optimizer.GradientMethod), not {optimizer!r}')
+                            f'(chainer.optimizer.GradientMethod), not '
+                            f'{type(optimizer).__name__}')
         self.optimizer = optimizer
         self.rescale_grad = float(rescale_grad)
         #: Whether gradients are multiplied by the loss scale of the optimizer.
@@ -81,8 +82,8 @@ class OptimizerUpdater:
     def check(self, layout: KeyLayout) -> None:
         """Raise if the optimizer cannot update an array."""
         if layout.dtype.kind != 'f':
-            raise TypeError(f'key {layout.key!r} has the dtype {layout.dtype}, but an optimizer '
-                            'updates floating-point arrays. Put this key into another store')
+            raise TypeError(f'key {layout.key!r} has dtype {layout.dtype}, but optimizers only '
+                            'update floating-point arrays. Use another store for this key')
         if layout.is_split and not self.is_elementwise:
             raise ValueError(f'a hook of the optimizer cannot update shards of {layout}. Add the '
                              'hook before init, or create the store with a larger bigarray_bound')

@@ -85,8 +85,8 @@ def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str
                          f'but the model has axis={bn.axis}. Remove the option from the model.')
     if type(bn).forward is not chainer.links.BatchNormalization.forward:
         raise ValueError(f'multi-node batch normalization cannot replace {type(bn).__name__}, '
-                         'which has a forward of its own. Use BatchNormalization in the model, or '
-                         'write a multi-node link.')
+                         'which overrides forward. Use BatchNormalization in the model, or write '
+                         'your own multi-node link.')
     converted = MultiNodeBatchNormalization(
         bn.avg_mean.shape, comm, bn.decay, bn.eps, bn._highprec_dtype,
         use_gamma=bn.gamma is not None, use_beta=bn.beta is not None,

@@ -74,12 +74,12 @@ class MultiNodeChainList(chainer.ChainList):
         new = _described(link, len(self._ranks), ranks_in, ranks_out)
         for rank in (*(ranks_in or ()), *(ranks_out or ())):
             if not 0 <= rank < self._comm.size:
-                raise ValueError(f'add_link: {new} has a rank {rank}, but there are only ranks 0 '
-                                 f'to {self._comm.size - 1}.')
+                raise ValueError(f'add_link: {new} refers to rank {rank}, but ranks are 0 to '
+                                 f'{self._comm.size - 1}.')
         if rank_out is None and any(ranks_out is None for _, ranks_out in self._ranks):
-            raise ValueError(f'add_link: {new} is the second one on this rank with rank_out=None, '
-                             'but the model has one output. Send the output of the first one to '
-                             'the rank that uses it.')
+            raise ValueError(f'add_link: {new} is the second link on this rank with '
+                             'rank_out=None, but a model has only one output. Set rank_out of the '
+                             'first link to the rank that uses its output.')
         self.append(link)
         self._ranks.append((ranks_in, ranks_out))
 
@@ -134,8 +134,8 @@ class _Graph:
         if rank == self._comm.rank:
             if not self._to_itself:
                 self._comm.refuse('MultiNodeChainList', ValueError(
-                    f'{self.part} on rank {rank} receives from its own rank, but no earlier part '
-                    'has sent to it. Add the part that sends first.'))
+                    f'{self.part} on rank {rank} receives from its own rank, but no earlier link '
+                    'sends to this rank. Add the sending link before this one.'))
             return self._to_itself.popleft()[0]
         with self._comm.called_by(f'{self.part}, from a link with '
                                   f'rank_out={self._comm.rank} on rank {rank}'):
@@ -156,8 +156,8 @@ class _Graph:
         if self._to_itself:
             _, part = self._to_itself[0]
             self._comm.refuse('MultiNodeChainList', ValueError(
-                f'{part} on rank {self._comm.rank} sends to its own rank, but no later part '
-                'receives it. Add a part with this rank in rank_in.'))
+                f'{part} on rank {self._comm.rank} sends to its own rank, but no later link '
+                f'receives it. Add a later link with rank_in={self._comm.rank}.'))
         return self._last if output is None else self._connected(output)
 
     def _connected(self, y: Value) -> Value:

@@ -98,9 +98,9 @@ def create_multi_node_optimizer(
             of other shards are undefined after an update. Snapshots need the files of all ranks:
             use the multi-node checkpointer. See docs/sharded_states.md.
         compare_settings: If true, ranks compare hyperparameters (such as ``lr``), hooks, disabled
-            parameters and ``t`` in each exchange, because models drift apart if these differ, for
-            example if an extension that changes ``lr`` was added on one rank only. It is an error
-            then. Use false if they differ on purpose.
+            parameters and ``t`` in each exchange, and raise an error if they differ, for example
+            because an extension that changes ``lr`` was added on one rank only. Pass False if the
+            differences are intended.
 
     Returns:
         The multi-node optimizer of this rank.
@@ -115,7 +115,7 @@ def create_multi_node_optimizer(
             integer, ``bucket_mb`` not a positive number, or ``compression`` invalid. In the first
             update, if ``n_accumulations``, ``double_buffering``, ``overlap``, ``bucket_mb``,
             ``shard_states`` or ``compare_settings`` differ between ranks. In ``update``, on all
-            ranks, if settings of the optimizer differ.
+            ranks, if the compared settings differ between ranks.
 
     Example:
         >>> sgd = chainer.optimizers.SGD(lr=0.1)
@@ -137,8 +137,8 @@ def create_multi_node_optimizer(
         compressor = own_compressor(compression_module.get(compression))
         if compressor is not None and not takes(communicator, compression=None):
             raise ValueError('compression is not supported by '
-                             f'{type(communicator).__name__}: its multi_node_mean_grad has no such '
-                             'argument. Use compression=None.')
+                             f'{type(communicator).__name__}: its multi_node_mean_grad takes no '
+                             'compression argument. Add the argument, or omit compression.')
         if isinstance(compressor, compression_module.PowerSGD) and (
                 double_buffering or (overlap and communicator._can_overlap)):
             raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "
@@ -156,7 +156,8 @@ def create_multi_node_optimizer(
             raise TypeError(f'shard_states must be True or False, not {shard_states!r}')
         if shard_states and not has_plain_update(actual_optimizer):
             raise TypeError('shard_states=True needs a chainer.optimizer.GradientMethod that does '
-                            f'not override its method update, not {actual_optimizer!r}')
+                            'not override its method update, not a '
+                            f'{type(actual_optimizer).__name__}')
         bucket_bytes = _checked_size(bucket_mb)
     if double_buffering and not communicator._can_overlap:
         raise ValueError('This communicator does not support double buffering. '

@@ -8,7 +8,7 @@ import numpy as np
 
 from chainermn._types import Array, Model, Object, Parameter, Serializer
 
-#: Where it is saved.  Checkpoints take what is in a folder 'chainermn' for one rank's own.
+#: Where it is saved.  Checkpoints treat arrays below 'chainermn' as belonging to one rank.
 _FOLDER = 'chainermn', 'accumulation'
 
 

@@ -32,14 +32,18 @@ def check_optimizer(optimizer: Optimizer, options: Mapping[str, bool]) -> None:
     if missing:
         raise TypeError(
             'create_multi_node_optimizer needs a chainer.Optimizer, or an object with '
-            f'setup(model), update() and target, not a {type(optimizer).__name__}, which has no '
-            f'{" and no ".join(missing)}.')
+            f'setup(model), update() and target; {type(optimizer).__name__} has no '
+            f'{" or ".join(missing)} method.')
     lacking = [name for name in _OF_CHAINER if not hasattr(optimizer, name)]
     if used := [name for name, is_used in options.items() if is_used and lacking]:
         options_used = ' and '.join(used)
-        raise TypeError(f'{options_used} needs a chainer.Optimizer, not a '
-                        f'{type(optimizer).__name__}, which has no {", ".join(lacking)}. '
-                        f'Do not pass {options_used}.')
+        raise TypeError(f'{options_used} require{"s" * (len(used) == 1)} a chainer.Optimizer; '
+                        f'{type(optimizer).__name__} lacks {_listed(lacking)}. '
+                        f'Omit {options_used}.')
+
+
+def _listed(names: list[str]) -> str:
+    return ' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))
 
 
 def has_plain_update(optimizer: Optimizer) -> bool:

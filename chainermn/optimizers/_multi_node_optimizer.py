@@ -43,9 +43,9 @@ Shapes = dict[str, tuple[int, ...]]
 _CHECK_INTERVAL = 100  # updates
 
 _ADVICE = (
-    'Create it with the same options, and change it in the same way, on all ranks: add extensions '
-    'that set the learning rate, and hooks, on all ranks, and load snapshots on all of them. If '
-    'ranks differ on purpose, create it with compare_settings=False.')
+    'Use the same options, hooks and learning-rate extensions on all ranks, and load snapshots on '
+    'all ranks. To allow different hyperparameters and hooks, pass compare_settings=False to '
+    'create_multi_node_optimizer.')
 
 
 class _UpdateProgress:
@@ -297,9 +297,12 @@ class MultiNodeOptimizer(OptimizerProxy):
 
     def _check_set_up(self) -> None:
         """Raise RuntimeError on all ranks if the optimizer has no model."""
-        if getattr(self.actual_optimizer, 'target', None) is None:
+        actual = self.actual_optimizer
+        if getattr(actual, 'target', None) is None:
             self.communicator.refuse('the multi-node optimizer', RuntimeError(
-                'the multi-node optimizer has no model. Call optimizer.setup(model) first.'))
+                'the multi-node optimizer has no model. Call optimizer.setup(model) first' + (
+                    '.' if hasattr(actual, 'target') else
+                    f'; {type(actual).__name__}.setup must set the attribute target.')))
 
     def _check_model(self, loss: Variable, named: Named) -> None:
         """Raise ValueError on all ranks if the loss only depends on parameters of another model."""

@@ -40,9 +40,9 @@ def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | Pow
         own = copy.deepcopy(compressor)
     except Exception as error:
         raise ValueError(
-            f'compression={compressor!r} has state, is used by another multi-node optimizer, and '
-            f'cannot be copied ({type(error).__name__}: {error}). Create one for each optimizer.'
-        ) from error
+            f'the compressor {type(compressor).__name__} is already used by another multi-node '
+            f'optimizer, and has state that cannot be copied ({type(error).__name__}: {error}). '
+            'Create a separate compressor for each optimizer.') from error
     own.reset()
     return own
 

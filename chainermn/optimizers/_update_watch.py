@@ -109,11 +109,10 @@ class UpdateWatch:
             self.end()
             name = type(self._actual_optimizer).__name__
             warnings.warn_explicit(
-                f'the ranks do not average gradients: the program called update of the {name} '
-                f'({self._n_steps} steps), not of the multi-node optimizer that was created here, '
-                'so each rank trains a different model. Pass the result of '
-                'create_multi_node_optimizer to the updater, or call its update.',
-                RuntimeWarning, *self._place)
+                f'the ranks do not average gradients: the program called {name}.update '
+                f'({self._n_steps} steps) instead of update of the multi-node optimizer created '
+                'here, so each rank trains a different model. Pass the multi-node optimizer to the '
+                'updater, or call its update method.', RuntimeWarning, *self._place)
 
     def _count(self) -> int:
         return sum(record.count for record in self._records)

@@ -211,5 +211,7 @@ def test_no_memory_for_a_small_transfer_ends_the_job(tmp_path):
                           cwd=tmp_path, env={**os.environ, 'OMP_NUM_THREADS': '1'},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds(30))
     assert done.returncode != 0 and 'end' not in done.stdout.split()
-    assert 'allgather failed, and the other ranks wait for its data' in done.stdout
+    assert ('allgather failed on this rank while the others were waiting for its data'
+            in done.stdout)
+    assert 'Use less memory, for example fewer ranks per node.' in done.stdout
     assert 'MemoryError: no memory here' in done.stdout

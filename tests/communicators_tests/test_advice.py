@@ -24,21 +24,21 @@ FromTorch.__module__, FromJax.__module__ = 'torch', 'jaxlib.xla'
 
 #: Calls that every rank makes, and what the error says.
 COLLECTIVES = {
-    'list': (lambda comm: comm.allreduce([1., 2.]), 'pass numpy.asarray(x), or send x by '
-                                                    'allreduce_obj'),
-    'number': (lambda comm: comm.allreduce(1.5), 'send x by allreduce_obj'),
-    'number in gather': (lambda comm: comm.gather(1.5), 'send x by gather_obj'),
-    'number in reduce': (lambda comm: comm.reduce(1.5), 'send x by allreduce_obj'),
-    'number in a mean': (lambda comm: comm.multi_node_mean(1.5), 'send x by allreduce_obj'),
+    'list': (lambda comm: comm.allreduce([1., 2.]), 'pass numpy.asarray(x), or use '
+                                                    'allreduce_obj(x)'),
+    'number': (lambda comm: comm.allreduce(1.5), 'use allreduce_obj(x)'),
+    'number in gather': (lambda comm: comm.gather(1.5), 'use gather_obj(x)'),
+    'number in reduce': (lambda comm: comm.reduce(1.5), 'use allreduce_obj(x)'),
+    'number in a mean': (lambda comm: comm.multi_node_mean(1.5), 'use allreduce_obj(x)'),
     'numbers': (lambda comm: comm.alltoall([1.] * comm.size), 'such as bcast_obj'),
-    'text': (lambda comm: comm.allgather('text'), 'send other objects by allgather_obj'),
+    'text': (lambda comm: comm.allgather('text'), 'for other objects, use allgather_obj'),
     'None': (lambda comm: comm.allreduce(None), 'got None; pass an array'),
     'tensor': (lambda comm: comm.allreduce(FromTorch()), 'x.detach().cpu().numpy()'),
     'jax': (lambda comm: comm.allreduce(FromJax()), 'pass numpy.asarray(x)'),
     'Variable': (lambda comm: comm.allreduce(chainer.Variable(X)), 'pass its .array'),
-    'objects': (lambda comm: comm.allreduce(np.array([None])), 'Send x by allreduce_obj'),
+    'objects': (lambda comm: comm.allreduce(np.array([None])), 'Use allreduce_obj(x)'),
     'structured': (lambda comm: comm.allgather(np.zeros(2, [('a', 'f4')])),
-                   "Send each field, such as x['a'], or x by allgather_obj"),
+                   "Send each field, such as x['a'], or use allgather_obj(x)"),
     'mean': (lambda comm: comm.allreduce(X, 'mean'), 'use multi_node_mean(x)'),
     'mean of large': (lambda comm: comm.allreduce(np.ones(9000), op='avg'), 'multi_node_mean(x)'),
     'mean of objects': (lambda comm: comm.allreduce_obj(1., 'mean'), 'divide the sum by comm.size'),
@@ -47,14 +47,14 @@ COLLECTIVES = {
     'MPI.BAND': (lambda comm: comm.allreduce(X, MPI.BAND), 'must be one of'),
     'np.add': (lambda comm: comm.allreduce(X, np.add), "write op='sum'"),
     'max': (lambda comm: comm.allreduce_obj(1, max), "write op='max'"),
-    'lambda': (lambda comm: comm.allreduce_obj(1, lambda x, y: x), 'the result of allgather'),
-    'result as second': (lambda comm: comm.allreduce(X, np.empty(3)), 'the result is returned'),
+    'lambda': (lambda comm: comm.allreduce_obj(1, lambda x, y: x), 'reduce the result'),
+    'result as second': (lambda comm: comm.allreduce(X, np.empty(3)), 'as out='),
     'average=': (lambda comm: comm.allreduce(X, average=True), 'call multi_node_mean(x)'),
     'async_op=': (lambda comm: comm.allreduce(X, async_op=True), 'call allreduce(x, '),
     'name=': (lambda comm: comm.allgather(X, name='x'), 'Operations have no names'),
     'group=': (lambda comm: comm.barrier(group=None), 'comm.new_group(ranks)'),
-    'src=': (lambda comm: comm.bcast(X, src=0), 'Write root='),
-    'root_rank=': (lambda comm: comm.bcast(X, root_rank=0), 'Write root='),
+    'src=': (lambda comm: comm.bcast(X, src=0), 'Use root='),
+    'root_rank=': (lambda comm: comm.bcast(X, root_rank=0), 'Use root='),
     'list to gather into': (lambda comm: comm.allgather([X], X), 'call allgather(x)'),
     'root -1': (lambda comm: comm.bcast(X, -1), 'root must be a rank from 0 to'),
     'bool as root': (lambda comm: comm.bcast(X, np.False_), 'root must be an integer'),
@@ -70,12 +70,12 @@ COLLECTIVES = {
 }
 #: Calls of one rank, which raise on this rank only, since nothing is sent.
 MESSAGES = {
-    'dst=': (lambda comm, peer: comm.send(X, dst=peer), 'Write root=, or dest='),
+    'dst=': (lambda comm, peer: comm.send(X, dst=peer), 'Use root= in collectives, dest='),
     'no tag': (lambda comm, peer: comm.send(X, peer), 'call send(data, dest, tag)'),
     'buffer': (lambda comm, peer: comm.recv(X, peer), 'x = comm.recv(source, tag)'),
     'buffer of irecv': (lambda comm, peer: comm.irecv(X, peer), 'x = comm.recv(source, tag)'),
     'bool': (lambda comm, peer: comm.isend(X, np.True_), 'dest and tag must be integers'),
-    'tag as status': (lambda comm, peer: comm.recv_obj(peer, 4), 'write tag='),
+    'tag as status': (lambda comm, peer: comm.recv_obj(peer, 4), 'tag=4'),
     'no requests': (lambda comm, peer: comm.waitall(None), 'waitall takes requests'),
 }
 

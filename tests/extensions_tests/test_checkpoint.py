@@ -158,7 +158,7 @@ def test_another_shape_names_the_parameter_the_file_and_both_shapes(comm, folder
     text = differing(comm, folder, linear(3, 1), linear(3, 2))
     assert ('rank 0: W has shape (1, 3) in the file, (2, 3) in the program; '
             'b has shape (1,) in the file, (2,) in the program') in text
-    assert 'rank 0: b is missing in the file (' in differing(
+    assert 'rank 0: b is missing from the file (' in differing(
         comm, folder, linear(3, 1, nobias=True), linear(3, 1))
 
 

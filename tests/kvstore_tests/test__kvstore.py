@@ -191,7 +191,7 @@ def test_an_optimizer_needs_floating_point(kv, same_error):
     kv.init(['n', 'x'], [np.zeros(3, int), X])
     kv.set_optimizer(chainer.optimizers.SGD(), .5)
     error = same_error(kv.push, 'n', np.ones(3, int))
-    assert isinstance(error, TypeError) and "key 'n' has the dtype int64" in str(error)
+    assert isinstance(error, TypeError) and "key 'n' has dtype int64" in str(error)
     kv.push('x', X)
 
 

@@ -16,7 +16,7 @@ from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
 pytestmark = pytest.mark.every_size
 
 TOLERANCE = {'e': 2e-2, 'f': 2e-4, 'd': 1e-9}
-ONE_SAMPLE = 'A batch with no more than one sample'
+ONE_SAMPLE = 'Multi-node batch normalization got one sample in total'
 
 
 @pytest.fixture(scope='module', params=['naive', 'flat'])

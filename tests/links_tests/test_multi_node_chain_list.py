@@ -224,15 +224,15 @@ def test_two_outputs_are_rejected(comm):
     model = MultiNodeChainList(comm)
     model.add_link(Part(0), rank_in=0)
     with pytest.raises(ValueError, match=r'link 1 \(Part, rank_in=0, rank_out=None\) of MultiNodeCh'
-                                         r'ainList is the second one on this rank with rank_out=N'):
+                                         r'ainList is the second link on this rank with rank_out='):
         model.add_link(Part(1), rank_in=0)
 
 
 @each_case('ranks', [-1, 99, [0, 99], np.int64(-1)])
 def test_ranks_that_do_not_exist_are_rejected(comm, ranks):
-    with pytest.raises(ValueError, match=r'link 0 \(Part, .*there are only ranks 0 to'):
+    with pytest.raises(ValueError, match=r'link 0 \(Part, .*but ranks are 0 to'):
         MultiNodeChainList(comm).add_link(Part(0), rank_out=ranks)
-    with pytest.raises(ValueError, match=r'link 0 \(Part, .*there are only ranks 0 to'):
+    with pytest.raises(ValueError, match=r'link 0 \(Part, .*but ranks are 0 to'):
         MultiNodeChainList(comm).add_link(Part(0), rank_in=ranks)
 
 

@@ -193,6 +193,21 @@ def test_a_state_that_cannot_be_saved_is_a_warning_on_rank_0(comm):
     saved.serialize(chainer.serializers.DictionarySerializer())  # silent
 
 
+class WithoutTarget(Foreign):
+    """Its setup keeps the model elsewhere."""
+
+    def setup(self, link):
+        self.model = link
+        return self
+
+
+def test_setup_without_a_target(comm, same_error):
+    optimizer = chainermn.create_multi_node_optimizer(WithoutTarget(), comm).setup(L.Linear(1, 1))
+    error = same_error(optimizer.update)
+    assert type(error) is RuntimeError
+    assert 'WithoutTarget.setup must set the attribute target' in str(error)
+
+
 def test_before_setup(comm):
     optimizer = chainermn.create_multi_node_optimizer(Foreign(), comm)
     with pytest.raises(RuntimeError, match=r'no model. Call optimizer.setup\(model\)'):
@@ -200,11 +215,13 @@ def test_before_setup(comm):
 
 
 @each_case('options, name', [
-    ({'overlap': True}, 'overlap'), ({'shard_states': True}, 'shard_states'),
-    ({'double_buffering': True}, 'double_buffering'),
-    ({'shard_states': True, 'overlap': True}, 'overlap and shard_states')])
+    ({'overlap': True}, 'overlap requires'),
+    ({'shard_states': True}, 'shard_states requires'),
+    ({'double_buffering': True}, 'double_buffering requires'),
+    ({'shard_states': True, 'overlap': True}, 'overlap and shard_states require')])
 def test_options_that_need_chainers_optimizer(comm, options, name):
-    with pytest.raises(TypeError, match=f'{name} needs a chainer.Optimizer, not') as info:
+    with pytest.raises(TypeError, match=f'{name} a chainer.Optimizer; Foreign lacks t, _loss_'
+                                        'scale and call_hooks. Omit ') as info:
         chainermn.create_multi_node_optimizer(Foreign(), comm, **options)
     assert len(set(MPI.COMM_WORLD.allgather(str(info.value)))) == 1
 
@@ -215,7 +232,8 @@ class Incomplete:
 
 
 @each_case('wrong, text', [
-    (None, 'has no setup and no update'), ({}, 'has no setup'), (Incomplete(), 'has no update'),
+    (None, 'NoneType has no setup or update method'), ({}, 'has no setup method'),
+    (Incomplete(), 'Incomplete has no update method'), (object(), 'object has no setup or update'),
     (Foreign, r'not the class Foreign. Create an instance'), (L.Linear(1, 1), 'has no setup')])
 def test_objects_that_are_no_optimizers(comm, wrong, text):
     with pytest.raises(TypeError, match=text) as info:

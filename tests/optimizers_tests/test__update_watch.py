@@ -76,8 +76,9 @@ def run(tmp_path, program, ranks=2):
 def test_only_the_actual_optimizer_was_updated(tmp_path, case):
     found = run(tmp_path, WRONG[case])
     steps = 2 if case == 'at the end' else 3
-    text = (f'RuntimeWarning: the ranks do not average gradients: the program called update of the '
-            f'SGD ({steps} steps), not of the multi-node optimizer that was created here')
+    text = (f'RuntimeWarning: the ranks do not average gradients: the program called '
+            f'SGD.update ({steps} steps) instead of update of the multi-node optimizer created '
+            'here')
     assert found.count(text) == 1
     if case == 'at the third update':
         assert found.index('step 1') < found.index(text) < found.index('step 2')

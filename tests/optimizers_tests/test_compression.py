@@ -223,7 +223,7 @@ def test_a_compressor_that_cannot_be_copied_is_an_error_on_all_ranks(comm):
     own = Feedback()
     own.lock = threading.Lock() if comm.rank == comm.size - 1 else None
     first, _ = make(comm, own)
-    with pytest.raises(ValueError, match='Create one for each optimizer') as caught:
+    with pytest.raises(ValueError, match='Create a separate compressor for each') as caught:
         make(comm, own)[0].update()
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
     del first

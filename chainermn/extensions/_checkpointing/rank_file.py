@@ -90,7 +90,7 @@ def sharded_states(keys: Collection[str]) -> set[str]:
 def _is_shared(key: str, is_trainer: bool) -> bool:
     """Whether all replicas have the same array; a trainer's iterators and extensions differ.
 
-    So does the epoch of its optimizers, if the data sets have different lengths.
+    The epoch of its optimizers differs too, if the data sets have different lengths.
     """
     if 'chainermn' in key.split('/')[:-1]:  # what our objects save for one rank
         return False
@@ -104,7 +104,7 @@ def accumulated(keys: Iterable[str]) -> list[str]:
 
 
 def needs_others(path: str) -> bool:
-    """Return whether another number of ranks cannot load a file without those of other ranks."""
+    """Return whether loading it on another number of ranks requires the other ranks' files."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     return bool(accumulated(names)) or any(name.endswith(f'/{ENTRY}.npy') for name in names)

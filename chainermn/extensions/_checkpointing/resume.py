@@ -139,7 +139,7 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         except KeyError as error:
             if not different.texts:
                 if error.args[:1] == (different.missing,):
-                    different.texts.append(f'{different.missing} is missing in the file')
+                    different.texts.append(f'{different.missing} is missing from the file')
                 else:
                     raise
         except Exception:  # a consequence
@@ -152,9 +152,9 @@ def _load(comm: CommunicatorBase, selection: Selection, target: object, allow_pi
         for prefix, trainer in trainers.items():
             load_when_added(comm, trainer, states, prefix, strict=not is_resized)
     if comm.rank == 0 and new_extensions:
-        warnings.warn(f'iteration {selection.iteration} has no states of these extensions, which '
-                      f'start from scratch: {", ".join(new_extensions)}', RuntimeWarning,
-                      stacklevel=4)
+        warnings.warn(f'the save of iteration {selection.iteration} has no state for these '
+                      'extensions, so they start from scratch: ' + ', '.join(new_extensions),
+                      RuntimeWarning, stacklevel=4)
     if group is not None and group.size > 1 and sums and not selection.is_for_all and (
             group.rank == 0):
         warnings.warn(
@@ -275,7 +275,7 @@ class CheckedDeserializer(chainer.serializers.NpzDeserializer):
             self._differences.missing = name
             if self.strict and self._differences.models and name.startswith(
                     self._differences.models):
-                self._differences.texts.append(f'{name} is missing in the file')
+                self._differences.texts.append(f'{name} is missing from the file')
                 return value
         elif isinstance(value, chainer.get_array_types()):
             saved = self.npz[name]  # read once

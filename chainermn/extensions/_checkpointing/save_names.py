@@ -53,8 +53,8 @@ class SaveNames:
         """
         if found := self._find(self.file_name('\0', rank), os.path.isdir):
             raise OSError(
-                f'{min(found.values())} is a folder, but has the name of a file that this job may '
-                'write. Move it, or pass another name or folder.')
+                f'{min(found.values())} is a folder, but this job needs the name for a file. Move '
+                'or rename the folder, or pass another name or folder.')
 
     def remove(self, number: int, rank: int, writers: Collection[int]) -> None:
         """Remove the file of a rank; on rank 0 also those of ranks that this job does not have.

@@ -54,5 +54,5 @@ def test_folders_are_not_saves(tmp_path):
     names.remove(6, 0, [0])
     assert set(os.listdir(tmp_path)) == {'a.b.0.5', 'a.b.3.6', 'a.b.1.x'}
     names.check_no_folder(1)
-    with pytest.raises(OSError, match=r'/a\.b\.0\.5 is a folder.*Move it'):
+    with pytest.raises(OSError, match=r'/a\.b\.0\.5 is a folder.*Move or rename'):
         names.check_no_folder(0)
