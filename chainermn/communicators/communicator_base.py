@@ -129,6 +129,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     batched_copy: bool
     _configs: dict[str, object]
     _in_config_scope: bool
+    _own_mpi_comm: MPI.Intracomm
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: D102
         self = super().__new__(cls)  # here, since subclasses need not call our __init__
@@ -173,7 +174,14 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
     @property
     def mpi_comm(self) -> MPI.Intracomm:
         """The mpi4py communicator passed by the user, for the program's own messages."""
-        raise AttributeError(f'{type(self).__name__} was not created from an mpi4py communicator')
+        if '_own_mpi_comm' not in vars(self):
+            raise AttributeError(
+                f'{type(self).__name__} was not created from an mpi4py communicator')
+        return self._own_mpi_comm
+
+    @mpi_comm.setter
+    def mpi_comm(self, value: MPI.Intracomm) -> None:
+        vars(self)['_own_mpi_comm'] = value  # of a subclass with operations of its own
 
     @property
     def rank(self) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from chainermn import _environment, _signature
 from chainermn._collectives import tracer
-from chainermn._collectives.activations import Activations
+from chainermn._collectives.activations import Activation, Activations
 from chainermn._collectives.models import ModelOperations
 from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
@@ -115,6 +115,13 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         """The mpi4py communicator that was passed, for the user's own messages."""
         return self._mpi_comm
 
+    @mpi_comm.setter
+    def mpi_comm(self, value: MPI.Intracomm) -> None:
+        if value != self._mpi_comm:
+            raise AttributeError(
+                f'the mpi_comm of a {type(self).__name__} cannot be replaced. Call split(), or '
+                f'create another {type(self).__name__} from it.')
+
     @property
     def intra_rank(self) -> int:
         return self._topology.intra_rank
@@ -139,6 +146,34 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
     @batched_copy.setter
     def batched_copy(self, value: bool) -> None:
         self._group.batched_copy = value
+
+    # --- messages of chainermn.functions: a subclass may send and receive in its own way -------
+
+    def _has_own_messages(self) -> bool:
+        return (type(self).send is not MpiCommunicatorBase.send
+                or type(self).recv is not MpiCommunicatorBase.recv)
+
+    def _send_activation(self, data: Any, dest: int, tag: int, needs_gradient: bool
+                         ) -> Activation:
+        if self._has_own_messages():
+            return CommunicatorBase._send_activation(self, data, dest, tag, needs_gradient)
+        return super()._send_activation(data, dest, tag, needs_gradient)
+
+    def _recv_activation(self, source: int, tag: int) -> tuple[Any, Activation]:
+        if self._has_own_messages():
+            return CommunicatorBase._recv_activation(self, source, tag)
+        return super()._recv_activation(source, tag)
+
+    def _send_gradient(self, gradients: Any, activation: Activation) -> None:
+        if self._has_own_messages():
+            CommunicatorBase._send_gradient(self, gradients, activation)
+        else:
+            super()._send_gradient(gradients, activation)
+
+    def _recv_gradient(self, activation: Activation) -> Any:
+        if self._has_own_messages():
+            return CommunicatorBase._recv_gradient(self, activation)
+        return super()._recv_gradient(activation)
 
     # --- timeout -----------------------------------------------------------------------------
 

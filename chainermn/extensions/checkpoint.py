@@ -420,3 +420,6 @@ class MultiNodeCheckpointer(chainer.training.Extension):
             raise TypeError('the checkpointer has no folder. Pass path=, as there is no trainer '
                             'with a folder.')
         return SaveNames(self.path, lambda iteration, rank: f'{self.name}.{rank}.{iteration}')
+
+
+_MultiNodeCheckpointer = MultiNodeCheckpointer  # the name in ChainerMN 7

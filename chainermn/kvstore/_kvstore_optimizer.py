@@ -82,6 +82,11 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         if is_async and update_on_kvstore is not None and not update_on_kvstore:
             raise ValueError('dist_async has no mean gradient to update with: pass '
                              'update_on_kvstore=True, or use dist_sync.')
+        if (is_async or update_on_kvstore) and (
+                type(actual_optimizer).update is not chainer.optimizer.GradientMethod.update):
+            raise TypeError(
+                f'{type(actual_optimizer).__name__} overrides update, which the store does not '
+                'call: pass update_on_kvstore=False (dist_sync only).')
         if kvstore._backend.server.updater is not assign:
             raise ValueError('the store already has an updater or an optimizer; create another '
                              'store for create_kvstore_optimizer.')

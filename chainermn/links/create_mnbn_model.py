@@ -80,9 +80,12 @@ class _Converter:
 
 def _converted(bn: Model, comm: CommunicatorBase, communication_backend: str
                ) -> MultiNodeBatchNormalization:
-    if bn.axis is not None:
+    if bn.axis not in (None, (0, *range(2, 1 + len(bn.axis or ())))):
         raise ValueError('multi-node batch normalization does not support axis: it keeps axis 1, '
                          f'but the model has axis={bn.axis}. Remove the option from the model.')
+    if bn.avg_mean is None:
+        raise ValueError('multi-node batch normalization needs the number of channels. Pass size '
+                         'to BatchNormalization.')
     if type(bn).forward is not chainer.links.BatchNormalization.forward:
         raise ValueError(f'multi-node batch normalization cannot replace {type(bn).__name__}, '
                          'which overrides forward. Use BatchNormalization in the model, or write '

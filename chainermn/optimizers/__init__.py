@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ['MultiNodeOptimizer', 'create_multi_node_optimizer']
 
+_MultiNodeOptimizer = MultiNodeOptimizer  # the name in ChainerMN 7, from which some programs derive
+
 
 def create_multi_node_optimizer(
     actual_optimizer: Optimizer,

@@ -29,6 +29,8 @@ def check_optimizer(optimizer: Optimizer, options: Mapping[str, bool]) -> None:
                         f'{optimizer.__name__}().')
     missing = [name for name in ('setup', 'update')
                if not callable(getattr(optimizer, name, None))]
+    if getattr(optimizer, 'target', None) is not None and 'setup' in missing:
+        missing.remove('setup')  # it has its model already
     if missing:
         raise TypeError(
             'create_multi_node_optimizer needs a chainer.Optimizer, or an object with '

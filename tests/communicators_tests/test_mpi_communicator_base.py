@@ -243,3 +243,43 @@ def test_failing_transport_raises_locally():
     with pytest.raises(LookupError, match='no route'):
         comm.multi_node_mean_grad(model)
     comm.finalize()
+
+
+# --- as subclasses for ChainerMN 7 do ---------------------------------------------------------
+
+class WithMpiComm(MpiCommunicatorBase):
+    """Assigns what was a plain attribute in ChainerMN 7."""
+
+    def __init__(self, mpi_comm):
+        super().__init__(mpi_comm)
+        self.mpi_comm = mpi_comm
+
+
+def test_assigning_mpi_comm():
+    comm = WithMpiComm(MPI.COMM_WORLD)
+    assert comm.mpi_comm == MPI.COMM_WORLD and comm.allreduce_obj(1) == comm.size
+    with pytest.raises(AttributeError, match=r'cannot be replaced. Call split\(\)'):
+        comm.mpi_comm = MPI.COMM_SELF.Dup()
+
+
+class InHalfPrecision(MpiCommunicatorBase):
+    """Sends arrays in float16."""
+
+    def send(self, data, dest, tag=0):
+        super().send(data.astype(np.float16), dest, tag)
+
+    def recv(self, source, tag=0):
+        return super().recv(source, tag).astype(np.float32)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_functions_send_as_the_subclass_does():
+    comm = InHalfPrecision(MPI.COMM_WORLD)
+    x = chainer.Variable(np.array([1.0001], 'f'))
+    if comm.rank == 0:
+        chainermn.functions.send(x, comm, 1).backward()
+        np.testing.assert_array_equal(x.grad, [2])
+    elif comm.rank == 1:
+        y = chainermn.functions.recv(comm, 0)
+        np.testing.assert_array_equal(y.array, [1])  # 1.0001 in float16
+        (2 * y).backward()

@@ -84,9 +84,17 @@ def test_converting_twice_changes_nothing(comm):
     assert type(create_mnbn_model(once, comm).bn) is MultiNodeBatchNormalization
 
 
-def test_axis_is_rejected(comm):
-    with pytest.raises(ValueError, match='axis'):
+def test_axis(comm):
+    """Only axis 1 can be the one that is kept; then it may be given."""
+    for axis in (0, 1), (1, 2):
+        with pytest.raises(ValueError, match='axis'):
+            create_mnbn_model(chainer.Sequential(L.BatchNormalization(axis=axis)), comm)
+    with pytest.raises(ValueError, match='Pass size'):
         create_mnbn_model(chainer.Sequential(L.BatchNormalization(axis=0)), comm)
+    x = np.random.RandomState(0).normal(size=(4, 3, 5)).astype('f')
+    alone = L.BatchNormalization(axis=(0, 2), size=(3,))
+    link = create_mnbn_model(alone, comm)
+    np.testing.assert_allclose(link(x).array, alone(x).array, rtol=1e-4, atol=1e-5)
 
 
 def test_other_kinds_of_batch_normalization_are_rejected(comm):

@@ -144,7 +144,7 @@ def test_noise(comm, same_error):
     optimizer = prepared(comm)
     optimizer.add_hook(optimizer_hooks.GradientNoise(0.01))
     np.random.seed(comm.rank)
-    assert 'GradientNoise(eta=0.01, state of numpy.random=' in str(
+    assert 'GradientNoise(eta=0.01, state of numpy.random, which must be seeded alike=' in str(
         same_error(lambda: update(optimizer)))
     np.random.seed(0)
     update(optimizer, 3)

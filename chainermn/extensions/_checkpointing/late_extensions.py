@@ -100,8 +100,14 @@ class _Loader(NamedTuple):
         for folder, part in zip(_FOLDERS, (entry.extension, entry.trigger), strict=True):
             if hasattr(part, 'serialize'):
                 with raise_on_all_ranks(self.comm, 'loading'):
-                    part.serialize(chainer.serializers.NpzDeserializer(
-                        self.states, f'{folder}{name}/', self.strict))
+                    try:
+                        part.serialize(chainer.serializers.NpzDeserializer(
+                            self.states, f'{folder}{name}/', self.strict))
+                    except KeyError as error:
+                        raise ValueError(
+                            f'the extension {name} cannot load the state that was saved under this '
+                            f'name: it has no {error.args[0]}. If it is another extension, give it '
+                            'another name: trainer.extend(..., name=...)') from error
 
 
 class _Extensions(collections.OrderedDict[str, Object]):
