@@ -188,7 +188,7 @@ def _arguments(hook: Object) -> dict[str, Object]:
     arguments = {name: _comparable(vars(hook)[name]) for name in _ARGUMENTS if name in vars(hook)}
     if isinstance(hook, optimizer_hooks.GradientNoise) and (
             hook.noise_func.__module__ == optimizer_hooks.GradientNoise.__module__):
-        arguments['state of numpy.random, which must be seeded alike'] = _random_state()
+        arguments['state of numpy.random, which needs equal seeds'] = _random_state()
     return arguments
 
 

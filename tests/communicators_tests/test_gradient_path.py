@@ -48,14 +48,14 @@ def test_number_of_modules():
                if module not in MESSAGES]
     assert modules[:modules.index('_transport/shared_memory/window.py')] == [
         '_collectives/operation.py', '_collectives/models.py', '_gradients/parameters.py',
-        '_consistency/check.py', '_transport/shared_memory/shared_memory_transport.py',
+        '_gradients/shared_memory.py', '_gradients/parameters.py', '_consistency/check.py', '_transport/shared_memory/shared_memory_transport.py',
         '_transport/shared_memory/exchange.py']
     comm.finalize()
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize('options, n_modules, n_returns', [
-    ({}, 11, 12), ({'overlap': 'always'}, 19, 32), ({'shard_states': True}, 14, 36)], ids=str)
+    ({}, 16, 15), ({'overlap': 'always'}, 22, 36), ({'shard_states': True}, 20, 45)], ids=str)
 def test_number_of_modules_in_an_update(options, n_modules, n_returns):
     comm = chainermn.create_communicator('flat')
     model = L.Linear(3, 2)

@@ -144,7 +144,7 @@ def test_noise(comm, same_error):
     optimizer = prepared(comm)
     optimizer.add_hook(optimizer_hooks.GradientNoise(0.01))
     np.random.seed(comm.rank)
-    assert 'GradientNoise(eta=0.01, state of numpy.random, which must be seeded alike=' in str(
+    assert 'GradientNoise(eta=0.01, state of numpy.random, which needs equal seeds=' in str(
         same_error(lambda: update(optimizer)))
     np.random.seed(0)
     update(optimizer, 3)
@@ -224,7 +224,7 @@ def own_noise(xp, shape, dtype, hook, opt, random=np.random.RandomState(0)):  # 
     return random.normal(0, 0.01, shape).astype(dtype)
 
 
-def test_noise_that_all_ranks_draw_alike(comm):
+def test_equal_noise_on_all_ranks(comm):
     optimizer = prepared(comm)
     optimizer.add_hook(optimizer_hooks.GradientNoise(0.01, own_noise))
     own_noise.__defaults__[0].seed(0)
