@@ -97,9 +97,16 @@ if comm.rank == rank and what == 'kill':
     os.kill(os.getpid(), signal.SIGKILL)
 if what == 'finalized':
     comm.finalize()
-if what == 'blocked' and comm.rank == 0:
-    os.remove('out/run.0.3')
-    os.mkdir('out/run.0.3')
+if what == 'blocked' and comm.rank == 0:  # as if the folder were read only; root may write there
+    from chainermn.extensions._checkpointing import save_names
+    actual = save_names.remove
+
+    def remove(path):
+        if path.endswith('run.0.3'):
+            raise PermissionError(13, 'Permission denied', path)
+        actual(path)
+
+    save_names.remove = remove
 '''
 
 
