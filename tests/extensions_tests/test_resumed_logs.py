@@ -149,7 +149,7 @@ def add_reports(journal):
             trigger=INTERVAL, filename=f'{name}log{comm.rank}'), comm)
         plot = wrap(extensions.PlotReport(['value', 'rare'], trigger=INTERVAL,
                                           filename=f'{name}{comm.rank}.png'), comm)
-        own = wrap(extensions.LogReport(['rare'], INTERVAL, filename=None), comm)
+        own = wrap(extensions.LogReport(['rare'], INTERVAL, filename=f'{name}own{comm.rank}'), comm)
         journal.add(log, name=f'{name}LogReport')
         journal.add(plot, name=f'{name}PlotReport')
         journal.add(extensions.PrintReport(['rare'], own, out=io.StringIO()),
