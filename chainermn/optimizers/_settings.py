@@ -96,7 +96,8 @@ class OptimizerSettings:
         if not _are_equal(seen, self._seen):
             self._note_change(others)
             self._seen = seen
-            numbers = [_comparable(value) for value in seen[:-1]]
+            numbers = [float(value) if isinstance(value, int) else value  # 1 equals 1.0
+                       for value in map(_comparable, seen[:-1])]
             self._digest = zlib.crc32(repr(numbers).encode(), self._digest_of_others)
         elif not self._has_state:
             return
@@ -139,7 +140,10 @@ class OptimizerSettings:
             texts[name] = _listed(_described(hooks))
         for path, param in self._named:
             rule = param.update_rule
-            texts[f'update of {path}'] = 'no update rule' if rule is None else ', '.join([
+            if not isinstance(rule, chainer.UpdateRule):
+                texts[f'update of {path}'] = 'no update rule of Chainer'
+                continue
+            texts[f'update of {path}'] = ', '.join([
                 _USUAL if rule.enabled else 'disabled',
                 *(f'{name} {_text(value)}' for name, value in _own(rule.hyperparam).items()),
                 *(f'hook {text}' for hooks in _hooks(rule) for text in _described(hooks))])
@@ -152,7 +156,7 @@ class OptimizerSettings:
                                strict=True):
             texts[name] = _listed(_others(hooks))
         for path, param in self._named:
-            if param.update_rule is not None and (
+            if isinstance(param.update_rule, chainer.UpdateRule) and (
                     names := [name for hooks in _hooks(param.update_rule)
                               for name in _others(hooks)]):
                 texts[f'hooks of {path}'] = _listed(names)
