@@ -285,8 +285,8 @@ class Outage:
     def __init__(self, monkeypatch, links):
         self.now, self.links, self.failing, self.warnings = 0., links, '', []
         monkeypatch.setattr(_pool.time, 'monotonic', lambda: self.now)
-        pool = _pool.Pool({'a': 2, 'b': 2, 'c': 2}, 4, 2, lambda _: Probed(self.failing))
-        self.watch = _pool.Watch(pool, {'a': 2, 'b': 2}, float('inf'), links, self.warnings.append)
+        three = _pool.Pool({'a': 2, 'b': 2, 'c': 2}, 4, 2, lambda _: Probed(self.failing))
+        self.watch = _pool.Watch(three, {'a': 2, 'b': 2}, float('inf'), links, self.warnings.append)
 
     def go_on(self, seconds, failing):
         """Return why the job ends within these seconds; ``None`` if it does not."""

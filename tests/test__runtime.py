@@ -48,11 +48,11 @@ def test_a_child_gets_new_parts_except_those_that_are_kept():
 
 def test_parts_are_prepared_in_order_of_creation():
     order = []
-    with _runtime.replaced() as runtime:
+    with _runtime.replaced() as second:
         for name in 'abc':
-            runtime.get(type(name, (_runtime.Part,), {
+            second.get(type(name, (_runtime.Part,), {
                 'in_child': lambda self: order.append(type(self).__name__)}))
-        runtime.in_child()
+        second.in_child()
     assert order == ['a', 'b', 'c']
 
 
@@ -62,9 +62,9 @@ def test_a_part_of_the_parent_is_not_deleted_in_a_child():
             deleted.append(self)
 
     deleted = []
-    with _runtime.replaced() as runtime:
-        runtime.get(Deleted)
-        runtime.in_child()
+    with _runtime.replaced() as second:
+        second.get(Deleted)
+        second.in_child()
         assert not deleted
 
 

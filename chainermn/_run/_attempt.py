@@ -45,7 +45,7 @@ class Attempt(NamedTuple):
         return self.status != 0 and self.ending is not None and self.ending.is_planned
 
 
-def run_once(command: list[str], environment: dict[str, str], signals: Signals, grace: float,
+def run_once(command: list[str], env: dict[str, str], signals: Signals, grace: float,
              ranks: Mapping[str, int] | None = None,
              watch: Callable[[], Ending | None] = lambda: None) -> Attempt:
     """Run mpiexec, and forward signals.
@@ -54,7 +54,7 @@ def run_once(command: list[str], environment: dict[str, str], signals: Signals, 
 
     Args:
         command: The command of mpiexec.
-        environment: Its environment.
+        env: Its environment.
         signals: The signals of this process.
         grace: The seconds that the job may take to end after a signal, before it is killed.
         ranks: The number of ranks on each host, for the result.
@@ -65,7 +65,7 @@ def run_once(command: list[str], environment: dict[str, str], signals: Signals, 
         signals.forget_notices()
         started, start = time.time(), time.monotonic()
         process = _supervisor.start(
-            command, {**environment, _environment.RUN_FOLDER: folder}, grace)
+            command, {**env, _environment.RUN_FOLDER: folder}, grace)
         ending, is_ending, is_killed = None, False, False
         while process.poll() is None:
             signals.pass_on_notices(process)

@@ -71,14 +71,14 @@ class Job:
         pool = Pool(slots, options.n, min_ranks, probe)
         while ranks := pool.wait(options.host_timeout, lambda: signals.ending is not None, say):
             with contextlib.ExitStack() as stack:
-                links, environment = None, self._environment(max(ranks.values()))
+                links, env = None, self._environment(max(ranks.values()))
                 if _environment.flag(_environment.HOST_LINKS, default=True):
                     links = stack.enter_context(contextlib.closing(Links(sum(ranks.values()))))
-                    environment[_environment.RUN_LINK] = str(links.offer)
+                    env[_environment.RUN_LINK] = str(links.offer)
                 watch = stack.enter_context(Watch(pool, ranks, options.grow_after, links, say))
                 exported = [_environment.RUN_LINK] * (links is not None)
                 self.attempts.append(run_once(
-                    command(ranks, self._program, *exported), environment, signals, options.grace,
+                    command(ranks, self._program, *exported), env, signals, options.grace,
                     ranks, watch.poll))
             if (result := self._result()) is not None:
                 return result

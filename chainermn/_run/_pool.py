@@ -173,8 +173,8 @@ class Watch:
             self._answered_at, self._has_warned = now, False
         elif why and not self._has_warned and now > self._answered_at + self._lost_after:
             self._has_warned = True
-            hosts = _hosts.text({host: self._ranks[host] for host in failing})
-            self._say(f'warning: no new process could be started on {hosts} for '
+            where = _hosts.text({host: self._ranks[host] for host in failing})
+            self._say(f'warning: no new process could be started on {where} for '
                       f'{self._lost_after} seconds ({next(iter(failing.values()))}). The job '
                       f'continues, because {why}; a restart would wait for these hosts, '
                       'or start without them')
