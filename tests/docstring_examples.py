@@ -116,7 +116,7 @@ class _AnyOutput(doctest.OutputChecker):
 
 def main(names):
     """Run the examples of these names, by default all, on the ranks of this job."""
-    from docs_tests.test_reference import public
+    from public_names import public
 
     comm = chainermn.create_communicator('naive')
     docstrings = {name: docstring for name, docstring in public_docstrings(public()).items()

@@ -9,7 +9,7 @@ import sys
 
 import docstring_examples
 import pytest
-from docs_tests.test_reference import public
+from public_names import public
 from time_limits import seconds
 
 import chainermn

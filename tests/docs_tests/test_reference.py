@@ -1,12 +1,12 @@
 """Every public name is in the reference, under a name that can be imported."""
 
 import importlib
-import inspect
 import pathlib
 import re
 import runpy
 
 import pytest
+from public_names import PACKAGES, find, public
 
 import chainermn
 
@@ -14,32 +14,9 @@ pytestmark = pytest.mark.mpi_skip
 
 REFERENCE = pathlib.Path(__file__).parents[2] / 'docs' / 'reference'
 
-PACKAGES = [
-    'chainermn', 'chainermn.communicators', 'chainermn.communicators.compression',
-    'chainermn.communicators.transport', 'chainermn.datasets', 'chainermn.extensions',
-    'chainermn.functions', 'chainermn.iterators', 'chainermn.kvstore', 'chainermn.links',
-    'chainermn.optimizers', 'chainermn.testing',
-]
-
-#: Public by their module: base classes for custom communicators, and deprecated names.
-BY_MODULE = [
-    'chainermn.communicators.mpi_communicator_base.MpiCommunicatorBase',
-    *(f'chainermn.communicators.{module}.{name}'
-      for module, name in chainermn.communicators._CLASSES.values()),
-    'chainermn.datasets.scatter.get_epoch_trigger',
-    'chainermn.datasets.scatter.get_n_iterations_for_one_epoch',
-    'chainermn.global_except_hook.add_hook',
-]
-
-
 #: Every dotted name of ChainerMN 7, by module.
 OF_CHAINERMN_7 = runpy.run_path(
     str(REFERENCE.parents[1] / 'tests' / 'test_public_paths.py'))['PATHS']
-
-
-def find(path):
-    module, _, name = path.rpartition('.')
-    return getattr(importlib.import_module(module), name)
 
 
 def documented():
@@ -57,16 +34,6 @@ def documented():
                 found.update((id(one), name) for name, one in vars(module).items() if name in public
                              or (getattr(one, '__module__', None) == path and name[0] != '_'))
     return found
-
-
-def public():
-    """Names that new programs use."""
-    for package in PACKAGES:
-        module = importlib.import_module(package)
-        for name in module.__all__:
-            if not inspect.ismodule(getattr(module, name)) and name != '__version__':
-                yield f'{package}.{name}'
-    yield from BY_MODULE
 
 
 def test_every_public_name_is_there():

@@ -17,7 +17,7 @@ import pytest
 from chainer import initializers, optimizer_hooks, optimizers
 
 pytest.importorskip('scipy', reason='the cases of functions need it')
-from chainer_compat_tests.test_every_function import CASES, OPTIONS, Draw
+from calls_of_functions import CASES, OPTIONS, Draw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi_skip]
 

@@ -1,7 +1,7 @@
 """Random trainings with all pairs of options give what one process computes."""
 
+import one_process
 import pytest
-from optimizers_tests import one_process
 
 import chainermn
 from chainermn.communicators.naive_communicator import NaiveCommunicator
