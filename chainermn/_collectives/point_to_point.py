@@ -197,8 +197,10 @@ class Messages:
         if message[0] != _PICKLE:
             return blocking(self._finish_plain(*_split(message, status), source, tag, 'send_obj'),
                             self._wait)
-        calls.received[source, tag] += 1
-        obj = load(message, (), source, self.rank)
+        try:
+            obj = load(message, (), source, self.rank)
+        finally:
+            calls.received[source, tag] += 1  # not before: it may take long to unpickle
         self._messages.append(message)  # for reuse
         return obj
 

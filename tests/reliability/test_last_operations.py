@@ -45,6 +45,27 @@ if comm.rank == 0:
         json.dump([len(each.index) for each in gathered], file)
 '''
 
+#: Each rank waits for the other, which would be a deadlock if rank 0 did not unpickle.
+UNPICKLES = '''
+import time
+import chainermn
+
+class Index:
+    def __setstate__(self, state):
+        time.sleep(6)
+
+    def __getstate__(self):
+        return 1
+
+comm = chainermn.create_communicator('naive')
+if comm.rank == 0:
+    comm.recv_obj(1)
+    comm.send_obj(3, 1)
+else:
+    comm.send_obj(Index(), 0)
+    assert comm.recv_obj(0) == 3
+'''
+
 
 @pytest.mark.slow
 @pytest.mark.sample(1)
@@ -68,3 +89,13 @@ def test_program_that_collects_results(tmp_path):
                           stderr=subprocess.STDOUT)
     assert (done.returncode, done.stdout) == (0, '')
     assert json.loads(written.read_text()) == [10, 11, 12]
+
+
+@pytest.mark.slow
+def test_receiver_that_unpickles(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(UNPICKLES)
+    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, script], text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    assert (done.returncode, done.stdout) == (0, '')
