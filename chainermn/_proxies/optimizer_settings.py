@@ -50,6 +50,7 @@ class OptimizerSettings:
 
     Attributes:
         caller: The caller of the exchange.
+        is_compared: Whether ranks compare the settings.
         noise: Whether all ranks draw the noise of the optimizer's hooks, and whether all draw that
             of the hooks of update rules.
     """
@@ -61,6 +62,7 @@ class OptimizerSettings:
             f'compare_settings=False to {creator}.',
             warning=(f'hooks of {name} differ between ranks', 'If they change gradients or '
                      'parameters, the models drift apart: add them on all ranks.'))
+        self.is_compared = True
         self.noise = True, True
         self._optimizer = actual_optimizer
         self._named: Named = []
@@ -216,8 +218,8 @@ class OptimizerSettings:
 
 def _hooks(hookable: Object) -> tuple[Hooks, Hooks]:
     """Return the hooks of an optimizer or update rule: those before and after an update."""
-    hooks = hookable._hookable
-    return hooks._pre_update_hooks, hooks._post_update_hooks
+    hooks = hookable._hookable  # None if an optimizer is not set up
+    return ({}, {}) if hooks is None else (hooks._pre_update_hooks, hooks._post_update_hooks)
 
 
 def _described(hooks: Hooks) -> Iterator[str]:

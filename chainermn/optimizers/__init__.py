@@ -179,7 +179,7 @@ def create_multi_node_optimizer(
         'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
         'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',
         'shard_states': str(shard_states), 'compare_settings': str(bool(compare_settings))})
-    optimizer._compares_settings = compare_settings and communicator.size > 1 and (
+    optimizer._settings.is_compared = compare_settings and communicator.size > 1 and (
         OptimizerSettings.are_known(actual_optimizer))
     if shard_states and communicator.size > 1:
         optimizer._sharding = ShardedUpdate(communicator, optimizer._caller)

@@ -96,7 +96,6 @@ class MultiNodeOptimizer(OptimizerProxy):
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
     _settings: OptimizerSettings
-    _compares_settings: bool
     _progress: _UpdateProgress
     _watch: UpdateWatch
     _span: Callable[[str], AbstractContextManager[object]]  # a part of an update on the timeline
@@ -133,7 +132,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._settings = OptimizerSettings(
             actual_optimizer, 'the multi-node optimizer', 'create_multi_node_optimizer')
         self._caller = self._settings.caller
-        self._compares_settings = False
+        self._settings.is_compared = False
         self._progress = _UpdateProgress()
         self._watch = UpdateWatch(actual_optimizer, communicator)
         self._span = (communicator.span if _environment.text(_environment.TIMELINE)
@@ -205,7 +204,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             if not self._progress.has_gradients:
                 self._check_model(loss, named)
             del loss
-        if self._compares_settings and self._joined is None:  # in a join, they can differ
+        if self._settings.is_compared and self._joined is None:  # in a join, they can differ
             self._settings.compare(named)
         if is_changed:
             self._announce('broadcast')
@@ -416,7 +415,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     @contextlib.contextmanager
     def _comparing_settings(self) -> Iterator[None]:
         """Return a context in which the next operation compares settings, for the last time."""
-        if self._compares_settings and self.target is not None:
+        if self._settings.is_compared and self.target is not None:
             # At the end of a join, all ranks get t and the states of one.
             self._settings.compare(sorted(self.target.namedparams()), with_t=False)
         try:
