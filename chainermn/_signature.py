@@ -30,6 +30,7 @@ _CALLER = struct.Struct('=I')
 _CALLER_OFFSET = struct.calcsize('=BBHiBBBB')
 _PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
 SIZE = _STRUCT.size
+_MASK = 2**30 - 1  # Python computes faster with 30 bits
 MAX_UPDATE = 2**16 - 1
 #: Size of an identifier in bytes.
 IDENTIFIER_SIZE = 6
@@ -49,16 +50,19 @@ class Caller:
             may be used on one rank only.
         options: Options by name, which must be equal on all ranks.
         advice: What to do if they differ.
+        warning: The first and the last line of the warning if what may differ does.
 
     Attributes:
-        digest: Of name, options and state, 32 bits; 0 is the program itself.
+        digest: Of name, options and state, 31 bits; 0 is the program itself.
         options_digest: Of name and options.
     """
 
     def __init__(self, name: str, options: Mapping[str, str] | None = None, advice: str = (
-            'Use the same options on all ranks, and change them on all ranks.')) -> None:
+            'Use the same options on all ranks, and change them on all ranks.'),
+            warning: tuple[str, str] = ('', '')) -> None:
         self.name = name
         self.advice = advice
+        self.warning = warning
         self._state_digest = 0
         self._state: Callable[[], Mapping[str, str]] = dict
         self._harmless_digest, self._are_accepted = 0, False
@@ -70,7 +74,8 @@ class Caller:
         """Replace the options."""
         self._options = dict(options)
         self.options_digest = digest((self.name, self._options))
-        self._update_digest()
+        self._short_digest = self.options_digest & _MASK
+        self.set_digests(self._state_digest, self._harmless_digest)
 
     def set_state(self, state: Callable[[], Mapping[str, str]],
                   harmless: Callable[[], Mapping[str, str]]) -> None:
@@ -85,18 +90,14 @@ class Caller:
     def set_digests(self, state: int, harmless: int) -> None:
         """Replace the digests of what :meth:`set_state` describes."""
         self._state_digest, self._harmless_digest = state, harmless
-        self._update_digest()
+        self.digest = ((self._short_digest ^ state) & _MASK) + 1 if self.name else 0
+        #: Differs, too, if the ranks differ in what may differ.
+        self.identity = self.digest if self._are_accepted else self.digest ^ harmless
 
     def accept_differences(self) -> None:
         """No longer tell apart what may differ."""
         self._are_accepted = True
-        self._update_digest()
-
-    def _update_digest(self) -> None:
-        self.digest = ((self.options_digest ^ self._state_digest) % (2**32 - 1) + 1
-                       if self.name else 0)
-        #: Differs, too, if the ranks differ in what may differ.
-        self.identity = self.digest ^ (0 if self._are_accepted else self._harmless_digest)
+        self.set_digests(self._state_digest, self._harmless_digest)
 
     @property
     def options(self) -> dict[str, str]:

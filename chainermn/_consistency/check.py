@@ -274,11 +274,8 @@ class ConsistencyCheck:
         if table := mismatch.difference_table(described, 'none'):
             self.caller.accept_differences()
             if self.mpi_comm.rank == 0:
-                name = self.caller.name
-                warnings.warn('\n'.join([
-                    f'hooks of {name} differ between ranks', *table,
-                    'If they change gradients or parameters, the models drift apart: add them on '
-                    'all ranks.']), RuntimeWarning, stacklevel=2)
+                first, last = self.caller.warning
+                warnings.warn('\n'.join([first, *table, last]), RuntimeWarning, stacklevel=2)
 
     def _raise_common(self, signatures: list[CallSignature],
                       details: Mapping[str, str] | None = None, error: Exception | None = None,

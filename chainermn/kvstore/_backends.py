@@ -4,12 +4,14 @@ from __future__ import annotations
 import abc
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn, TypeVar
 
 import chainer
 import numpy as np
 
 from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
+from chainermn._proxies.optimizer_settings import Named, OptimizerSettings
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.kvstore._server import Server, sum_arrays
 from chainermn.kvstore._sharding import (
@@ -83,6 +85,16 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def check_same(self, operation: str, arguments: str) -> None:
         """Raise ValueError on all ranks if they made different calls.  Collective."""
+
+    def comparing(self, settings: OptimizerSettings, named: Named
+                  ) -> AbstractContextManager[object]:
+        """Return a context whose collective operations compare the settings of an optimizer.
+
+        Args:
+            settings: The settings.
+            named: All parameters that the optimizer updates, with their paths, sorted.
+        """
+        return nullcontext()
 
     @abc.abstractmethod
     def gather(self, obj: _T) -> list[_T] | None:
@@ -204,6 +216,12 @@ class DistSyncBackend(_DistBackend):
     Each message begins with a digest of the call, so the ranks find different calls before a server
     updates anything.
     """
+
+    def comparing(self, settings: OptimizerSettings, named: Named
+                  ) -> AbstractContextManager[object]:
+        if settings.is_compared and self.size > 1:
+            settings.compare(named)
+        return self._comm.called_by(settings.caller)
 
     def push(self, layouts: Sequence[KeyLayout], values: Sequence[Array | RowSparse]) -> None:
         entries = shard_values(layouts, values, self.size, self.server.compressor)

@@ -138,7 +138,11 @@ class KVStore:
             layouts = [*{layout.key_id: layout for layout in layouts}.values()]
             summed = [self._backend.sum_devices(layout, by_key[layout.key_id])
                       for layout in layouts]
-        self._backend.push(layouts, summed)
+        if isinstance(updater, OptimizerUpdater):
+            with self._backend.comparing(updater.settings, []):
+                self._backend.push(layouts, summed)
+        else:
+            self._backend.push(layouts, summed)
 
     @overload  # a str is one key, although it is a sequence of str, too
     def pull(self, key: KeyLike, out: None = None,  # type: ignore[overload-overlap]
@@ -310,13 +314,14 @@ class KVStore:
 
     _set_updater = set_updater  # name in MXNet
 
-    def set_optimizer(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.
-                      ) -> None:
+    def set_optimizer(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.,
+                      *, compare_settings: bool = True) -> None:
         """Make the store apply an optimizer: pushed values are the gradients of the stored arrays.
 
         ``dist`` types: collective, every rank calls it with an optimizer of the same class and
         hyperparameters.  Each server reads the hyperparameters of its rank's optimizer at each
-        step, so change them on every rank.  The states of an earlier optimizer are discarded.
+        step, so change them on every rank.  In ``dist_sync``, :meth:`push` raises an error if they
+        or the hooks differ.  The states of an earlier optimizer are discarded.
 
         Args:
             optimizer: Any ``chainer.optimizer.GradientMethod``.  It may be set up with a model,
@@ -326,6 +331,7 @@ class KVStore:
                 in ``dist_sync``, which sums them.  float16 sums are rescaled in float32 (and
                 stay float32 with ``use_fp32_update``), so they neither overflow nor underflow.  If
                 gradients are loss-scaled, multiply this factor by ``1 / scale``.
+            compare_settings: Pass False to allow different hyperparameters and hooks.
 
         Raises:
             TypeError: If ``optimizer`` has a wrong type.
@@ -343,7 +349,7 @@ class KVStore:
             array([0.9, 0.9])
         """
         with raise_on_all_ranks(self._backend, 'set_optimizer'):
-            updater = OptimizerUpdater(optimizer, rescale_grad)
+            updater = OptimizerUpdater(optimizer, rescale_grad, compare_settings)
             split = [layout for layout in self._layouts.values() if layout.is_split]
             if split and not updater.is_elementwise:
                 raise ValueError(
@@ -351,7 +357,8 @@ class KVStore:
                     f'these are split over the servers: {", ".join(map(str, split))}. Call '
                     'set_optimizer before init, or create the store with a larger bigarray_bound')
             description = _optimizer_updater.describe(optimizer)
-        self._backend.check_same('set_optimizer', repr((description, rescale_grad)))
+        self._backend.check_same('set_optimizer', repr((
+            description if compare_settings else description['optimizer'], rescale_grad)))
         self._backend.server.set_updater(updater)
         self._backend.barrier()
 

@@ -10,6 +10,7 @@ import chainer
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._gradients import shared_memory
 from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
+from chainermn._proxies.optimizer_settings import Named, OptimizerSettings
 from chainermn._sharded_states.sharded_update import as_updated
 from chainermn.kvstore._kvstore import KVStore
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
@@ -19,7 +20,8 @@ _Parameters: TypeAlias = dict[str, chainer.Parameter]
 
 
 def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
-                             update_on_kvstore: bool | None = None) -> _KVStoreOptimizer:
+                             update_on_kvstore: bool | None = None, *,
+                             compare_settings: bool = True) -> _KVStoreOptimizer:
     """Create an optimizer that trains through a store.  Collective, except for local stores.
 
     Returns a proxy of ``actual_optimizer``, like :func:`chainermn.create_multi_node_optimizer`.
@@ -56,6 +58,10 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
         kvstore: A store without updater and optimizer.
         update_on_kvstore: Whether the store updates the parameters.  By default the store does in
             ``dist_async``, the actual optimizer in all other types.
+        compare_settings: If true, ranks compare hyperparameters (such as ``lr``), hooks, disabled
+            parameters and ``t`` in each update, and raise an error if they differ, as in
+            :func:`chainermn.create_multi_node_optimizer`.  Pass False if the differences are
+            intended.  In ``dist_async``, they are not compared.
 
     Returns:
         The optimizer of this rank.
@@ -91,9 +97,10 @@ def create_kvstore_optimizer(actual_optimizer: chainer.optimizer.GradientMethod,
             raise ValueError('the store already has an updater or an optimizer; create another '
                              'store for create_kvstore_optimizer.')
     if is_async or update_on_kvstore:
-        kvstore.set_optimizer(actual_optimizer, 1. if is_async else 1 / kvstore.num_workers)
-        return _StoreUpdate(actual_optimizer, kvstore)
-    return _WorkerUpdate(actual_optimizer, kvstore)
+        kvstore.set_optimizer(actual_optimizer, 1. if is_async else 1 / kvstore.num_workers,
+                              compare_settings=compare_settings)
+        return _StoreUpdate(actual_optimizer, kvstore, compare_settings)
+    return _WorkerUpdate(actual_optimizer, kvstore, compare_settings)
 
 
 class _KVStoreOptimizer(OptimizerProxy):
@@ -102,12 +109,19 @@ class _KVStoreOptimizer(OptimizerProxy):
     actual_optimizer: chainer.optimizer.GradientMethod
     kvstore: KVStore
     _initialized: set[str]
+    _settings: OptimizerSettings
 
-    def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore
-                 ) -> None:
+    def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
+                 compare_settings: bool) -> None:
         super().__init__(actual_optimizer)
         self.kvstore = kvstore
         self._initialized = set()
+        self._settings = OptimizerSettings(
+            actual_optimizer, 'the KVStore optimizer', 'create_kvstore_optimizer')
+        self._settings.is_compared = compare_settings
+        self._settings.caller.set_options({
+            'update_on_kvstore': str(isinstance(self, _StoreUpdate)),
+            'compare_settings': str(bool(compare_settings))})
 
     def setup(self, link: chainer.Link) -> _KVStoreOptimizer:
         """Set the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -143,14 +157,18 @@ class _KVStoreOptimizer(OptimizerProxy):
             RuntimeError: If the optimizer is not set up with a model.
             ValueError: If the store cannot update a parameter as its hyperparameters, update rule,
                 hooks, loss scaling or shared memory require, or if it already has a key of that
-                name.
+                name; or if the compared settings differ between ranks.
         """
         self.actual_optimizer._check_set_up()
         if lossfun is not None:
             self._compute_gradients(lossfun(*args, **kwds))
-        parameters = _initialized(self.target)
+        named = sorted(self.target.namedparams())
+        parameters = _initialized(named)
         new = [path for path in parameters if path not in self._initialized]
-        if new:
+        with self.kvstore._backend.comparing(self._settings, named):
+            if not new:
+                self._step(parameters)
+                return
             with raise_on_all_ranks(self.kvstore._backend, 'update'):
                 if taken := [path for path in new if path in self.kvstore._layouts]:
                     raise ValueError(f'the store already has the key {taken[0]!r}, perhaps from '
@@ -159,8 +177,6 @@ class _KVStoreOptimizer(OptimizerProxy):
             self.kvstore.init(new, [parameters[path].array for path in new])
             self._initialized.update(new)
             self._pull({path: parameters[path] for path in new})
-        else:
-            self._step(parameters)
 
     def _push(self, parameters: _Parameters) -> None:
         self.kvstore.push(list(parameters), [parameter.grad for parameter in parameters.values()],
@@ -187,11 +203,12 @@ class _KVStoreOptimizer(OptimizerProxy):
         raise NotImplementedError
 
 
-def _initialized(model: chainer.Link) -> _Parameters:
+def _initialized(named: Named) -> _Parameters:
     """Return the initialized parameters, each once, by the first of its paths."""
     first: dict[int, tuple[str, chainer.Parameter]] = {}
-    for path, parameter in sorted(model.namedparams(include_uninit=False)):
-        first.setdefault(id(parameter), (path, parameter))
+    for path, parameter in named:
+        if parameter.is_initialized:
+            first.setdefault(id(parameter), (path, parameter))
     return dict(first.values())
 
 
@@ -227,9 +244,10 @@ class _WorkerUpdate(_KVStoreOptimizer):
 class _StoreUpdate(_KVStoreOptimizer):
     """The store updates the parameters; each rank pulls them."""
 
-    def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore
-                 ) -> None:
-        super().__init__(actual_optimizer, kvstore)
+    def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
+                 compare_settings: bool) -> None:
+        super().__init__(actual_optimizer, kvstore, compare_settings)
+        self._settings.noise = False, False  # each key has one server, which draws it
         updater = kvstore._backend.server.updater
         assert isinstance(updater, OptimizerUpdater)
         updater.is_loss_scaled = True

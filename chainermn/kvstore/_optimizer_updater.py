@@ -12,6 +12,7 @@ import numpy as np
 from chainer import optimizer_hooks
 
 from chainermn._gradients.elementwise import is_elementwise
+from chainermn._proxies.optimizer_settings import OptimizerSettings
 from chainermn._system.atomic_file import open_atomic
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
@@ -39,20 +40,25 @@ class OptimizerUpdater:
     Args:
         optimizer: The optimizer.
         rescale_grad: Factor of the gradients, with which the server multiplies their sum.
+        compare_settings: Whether ranks compare the settings of the optimizer in each push.
 
     Raises:
         TypeError: If ``optimizer`` has no update rules.
         ValueError: If a hook needs all parameters at once.
     """
 
-    def __init__(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.
-                 ) -> None:
+    def __init__(self, optimizer: chainer.optimizer.GradientMethod, rescale_grad: float = 1.,
+                 compare_settings: bool = True) -> None:
         if not isinstance(optimizer, chainer.optimizer.GradientMethod):
             raise TypeError('set_optimizer needs a Chainer optimizer with update rules '
                             f'(chainer.optimizer.GradientMethod), not '
                             f'{type(optimizer).__name__}')
         self.optimizer = optimizer
         self.rescale_grad = float(rescale_grad)
+        self.settings = OptimizerSettings(
+            optimizer, 'the optimizer of the KVStore', 'set_optimizer')
+        self.settings.is_compared = compare_settings
+        self.settings.noise = False, False  # each key has one server, which draws it
         #: Whether gradients are multiplied by the loss scale of the optimizer.
         self.is_loss_scaled = False
         #: How often a key is updated with each gradient, if not once.

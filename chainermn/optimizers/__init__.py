@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chainermn._failures.on_all_ranks import raise_on_all_ranks
 from chainermn._proxies.optimizer_proxy import OptimizerProxy
+from chainermn._proxies.optimizer_settings import OptimizerSettings
 from chainermn._sharded_states.sharded_update import ShardedUpdate
 from chainermn._types import Optimizer
 from chainermn.communicators import compression as compression_module
@@ -17,7 +18,6 @@ from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_u
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer, takes
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
 from chainermn.optimizers._own_compressor import own_compressor, register
-from chainermn.optimizers._settings import OptimizerSettings
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
@@ -179,10 +179,11 @@ def create_multi_node_optimizer(
         'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
         'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',
         'shard_states': str(shard_states), 'compare_settings': str(bool(compare_settings))})
-    optimizer._compares_settings = compare_settings and communicator.size > 1 and (
+    optimizer._settings.is_compared = compare_settings and communicator.size > 1 and (
         OptimizerSettings.are_known(actual_optimizer))
     if shard_states and communicator.size > 1:
         optimizer._sharding = ShardedUpdate(communicator, optimizer._caller)
+        optimizer._settings.noise = True, False  # only one rank updates a parameter with hooks
     return optimizer
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from chainermn import _environment
 from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
+from chainermn._proxies.optimizer_settings import Named, OptimizerSettings
 from chainermn._sharded_states import sharded_update
 from chainermn._sharded_states.sharded_update import ShardedUpdate, as_updated
 from chainermn._signature import NO_UPDATE, Caller, Update
@@ -27,7 +28,6 @@ from chainermn._types import (
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers import _foreign_optimizer
 from chainermn.optimizers._accumulation import Accumulation
-from chainermn.optimizers._settings import Named, OptimizerSettings
 from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
@@ -41,11 +41,6 @@ Exchange = Literal['broadcast', 'exchange']
 Shapes = dict[str, tuple[int, ...]]
 
 _CHECK_INTERVAL = 100  # updates
-
-_ADVICE = (
-    'Use the same options, hooks and learning-rate extensions on all ranks, and load snapshots on '
-    'all ranks. To allow different hyperparameters and hooks, pass compare_settings=False to '
-    'create_multi_node_optimizer.')
 
 
 class _UpdateProgress:
@@ -101,7 +96,6 @@ class MultiNodeOptimizer(OptimizerProxy):
     _sharding: ShardedUpdate | None
     _caller: Caller  # this optimizer, with options that the ranks compare
     _settings: OptimizerSettings
-    _compares_settings: bool
     _progress: _UpdateProgress
     _watch: UpdateWatch
     _span: Callable[[str], AbstractContextManager[object]]  # a part of an update on the timeline
@@ -135,9 +129,10 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._joined = None
         self._accumulation = Accumulation(n_accumulations)
         self._sharding = None
-        self._caller = Caller('the multi-node optimizer', advice=_ADVICE)
-        self._settings = OptimizerSettings(actual_optimizer, self._caller)
-        self._compares_settings = False
+        self._settings = OptimizerSettings(
+            actual_optimizer, 'the multi-node optimizer', 'create_multi_node_optimizer')
+        self._caller = self._settings.caller
+        self._settings.is_compared = False
         self._progress = _UpdateProgress()
         self._watch = UpdateWatch(actual_optimizer, communicator)
         self._span = (communicator.span if _environment.text(_environment.TIMELINE)
@@ -209,7 +204,7 @@ class MultiNodeOptimizer(OptimizerProxy):
             if not self._progress.has_gradients:
                 self._check_model(loss, named)
             del loss
-        if self._compares_settings and self._joined is None:  # in a join, they can differ
+        if self._settings.is_compared and self._joined is None:  # in a join, they can differ
             self._settings.compare(named)
         if is_changed:
             self._announce('broadcast')
@@ -420,7 +415,7 @@ class MultiNodeOptimizer(OptimizerProxy):
     @contextlib.contextmanager
     def _comparing_settings(self) -> Iterator[None]:
         """Return a context in which the next operation compares settings, for the last time."""
-        if self._compares_settings and self.target is not None:
+        if self._settings.is_compared and self.target is not None:
             # At the end of a join, all ranks get t and the states of one.
             self._settings.compare(sorted(self.target.namedparams()), with_t=False)
         try:

@@ -1,5 +1,6 @@
 """Settings of an optimizer that differ between ranks are named within one update."""
 
+import types
 import warnings
 
 import chainer
@@ -10,6 +11,7 @@ from chainer import optimizer_hooks, optimizers
 from each_case import each_case
 
 import chainermn
+from chainermn._proxies.optimizer_settings import OptimizerSettings
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:DeprecationWarning')
 
@@ -71,6 +73,8 @@ CHANGES = [
      'update of /1/b: enabled, lr 1.0 on rank 0; enabled on rank'),
     (lambda o: o.set_loss_scale(2.), 'loss scale: 2.0 on rank 0; None on rank'),
     (lambda o: o.use_fp32_update(), 'use_fp32_update: True on rank 0; False on rank'),
+    (lambda o: setattr(o.hyperparam, 'other', None), 'other: None on rank 0; nothing on rank'),
+    (lambda o: setattr(o, 't', np.int64(40)), 't: 40 on rank 0; 1 on rank'),
 ]
 
 
@@ -139,16 +143,67 @@ def test_a_difference_from_the_beginning(comm, same_error):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_an_argument_of_a_hook_that_changes(comm, same_error):
+    for of_rule in False, True:
+        optimizer = prepared(comm)
+        added = optimizer_hooks.WeightDecay(0.1)
+        (optimizer.target[1].b.update_rule if of_rule else optimizer).add_hook(added)
+        update(optimizer, 2)
+        added.rate = 0.2 if comm.rank == 0 else 0.1
+        assert 'WeightDecay(rate=0.2) on rank 0' in str(same_error(lambda: update(optimizer)))
+        added.rate = 0.2
+        update(optimizer)
+        comm.check_replicas(optimizer.target)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_noise(comm, same_error):
     """Replicas stay equal only if all ranks draw the same noise."""
     optimizer = prepared(comm)
     optimizer.add_hook(optimizer_hooks.GradientNoise(0.01))
     np.random.seed(comm.rank)
-    assert 'GradientNoise(eta=0.01, state of numpy.random, which needs equal seeds=' in str(
+    assert 'state of numpy.random (GradientNoise needs the same seed on all ranks): ' in str(
         same_error(lambda: update(optimizer)))
     np.random.seed(0)
     update(optimizer, 3)
     comm.check_replicas(optimizer.target)
+    optimizer = prepared(comm)
+    optimizer.target[0].W.update_rule.add_hook(optimizer_hooks.GradientNoise(0.01))
+    np.random.seed(comm.rank)
+    assert 'GradientNoise needs the same seed' in str(same_error(lambda: update(optimizer)))
+
+
+def test_noise_that_one_rank_draws(comm):
+    """With sharded states, only one rank calls the hooks of an update rule."""
+    optimizer = prepared(comm, shard_states=True)
+    optimizer.target[0].W.update_rule.add_hook(optimizer_hooks.GradientNoise(0.01))
+    np.random.seed(comm.rank)
+    update(optimizer, 2)
+    optimizer.lr = 0.2
+    update(optimizer, 2)
+    comm.check_replicas(optimizer.target)
+
+
+class OnDevice:
+    """A parameter on a device whose arrays belong to a module."""
+
+    def __init__(self, param, xp):
+        self.update_rule, self.device = param.update_rule, types.SimpleNamespace(xp=xp)
+
+
+def test_noise_on_a_gpu_does_not_depend_on_numpy():
+    optimizer = optimizers.SGD().setup(L.Linear(1, 1))
+    optimizer.add_hook(optimizer_hooks.GradientNoise(0.01))
+    for xp in np, types:
+        settings = OptimizerSettings(optimizer, 'optimizer', 'create')
+        digests = set()
+        for seed in range(2):
+            np.random.seed(seed)
+            settings.compare([(path, OnDevice(param, xp))
+                              for path, param in sorted(optimizer.target.namedparams())])
+            digests.add(settings.caller.digest)
+        assert len(digests) == (2 if xp is np else 1)
+        assert any('numpy.random' in name for name in settings.caller.options) == (xp is np)
 
 
 @pytest.mark.mpi(min_size=2)
