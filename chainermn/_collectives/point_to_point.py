@@ -4,10 +4,11 @@ Arrays and objects share one order, so receiving the wrong kind raises at once. 
 the sender is invalid, the sender sends the error, and the receiver raises it as well.
 
 A large payload follows on another MPI communicator.  Its tag is a number from the signature, unique
-to the message, so that several messages with one tag can be in flight.
+to the message, so that several messages with one tag can be in flight, also of several threads.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -79,7 +80,6 @@ class Messages:
         self.pending = Pending()
         self._receives: list[Request[ReceivedArray]] = []
         self._messages: list[bytearray] = []  # to receive into
-        self._status = MPI.Status()
         unusable.register(self)
 
     def send(self, data: Arrays, dest: int, tag: int) -> None:
@@ -124,7 +124,7 @@ class Messages:
         calls.record(('recv', source, tag, None))
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
-        message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
+        message = self._new_message()
         wait(self._mpi_comm.Irecv(message, source, tag))
         array = _array_with(bytes(message[:_signature.SIZE]))
         if array is None:
@@ -190,8 +190,8 @@ class Messages:
         if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
-        status = self._status if status is None else status
-        message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
+        status = MPI.Status() if status is None else status
+        message = self._new_message()
         wait(self._mpi_comm.Irecv(message, source, tag), status)
         tag = status.tag
         if message[0] != _PICKLE:
@@ -267,7 +267,10 @@ class Messages:
 
     def receiving(self) -> list[Request[ReceivedArray]]:
         """Return the incomplete requests of irecv; makes progress with them."""
-        self._receives = [request for request in self._receives if not request.test()]
+        for request in self._receives[:]:
+            if request.test():
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    self._receives.remove(request)
         return self._receives
 
     def _make_unusable(self, unusable: Unusable) -> None:
@@ -276,6 +279,12 @@ class Messages:
             request._make_unusable(unusable)
         for name in ('_mpi_comm', '_payloads', 'calls'):
             setattr(self, name, unusable)
+
+    def _new_message(self) -> bytearray:
+        try:
+            return self._messages.pop()
+        except IndexError:
+            return bytearray(_MAX_MESSAGE)
 
     def _are_others(self, request: Request[object]) -> bool:
         return any(other is not request for other in self.receiving())
