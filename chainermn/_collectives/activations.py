@@ -125,7 +125,7 @@ class Activations:
         return self._early.pop((peer, number))
 
     def _has_arrived(self, peer: int, number: int, tag: int) -> bool:
-        """Return whether a gradient has arrived; if not, this thread has to receive the next one."""
+        """Return whether a gradient has arrived; if not, this thread receives the next one."""
         with self._changed:
             while (peer, number) not in self._early:
                 if (peer, tag) not in self._receiving:

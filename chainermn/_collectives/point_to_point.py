@@ -16,6 +16,7 @@ import pickle
 import struct
 import time
 from collections.abc import Iterable, Mapping
+from threading import get_ident
 from typing import NoReturn
 
 import numpy as np
@@ -91,11 +92,11 @@ class Messages:
         if array_buffers.is_plain(data) and data.nbytes <= INLINE and (
                 data.ndim <= _signature.MAX_INLINE_DIMS):
             head = _signature.pack('send', data.shape, data.dtype)
-            calls.record(('send', dest, tag, head))
+            calls.record(('send', dest, tag, head, get_ident()))
             calls.count_sent(dest, tag)
             self._ssend(head + data.tobytes(), dest, tag)
             return
-        calls.record(('send', dest, tag, None))
+        calls.record(('send', dest, tag, None, get_ident()))
         first, number, rest = self._parts('send', data, dest, tag)
         calls.count_sent(dest, tag)
         self._ssend(first, dest, tag)
@@ -121,7 +122,7 @@ class Messages:
         self._check_other(source, tag, 'source', wildcards=True)
         calls = self.calls
         calls.count += 1
-        calls.record(('recv', source, tag, None))
+        calls.record(('recv', source, tag, None, get_ident()))
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
@@ -153,7 +154,7 @@ class Messages:
             self._check(dest, tag, 'dest', wildcards=False)
         calls = self.calls
         calls.count += 1
-        calls.record(('send_obj', dest, tag, None))
+        calls.record(('send_obj', dest, tag, None, get_ident()))
         try:
             pickled = Pickled(obj)
         except Exception as error:
@@ -186,7 +187,7 @@ class Messages:
             self._check(source, tag, 'source', wildcards=True)
         calls = self.calls
         calls.count += 1
-        calls.record(('recv_obj', source, tag, None))
+        calls.record(('recv_obj', source, tag, None, get_ident()))
         if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
@@ -292,7 +293,7 @@ class Messages:
     def _began(self, operation: str, peer: int, tag: int, caller: str = '') -> MessageRecord:
         calls = self.calls
         calls.count += 1
-        calls.record((operation, peer, tag, caller or None))
+        calls.record((operation, peer, tag, caller or None, get_ident()))
         return calls
 
     def _ssend(self, message: bytes, dest: int, tag: int) -> None:
