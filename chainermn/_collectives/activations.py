@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from chainermn import _signature
@@ -67,8 +68,10 @@ class Activations:
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._numbers = itertools.count()
-        # Gradients that arrived out of order, by rank and number.
+        # Gradients that arrived out of order, by rank and number; each thread waits for its own.
         self._early: dict[tuple[int, int], Arrays] = {}
+        self._receiving: set[tuple[int, int]] = set()  # ranks and tags, of some thread
+        self._changed = threading.Condition()
 
     def send(self, data: Arrays, dest: int, tag: int, needs_gradient: bool, caller: str = ''
              ) -> Activation:
@@ -106,15 +109,30 @@ class Activations:
         """Receive the gradient of an activation."""
         peer, tag, number, _, forward, caller = activation
         call = f'backward, called at {call_site.locate()}, waits for the gradient of {forward}'
-        while (peer, number) not in self._early:
-            mark, gradients, _, _ = self._messages.recv_marked(
-                'recv_gradient', peer, tag, call, caller)
-            if mark is None:
-                return gradients
-            if mark.kind == 'activation':
-                raise unexpected(self._messages.rank, mark, peer, call)
-            self._early[peer, mark.number] = gradients
+        while not self._has_arrived(peer, number, tag):
+            try:
+                mark, gradients, _, _ = self._messages.recv_marked(
+                    'recv_gradient', peer, tag, call, caller)
+                if mark is None:
+                    return gradients
+                if mark.kind == 'activation':
+                    raise unexpected(self._messages.rank, mark, peer, call)
+                self._early[peer, mark.number] = gradients
+            finally:
+                with self._changed:
+                    self._receiving.discard((peer, tag))
+                    self._changed.notify_all()
         return self._early.pop((peer, number))
+
+    def _has_arrived(self, peer: int, number: int, tag: int) -> bool:
+        """Return whether a gradient has arrived; if not, this thread receives the next one."""
+        with self._changed:
+            while (peer, number) not in self._early:
+                if (peer, tag) not in self._receiving:
+                    self._receiving.add((peer, tag))
+                    return False
+                self._changed.wait()
+            return True
 
 
 def _call(caller: str, text: str) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -106,7 +107,8 @@ Receives = Generator[Receive, None, _T]
 class Request(Generic[_Result]):
     """The result of :meth:`CommunicatorBase.isend` and :meth:`CommunicatorBase.irecv`.
 
-    Wait for each request exactly once.
+    Wait for each request exactly once.  A thread that is in another operation makes progress with
+    the requests of all threads; MPI allows only one thread at a time per request.
 
     Args:
         name: The operation, for errors.
@@ -132,6 +134,7 @@ class Request(Generic[_Result]):
         self._result: _Result | None = None
         self._error: Exception | None = None
         self._is_over = False  # waited for
+        self._lock = threading.RLock()
         self._advance()
 
     def trace(self, tracer: Tracer | None, calls: FlightRecord) -> None:
@@ -154,19 +157,23 @@ class Request(Generic[_Result]):
             TypeError, ValueError: The errors of ``recv``.
         """
         if self._is_over:
-            raise RuntimeError(f'the request of {self._name} has been waited for already; wait for '
-                               'each request once')
+            raise self._waited_for()
         if self._step is not None and self._waits is not None:
             self._record = self._waits()
         while self._step is not None:
             if self._are_others(self):  # they may have to finish before this one
                 if not self.test():
                     os.sched_yield()
-            elif self._step is not None:  # the receives above may have finished it
-                request, status = self._step
-                request.Wait(status)
-                self._advance()
-        self._is_over = True
+                continue
+            with self._lock:
+                if self._step is not None:  # otherwise, another receive or thread finished it
+                    request, status = self._step
+                    request.Wait(status)
+                    self._advance()
+        with self._lock:
+            if self._is_over:
+                raise self._waited_for()
+            self._is_over = True
         if self._error is not None:
             raise self._error
         result, self._result = self._result, None
@@ -178,12 +185,21 @@ class Request(Generic[_Result]):
 
     def test(self) -> bool:
         """Return whether :meth:`wait` would return at once, without blocking."""
-        while self._step is not None:
-            request, status = self._step
-            if not request.Test(status):
-                return False
-            self._advance()
-        return True
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            while self._step is not None:
+                request, status = self._step
+                if not request.Test(status):
+                    return False
+                self._advance()
+            return True
+        finally:
+            self._lock.release()
+
+    def _waited_for(self) -> RuntimeError:
+        return RuntimeError(f'the request of {self._name} has been waited for already; wait for '
+                            'each request once')
 
     def _make_unusable(self, unusable: Unusable) -> None:
         """Make this request raise an error, unless it is complete."""

@@ -4,10 +4,11 @@ Arrays and objects share one order, so receiving the wrong kind raises at once. 
 the sender is invalid, the sender sends the error, and the receiver raises it as well.
 
 A large payload follows on another MPI communicator.  Its tag is a number from the signature, unique
-to the message, so that several messages with one tag can be in flight.
+to the message, so that several messages with one tag can be in flight, also of several threads.
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -15,6 +16,7 @@ import pickle
 import struct
 import time
 from collections.abc import Iterable, Mapping
+from threading import get_ident
 from typing import NoReturn
 
 import numpy as np
@@ -79,7 +81,6 @@ class Messages:
         self.pending = Pending()
         self._receives: list[Request[ReceivedArray]] = []
         self._messages: list[bytearray] = []  # to receive into
-        self._status = MPI.Status()
         unusable.register(self)
 
     def send(self, data: Arrays, dest: int, tag: int) -> None:
@@ -91,11 +92,11 @@ class Messages:
         if array_buffers.is_plain(data) and data.nbytes <= INLINE and (
                 data.ndim <= _signature.MAX_INLINE_DIMS):
             head = _signature.pack('send', data.shape, data.dtype)
-            calls.record(('send', dest, tag, head))
+            calls.record(('send', dest, tag, head, get_ident()))
             calls.count_sent(dest, tag)
             self._ssend(head + data.tobytes(), dest, tag)
             return
-        calls.record(('send', dest, tag, None))
+        calls.record(('send', dest, tag, None, get_ident()))
         first, number, rest = self._parts('send', data, dest, tag)
         calls.count_sent(dest, tag)
         self._ssend(first, dest, tag)
@@ -121,10 +122,10 @@ class Messages:
         self._check_other(source, tag, 'source', wildcards=True)
         calls = self.calls
         calls.count += 1
-        calls.record(('recv', source, tag, None))
+        calls.record(('recv', source, tag, None, get_ident()))
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
-        message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
+        message = self._new_message()
         wait(self._mpi_comm.Irecv(message, source, tag))
         array = _array_with(bytes(message[:_signature.SIZE]))
         if array is None:
@@ -153,7 +154,7 @@ class Messages:
             self._check(dest, tag, 'dest', wildcards=False)
         calls = self.calls
         calls.count += 1
-        calls.record(('send_obj', dest, tag, None))
+        calls.record(('send_obj', dest, tag, None, get_ident()))
         try:
             pickled = Pickled(obj)
         except Exception as error:
@@ -186,12 +187,12 @@ class Messages:
             self._check(source, tag, 'source', wildcards=True)
         calls = self.calls
         calls.count += 1
-        calls.record(('recv_obj', source, tag, None))
+        calls.record(('recv_obj', source, tag, None, get_ident()))
         if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
-        status = self._status if status is None else status
-        message = self._messages.pop() if self._messages else bytearray(_MAX_MESSAGE)
+        status = MPI.Status() if status is None else status
+        message = self._new_message()
         wait(self._mpi_comm.Irecv(message, source, tag), status)
         tag = status.tag
         if message[0] != _PICKLE:
@@ -269,7 +270,10 @@ class Messages:
 
     def receiving(self) -> list[Request[ReceivedArray]]:
         """Return the incomplete requests of irecv; makes progress with them."""
-        self._receives = [request for request in self._receives if not request.test()]
+        for request in self._receives[:]:
+            if request.test():
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    self._receives.remove(request)
         return self._receives
 
     def _make_unusable(self, unusable: Unusable) -> None:
@@ -279,13 +283,19 @@ class Messages:
         for name in ('_mpi_comm', '_payloads', 'calls'):
             setattr(self, name, unusable)
 
+    def _new_message(self) -> bytearray:
+        try:
+            return self._messages.pop()
+        except IndexError:
+            return bytearray(_MAX_MESSAGE)
+
     def _are_others(self, request: Request[object]) -> bool:
         return any(other is not request for other in self.receiving())
 
     def _began(self, operation: str, peer: int, tag: int, caller: str = '') -> MessageRecord:
         calls = self.calls
         calls.count += 1
-        calls.record((operation, peer, tag, caller or None))
+        calls.record((operation, peer, tag, caller or None, get_ident()))
         return calls
 
     def _ssend(self, message: bytes, dest: int, tag: int) -> None:

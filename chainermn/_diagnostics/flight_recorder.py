@@ -27,8 +27,9 @@ LENGTH = 64
 
 #: Identifies the calls of a communicator on all of its ranks: class name, ranks, number.
 Key: TypeAlias = tuple[str, WorldRanks, int]
-#: A message: operation, peer, tag, signature or the part of the program that called it.
-Message: TypeAlias = tuple[str, int, int, bytes | str | None]
+#: A message: operation, peer, tag, signature or the part of the program that called it, and the
+#: identifier of its thread.
+Message: TypeAlias = tuple[str, int, int, bytes | str | None, int]
 #: A call as it is passed to the recorder: a packed signature, a message, or text.
 Record: TypeAlias = bytes | Message | str
 
@@ -120,6 +121,10 @@ class FlightRecord:
         """The newest call, or ``None`` if there is none."""
         return next(iter(self.recorded()[-1:]), None)
 
+    def newest_of(self, thread: int) -> Call | None:
+        """Return the newest call of a thread that is in an operation."""
+        return self.newest  # one thread at a time is in a collective
+
     def recorded(self) -> list[Call]:
         """Return the recorded calls, the newest last."""
         count, ring = self.count, list(self.ring)
@@ -140,6 +145,14 @@ class MessageRecord(FlightRecord):
         self.receiving: collections.defaultdict[tuple[int, int], int] = collections.defaultdict(int)
         #: The number of the call that has sent its message most recently.
         self.sent_at = 0
+
+    def newest_of(self, thread: int) -> Call | None:
+        count, ring = self.count, list(self.ring)
+        for age, recorded in enumerate(reversed(ring)):
+            message = recorded.record if isinstance(recorded, _WithCallSite) else recorded
+            if isinstance(message, tuple) and message[4] == thread:
+                return Call.of(recorded, count - age)
+        return None
 
     def count_sent(self, dest: int, tag: int) -> None:
         """Count the message of the newest call, just before it leaves."""
@@ -240,7 +253,7 @@ class Call(NamedTuple):
             site = record.call_site
             record = record.record
         if isinstance(record, tuple):
-            operation, peer, tag, more = record
+            operation, peer, tag, more, _ = record
             details = 'to ' if 'send' in operation else 'from '
             details += 'any rank' if peer < 0 else f'rank {peer}'
             details += ' any tag' if tag < 0 else f' tag {tag}'

@@ -124,7 +124,7 @@ class Snapshot:
                                _call_site(self._innermost), self._thread)
         site = _call_site(_caller(self._innermost))
         for calls in self._calls:
-            call = calls.newest
+            call = calls.newest_of(self._ident)
             if call is not None and self._name in (call.operation, END):
                 return ThreadState(self._name, call, calls.key, _of(calls), site, self._thread)
         # It records no call of this name: it calls other operations, or is create_communicator.

@@ -32,7 +32,7 @@ class Play:
     Args:
         comm: A communicator.
         second: Another one of the same ranks.
-        third: Another one, for threads: communicators are not thread-safe.
+        third: Another one, for threads: only one thread at a time may be in a collective.
     """
 
     def __init__(self, comm: Any, second: Any, third: Any) -> None:

@@ -113,6 +113,27 @@ def threads_in_opposite_orders(play: Play) -> None:
 
 
 @part
+def threads_in_messages_of_one_communicator(play: Play) -> None:
+    """Two threads of a rank receive, one of them for long; the other rank waits for the result."""
+    source, dest = play.pair()
+    seconds = play.seconds()
+    if play.rank == source:
+        thread = threading.Thread(target=play.comm.recv, args=[dest, 1])
+        thread.start()
+        first = threading.Timer(seconds, play.second.send, [ARRAY, dest, 0])
+        first.start()
+        play.comm.recv(dest, 0)
+        play.comm.send(ARRAY, dest, 2)
+        thread.join()
+        first.join()
+    elif play.rank == dest:
+        play.second.recv(source, 0)
+        play.comm.send(ARRAY, source, 0)
+        play.comm.recv(source, 2)
+        play.comm.send(ARRAY, source, 1)
+
+
+@part
 def idle_daemon_threads(play: Play) -> None:
     """Prefetch threads that never communicate."""
     stops = threading.Event()

@@ -1,5 +1,7 @@
 """Deadlocks of messages."""
 
+import threading
+
 from deadlock_case import ARRAY, LARGE, deadlock
 from mpi4py.MPI import ANY_SOURCE, ANY_TAG
 
@@ -226,6 +228,24 @@ def in_a_function(comm):
         comm.send(ARRAY, other, 0)  # 0 waits for 1, 1 waits for 0
 
     exchange()
+
+
+@deadlock(3)
+def two_threads_of_a_rank(comm):
+    """Each of them waits for another rank, on one communicator."""
+    def receive():
+        comm.recv(2, 6)  # 0 waits for 2
+
+    if comm.rank == 0:
+        thread = threading.Thread(target=receive)
+        thread.start()
+        comm.recv(1, 5)  # (0 waits for 1)
+        comm.send(ARRAY, 2, 7)
+        thread.join()
+    elif comm.rank == 1:
+        comm.recv(0, 5)  # (1 waits for 0)
+    else:
+        comm.recv(0, 7)  # 2 waits for 0
 
 
 @deadlock(2)

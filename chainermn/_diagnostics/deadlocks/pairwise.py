@@ -4,22 +4,25 @@ A rank that has waited for another one longer than a grace period sends it a not
 and the numbers of messages that it has sent to that rank and received from it.  If the other rank
 waits for this one as well, and no message is in flight that could end either wait, both wait
 forever.  The counts are valid whenever the notice arrives, so a slow rank is never reported as a
-deadlock.
+deadlock.  A rank takes no part in this while another thread of its program runs, which may end the
+wait of the other rank.
 """
 from __future__ import annotations
 
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from chainermn._diagnostics import program_threads
 from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._mpi import MPI
 
 # Seconds.
-_GRACE = 1.  # before a rank sends a notice
+_GRACE = 1.  # before a rank sends a notice, and between two looks at its other threads
 _POLL_INTERVAL = 1e-4  # between two polls after that
 
 
@@ -74,17 +77,20 @@ class Deadlocks:
         """
         while self._next_notice(peer):
             pass
-        has_notified = False
-        start = time.monotonic()
+        has_notified, own_thread = False, {threading.get_ident()}
+        start = look_at = time.monotonic() + _GRACE
         while not request.Test(status):
-            if is_receiving() or time.monotonic() < start + _GRACE:
+            now = time.monotonic()
+            if is_receiving() or now < start:
                 os.sched_yield()
                 continue
-            if not has_notified:
-                has_notified = True
-                self._notify(peer, wait)
-                self._check(peer, wait)
-            while self._next_notice(peer):
+            if not has_notified and now >= look_at:
+                look_at = now + _GRACE
+                if not program_threads.are_running(own_thread):
+                    has_notified = True
+                    self._notify(peer, wait)
+                    self._check(peer, wait)
+            while has_notified and self._next_notice(peer):
                 self._check(peer, wait)
             time.sleep(_POLL_INTERVAL)
 

@@ -71,16 +71,17 @@ class Wait(NamedTuple):
                 operation in _BLOCKING or isinstance(calls, MessageRecord)):
             kind = Kind.COLLECTIVE if calls.waits_for_all else Kind.UNCHECKED
             return cls(kind, calls.key, calls.entered)
-        message = calls.newest_record
-        if not isinstance(calls, MessageRecord) or not isinstance(message, tuple) or (
-                operation not in _BLOCKING
-                or message[0] != ('wait' if operation == 'waitall' else operation)):
+        if not isinstance(calls, MessageRecord) or operation not in _BLOCKING:
             return None
-        name, peer, tag, _ = message
-        if 'send' not in name:
-            return cls(Kind.RECEIVE, calls.key, 0, peer, tag)
-        is_sent = calls.sent_at == calls.count  # it may still be pickling
-        return cls(Kind.SEND, calls.key, 0, peer, tag) if is_sent else None
+        message = calls.newest_of(thread)
+        if message is None or message.operation != (
+                'wait' if operation == 'waitall' else operation):
+            return None
+        assert message.peer is not None and message.tag is not None
+        if 'send' not in message.operation:
+            return cls(Kind.RECEIVE, calls.key, 0, message.peer, message.tag)
+        is_sent = calls.sent_at == message.number  # it may still be pickling
+        return cls(Kind.SEND, calls.key, 0, message.peer, message.tag) if is_sent else None
 
 
 class ThreadWait(NamedTuple):

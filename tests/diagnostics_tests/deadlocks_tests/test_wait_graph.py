@@ -1,5 +1,7 @@
 """Ranks that wait for each other forever are found; those that may make progress are not."""
 
+from threading import get_ident
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -154,19 +156,27 @@ def test_a_collective_is_waited_for_by_its_number(own):
 
 
 @needs_others
-def test_a_message_is_waited_for_in_the_operation_of_its_newest_record(own):
+def test_a_message_is_waited_for_in_the_operation_of_the_newest_record_of_its_thread(own):
     calls, messages = own._flight_records()
+    thread, other = get_ident(), -1
+
+    def wait(operation):
+        return Wait.of(messages, operation, thread)
+
     messages.count += 1
-    messages.record(('send', 1, 5, None))
-    assert Wait.of(messages, 'send') is None  # it may still be pickling
+    messages.record(('send', 1, 5, None, thread))
+    assert wait('send') is None  # it may still be pickling
     messages.count_sent(1, 5)
-    assert Wait.of(messages, 'send') == Wait(Kind.SEND, messages.key, 0, 1, 5)
-    assert Wait.of(messages, 'recv') is None
-    assert Wait.of(calls, 'send') is None
-    messages.record(('wait', -2, -1, None))
-    assert Wait.of(messages, 'wait') == Wait.of(messages, 'waitall') == Wait(
-        Kind.RECEIVE, messages.key, 0, -2, -1)
-    assert Wait.of(messages, 'send') is None
+    messages.count += 1
+    messages.record(('recv', 1, 8, None, other))
+    assert wait('send') == Wait(Kind.SEND, messages.key, 0, 1, 5)
+    assert wait('recv') is None
+    assert Wait.of(messages, 'recv', other) == Wait(Kind.RECEIVE, messages.key, 0, 1, 8)
+    assert Wait.of(calls, 'send', thread) is None
+    messages.count += 1
+    messages.record(('wait', -2, -1, None, thread))
+    assert wait('wait') == wait('waitall') == Wait(Kind.RECEIVE, messages.key, 0, -2, -1)
+    assert wait('send') is None
     messages.sent.clear()
     own.barrier()
 
