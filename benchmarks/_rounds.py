@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -17,7 +18,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Launcher = Callable[[list[str]], list[str]]
 
@@ -235,5 +239,16 @@ def chart(path: str, title: str, label: str, series: dict[str, dict[str, list[fl
              ylim=(len(rows) - .5, -.5))
     axes.grid(axis='x', alpha=.3)
     axes.legend(loc='center left', bbox_to_anchor=(1, .5))
-    figure.savefig(path, dpi=120)
+    save(figure, path)
+
+
+def save(figure: 'Figure', path: str) -> None:
+    """Save a figure as PNG, and its words in the PNG's description, so that tests can read them."""
+    from matplotlib import pyplot
+    from matplotlib.text import Text
+
+    figure.canvas.draw()
+    texts = {text.get_text() for text in figure.findobj(Text)}
+    words = sorted(text for text in texts if re.match('[^$]*[A-Za-z]', text))
+    figure.savefig(path, dpi=120, metadata={'Description': '\n'.join(words)})
     pyplot.close(figure)

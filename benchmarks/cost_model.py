@@ -241,8 +241,7 @@ def draw(path: str, totals: list[int], curves: dict[str, list[float]],
     right.set(title='On this machine', ylabel='predicted / measured', ylim=(0, None))
     right.set_xticks(range(len(labels)), labels)
     left.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    _rounds.save(figure, path)
 
 
 if __name__ == '__main__':

@@ -188,8 +188,7 @@ def draw(path: str, found: dict[tuple[str, str], dict[str, float]], model: str) 
                  xticks=sorted({n for points in lines.values() for n in points}))
         axes.grid(alpha=.3)
     all_axes[0][-1].legend(loc='center left', bbox_to_anchor=(1, .5))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    _rounds.save(figure, path)
 
 
 def main() -> None:

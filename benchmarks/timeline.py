@@ -33,13 +33,13 @@ def work(kind: str, folder: str) -> None:
 
     import chainermn
     from chainermn import _signature
-    from chainermn._consistency.signature_exchange import Exchange
+    from chainermn._consistency.signature_exchange import SignatureExchange
     from chainermn._tracing import recorder
 
     comm = chainermn.create_communicator('flat')
     check = comm._consistency
     tracer, timeline = comm._tracer, recorder.get()
-    exchanges = {True: check._exchange, False: Exchange(check.mpi_comm, _signature.SIZE)}
+    exchanges = {True: check._exchange, False: SignatureExchange(check.mpi_comm, _signature.SIZE)}
 
     def switch(on: bool) -> None:
         comm._tracer = tracer if on else None

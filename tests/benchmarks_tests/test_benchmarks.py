@@ -1,6 +1,7 @@
 """Every benchmark runs with --quick: one short round; the figures are meaningless."""
 
 import ast
+import importlib
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import sys
 
 import pytest
 import virtual_hosts
+from PIL import Image
 from time_limits import seconds
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / 'benchmarks'
@@ -20,6 +22,13 @@ MARKS = {'iterator': (), 'collectives': (), 'gpu': pytest.mark.gpu,
 RATIO = re.compile(r'\d\)? times|x old naive +\d|ratios \d|efficiency \d|host waits')
 
 pytestmark = pytest.mark.mpi_skip
+DOCS = BENCHMARKS.parent / 'docs' / 'benchmarks'
+
+
+def words_of(png):
+    """The texts in a picture, without numbers."""
+    texts = Image.open(png).text['Description'].splitlines()
+    return {re.sub('[0-9.,]+', '#', text) for text in texts}
 
 
 @pytest.mark.slow
@@ -41,6 +50,9 @@ def test_prints_ratios(name, tmp_path):
     assert '\n| --- |' in page
     assert f'[output](page/{name}.txt)' in page
     assert (tmp_path / 'page' / f'{name}.txt').read_text() == (tmp_path / f'{name}.txt').read_text()
+    if (tmp_path / f'{name}.png').exists():
+        drawn = words_of(tmp_path / f'{name}.png')
+        assert drawn and drawn <= words_of(DOCS / f'{name}.png'), f'run python benchmarks {name}'
 
 
 def test_without_a_gpu(tmp_path):
@@ -55,6 +67,17 @@ def test_one_command_runs_all():
     limits = next(node.value for node in ast.parse((BENCHMARKS / '__main__.py').read_text()).body
                   if isinstance(node, ast.Assign) and node.targets[0].id == 'LIMITS')
     assert sorted(ast.literal_eval(limits)) == SCRIPTS
+
+
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_imported_names_exist(name):
+    """Benchmarks import private names, in functions that only their processes call."""
+    for node in ast.walk(ast.parse((BENCHMARKS / f'{name}.py').read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith('chainermn'):
+            module = importlib.import_module(node.module)
+            for each in node.names:
+                if not hasattr(module, each.name):
+                    importlib.import_module(f'{node.module}.{each.name}')
 
 
 def run_path(name):

@@ -5,7 +5,6 @@ The reference: the samples that the old job has used, counted, and the rest of t
 import collections
 import itertools
 import random
-import tempfile
 import traceback
 import warnings
 
@@ -13,44 +12,15 @@ import chainer
 import numpy as np
 import pytest
 from chainer import iterators
-from chainer.training import extensions
 from each_case import each_case
+from extensions_tests.killed_jobs import make_iterator, make_saver, new_folder, run_loop
 
 import chainermn
-from chainermn.extensions import multi_node_snapshot
-from chainermn.iterators import (
-    MultiNodeOrderSampler,
-    create_multi_node_iterator,
-    create_synchronized_iterator,
-)
 
 
 @pytest.fixture(scope='module')
 def comm():
     return chainermn.create_communicator('naive')
-
-
-KINDS = {
-    'serial': iterators.SerialIterator,
-    'thread': iterators.MultithreadIterator,
-    'process': lambda *args, **options: iterators.MultiprocessIterator(
-        *args, n_processes=1, n_prefetch=2, shared_mem=1000, **options),
-}
-
-
-def make_iterator(group, case):
-    """Return an iterator over the integers from 0 to n - 1."""
-    kind, n, shuffle, batch = KINDS[case['kind']], case['n'], case['shuffle'], case['batch']
-    if case['data'] == 'sampler':
-        return kind(range(n), batch, order_sampler=MultiNodeOrderSampler(n, group, shuffle=shuffle))
-    if case['data'] in ('scattered', 'uneven'):
-        data = chainermn.scatter_dataset(
-            range(n), group, force_equal_length=case['data'] == 'scattered')
-        return kind(data, batch, shuffle=shuffle, repeat=case.get('repeat', True))
-    iterator = kind(range(n), batch, shuffle=shuffle)
-    if case['data'] == 'multi-node':
-        return create_multi_node_iterator(iterator, group, group.size - 1)
-    return create_synchronized_iterator(iterator, group)
 
 
 def run(group, folder, case, end):
@@ -61,24 +31,20 @@ def run(group, folder, case, end):
     """
     np.random.seed(group.rank)
     used = []
-    iterator, model = make_iterator(group, case), chainer.links.Linear(1, 1, initialW=1)
+    iterator = make_iterator(group, range(case['n']), case)
+    model = chainer.links.Linear(1, 1, initialW=1)
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.SGD(), group, n_accumulations=case.get('n_accumulations', 1)
     ).setup(model)
-    if case['how'] == 'snapshot':
-        saver = multi_node_snapshot(group, extensions.snapshot(autoload=True, n_retains=3))
-    else:
-        saver = chainermn.create_multi_node_checkpointer('run', group, path=folder)
+    saver = make_saver(group, folder, case['how'])
     if case['how'] == 'dictionary':
-        state = {'model': model, 'optimizer': optimizer, 'iterator': iterator}
-        iteration = saver.maybe_load(state) or 0
-        while iteration < end:
-            used += next(iterator)
+        def step(batch):
+            used.extend(batch)
             optimizer.update(lambda: chainer.functions.sum(model(np.ones((1, 1), 'f'))))
-            iteration += 1
-        saver.save(state, iteration)
+
+        target = {'model': model, 'optimizer': optimizer, 'iterator': iterator}
+        run_loop(saver, target, step, end, interval=end)
         iterator.finalize()
-        saver._saver.lock.release()
         return used, iterator.epoch
     second = iterators.SerialIterator(range(case['n']), 1, shuffle=False)
 
@@ -91,9 +57,8 @@ def run(group, folder, case, end):
         loss_func=lambda x: chainer.functions.sum(model(x)))
     trainer = chainer.training.Trainer(updater, (end, 'iteration'), out=folder)
     trainer.extend(saver, trigger=(end, 'iteration'))
-    if case['how'] == 'trainer':
+    if case['how'] == 'checkpointer':
         saver.maybe_load(trainer, optimizer)
-        saver.finalize = lambda: (saver._saver.flush(), saver._saver.lock.release())
     trainer.run()
     assert next(second) == [end % case['n']]
     return used, iterator.epoch
@@ -171,16 +136,16 @@ def pairs(comm):
 
 
 CASES = [
-    dict(data='scattered', shuffle=False, how='trainer'),
+    dict(data='scattered', shuffle=False, how='checkpointer'),
     dict(data='scattered', shuffle=False, how='dictionary'),
     dict(data='scattered', shuffle=False, how='snapshot'),
-    dict(data='scattered', shuffle=False, how='trainer', kind='thread'),
+    dict(data='scattered', shuffle=False, how='checkpointer', kind='thread'),
     dict(data='scattered', shuffle=True, how='dictionary'),
-    dict(data='uneven', shuffle=False, how='trainer', n=23),
-    dict(data='sampler', shuffle=False, how='trainer'),
+    dict(data='uneven', shuffle=False, how='checkpointer', n=23),
+    dict(data='sampler', shuffle=False, how='checkpointer'),
     dict(data='sampler', shuffle=True, how='dictionary', kind='thread'),
-    dict(data='multi-node', shuffle=False, how='trainer'),
-    dict(data='synchronized', shuffle=True, how='trainer', n_accumulations=2),
+    dict(data='multi-node', shuffle=False, how='checkpointer'),
+    dict(data='synchronized', shuffle=True, how='checkpointer', n_accumulations=2),
 ]
 
 
@@ -192,8 +157,7 @@ def test_another_number_of_ranks(comm, folder, number, steps):
     case = {'kind': 'serial', 'n': 24, 'batch': 2, **CASES[number]}
     old, new = pairs(comm)[number % len(pairs(comm))]
     steps = -(-case['n'] // old // case['batch']) if steps == 'epoch' else steps
-    name = tempfile.mkdtemp(dir=folder) if comm.rank == 0 else None
-    check(comm, comm.bcast_obj(name), {
+    check(comm, new_folder(comm, folder), {
         **case, 'sizes': [old, new, old], 'steps': [steps, 1, None]})
 
 
@@ -201,8 +165,7 @@ def test_another_number_of_ranks(comm, folder, number, steps):
     ('sampler', False, 3), ('sampler', True, 3), ('sampler', True, 17), ('uneven', True, 3)])
 def test_one_snapshot_for_all_ranks(comm, folder, data, shuffle, steps):
     """Each rank has its own samples, although all load the snapshot of one."""
-    name = tempfile.mkdtemp(dir=folder) if comm.rank == 0 else None
-    check(comm, comm.bcast_obj(name), {
+    check(comm, new_folder(comm, folder), {
         'kind': 'serial', 'n': 8 * comm.size + 1, 'batch': 1, 'data': data, 'shuffle': shuffle,
         'how': 'snapshot', 'sizes': [comm.size] * 3, 'steps': [steps, 2, None]})
 
@@ -216,7 +179,7 @@ def random_case(seed, size):
     batch = choose([1, 2, 3, 5])
     return dict(
         data=data, shuffle=data == 'synchronized' or choose([True, False]), batch=batch,
-        how=choose(['trainer', 'dictionary', 'snapshot']), n=choose([7, 24, 30, 41]),
+        how=choose(['checkpointer', 'dictionary', 'snapshot']), n=choose([7, 24, 30, 41]),
         kind=choose(['serial', 'serial', 'thread', 'process']),
         n_accumulations=choose([1, 1, 2]), sizes=sizes,
         steps=[choose([1, 2, 3, 5, 9]) for _ in sizes[1:]] + [None])
@@ -226,5 +189,4 @@ def random_case(seed, size):
 @pytest.mark.limit(900)
 @each_case('seed', range(100))
 def test_random_cases(comm, folder, seed):
-    name = tempfile.mkdtemp(dir=folder) if comm.rank == 0 else None
-    check(comm, comm.bcast_obj(name), random_case(seed, comm.size))
+    check(comm, new_folder(comm, folder), random_case(seed, comm.size))

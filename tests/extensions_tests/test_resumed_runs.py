@@ -3,7 +3,6 @@ import contextlib
 import io
 import json
 import random
-import tempfile
 import warnings
 
 import chainer
@@ -12,6 +11,7 @@ import pytest
 from chainer import iterators
 from chainer.training import extensions, triggers
 from each_case import each_case
+from extensions_tests.killed_jobs import ITERATORS, make_iterator, make_saver, new_folder, run_loop
 
 import chainermn
 from chainermn.extensions import (
@@ -19,12 +19,6 @@ from chainermn.extensions import (
     LinearScaling,
     ObservationAggregator,
     create_multi_node_report,
-    multi_node_snapshot,
-)
-from chainermn.iterators import (
-    MultiNodeOrderSampler,
-    create_multi_node_iterator,
-    create_synchronized_iterator,
 )
 
 LENGTH = 14  # iterations
@@ -34,13 +28,6 @@ LENGTH = 14  # iterations
 def comm():
     return chainermn.create_communicator('naive')
 
-
-ITERATORS = {
-    'serial': iterators.SerialIterator,
-    'thread': iterators.MultithreadIterator,
-    'process': lambda *args, **options: iterators.MultiprocessIterator(
-        *args, n_processes=1, n_prefetch=2, shared_mem=1000, **options),
-}
 
 TRIGGERS = [
     lambda: (1, 'iteration'), lambda: (2, 'iteration'), lambda: (3, 'iteration'),
@@ -131,41 +118,20 @@ class Model(chainer.Chain):
         return loss
 
 
-def make_iterator(comm, case):
-    n, kind = 7 * comm.size - (case['data'] == 'uneven'), ITERATORS[case['kind']]
-    data = np.random.RandomState(5).normal(0, 1, (n, 3)).astype('f')
-    if case['data'] == 'sampler':
-        return kind(data, case['batch'], order_sampler=MultiNodeOrderSampler(n, comm))
-    if case['data'] in ('scattered', 'uneven'):
-        data = chainermn.scatter_dataset(data, comm, force_equal_length=case['data'] != 'uneven')
-    iterator = kind(data, case['batch'], shuffle=case['shuffle'])
-    if case['data'] == 'multi-node':
-        return create_multi_node_iterator(iterator, comm, comm.size - 1)
-    return create_synchronized_iterator(iterator, comm) if (
-        case['data'] == 'synchronized') else iterator
-
-
 def run(comm, folder, case, end, load_after):
     """Train from the last save until an iteration; return all that is left then, by name."""
     np.random.seed(comm.rank)
-    iterator, model = make_iterator(comm, case), Model(case['dropout'])
+    n = 7 * comm.size - (case['data'] == 'uneven')
+    examples = np.random.RandomState(5).normal(0, 1, (n, 3)).astype('f')
+    iterator, model = make_iterator(comm, examples, case), Model(case['dropout'])
     optimizer = chainermn.create_multi_node_optimizer(
         getattr(chainer.optimizers, case['optimizer'])(), comm,
         shard_states=case['shard_states']).setup(model)
-    if case['how'] == 'snapshot':
-        saver = multi_node_snapshot(comm, extensions.snapshot(autoload=True, n_retains=2))
-    else:
-        saver = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
-    trainer = None
+    saver = make_saver(comm, folder, case['how'])
     if case['how'] == 'dictionary':
         target = {'optimizer': optimizer, 'model': model, 'iterator': iterator}
-        iteration = saver.maybe_load(target) or 0
-        while iteration < end:
-            iteration += 1
-            optimizer.update(model, chainer.dataset.concat_examples(next(iterator)))
-            if iteration % case['interval'] == 0:
-                saver.save(target, iteration)
-        saver._saver.lock.release()
+        run_loop(saver, target, lambda batch: optimizer.update(
+            model, chainer.dataset.concat_examples(batch)), end, case['interval'])
     else:
         target = trainer = chainer.training.Trainer(
             chainer.training.StandardUpdater(iterator, optimizer), (end, 'iteration'), out=folder)
@@ -180,8 +146,6 @@ def run(comm, folder, case, end, load_after):
 
 def add_all(comm, case, trainer, model, saver, optimizer, load_after):
     trainer.extend(saver, trigger=(case['interval'], 'iteration'))
-    if case['how'] == 'checkpointer':
-        saver.finalize = lambda: (saver._saver.flush(), saver._saver.lock.release())
     trainer.extend(lambda trainer: chainer.report({
         'count': trainer.updater.iteration, 'sum': 1.5}), name='observe', priority=1000,
         trigger=(1, 'iteration'))
@@ -220,14 +184,10 @@ def state_of(target):
 
 
 def check(comm, folder, case):
-    def folder_of(name):
-        path = tempfile.mkdtemp(prefix=name, dir=folder) if comm.rank == 0 else None
-        return comm.bcast_obj(path)
-
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', PendingDeprecationWarning)
-        expected = run(comm, folder_of('whole'), case, LENGTH, 99)
-        resumed, left = folder_of('resumed'), {}
+        expected = run(comm, new_folder(comm, folder), case, LENGTH, 99)
+        resumed, left = new_folder(comm, folder), {}
         for end, load_after in zip([*case['ends'], LENGTH], case['load_after'], strict=True):
             left = run(comm, resumed, case, end, load_after)
     different = {key: (expected.get(key), left.get(key)) for key in {*expected, *left}
