@@ -25,7 +25,7 @@ def work(kind: str, folder: str) -> None:
     from mpi4py import MPI
 
     import chainermn
-    from chainermn._signature import identifier
+    from chainermn._operations.call_signature import identifier
 
     comm = chainermn.create_communicator('naive')
     check = comm._consistency

@@ -32,14 +32,14 @@ def work(kind: str, folder: str) -> None:
     from mpi4py import MPI
 
     import chainermn
-    from chainermn import _signature
     from chainermn._consistency.signature_exchange import SignatureExchange
-    from chainermn._tracing import recorder
+    from chainermn._operations import call_signature
+    from chainermn._timeline import recorder
 
     comm = chainermn.create_communicator('flat')
     check = comm._consistency
     tracer, timeline = comm._tracer, recorder.get()
-    exchanges = {True: check._exchange, False: SignatureExchange(check.mpi_comm, _signature.SIZE)}
+    exchanges = {True: check._exchange, False: SignatureExchange(check.mpi_comm, call_signature.SIZE)}
 
     def switch(on: bool) -> None:
         comm._tracer = tracer if on else None

@@ -30,7 +30,7 @@ def work() -> None:
     from mpi4py import MPI
 
     import chainermn
-    from chainermn import _signature
+    from chainermn._operations import call_signature
 
     comm = chainermn.create_communicator('naive')
     model = chainer.links.Linear(10, 10)
@@ -57,7 +57,7 @@ def work() -> None:
         mine = len(received), sum(received)
         found[operation] = max(MPI.COMM_WORLD.allgather(mine), key=lambda counts: counts[1])
     if comm.rank == 0:
-        print(json.dumps([_signature.SIZE, _signature.IDENTIFIER_SIZE, found]), flush=True)
+        print(json.dumps([call_signature.SIZE, call_signature.IDENTIFIER_SIZE, found]), flush=True)
 
 
 def count(ranks: int) -> tuple[int, int, dict[str, tuple[int, int]]]:

@@ -1,19 +1,13 @@
 """ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
 import typing as _typing
 
-from chainermn import (
-    _environment,
-    communicators,
-    datasets,
-    extensions,
-    global_except_hook,
-    optimizers,
-)
-from chainermn._failures import trainer_message as _trainer_message
-from chainermn._failures.exceptions import ChainerMNError
+from chainermn import communicators, datasets, extensions, global_except_hook, optimizers
+from chainermn._operations import trainer_message as _trainer_message
+from chainermn._operations.exceptions import ChainerMNError
+from chainermn._process import environment
+from chainermn._process import forked as _forked
+from chainermn._process import lazy_names as _lazy_names
 from chainermn._rank_filter import RankFilter
-from chainermn._system import forked as _forked
-from chainermn._system import lazy_names as _lazy_names
 from chainermn._version import __version__
 from chainermn.communicators import (
     CollectiveMismatchError,
@@ -27,7 +21,7 @@ from chainermn.optimizers._join import join
 
 if _typing.TYPE_CHECKING:
     from chainermn import functions, iterators, kvstore, links
-    from chainermn._launch import launch
+    from chainermn._commands.launch import launch
     from chainermn.extensions import MultiNodeCheckpointer, create_multi_node_checkpointer
     from chainermn.links import MultiNodeChainList
 
@@ -60,7 +54,7 @@ __all__ = [
     'scatter_index',
 ]
 
-_environment.set_mpi_defaults()
+environment.set_mpi_defaults()
 _forked.skip_mpi_finalize_in_children()
 global_except_hook._add_hook_if_enabled()
 _trainer_message.print_errors_once()
@@ -75,7 +69,7 @@ _LAZY = {
     'functions': 'chainermn.functions',
     'iterators': 'chainermn.iterators',
     'kvstore': 'chainermn.kvstore',
-    'launch': 'chainermn._launch',
+    'launch': 'chainermn._commands.launch',
     'links': 'chainermn.links',
 }
 

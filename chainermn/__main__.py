@@ -13,13 +13,13 @@ from chainermn._version import __version__
 
 #: Help text of each command, and the module that defines its ``add_arguments`` and ``main``.
 _COMMANDS = {
-    'check': ('show the installation and test it', 'chainermn._check'),
+    'check': ('show the installation and test it', 'chainermn._commands.check'),
     'checkpoints': ('verify the checkpoints in a folder',
                     'chainermn.extensions._checkpointing.command'),
-    'demo': ('train a digit classifier on several ranks', 'chainermn._demo'),
-    'dump': ('print what all ranks of a job are doing', 'chainermn._dump'),
-    'timeline': ('profile all ranks', 'chainermn._timeline'),
-    'run': ('start an MPI job, and restart it after failures', 'chainermn._run'),
+    'demo': ('train a digit classifier on several ranks', 'chainermn._commands.demo'),
+    'dump': ('print what all ranks of a job are doing', 'chainermn._commands.dump'),
+    'timeline': ('profile all ranks', 'chainermn._commands.timeline'),
+    'run': ('start an MPI job, and restart it after failures', 'chainermn._commands.run'),
 }
 
 

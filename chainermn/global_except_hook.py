@@ -42,13 +42,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
-from chainermn import _environment, _runtime
-from chainermn._failures import common_error
-from chainermn._system import exit_status, launcher, streams
-from chainermn._system.atomic_file import open_atomic
-from chainermn._system.exit_status import in_8_bits, status_of
+from chainermn._operations import common_error
+from chainermn._process import environment, exit_status, launcher, runtime, streams
+from chainermn._process.atomic_file import open_atomic
+from chainermn._process.exit_status import in_8_bits, status_of
 
-_VARIABLES = _environment.FORCE_ABORT
+_VARIABLES = environment.FORCE_ABORT
 
 # Seconds. mpiexec drops output that it has not read when a process aborts the job.
 _FORWARD_TIMEOUT = 0.5
@@ -77,7 +76,7 @@ def _is_first_of_node() -> bool:
     return launcher.claim('report')
 
 
-class _Hook(_runtime.Part):
+class _Hook(runtime.Part):
     """The state of the hook."""
 
     def __init__(self) -> None:
@@ -99,7 +98,7 @@ class _Hook(_runtime.Part):
 
 
 def _hook() -> _Hook:
-    return _runtime.get(_Hook)
+    return runtime.get(_Hook)
 
 
 def add_hook() -> None:
@@ -122,7 +121,7 @@ def _add_hook_if_enabled() -> None:
     name = next((name for name in _VARIABLES if name in os.environ), None)
     if name is None:
         _install()
-    elif _environment.flag(name):
+    elif environment.flag(name):
         add_hook()
 
 
@@ -195,8 +194,8 @@ def _uncaught(hook: _ExceptHook | None, exc_type: type[BaseException], value: Ba
               tb: TracebackType | None) -> None:
     """Report an uncaught exception, before ``sys.excepthook`` is called."""
     is_default = hook is None or hook is sys.__excepthook__
-    if is_default and issubclass(exc_type, KeyboardInterrupt) and not _environment.flag(
-            _environment.DEBUG):
+    if is_default and issubclass(exc_type, KeyboardInterrupt) and not environment.flag(
+            environment.DEBUG):
         _abort('interrupted by Ctrl-C or SIGINT')
     if is_default and common_error.is_shown(value):
         text = ''.join(traceback.format_exception_only(exc_type, value)).partition('\n')[0]
@@ -276,7 +275,7 @@ def _at_exit() -> None:
 
 def _write_to_run_folder(text: str, error: BaseException | None) -> None:
     """Write the report to a file for ``chainermn run``, if it started the job."""
-    folder = _environment.text(_environment.RUN_FOLDER)
+    folder = environment.text(environment.RUN_FOLDER)
     if folder:
         with contextlib.suppress(Exception):  # in __str__ of the program's error
             text = f'{text}: {error}' if error is not None and str(error) else text

@@ -86,7 +86,7 @@ def find_blocks(page: str) -> list[Block]:
             value = int(value) if key == 'ranks' else key == 'printed' or value.strip()
             setattr(block, key.replace(' ', '_'), value)
         if block.language == 'sh' and page.startswith('examples/') and not block.not_run:
-            block.not_run = 'tests/examples_tests runs these scripts for two steps each'
+            block.not_run = 'tests/examples runs these scripts for two steps each'
         if block.printed and blocks:
             block.ranks = blocks[-1].ranks
         if block.language in ('python', 'sh') or block.file or block.printed or block.not_run:

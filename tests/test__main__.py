@@ -68,7 +68,7 @@ def test_wrong_option_without_a_command(capsys):
 
 
 def test_console_script(capsys, monkeypatch):
-    """Its help shows its own name; tests/install_tests run the installed one."""
+    """Its help shows its own name; tests/install run the installed one."""
     monkeypatch.setattr(sys, 'argv', ['/bin/chainermn', 'check', '--help'])
     with pytest.raises(SystemExit):
         main()

@@ -10,9 +10,9 @@ import struct
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from chainermn import _signature
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.deadlocks.pairwise import mismatch
+from chainermn._operations import call_signature
 from chainermn._types import Arrays
 
 if TYPE_CHECKING:  # it imports this module
@@ -22,7 +22,7 @@ _STRUCT = struct.Struct('=q?H')  # number, needs_gradient, length of the text
 _MAX_TEXT = 500
 
 #: Maximum size of a mark, in bytes.
-MAX_SIZE = _signature.SIZE + _STRUCT.size + _MAX_TEXT
+MAX_SIZE = call_signature.SIZE + _STRUCT.size + _MAX_TEXT
 
 
 class Mark(NamedTuple):
@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
     def packed(self) -> bytes:
         text = self.text.encode()[:_MAX_TEXT]
-        return _signature.pack(self.kind) + _STRUCT.pack(
+        return call_signature.pack(self.kind) + _STRUCT.pack(
             self.number, self.needs_gradient, len(text)) + text
 
     @classmethod

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from chainermn import _signature
 from chainermn._collectives import nonblocking
 from chainermn._collectives.activations import Activation, Activations
 from chainermn._collectives.inline_arrays import InlineArrays, array_of, has_data
@@ -14,9 +13,10 @@ from chainermn._collectives.nonblocking import Request
 from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
 from chainermn._diagnostics.flight_recorder import FlightRecord
-from chainermn._signature import SIZE, CallSignature, pack, unpack
+from chainermn._operations import call_signature
+from chainermn._operations.call_signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
-from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array, NoResult, ReceivedArray
 
 _T = TypeVar('_T')
@@ -207,7 +207,7 @@ class ArrayOperations(InlineArrays):
     def _shapes(self, calls: Sequence[CallSignature], array: Array | None
                 ) -> list[tuple[int, ...]]:
         """Return the shapes on all ranks; shapes with many dimensions need a second exchange."""
-        if any(call.ndim > _signature.MAX_INLINE_DIMS for call in calls):
+        if any(call.ndim > call_signature.MAX_INLINE_DIMS for call in calls):
             return self._arrays.allgather(getattr(array, 'shape', ()))
         return [call.shape for call in calls]
 
@@ -224,6 +224,6 @@ def packed(operation: str, array: Array, root: int = -1, op: str = '') -> bytes:
 
 def _kind_of(shapes: list[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
     """How to send the shapes of one array per rank, and their common shape."""
-    if any(len(shape) > _signature.MAX_INLINE_DIMS for shape in shapes):
+    if any(len(shape) > call_signature.MAX_INLINE_DIMS for shape in shapes):
         return _LONG, ()
     return (_HOMOGENEOUS, shapes[0]) if shapes.count(shapes[0]) == len(shapes) else (_SHORT, ())

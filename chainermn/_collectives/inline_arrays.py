@@ -9,12 +9,12 @@ import numpy as np
 
 from chainermn._collectives.operation import Operations
 from chainermn._consistency.signature_exchange import Data
-from chainermn._mpi import MPI
-from chainermn._signature import CODES, MAX_INLINE_DIMS, SIZE, unpack
+from chainermn._operations.call_signature import CODES, MAX_INLINE_DIMS, SIZE, unpack
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.base import on_this_rank
 from chainermn._transport.elementwise import combined
-from chainermn._transport.mpi import mpi_op
+from chainermn._transport.mpi_transport import mpi_op
 from chainermn._types import Array
 
 

@@ -10,21 +10,20 @@ import chainer
 
 from chainermn._collectives.objects import ObjectOperations
 from chainermn._collectives.operation import operation
-from chainermn._compression import compressors
-from chainermn._compression.compressors import Compression
-from chainermn._compression.power_sgd import PowerSGD
 from chainermn._consistency import debug_checks
 from chainermn._consistency.mismatch import NOT_SENT
-from chainermn._gradients import shared_memory
+from chainermn._gradients import compressors, tied_arrays
 from chainermn._gradients.codec import GradientCodec, average
+from chainermn._gradients.compressors import Compression
 from chainermn._gradients.mean_queue import MeanQueue
 from chainermn._gradients.parameters import Layout, ParameterList
-from chainermn._mpi import MPI
-from chainermn._signature import MAX_UPDATE, pack
-from chainermn._system import streams
+from chainermn._gradients.power_sgd import PowerSGD
+from chainermn._operations.call_signature import MAX_UPDATE, pack
+from chainermn._process import streams
+from chainermn._process.mpi import MPI
 from chainermn._transport import topology
 from chainermn._transport.base import Compressor
-from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array, Model
 
 if TYPE_CHECKING:  # CPUs do not need it
@@ -203,7 +202,7 @@ class ModelOperations(ObjectOperations):
 def _with_ties(layout: Layout, parameters: ParameterList) -> Layout:
     """Add which parameters share memory: with ties on some ranks only, training would differ."""
     ties = {parameters.paths[i]: f'shares memory with {parameters.paths[group[0]]}'
-            for group in shared_memory.groups(parameters) for i in group[1:]}
+            for group in tied_arrays.groups(parameters) for i in group[1:]}
     return Layout.of({path: f'{text}, {ties[path]}' if path in ties else text
                       for path, text in layout.described.items()}) if ties else layout
 

@@ -11,7 +11,7 @@ from chainermn._collectives.operation import operation
 from chainermn._collectives.tracer import Tracer
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._types import Array
 
 _T = TypeVar('_T')

@@ -11,8 +11,8 @@ import numpy as np
 from chainermn._collectives.inline_arrays import has_data
 from chainermn._collectives.operation import Operations, operation
 from chainermn._collectives.point_to_point import Messages
-from chainermn._mpi import MPI
-from chainermn._signature import SIZE, pack, unpack
+from chainermn._operations.call_signature import SIZE, pack, unpack
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.elementwise import check_op
 from chainermn._transport.pickling import Pickled, chunks, load

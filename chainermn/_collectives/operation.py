@@ -8,14 +8,14 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 from chainermn._collectives import one_thread
 from chainermn._collectives.foreign_arguments import explained
 from chainermn._collectives.tracer import Tracer
-from chainermn._consistency.check import CalledBy, ConsistencyCheck
+from chainermn._consistency.consistency_check import CalledBy, ConsistencyCheck
 from chainermn._diagnostics import current_operations
 from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
-from chainermn._mpi import MPI
-from chainermn._operations import BY_NAME, Waits
-from chainermn._signature import NO_UPDATE, Caller, Update
-from chainermn._transport.mpi import MpiTransport
+from chainermn._operations.call_signature import NO_UPDATE, Caller, Update
+from chainermn._operations.table import BY_NAME, Waits
+from chainermn._process.mpi import MPI
+from chainermn._transport.mpi_transport import MpiTransport
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])
 
@@ -25,7 +25,7 @@ def operation(method: _Method, /) -> _Method: ...
 @overload
 def operation(name: str, /) -> Callable[[_Method], _Method]: ...
 def operation(what: Any, /) -> Any:
-    """Make a method the operation of its name, or of the given name, in ``_operations.py``.
+    """Make a method the operation of its name, or of the given name, in ``_operations/table.py``.
 
     - The watchdog sees which operation the thread is in.
     - The operation is recorded on the timeline, if there is one.
@@ -41,7 +41,7 @@ def operation(what: Any, /) -> Any:
     """
     if not isinstance(what, str):
         return operation(what.__name__)(what)
-    assert what in BY_NAME, f'{what} is not declared in _operations.py'
+    assert what in BY_NAME, f'{what} is not declared in _operations/table.py'
     return functools.partial(
         _collective if BY_NAME[what].waits_for is Waits.RANKS else _other, what)
 

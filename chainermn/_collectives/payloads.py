@@ -11,7 +11,7 @@ import numpy as np
 
 from chainermn._collectives.nonblocking import Receive, Receives, blocking
 from chainermn._consistency import tags
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.pickling import CHUNK, Pickled, load
 from chainermn._types import Array, Object

@@ -21,7 +21,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from chainermn import _signature
 from chainermn._collectives import activations
 from chainermn._collectives.activations import Mark
 from chainermn._collectives.nonblocking import (
@@ -40,9 +39,10 @@ from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._mpi import MPI
-from chainermn._signature import CallSignature
-from chainermn._system import streams
+from chainermn._operations import call_signature
+from chainermn._operations.call_signature import CallSignature
+from chainermn._process import streams
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.pending import Pending
 from chainermn._transport.pickling import Pickled, load
@@ -51,13 +51,13 @@ from chainermn._types import Array, Arrays, NoResult, Object, ReceivedArray
 #: Largest payload, in bytes, that is sent with its signature.
 INLINE = 8192
 _MAX_MESSAGE = (  # NumPy has up to 64 dimensions
-    activations.MAX_SIZE + _signature.SIZE + 64 * 8 + INLINE)
+    activations.MAX_SIZE + call_signature.SIZE + 64 * 8 + INLINE)
 
 #: The first byte of a pickle.  A small object is sent without a signature, which starts with the
 #: number of its operation.
 _PICKLE = pickle.PROTO[0]
-_OBJECT = _signature.unpack(_signature.pack('send_obj', root=-1))  # of a small object
-assert len(_signature.NAMES) <= _PICKLE
+_OBJECT = call_signature.unpack(call_signature.pack('send_obj', root=-1))  # of a small object
+assert len(call_signature.NAMES) <= _PICKLE
 
 _POLLS = 20  # for the acknowledgment of a message that was received
 _SHOWN = 20  # messages without a counterpart
@@ -90,8 +90,8 @@ class Messages:
         calls.count += 1
         # Fast path, for most messages.
         if array_buffers.is_plain(data) and data.nbytes <= INLINE and (
-                data.ndim <= _signature.MAX_INLINE_DIMS):
-            head = _signature.pack('send', data.shape, data.dtype)
+                data.ndim <= call_signature.MAX_INLINE_DIMS):
+            head = call_signature.pack('send', data.shape, data.dtype)
             calls.record(('send', dest, tag, head, get_ident()))
             calls.count_sent(dest, tag)
             self._ssend(head + data.tobytes(), dest, tag)
@@ -127,10 +127,10 @@ class Messages:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
         wait(self._mpi_comm.Irecv(message, source, tag))
-        array = _array_with(bytes(message[:_signature.SIZE]))
+        array = _array_with(bytes(message[:call_signature.SIZE]))
         if array is None:
             return blocking(self._finish_plain(*_split(message), source, tag, 'send'), self._wait)
-        x = np.ndarray(*array, message, _signature.SIZE).copy()
+        x = np.ndarray(*array, message, call_signature.SIZE).copy()
         calls.received[source, tag] += 1
         self._messages.append(message)  # for reuse
         return x
@@ -164,7 +164,7 @@ class Messages:
         rest: Iterable[Array | bytes] = ()
         if len(first) > INLINE or pickled.buffers or first[0] != _PICKLE:  # of an old protocol
             number, rest = self._payloads.new_number(), pickled.messages()
-            first = _signature.pack('send_obj', root=number)
+            first = call_signature.pack('send_obj', root=number)
         elif dest != self.rank:  # fast path, for most messages
             self._mpi_comm.Send(first, dest, tag)
             return
@@ -350,7 +350,7 @@ class Messages:
 
     def _fail_send(self, operation: str, error: Exception, dest: int, tag: int) -> NoReturn:
         failure = RemoteError.of(operation, error)._replace(text=str(error)[:INLINE // 8])
-        message = _signature.pack('send', failed=True) + pickle.dumps(failure)
+        message = call_signature.pack('send', failed=True) + pickle.dumps(failure)
         self.calls.count_sent(dest, tag)
         if dest == self.rank:  # a blocking send would wait for this rank to receive
             self.pending.record(f'{operation} to rank {dest} with tag {tag}, which failed',
@@ -392,7 +392,7 @@ class Messages:
         for x, payload in zip(arrays, payloads, strict=True):
             rest += [_head(x, -1) + payload.tobytes()] if _is_inline(payload) else [
                 _head(x, number), payload]
-        return _signature.pack('send_tuple', root=number, number=len(arrays)), number, rest
+        return call_signature.pack('send_tuple', root=number, number=len(arrays)), number, rest
 
     def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
                  ) -> Receives[Arrays]:
@@ -429,7 +429,7 @@ class Messages:
         if signature.operation in ('activation', 'gradient'):
             self.deadlocks.n_marked_received[source] += 1
             mark, body = Mark.unpack(signature.operation, body)
-            signature, body = _signature.unpack(body), body[_signature.SIZE:]
+            signature, body = call_signature.unpack(body), body[call_signature.SIZE:]
         if signature.failed:
             raise self._error(pickle.loads(body), source, self.rank, tag)
         kind, number = signature.operation, signature.root
@@ -460,7 +460,7 @@ class Messages:
     def _receive_array(self, signature: CallSignature, body: memoryview, source: int, number: int
                        ) -> Receives[Array]:
         shape = signature.shape
-        if signature.ndim > _signature.MAX_INLINE_DIMS:
+        if signature.ndim > call_signature.MAX_INLINE_DIMS:
             shape = struct.unpack_from(f'{signature.ndim}q', body)
             body = body[8 * signature.ndim:]
         if signature.root < 0:
@@ -485,13 +485,13 @@ def _split(message: bytearray, status: MPI.Status | None = None
     body = memoryview(message)[:None if status is None else status.Get_count()]
     if message[0] == _PICKLE:
         return _OBJECT, body
-    return _signature.unpack(message), body[_signature.SIZE:]
+    return call_signature.unpack(message), body[call_signature.SIZE:]
 
 
 def _head(x: Array, number: int) -> bytes:
     """Return the signature of an array, followed by its shape if it has too many dimensions."""
-    head = _signature.pack('send', x.shape, x.dtype, number, '', array_buffers.on_device(x))
-    if x.ndim <= _signature.MAX_INLINE_DIMS:
+    head = call_signature.pack('send', x.shape, x.dtype, number, '', array_buffers.on_device(x))
+    if x.ndim <= call_signature.MAX_INLINE_DIMS:
         return head
     return head + struct.pack(f'{x.ndim}q', *x.shape)
 
@@ -501,10 +501,10 @@ def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
     """Shape and dtype of a host array that was sent with this signature; otherwise ``None``."""
     if head[0] == _PICKLE:
         return None
-    signature = _signature.unpack(head)
+    signature = call_signature.unpack(head)
     if signature.operation != 'send' or signature.root >= 0 or signature.failed or (
             signature.device) or (
-            signature.ndim > _signature.MAX_INLINE_DIMS):
+            signature.ndim > call_signature.MAX_INLINE_DIMS):
         return None
     return signature.shape, signature.dtype
 

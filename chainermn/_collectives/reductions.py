@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainermn import _signature
 from chainermn._collectives.arrays import ArrayOperations, packed
 from chainermn._collectives.inline_arrays import reduced, sum_of
 from chainermn._collectives.operation import operation
 from chainermn._gradients.parameters import ParameterList
-from chainermn._signature import pack
+from chainermn._operations import call_signature
+from chainermn._operations.call_signature import pack
 from chainermn._transport import array_buffers, packing
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.elementwise import check_op, combined
-from chainermn._transport.mpi import LARGE
+from chainermn._transport.mpi_transport import LARGE
 from chainermn._types import Array
 
 #: Dtypes that MPI sums natively.
-_NATIVE = {dtype for dtype in _signature.DTYPES if dtype.kind != 'b' and dtype != np.float16}
+_NATIVE = {dtype for dtype in call_signature.DTYPES if dtype.kind != 'b' and dtype != np.float16}
 
 _MAX_SUMS = 1024
 

@@ -23,8 +23,8 @@ from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import FlightRecord, ServiceRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._failures.ranks import ranks_text
-from chainermn._mpi import MPI
+from chainermn._operations.ranks import ranks_text
+from chainermn._process.mpi import MPI
 from chainermn._types import Buffer
 
 _REQUEST = 0  # tag

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from chainermn import _signature
 from chainermn._diagnostics import lifecycle
 from chainermn._diagnostics.flight_recorder import FlightRecord
-from chainermn._failures.ranks import ranks_text
-from chainermn._mpi import MPI
-from chainermn._operations import BY_NAME, Payload, Waits
-from chainermn._tracing import clock_sync, recorder
-from chainermn._tracing.recorder import Timeline, now
+from chainermn._operations import call_signature
+from chainermn._operations.ranks import ranks_text
+from chainermn._operations.table import BY_NAME, Payload, Waits
+from chainermn._process.mpi import MPI
+from chainermn._timeline import clock_sync, recorder
+from chainermn._timeline.recorder import Timeline, now
 from chainermn._types import Array
 
 _Result = TypeVar('_Result')
@@ -139,7 +139,7 @@ class Tracer:
         record = calls.newest_record
         if declared.payload is Payload.OBJECT and declared.waits_for is Waits.RANKS:
             # The signature of a small object contains its length.
-            number = _signature.unpack(record).number if isinstance(record, bytes) else 0
+            number = call_signature.unpack(record).number if isinstance(record, bytes) else 0
             return f'"bytes":{number}' if number else ''
         parts = [f'"peer":{record[1]},"tag":{record[2]}'] if isinstance(record, tuple) else []
         if operation == 'recv_activation' and isinstance(result, tuple):

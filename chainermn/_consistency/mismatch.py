@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from chainermn._failures.exceptions import CollectiveMismatchError
-from chainermn._failures.ranks import group_ranks, ranks_text, select_groups
-from chainermn._operations import CALL, DTYPE, END, SHAPE
-from chainermn._signature import PROGRAM, Caller, CallSignature
+from chainermn._operations.call_signature import PROGRAM, Caller, CallSignature
+from chainermn._operations.exceptions import CollectiveMismatchError
+from chainermn._operations.ranks import group_ranks, ranks_text, select_groups
+from chainermn._operations.table import CALL, DTYPE, END, SHAPE
 
 # The numbers of parameters, of their values, and of groups of ranks and their lines in an error.
 _MAX_PARAMETERS, _MAX_VALUES, _MAX_GROUPS, _MAX_LINES = 10, 4, 12, 32

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from chainermn._consistency import tags
-from chainermn._mpi import MPI
-from chainermn._signature import IDENTIFIER_SIZE
-from chainermn._tracing import recorder
+from chainermn._operations.call_signature import IDENTIFIER_SIZE
+from chainermn._process.mpi import MPI
+from chainermn._timeline import recorder
 
 #: The identifier of a rank that knows of a mismatch, instead of that of its call.
 MISMATCH = bytes(IDENTIFIER_SIZE)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 
 
 class Tags(NamedTuple):

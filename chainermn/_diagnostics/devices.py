@@ -5,8 +5,8 @@ import threading
 import weakref
 from typing import Protocol
 
-from chainermn import _runtime
 from chainermn._diagnostics import timeouts
+from chainermn._process import runtime
 
 
 class OnDevice(Protocol):
@@ -26,7 +26,7 @@ class OnDevice(Protocol):
         """Abort the running exchanges."""
 
 
-class _Polled(_runtime.Part):
+class _Polled(runtime.Part):
     def __init__(self) -> None:
         #: Replaced instead of changed, as the watchdog may iterate over it.
         self.exchanges: weakref.WeakSet[OnDevice] = weakref.WeakSet()
@@ -34,13 +34,13 @@ class _Polled(_runtime.Part):
 
 def add(exchanges: OnDevice) -> None:
     """Add exchanges on a device, until :func:`remove`."""
-    polled = _runtime.get(_Polled)
+    polled = runtime.get(_Polled)
     polled.exchanges = weakref.WeakSet({*polled.exchanges, exchanges})
 
 
 def remove(exchanges: OnDevice) -> None:
     """Undo :func:`add`."""
-    polled = _runtime.get(_Polled)
+    polled = runtime.get(_Polled)
     polled.exchanges = weakref.WeakSet({*polled.exchanges} - {exchanges})
 
 
@@ -50,7 +50,7 @@ def failure(default_timeout: float) -> str:
     Args:
         default_timeout: Timeout per exchange in seconds, 0 for none.
     """
-    for exchanges in list(_runtime.get(_Polled).exchanges):
+    for exchanges in list(runtime.get(_Polled).exchanges):
         if error := exchanges.error():
             return f'NCCL failed: {error}'
         seconds, operation = exchanges.running()
@@ -62,5 +62,5 @@ def failure(default_timeout: float) -> str:
 
 def abort() -> None:
     """Abort all exchanges, in threads, since this may block too."""
-    for exchanges in list(_runtime.get(_Polled).exchanges):
+    for exchanges in list(runtime.get(_Polled).exchanges):
         threading.Thread(target=exchanges.abort, daemon=True).start()

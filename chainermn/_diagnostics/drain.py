@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 
 
 def drain(mpi_comm: MPI.Intracomm, receive: Callable[[], object], sends: Sequence[MPI.Request]

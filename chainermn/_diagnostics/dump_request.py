@@ -11,13 +11,13 @@ import faulthandler
 import os
 import signal
 
-from chainermn import _runtime
+from chainermn._process import runtime
 
 #: The name of the file.
 NAME = 'chainermn-dump'
 
 
-class _Requests(_runtime.Part):
+class _Requests(runtime.Part):
     """The file of this process to which a request is written."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Requests(_runtime.Part):
 
 def listen() -> None:
     """Accept requests.  A program that handles SIGUSR1, or ignores it, keeps its handler."""
-    requests = _runtime.get(_Requests)
+    requests = runtime.get(_Requests)
     if requests.file >= 0 or not hasattr(os, 'memfd_create'):
         return
     with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def listen() -> None:
 
 def is_requested() -> bool:
     """Return whether there was a request since the last call."""
-    file = _runtime.get(_Requests).file
+    file = runtime.get(_Requests).file
     if file >= 0:
         with contextlib.suppress(OSError):  # the program has closed it
             if os.fstat(file).st_size:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import NamedTuple, TypeAlias
 
-from chainermn import _environment, _runtime, _signature
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.world_ranks import WorldRanks
-from chainermn._failures.ranks import ranks_text
-from chainermn._mpi import MPI
-from chainermn._operations import END
+from chainermn._operations import call_signature
+from chainermn._operations.ranks import ranks_text
+from chainermn._operations.table import END
+from chainermn._process import environment, runtime
+from chainermn._process.mpi import MPI
 
 #: Capacity of the ring buffer of each communicator.
 LENGTH = 64
@@ -34,7 +35,7 @@ Message: TypeAlias = tuple[str, int, int, bytes | str | None, int]
 Record: TypeAlias = bytes | Message | str
 
 
-class _Records(_runtime.Part):
+class _Records(runtime.Part):
     """The flight records of this process, and their numbers."""
 
     def __init__(self) -> None:
@@ -76,9 +77,9 @@ class FlightRecord:
         self.waits_for_all: bool = False
         self.ring: collections.deque[Record | _WithCallSite] = collections.deque(maxlen=LENGTH)
         self.record: Callable[[Record], None] = self.ring.append
-        if _environment.text(_environment.TIMEOUT) or _environment.flag(_environment.DEBUG):
+        if environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG):
             self.record = self._record_with_call_site
-        records = _runtime.get(_Records)
+        records = runtime.get(_Records)
         records.everything[next(records.numbers)] = self
 
     def _record_with_call_site(self, record: Record) -> None:
@@ -167,7 +168,7 @@ class ServiceRecord(FlightRecord):
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
-        services = _runtime.get(_Records).services
+        services = runtime.get(_Records).services
         services[self.ranks] += 1
         self.number = services[self.ranks]
         #: The ranks in COMM_WORLD that each thread has asked most recently, by its identifier.
@@ -258,11 +259,11 @@ class Call(NamedTuple):
             details += 'any rank' if peer < 0 else f'rank {peer}'
             details += ' any tag' if tag < 0 else f' tag {tag}'
             if isinstance(more, bytes):
-                details += f' {str(_signature.unpack(more)).partition(" ")[2]}'
+                details += f' {str(call_signature.unpack(more)).partition(" ")[2]}'
             elif more is not None:
                 details += f' of {more}'
         else:
-            text = str(_signature.unpack(record)) if isinstance(record, bytes) else record
+            text = str(call_signature.unpack(record)) if isinstance(record, bytes) else record
             operation, details = (text, '') if text == END else text.partition(' ')[::2]
         return cls(number, operation, details, peer, tag, site)
 
@@ -273,7 +274,7 @@ class Call(NamedTuple):
 
 def assign_number(communicator: Iterable[FlightRecord]) -> None:
     """Assign a number to a new communicator, unique among those of the same ranks."""
-    communicators = _runtime.get(_Records).communicators
+    communicators = runtime.get(_Records).communicators
     for n, calls in enumerate(communicator):
         communicators[calls.ranks] += n == 0
         calls.number = communicators[calls.ranks]
@@ -281,12 +282,12 @@ def assign_number(communicator: Iterable[FlightRecord]) -> None:
 
 def creations() -> collections.Counter[WorldRanks]:
     """Return the number of create_communicator calls that have started, by ranks."""
-    return _runtime.get(_Records).creations
+    return runtime.get(_Records).creations
 
 
 def everything() -> list[FlightRecord]:
     """Return the flight records of all existing communicators, in order of creation."""
-    return list(_runtime.get(_Records).everything.values())
+    return list(runtime.get(_Records).everything.values())
 
 
 def summary(recorded: Iterable[Call]) -> str:

@@ -26,13 +26,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from chainermn import _environment, global_except_hook
+from chainermn import global_except_hook
 from chainermn._diagnostics import node_monitor, thread_state
 from chainermn._diagnostics.flight_recorder import world_ranks
-from chainermn._failures.ranks import ranks_text
-from chainermn._mpi import MPI
-from chainermn._system import host_connection, streams
-from chainermn._system.host_connection import Offer
+from chainermn._operations.ranks import ranks_text
+from chainermn._process import environment, host_connection, streams
+from chainermn._process.host_connection import Offer
+from chainermn._process.mpi import MPI
 
 _OpenLink: TypeAlias = 'Callable[[], socket.socket | None]'
 
@@ -152,7 +152,7 @@ class HostLinks:
     def _run(self, host: Host, open_link: _OpenLink, is_first: bool) -> None:
         link = open_link()
         if link is None:
-            if _environment.flag(_environment.DEBUG):
+            if environment.flag(environment.DEBUG):
                 streams.write(f'chainermn: no network connection to {host.text}; if it becomes '
                                'unreachable, only the timeout detects it\n')
             return
@@ -177,4 +177,4 @@ class HostLinks:
 
 def _is_enabled() -> bool:
     return sys.platform == 'linux' and global_except_hook.aborts_job() and (
-        _environment.flag(_environment.HOST_LINKS, default=True))
+        environment.flag(environment.HOST_LINKS, default=True))

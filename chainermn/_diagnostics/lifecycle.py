@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from chainermn import _runtime, _signature, global_except_hook
+from chainermn import global_except_hook
 from chainermn._diagnostics import (
     current_operations,
     dump_request,
@@ -23,9 +23,10 @@ from chainermn._diagnostics import (
 from chainermn._diagnostics.deadlocks import rank_progress
 from chainermn._diagnostics.flight_recorder import FlightRecord, world_ranks
 from chainermn._diagnostics.node_monitor import Registration
-from chainermn._mpi import MPI
-from chainermn._operations import END
-from chainermn._system import clean_end
+from chainermn._operations import call_signature
+from chainermn._operations.table import END
+from chainermn._process import clean_end, runtime
+from chainermn._process.mpi import MPI
 
 
 class Check(Protocol):
@@ -40,7 +41,7 @@ class Check(Protocol):
         """Return if all ranks call it with the same signature, else raises on all of them."""
 
 
-class _Lifecycle(_runtime.Part):
+class _Lifecycle(runtime.Part):
     """What the end of this process needs.  A forked child is no rank, so it starts with nothing."""
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class _Lifecycle(_runtime.Part):
 
 
 def _state() -> _Lifecycle:
-    return _runtime.get(_Lifecycle)
+    return runtime.get(_Lifecycle)
 
 
 def prepare(mpi_comm: MPI.Intracomm) -> Registration | None:
@@ -189,7 +190,7 @@ def _agree() -> bool:
             continue
         rank_progress.ending = check.calls
         try:
-            check.same(_signature.pack(END))
+            check.same(call_signature.pack(END))
             check.on_shutdown()
         except Exception:
             # Of any type, as the argument of another rank may be invalid.  The error is also raised

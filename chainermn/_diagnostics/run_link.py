@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from chainermn import _environment
 from chainermn._diagnostics import thread_state
-from chainermn._mpi import MPI
-from chainermn._system import host_connection, streams
-from chainermn._system.host_connection import Offer
+from chainermn._process import environment, host_connection, streams
+from chainermn._process.host_connection import Offer
+from chainermn._process.mpi import MPI
 
 _PAUSE = 10  # seconds between a lost connection and the next attempt
 
@@ -26,7 +25,7 @@ def connect(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
         mpi_comm: The communicator.
         hosts: The name of the host of each rank.
     """
-    text = _environment.text(_environment.RUN_LINK)
+    text = environment.text(environment.RUN_LINK)
     here = hosts[mpi_comm.rank]
     if text and mpi_comm.size == MPI.COMM_WORLD.size and hosts.index(here) == mpi_comm.rank:
         threading.Thread(target=_run, args=(Offer.parse(text), hosts.count(here)), daemon=True,
@@ -36,7 +35,7 @@ def connect(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> None:
 def _run(offer: Offer, n_ranks: int) -> None:
     """Keep a connection open, and send the number of ranks of this host over it."""
     link = host_connection.connect(offer)
-    if link is None and _environment.flag(_environment.DEBUG):
+    if link is None and environment.flag(environment.DEBUG):
         streams.write(f'chainermn: no network connection from {os.uname().nodename} to chainermn '
                       'run, which therefore relies on new logins to this host\n')
     while link is not None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chainermn import _environment
 from chainermn._diagnostics.deadlocks.wait_graph import RankState, WaitGraph
 from chainermn._diagnostics.hang_report import Response
-from chainermn._failures.ranks import group_texts, ranks_text
+from chainermn._operations.ranks import group_texts, ranks_text
+from chainermn._process import environment
 
 #: In seconds; the environment variable overrides it.
 DEFAULT = 60.
@@ -42,4 +42,4 @@ def text(waiting: Mapping[int, RankState], answers: Mapping[int, Response], seco
     lines += [f'  {more}'] * bool(more)
     return '\n'.join([
         f'chainermn: warning: ranks have waited for {seconds:.0f} s; the job continues '
-        f'({_environment.STALL_WARNING} sets the seconds, 0 disables this warning)', *lines]) + '\n'
+        f'({environment.STALL_WARNING} sets the seconds, 0 disables this warning)', *lines]) + '\n'

@@ -14,8 +14,8 @@ from chainermn._diagnostics.current_operations import CurrentOperation
 from chainermn._diagnostics.deadlocks import rank_progress
 from chainermn._diagnostics.deadlocks.wait_graph import ThreadWait, Wait
 from chainermn._diagnostics.flight_recorder import Call, FlightRecord, Key, ServiceRecord
-from chainermn._mpi import MPI
-from chainermn._operations import END
+from chainermn._operations.table import END
+from chainermn._process.mpi import MPI
 
 #: The start of the names of the threads that ``host_links`` starts.
 HOST_LINK = 'chainermn link'

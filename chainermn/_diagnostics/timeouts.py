@@ -4,9 +4,9 @@ from __future__ import annotations
 import contextlib
 import math
 
-from chainermn import _environment
+from chainermn._process import environment
 
-VARIABLE = _environment.TIMEOUT
+VARIABLE = environment.TIMEOUT
 
 #: The timeout per operation in seconds, unless the environment or the communicator sets one: long
 #: enough for typical work of one rank while the others wait, such as preparing a data set.
@@ -40,7 +40,7 @@ def from_environment(name: str, default: float) -> float:
         default: The default.
     """
     with contextlib.suppress(ValueError):
-        return parse(_environment.text(name) or default, name)
+        return parse(environment.text(name) or default, name)
     return default
 
 
@@ -50,8 +50,8 @@ def check_environment() -> None:
     Raises:
         ValueError: If one of them is invalid.
     """
-    for name in (VARIABLE, _environment.STALL_WARNING):
-        if value := _environment.text(name):
+    for name in (VARIABLE, environment.STALL_WARNING):
+        if value := environment.text(name):
             parse(value, name)
 
 

@@ -11,9 +11,8 @@ import weakref
 from collections.abc import Iterator
 from typing import NoReturn, Protocol
 
-from chainermn import _runtime
 from chainermn._diagnostics import call_site, current_operations
-from chainermn._system import forked
+from chainermn._process import forked, runtime
 
 _SHUT_DOWN = (
     'the communicators of this rank were shut down at the end of the program, so it cannot reach '
@@ -47,7 +46,7 @@ class _MpiUser(Protocol):
         """Replace all attributes that reach other ranks."""
 
 
-class _Users(_runtime.Part):
+class _Users(runtime.Part):
     """The objects that reach other ranks, while they can."""
 
     def __init__(self) -> None:
@@ -68,12 +67,12 @@ class _Users(_runtime.Part):
 
 def register(user: _MpiUser) -> None:
     """Register an object that becomes unusable when the program ends or the process is forked."""
-    _runtime.get(_Users).registered.add(user)
+    runtime.get(_Users).registered.add(user)
 
 
 def deregister(user: _MpiUser) -> None:
     """Undo :func:`register`."""
-    _runtime.get(_Users).registered.discard(user)
+    runtime.get(_Users).registered.discard(user)
 
 
 def shut_down(is_finalized: bool) -> None:
@@ -82,12 +81,12 @@ def shut_down(is_finalized: bool) -> None:
     Args:
         is_finalized: Whether the program calls MPI.Finalize().
     """
-    _runtime.get(_Users).make_unusable(_FINALIZED if is_finalized else _SHUT_DOWN)
+    runtime.get(_Users).make_unusable(_FINALIZED if is_finalized else _SHUT_DOWN)
 
 
 def check(operation: str) -> None:
     """Raise if communicators can no longer be created."""
-    if (unusable := _runtime.get(_Users).unusable) is not None:
+    if (unusable := runtime.get(_Users).unusable) is not None:
         raise RuntimeError(f'{operation}: {unusable._reason}')
 
 

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from chainermn import _environment, _runtime, global_except_hook
+from chainermn import global_except_hook
 from chainermn._diagnostics import (
     devices,
     dump_request,
@@ -45,9 +45,9 @@ from chainermn._diagnostics.watchdog_group import (
     State,
     WatchdogGroup,
 )
-from chainermn._mpi import MPI
-from chainermn._system import streams
-from chainermn._tracing import recorder
+from chainermn._process import environment, runtime, streams
+from chainermn._process.mpi import MPI
+from chainermn._timeline import recorder
 
 # Seconds.
 _INTERVAL = 1.
@@ -67,7 +67,7 @@ _MAX_REPORTERS = 16
 _Snapshots: TypeAlias = dict[int, Snapshot]  # by thread
 
 
-class Watchdog(_runtime.Part):
+class Watchdog(runtime.Part):
     """Polls the threads of this process, and exchanges alarms with other ranks."""
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ class Watchdog(_runtime.Part):
         self._groups: list[WatchdogGroup] = []
         self._default = timeouts.from_environment(timeouts.VARIABLE, timeouts.DEFAULT)
         # By default there is none in shutdown: one rank may go on after the others have finished.
-        self._shutdown_timeout = self._default if _environment.text(timeouts.VARIABLE) else 0
+        self._shutdown_timeout = self._default if environment.text(timeouts.VARIABLE) else 0
         self._stall_seconds = timeouts.from_environment(
-            _environment.STALL_WARNING, stall_warning.DEFAULT)
-        self._detects_deadlocks = _environment.flag(_environment.DEADLOCKS, default=True)
+            environment.STALL_WARNING, stall_warning.DEFAULT)
+        self._detects_deadlocks = environment.flag(environment.DEADLOCKS, default=True)
         self._interval = _INTERVAL
         self.limit_interval(self._default)
         # By thread: its progress, and since when it is the same.
@@ -362,4 +362,4 @@ def _reporters_before(rank: int, responded: Collection[int]) -> int:
 
 def get() -> Watchdog:
     """Return the watchdog of this process."""
-    return _runtime.get(Watchdog)
+    return runtime.get(Watchdog)

@@ -12,7 +12,7 @@ from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 
 
 class MessageType(enum.IntEnum):

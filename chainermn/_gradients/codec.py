@@ -7,15 +7,15 @@ from typing import cast
 import chainer
 import numpy as np
 
-from chainermn import _signature
-from chainermn._compression import compressors
-from chainermn._compression.power_sgd import PowerSGD
+from chainermn._gradients import compressors
 from chainermn._gradients.parameters import ParameterList
+from chainermn._gradients.power_sgd import PowerSGD
+from chainermn._operations import call_signature
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Compressor
 from chainermn._transport.encoded_mean import is_elementwise
-from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array
 
 #: Compares details between ranks, or raises an error of this rank on all of them, with its
@@ -38,7 +38,7 @@ class GradientCodec:
     def __init__(self, compressor: Compressor | PowerSGD, paths: Sequence[str],
                  check: Check | None = None) -> None:
         self.compressor = cast(Compressor, compressor)
-        self.name = f'{_signature.digest(list(paths)):x}'
+        self.name = f'{call_signature.digest(list(paths)):x}'
         self._check = check
         self._error: Exception | None = None  # the first one
 

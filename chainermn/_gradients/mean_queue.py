@@ -19,20 +19,20 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from chainermn import _signature
-from chainermn._compression.compressors import Compression
-from chainermn._compression.power_sgd import PowerSGD
 from chainermn._diagnostics import current_operations, lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import GradientCodec, average
+from chainermn._gradients.compressors import Compression
 from chainermn._gradients.parameters import ParameterList
+from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._gradients.result_memory import ResultMemory
-from chainermn._mpi import MPI
-from chainermn._tracing import recorder
+from chainermn._operations import call_signature
+from chainermn._process.mpi import MPI
+from chainermn._timeline import recorder
 from chainermn._transport import array_buffers
 from chainermn._transport.base import Compressor
-from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array, Model
 
 _POLL_INTERVAL = 1e-4  # seconds between polls for the other ranks
@@ -108,7 +108,7 @@ class MeanQueue:
         results = self._results(arrays)
         number, self._number = self._number, self._number + 1
         self._calls.exchanges = self._number
-        turn = self._turn(_signature.digest((
+        turn = self._turn(call_signature.digest((
             compressor is not None, '\n'.join(arrays.paths), [x.dtype.num for x in arrays],
             [x.size for x in arrays])))
         on_device = _computed_on(arrays)

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from chainermn._compression.power_sgd import PowerSGD
 from chainermn._diagnostics import unusable
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import GradientCodec
 from chainermn._gradients.mean_queue import Gradients
 from chainermn._gradients.parameters import ParameterList
-from chainermn._mpi import MPI
-from chainermn._tracing import recorder
+from chainermn._gradients.power_sgd import PowerSGD
+from chainermn._process.mpi import MPI
+from chainermn._timeline import recorder
 from chainermn._transport.base import Compressor
 from chainermn._transport.nccl.nccl_transport import NcclTransport, is_gathered, wait
 from chainermn._types import Array, DeviceEvent, Model

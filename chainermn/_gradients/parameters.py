@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 import chainer
 import numpy as np
 
-from chainermn import _signature
-from chainermn._gradients import shared_memory
+from chainermn._gradients import tied_arrays
+from chainermn._operations import call_signature
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._types import Array, Model, Parameter
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, described: Mapping[str, str]) -> Layout:
-        return cls(described, _signature.digest(dict(described)))
+        return cls(described, call_signature.digest(dict(described)))
 
 
 class ParameterList(ArrayList):
@@ -78,7 +78,7 @@ class ParameterList(ArrayList):
                 if [*map(type, grads)].count(np.ndarray) == len(grads):
                     dtypes = tuple(map(_dtype_of, grads))
                     if _FLOATS.issuperset(dtypes) and all(map(_is_writeable, grads)) and (
-                            not shared_memory.groups(grads)):
+                            not tied_arrays.groups(grads)):
                         found = cls(grads)
                         found.paths, found.on_host, found.on_device = paths, True, False
                         is_one = dtypes and dtypes.count(dtypes[0]) == len(dtypes)
@@ -103,7 +103,7 @@ class ParameterList(ArrayList):
         if attribute == 'grad':
             by_path = dict(zip(paths, parameters, strict=True))
             found_paths = [*arrays]
-            for group in shared_memory.groups([*arrays.values()]):
+            for group in tied_arrays.groups([*arrays.values()]):
                 # Backward of a + b gives both the same array, which hooks would change twice.
                 for path in map(found_paths.__getitem__, group[1:]):
                     by_path[path].grad = arrays[path] = arrays[path].copy()

@@ -13,7 +13,8 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainermn import _environment, _signature
+from chainermn._operations import call_signature
+from chainermn._process import environment
 from chainermn._transport import unsuitable
 from chainermn._types import Array, Device
 
@@ -32,11 +33,11 @@ def checked(x: Array) -> Array:
         x = without_subclass(x)
     else:
         raise TypeError(f'expected a numpy or cupy array but got {unsuitable.described(x)}')
-    if x.dtype not in _signature.CODES:
+    if x.dtype not in call_signature.CODES:
         native = x.dtype.newbyteorder('=')
-        if native not in _signature.CODES:
+        if native not in call_signature.CODES:
             raise TypeError(f'arrays of dtype {x.dtype} cannot be exchanged; use one of '
-                            + ', '.join(map(str, _signature.DTYPES))
+                            + ', '.join(map(str, call_signature.DTYPES))
                             + unsuitable.advice_for(x.dtype))
         x = x.astype(native)
     return x
@@ -57,7 +58,7 @@ def contiguous(x: Array) -> Array:
 
 def is_plain(x: Array) -> bool:
     """Whether ``x`` is a NumPy array that :func:`checked` returns unchanged."""
-    return type(x) is np.ndarray and x.dtype in _signature.CODES
+    return type(x) is np.ndarray and x.dtype in call_signature.CODES
 
 
 def checked_root(root: int, size: int) -> int:
@@ -169,7 +170,7 @@ def raw(buffer: Array) -> Array:
 
 def cuda_aware() -> bool:
     """Whether the user declares the MPI library CUDA-aware."""
-    return _environment.flag(_environment.CUDA_AWARE)
+    return environment.flag(environment.CUDA_AWARE)
 
 
 def has_device() -> bool:

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from chainermn._diagnostics.flight_recorder import FlightRecord
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._transport.topology import Topology
 from chainermn._types import Array
 

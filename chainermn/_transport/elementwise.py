@@ -11,7 +11,7 @@ from collections.abc import Callable
 import chainer
 import numpy as np
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._transport.base import Prepare
 from chainermn._types import Array
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import chainer
 import numpy as np
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.base import Codec, Compressor, Prepare, on_this_rank
 from chainermn._transport.packed_arrays import PackedArrays

@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from chainermn import _runtime
 from chainermn._diagnostics.flight_recorder import Key
-from chainermn._mpi import MPI
+from chainermn._process import runtime
+from chainermn._process.mpi import MPI
 from chainermn._transport.pending import Pending
 
 #: Garbage is collected once this many more communicators are held than before.
@@ -28,7 +28,7 @@ class _Held(NamedTuple):
     pending: Pending  # messages that may still be in flight
 
 
-class _Communicators(_runtime.Part):
+class _Communicators(runtime.Part):
     """The communicators of this process."""
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pen
         free: Called in this order, on all ranks; the list may still grow.
         pending: The communicator is not freed before these messages are received.
     """
-    communicators = _runtime.get(_Communicators)
+    communicators = runtime.get(_Communicators)
     communicators.held[key] = _Held(free, pending)
     weakref.finalize(owner, communicators.gone.add, key).atexit = False
 
 
 def release(key: Key) -> None:
     """Undo :func:`hold`, for a finalized communicator."""
-    _runtime.get(_Communicators).held.pop(key, None)
+    runtime.get(_Communicators).held.pop(key, None)
 
 
 def unreferenced(ranks: Sequence[int]) -> set[Key]:
@@ -62,7 +62,7 @@ def unreferenced(ranks: Sequence[int]) -> set[Key]:
     Args:
         ranks: Ranks in COMM_WORLD, which will create a communicator.
     """
-    communicators = _runtime.get(_Communicators)
+    communicators = runtime.get(_Communicators)
     held, gone = communicators.held, communicators.gone
     if len(held) >= communicators.collect_at:
         gc.collect()
@@ -83,7 +83,7 @@ def free(ranks: Sequence[int], rank: int, by_rank: Sequence[set[Key]]) -> None:
         rank: The index of this rank.
         by_rank: What :func:`unreferenced` returned on each of them.
     """
-    communicators = _runtime.get(_Communicators)
+    communicators = runtime.get(_Communicators)
     # A constructor may have created another communicator since, which has freed some.
     for key in sorted(by_rank[rank] & communicators.held.keys()):
         of_key = set(key[1])
@@ -116,7 +116,7 @@ def explained(mpi_comm: MPI.Intracomm) -> Iterator[None]:
     try:
         yield
     except MPI.Exception as error:
-        counts = mpi_comm.allgather(len(_runtime.get(_Communicators).held))
+        counts = mpi_comm.allgather(len(runtime.get(_Communicators).held))
         raise RuntimeError(
             f'MPI cannot create another communicator; ChainerMN holds {counts} (by rank).  Call '
             'finalize() on unused communicators, on all of their ranks, or drop all references '

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers, packing
 from chainermn._types import Array
 

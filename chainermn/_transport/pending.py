@@ -4,7 +4,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 
 
 class Pending:

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from chainermn._consistency.mismatch import RemoteError
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._types import Buffer, Object
 
 #: Maximum size of a message in bytes; some MPI libraries do not support larger ones.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 
 
 class Place(NamedTuple):

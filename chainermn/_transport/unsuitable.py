@@ -5,7 +5,7 @@ import chainer
 import numpy as np
 
 from chainermn._diagnostics import current_operations
-from chainermn._operations import BY_NAME
+from chainermn._operations.table import BY_NAME
 
 #: By the package of a class: how to make an array of its objects.
 _CONVERSIONS = {

@@ -14,11 +14,11 @@ import chainer
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import current_operations, lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import CreationRecord
-from chainermn._failures import common_error
-from chainermn._failures.exceptions import CollectiveMismatchError
-from chainermn._failures.ranks import ranks_text
-from chainermn._mpi import MPI
-from chainermn._system import lazy_names
+from chainermn._operations import common_error
+from chainermn._operations.exceptions import CollectiveMismatchError
+from chainermn._operations.ranks import ranks_text
+from chainermn._process import lazy_names
+from chainermn._process.mpi import MPI
 from chainermn._types import Object
 from chainermn.communicators import (  # noqa: F401  (they need no GPU)
     _introduction,

@@ -5,14 +5,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from chainermn import _runtime
 from chainermn._consistency import mismatch
-from chainermn._consistency.check import Settings
+from chainermn._consistency.consistency_check import Settings
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import lifecycle
 from chainermn._diagnostics.flight_recorder import Key, world_ranks
 from chainermn._diagnostics.node_monitor import Registration
-from chainermn._mpi import MPI
+from chainermn._process import runtime
+from chainermn._process.mpi import MPI
 from chainermn._transport import lifetime, topology
 from chainermn._transport.topology import Place
 
@@ -36,7 +36,7 @@ class Introduction(NamedTuple):
     arguments: Arguments | None
 
 
-class _Introduced(_runtime.Part):
+class _Introduced(runtime.Part):
     """The introductions of create_communicator, for the communicator that it creates."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def introduce(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> li
 @contextlib.contextmanager
 def kept(mpi_comm: MPI.Intracomm, introductions: list[Introduction]) -> Iterator[None]:
     """Keep introductions for a communicator that is created in this context."""
-    introduced = _runtime.get(_Introduced)
+    introduced = runtime.get(_Introduced)
     introduced.mpi_comm, introduced.introductions = mpi_comm, introductions
     try:
         yield
@@ -86,7 +86,7 @@ def take(mpi_comm: MPI.Intracomm) -> list[Introduction]:
 
     They are exchanged, unless they have been kept.
     """
-    introduced = _runtime.get(_Introduced)
+    introduced = runtime.get(_Introduced)
     if introduced.mpi_comm is not mpi_comm:
         return introduce(mpi_comm)
     introduced.mpi_comm = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 import chainer
 
 from chainermn import nccl
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._transport.nccl.connection import together
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 

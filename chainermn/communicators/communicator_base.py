@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 from typing_extensions import TypeVar
 
 from chainermn._consistency import debug_checks
-from chainermn._signature import NO_UPDATE
+from chainermn._operations.call_signature import NO_UPDATE
 from chainermn._types import Object, ReceivedArray
 from chainermn.communicators import _version7
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from chainermn._collectives.activations import Activation
     from chainermn._collectives.nonblocking import Request
     from chainermn._collectives.rpc import Service
-    from chainermn._compression.compressors import Compression
-    from chainermn._compression.power_sgd import PowerSGD
-    from chainermn._signature import Caller, Update
+    from chainermn._gradients.compressors import Compression
+    from chainermn._gradients.power_sgd import PowerSGD
+    from chainermn._operations.call_signature import Caller, Update
     from chainermn._transport.base import Compressor
     from chainermn._types import Array, Buffer, Model, NoResult
 

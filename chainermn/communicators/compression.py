@@ -32,7 +32,7 @@ the parameters.
 """
 from typing import TYPE_CHECKING
 
-from chainermn._compression.compressors import Bf16, Fp16, PowerSGD, TwoBit, describe, get
+from chainermn._gradients.compressors import Bf16, Fp16, PowerSGD, TwoBit, describe, get
 
 if TYPE_CHECKING:  # importing it at run time would import mpi4py
     from chainermn._transport.base import Compressor as Compressor

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from chainermn import _environment, _signature
 from chainermn._collectives import tracer
 from chainermn._collectives.activations import Activation, Activations
 from chainermn._collectives.models import ModelOperations
@@ -16,17 +15,19 @@ from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
-from chainermn._consistency.check import ConsistencyCheck, Settings
+from chainermn._consistency.consistency_check import ConsistencyCheck, Settings
 from chainermn._diagnostics import flight_recorder, lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._mpi import MPI
-from chainermn._operations import END
-from chainermn._signature import pack
-from chainermn._tracing import recorder
+from chainermn._operations import call_signature
+from chainermn._operations.call_signature import pack
+from chainermn._operations.table import END
+from chainermn._process import environment
+from chainermn._process.mpi import MPI
+from chainermn._timeline import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.base import Group, Prepare
-from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn.communicators import _introduction
 from chainermn.communicators._version7 import checked_members
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -87,7 +88,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             self._consistency.on_shutdown = _while_alive(self._messages.warn_of_unmatched)
         flight_recorder.assign_number(self._flight_records())
         self._sums = {}
-        self._has_debug_variable = _environment.flag(_environment.DEBUG)
+        self._has_debug_variable = environment.flag(environment.DEBUG)
         self._to_free: list[Callable[[], Any]] = [
             functools.partial(lifecycle.remove_check, self._consistency),
             self._messages.deadlocks.drain, signatures.Free, self._arrays.Free]
@@ -227,7 +228,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
     @operation
     def new_group(self, ranks: Sequence[int]) -> Self | None:
         members = checked_members(ranks, self._size)
-        self._consistency.same(pack('new_group', number=_signature.digest(members)),
+        self._consistency.same(pack('new_group', number=call_signature.digest(members)),
                              {'ranks': str(members)})
         is_member = self._rank in members
         with lifetime.explained(self._arrays):
@@ -271,7 +272,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
     @operation('join')
     def _join_turn(self, number: int) -> tuple[int, ...]:
         messages = self._consistency.gather(pack('join', number=number))
-        return tuple(_signature.unpack(message).number for message in messages)
+        return tuple(call_signature.unpack(message).number for message in messages)
 
     def _join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
         signatures = self._consistency.mismatch_of(error)

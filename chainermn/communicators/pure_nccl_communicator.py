@@ -8,8 +8,8 @@ import numpy as np
 
 from chainermn._collectives.operation import operation
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
-from chainermn._mpi import MPI
-from chainermn._transport.mpi import MpiTransport
+from chainermn._process.mpi import MPI
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._transport.nccl.nccl_transport import NcclTransport, check_grad_dtype, wait
 from chainermn._types import Model, Stream
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase

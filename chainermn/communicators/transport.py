@@ -7,7 +7,7 @@ A communicator names its transport; :class:`MpiTransport` has all methods::
 """
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, Compressor, Group
-from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport
 
 __all__ = ['ArrayList', 'Codec', 'Compressor', 'Group', 'MpiTransport', 'SharedMemoryTransport']

@@ -18,7 +18,7 @@ from chainer.datasets import (
     TupleDataset,
 )
 
-from chainermn._failures.exceptions import ChainerMNError
+from chainermn._operations.exceptions import ChainerMNError
 from chainermn._types import Array, Dataset
 
 

@@ -22,9 +22,9 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 from chainer.datasets import SubDataset
 
-from chainermn._failures.exceptions import DataSizeError as DataSizeError
-from chainermn._failures.on_all_ranks import raise_together
-from chainermn._failures.ranks import group_lines, ranks_text
+from chainermn._operations.exceptions import DataSizeError as DataSizeError
+from chainermn._operations.on_all_ranks import raise_together
+from chainermn._operations.ranks import group_lines, ranks_text
 from chainermn._types import Dataset, MpiComm
 from chainermn.communicators import create_communicator
 from chainermn.communicators._recognize import as_communicator, is_communicator

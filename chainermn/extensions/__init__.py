@@ -1,7 +1,7 @@
 """Extensions of Chainer's Trainer that work across ranks."""
 from typing import TYPE_CHECKING
 
-from chainermn._system import lazy_names
+from chainermn._process import lazy_names
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
 from chainermn.extensions.linear_scaling import LinearScaling
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger

@@ -14,7 +14,7 @@ import numpy as np
 from chainer.training.extensions import _snapshot as chainer_snapshot
 from chainer.training.extensions import snapshot_writers
 
-from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
+from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
 from chainermn._types import Object
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase

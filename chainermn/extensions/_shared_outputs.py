@@ -11,8 +11,7 @@ from typing import NamedTuple
 from chainer.training import Trainer, extensions
 from chainer.training.extensions import _snapshot as chainer_snapshot
 
-from chainermn import _runtime
-from chainermn._system import launcher
+from chainermn._process import launcher, runtime
 from chainermn._types import Object
 
 _REPORT = ('Pass chainermn.extensions.create_multi_node_report({}(...), comm) to trainer.extend on '
@@ -30,7 +29,7 @@ class _Output(NamedTuple):
     key: object = None  # that distinguishes places of the same name
 
 
-class _Warnings(_runtime.Part):
+class _Warnings(runtime.Part):
     """The outputs that this process has warned about."""
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ def warn_about_shared_outputs() -> None:
 
 def _is_first(output: _Output) -> bool:
     """Return whether no other rank writes there, or a rank has already warned."""
-    key, warned = f'{output.name} {output.key or output.place}', _runtime.get(_Warnings).keys
+    key, warned = f'{output.name} {output.key or output.place}', runtime.get(_Warnings).keys
     if key in warned or launcher.claim(f'output of {key}') or not launcher.claim(
             f'warning about {key}'):
         return True

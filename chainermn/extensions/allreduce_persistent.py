@@ -4,7 +4,7 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_together
+from chainermn._operations.on_all_ranks import raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 

@@ -13,9 +13,8 @@ from typing import Protocol
 import chainer
 import numpy as np
 
-from chainermn import _runtime
-from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
-from chainermn._system import event
+from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
+from chainermn._process import event, runtime
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._calls import called_by
@@ -134,7 +133,7 @@ def _check_writable(folder: str) -> None:
                   'permissions. To load from a folder that is not writable, pass it to maybe_load.')
 
 
-class _Checkpointers(_runtime.Part):
+class _Checkpointers(runtime.Part):
     def __init__(self) -> None:
         #: By lock file, the checkpointer of this process that saved last.
         self.last_to_save: weakref.WeakValueDictionary[str, MultiNodeCheckpointer] = (
@@ -201,7 +200,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         self._set_path(None, trainer)
         self._lock(must_write=True)
         # Whatever the program has drawn since, such as the initial weights of another model.
-        state.restore_random(_runtime.get(_Checkpointers).random.pop(trainer, {}))
+        state.restore_random(runtime.get(_Checkpointers).random.pop(trainer, {}))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Save the trainer."""
@@ -311,7 +310,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         is_restored = resume.load(self.comm, selection, trainer, self.allow_pickle,
                                   allow_other_classes=self.allow_other_classes, title=title)
         if isinstance(trainer, chainer.training.Trainer):
-            _runtime.get(_Checkpointers).random[trainer] = (
+            runtime.get(_Checkpointers).random[trainer] = (
                 state.capture_random() if is_restored else {})
         parts = trainer.values() if isinstance(trainer, Mapping) else ()
         for each in (optimizer, *parts):
@@ -383,7 +382,7 @@ class MultiNodeCheckpointer(chainer.training.Extension):
     def _check_target(self, target: object) -> None:
         """Raise ValueError if two checkpointers replace each other's files."""
         path = self._names.lock_path(self._rank)
-        last_to_save = _runtime.get(_Checkpointers).last_to_save
+        last_to_save = runtime.get(_Checkpointers).last_to_save
         theirs = last_to_save.get(path, self)._target()
         is_replaced = theirs is not None and theirs is not self._target()
         if is_replaced and self._target() is not None and theirs is not target:

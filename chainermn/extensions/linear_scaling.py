@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import chainer
 
-from chainermn._failures.on_all_ranks import on_all_ranks, raise_together
+from chainermn._operations.on_all_ranks import on_all_ranks, raise_together
 from chainermn._types import Optimizer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase

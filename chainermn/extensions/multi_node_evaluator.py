@@ -8,13 +8,13 @@ from typing import Any, Protocol, TypeVar
 
 import chainer
 
-from chainermn._failures.on_all_ranks import raise_together
-from chainermn._proxies.delegate import Delegate
+from chainermn._operations.on_all_ranks import raise_together
 from chainermn._types import Array
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
 from chainermn.extensions._observation import Value, to_host
+from chainermn.optimizers._delegate import Delegate
 
 __all__ = ['GenericMultiNodeEvaluator', 'create_multi_node_evaluator']
 

@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_together
+from chainermn._operations.on_all_ranks import raise_together
 from chainermn._types import Serializer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import chainer
 from chainer.training import extensions
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks, raise_together
+from chainermn._operations.on_all_ranks import raise_on_all_ranks, raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.multi_node_report import create_multi_node_report

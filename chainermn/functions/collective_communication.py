@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_together
+from chainermn._operations.on_all_ranks import raise_together
 from chainermn._types import Array, ArrayModule, Variable, VariableOrArray
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase

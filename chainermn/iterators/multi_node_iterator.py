@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import chainer
 
-from chainermn._failures.on_all_ranks import raise_together
-from chainermn._proxies.delegate import Delegate, unwrap
+from chainermn._operations.on_all_ranks import raise_together
 from chainermn._types import Dataset, DatasetIterator, Object, Serializer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.iterators._columns import pack, unpack
+from chainermn.optimizers._delegate import Delegate, unwrap
 
 _MISSING = object()
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._failures.on_all_ranks import check_equal, raise_together
+from chainermn._operations.on_all_ranks import check_equal, raise_together
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_together
-from chainermn._proxies.delegate import Delegate
+from chainermn._operations.on_all_ranks import raise_together
 from chainermn._types import Dataset, DatasetIterator, Object, Serializer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._delegate import Delegate
 
 
 def create_synchronized_iterator(actual_iterator: DatasetIterator, communicator: CommunicatorBase

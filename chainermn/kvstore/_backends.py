@@ -10,8 +10,7 @@ from typing import NoReturn, TypeVar
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import check_equal, raise_on_all_ranks
-from chainermn._proxies.optimizer_settings import Named, OptimizerSettings
+from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.kvstore._server import Server, sum_arrays
 from chainermn.kvstore._sharding import (
@@ -28,6 +27,7 @@ from chainermn.kvstore._sharding import (
     sum_dtype,
 )
 from chainermn.kvstore.row_sparse import Array, RowSparse
+from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
 
 _T = TypeVar('_T')
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, overload
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._operations.on_all_ranks import raise_on_all_ranks
 from chainermn.communicators import compression
 from chainermn.kvstore import _arguments, _optimizer_updater
 from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Value, Values

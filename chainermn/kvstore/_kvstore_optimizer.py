@@ -7,14 +7,14 @@ from typing import TypeAlias
 
 import chainer
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
-from chainermn._gradients import shared_memory
-from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
-from chainermn._proxies.optimizer_settings import Named, OptimizerSettings
-from chainermn._sharded_states.sharded_update import as_updated
+from chainermn._gradients import tied_arrays
+from chainermn._operations.on_all_ranks import raise_on_all_ranks
 from chainermn.kvstore._kvstore import KVStore
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import assign
+from chainermn.optimizers._optimizer_proxy import OptimizerProxy, fill_missing_grad
+from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
+from chainermn.optimizers._sharded_states.sharded_update import as_updated
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]
 
@@ -272,7 +272,7 @@ class _StoreUpdate(_KVStoreOptimizer):
                         f'the optimizer already has states of parameter {path}, which the store '
                         f'does not know; use a new optimizer, or {_ON_WORKERS}')
             arrays = [parameter.array for parameter in parameters.values()]
-            for group in shared_memory.groups(arrays):
+            for group in tied_arrays.groups(arrays):
                 paths = ', '.join([*parameters][i] for i in group)
                 raise ValueError(f'the parameters {paths} share memory, but the store updates '
                                  'each separately; assign one Parameter object to both links '

@@ -11,11 +11,11 @@ import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
-from chainermn._gradients.elementwise import is_elementwise
-from chainermn._proxies.optimizer_settings import OptimizerSettings
-from chainermn._system.atomic_file import open_atomic
+from chainermn._gradients.elementwise_rules import is_elementwise
+from chainermn._process.atomic_file import open_atomic
 from chainermn.kvstore._sharding import Key, KeyLayout
 from chainermn.kvstore.row_sparse import Array
+from chainermn.optimizers._optimizer_settings import OptimizerSettings
 
 #: The states of one parameter by name, such as momenta (arrays) and ``t``, the number of steps.
 OptimizerState: TypeAlias = Mapping[str, np.ndarray | float]

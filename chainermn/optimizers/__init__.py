@@ -5,10 +5,7 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
-from chainermn._proxies.optimizer_proxy import OptimizerProxy
-from chainermn._proxies.optimizer_settings import OptimizerSettings
-from chainermn._sharded_states.sharded_update import ShardedUpdate
+from chainermn._operations.on_all_ranks import raise_on_all_ranks
 from chainermn._types import Optimizer
 from chainermn.communicators import compression as compression_module
 from chainermn.communicators._recognize import as_communicator
@@ -16,8 +13,11 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
 from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer, takes
+from chainermn.optimizers._optimizer_proxy import OptimizerProxy
+from chainermn.optimizers._optimizer_settings import OptimizerSettings
 from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
 from chainermn.optimizers._own_compressor import own_compressor, register
+from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD

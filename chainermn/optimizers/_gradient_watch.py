@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Iterator
 
 from chainer import _backprop_utils
 
-from chainermn import _runtime
+from chainermn._process import runtime
 from chainermn._types import Array, FunctionNode, Variable, VariableNode
 
 _step = _backprop_utils.backprop_step
 _of_thread = threading.local()
 
 
-class _Watches(_runtime.Part):
+class _Watches(runtime.Part):
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.count = 0  # of all threads
@@ -78,7 +78,7 @@ def watch(loss: Variable, nodes: Collection[VariableNode],
     watched = _Watch(loss, nodes, ready)
     outer = getattr(_of_thread, 'watch', None)
     _of_thread.watch = watched
-    watches = _runtime.get(_Watches)
+    watches = runtime.get(_Watches)
     watches.add(+1)
     try:
         yield watched.missing.keys()

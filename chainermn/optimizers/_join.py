@@ -19,8 +19,8 @@ from types import TracebackType
 
 import chainer
 
-from chainermn import _runtime
-from chainermn._failures.on_all_ranks import check_equal
+from chainermn._operations.on_all_ranks import check_equal
+from chainermn._process import runtime
 from chainermn._types import Model, Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._multi_node_optimizer import Exchange, MultiNodeOptimizer, Shapes
@@ -32,7 +32,7 @@ _OPERATIONS = {code: operation for operation, code in _CODES.items()}
 _ENTER = 4  # and above: the options
 
 
-class _Joins(_runtime.Part):
+class _Joins(runtime.Part):
     def __init__(self) -> None:
         self.communicators: list[CommunicatorBase] = []  # in a join
 
@@ -110,7 +110,7 @@ class Join(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         self._active, self._termination = [], None
-        if self._comm in _runtime.get(_Joins).communicators:
+        if self._comm in runtime.get(_Joins).communicators:
             self._comm.refuse('join', RuntimeError(
                 'this communicator is already in a join. Leave that context first.'))
         self._optimizer._enter_join(self)
@@ -125,7 +125,7 @@ class Join(AbstractContextManager[None]):
         except BaseException:
             self._optimizer._enter_join(None)
             raise
-        _runtime.get(_Joins).communicators.append(self._comm)
+        runtime.get(_Joins).communicators.append(self._comm)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None:
@@ -139,7 +139,7 @@ class Join(AbstractContextManager[None]):
             if isinstance(error, Exception):
                 self._raise_on_all_ranks(error)
         finally:
-            _runtime.get(_Joins).communicators.remove(self._comm)
+            runtime.get(_Joins).communicators.remove(self._comm)
             self._optimizer._enter_join(None)
 
     def announce(self, what: Exchange) -> None:

@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import chainer
 import numpy as np
 
-from chainermn import _environment
-from chainermn._proxies.optimizer_proxy import OptimizerProxy, fill_missing_grad
-from chainermn._proxies.optimizer_settings import Named, OptimizerSettings
-from chainermn._sharded_states import sharded_update
-from chainermn._sharded_states.sharded_update import ShardedUpdate, as_updated
-from chainermn._signature import NO_UPDATE, Caller, Update
+from chainermn._operations.call_signature import NO_UPDATE, Caller, Update
+from chainermn._process import environment
 from chainermn._types import (
     Array,
     FunctionNode,
@@ -28,6 +24,10 @@ from chainermn._types import (
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers import _foreign_optimizer
 from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._optimizer_proxy import OptimizerProxy, fill_missing_grad
+from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
+from chainermn.optimizers._sharded_states import sharded_update
+from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate, as_updated
 from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._settings.is_compared = False
         self._progress = _UpdateProgress()
         self._watch = UpdateWatch(actual_optimizer, communicator)
-        self._span = (communicator.span if _environment.text(_environment.TIMELINE)
+        self._span = (communicator.span if environment.text(environment.TIMELINE)
                       else contextlib.nullcontext)
         self._takes_zero_fill = takes(communicator, False)
-        self._has_debug_variable = _environment.flag(_environment.DEBUG)
+        self._has_debug_variable = environment.flag(environment.DEBUG)
 
     def setup(self, link: Model) -> MultiNodeOptimizer:
         """Set the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -510,8 +510,8 @@ def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool
 
 
 def _check_interval() -> int:
-    text = _environment.text(_environment.DEBUG_EVERY) or str(_CHECK_INTERVAL)
+    text = environment.text(environment.DEBUG_EVERY) or str(_CHECK_INTERVAL)
     if not text.isdecimal() or not int(text):
-        raise ValueError(f'{_environment.DEBUG_EVERY} must be a number of updates, 1 or more, '
+        raise ValueError(f'{environment.DEBUG_EVERY} must be a number of updates, 1 or more, '
                          f'not {text!r}')
     return int(text)

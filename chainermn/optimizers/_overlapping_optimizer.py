@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from chainermn._proxies.optimizer_settings import Named
 from chainermn._types import Array, Model, Object, Optimizer, Parameter, Variable, VariableNode
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
 from chainermn.optimizers._gradient_watch import watch
@@ -26,6 +25,7 @@ from chainermn.optimizers._multi_node_optimizer import (
     MultiNodeOptimizer,
     Shapes,
 )
+from chainermn.optimizers._optimizer_settings import Named
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD

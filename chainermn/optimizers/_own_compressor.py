@@ -5,14 +5,14 @@ import copy
 import weakref
 from typing import TYPE_CHECKING
 
-from chainermn import _runtime
+from chainermn._process import runtime
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
     from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 
 
-class _CompressorUsers(_runtime.Part):
+class _CompressorUsers(runtime.Part):
     def __init__(self) -> None:
         self.optimizers: weakref.WeakSet[MultiNodeOptimizer] = weakref.WeakSet()
 
@@ -32,7 +32,7 @@ def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | Pow
     Raises:
         ValueError: If it cannot be copied.
     """
-    users = _runtime.get(_CompressorUsers).optimizers
+    users = runtime.get(_CompressorUsers).optimizers
     if compressor is None or not hasattr(compressor, 'reset') or all(
             each.compression is not compressor for each in users):
         return compressor
@@ -49,4 +49,4 @@ def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | Pow
 
 def register(optimizer: MultiNodeOptimizer) -> None:
     """Remember that an optimizer uses its compressor."""
-    _runtime.get(_CompressorUsers).optimizers.add(optimizer)
+    runtime.get(_CompressorUsers).optimizers.add(optimizer)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from chainer.optimizer import GradientMethod
 
-from chainermn import _runtime
+from chainermn._process import runtime
 from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -24,11 +24,11 @@ _update = GradientMethod.update
 def _watched_update(self: Optimizer, lossfun: Object = None, *args: Object, **kwds: Object) -> None:
     """Update as Chainer's method, which it replaces while there are watches."""
     _update(self, lossfun, *args, **kwds)
-    for each in list(_runtime.get(_UpdateWatches).watches):
+    for each in list(runtime.get(_UpdateWatches).watches):
         each.note_step(self)
 
 
-class _UpdateWatches(_runtime.Part):
+class _UpdateWatches(runtime.Part):
     """The watches of this process."""
 
     def __init__(self) -> None:
@@ -74,11 +74,11 @@ class UpdateWatch:
         self._records = list(records())  # not the communicator, which may be finalized
         self.restart()
         if not self.is_over:
-            _runtime.get(_UpdateWatches).add(self)
+            runtime.get(_UpdateWatches).add(self)
 
     def end(self) -> None:
         """Stop: the program uses a multi-node optimizer for the actual one."""
-        watches = _runtime.get(_UpdateWatches)
+        watches = runtime.get(_UpdateWatches)
         for each in [*watches.watches]:
             if each._actual_optimizer is self._actual_optimizer:
                 each.is_over = True
@@ -103,7 +103,7 @@ class UpdateWatch:
         Warns:
             RuntimeWarning: Once, on rank 0.
         """
-        if self.is_over or self not in _runtime.get(_UpdateWatches).watches:
+        if self.is_over or self not in runtime.get(_UpdateWatches).watches:
             return
         if self._n_steps > self._count() - self._n_operations:
             self.end()

@@ -12,14 +12,14 @@ import tempfile
 
 import svg
 
-from chainermn._timeline import _plot, _summary, _trace_files
+from chainermn._timeline import plot, summary, trace_files
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parent / 'timeline.md'
 BEGIN, END = '<!-- written by pictures/timeline.py -->\n', '<!-- until here -->'
 
 
-def record(ranks: int) -> _trace_files.Run:
+def record(ranks: int) -> trace_files.Run:
     """Run the script of the page."""
     script = re.search(r'<!-- file: train.py -->\n```python\n(.*?)```', PAGE.read_text(), re.S)[1]
     beside = pathlib.Path(sys.executable).with_name('mpiexec')
@@ -30,12 +30,12 @@ def record(ranks: int) -> _trace_files.Run:
         pathlib.Path(folder, 'train.py').write_text(script)
         subprocess.run([mpiexec, '-n', str(ranks), sys.executable, '-W', 'ignore', 'train.py'],
                        cwd=folder, env=env, check=True)
-        return _trace_files.read(sorted(pathlib.Path(folder).glob('out.*.json')))
+        return trace_files.read(sorted(pathlib.Path(folder).glob('out.*.json')))
 
 
-def draw(run: _trace_files.Run) -> str:
+def draw(run: trace_files.Run) -> str:
     """Return the picture as SVG."""
-    return svg.from_figure(_plot.draw(run))
+    return svg.from_figure(plot.draw(run))
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     (HERE / 'timeline.svg').write_text(draw(run), encoding='utf-8')
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    PAGE.write_text(f'{before}{BEGIN}\n```\n{_summary.text(run)}\n```\n\n{END}{after}')
+    PAGE.write_text(f'{before}{BEGIN}\n```\n{summary.text(run)}\n```\n\n{END}{after}')
 
 
 if __name__ == '__main__':

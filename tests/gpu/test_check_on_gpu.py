@@ -8,7 +8,7 @@ import time
 import pytest
 from time_limits import seconds
 
-from chainermn._check import _smoke_tests
+from chainermn._commands.check import smoke_tests
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,7 @@ def test_times_include_the_work_of_the_device(comm):
     def run():
         cupy.cuda.get_current_stream().launch_host_func(lambda _: time.sleep(.05), None)
 
-    assert _smoke_tests._seconds(comm, run, on_device=True) >= .05
+    assert smoke_tests._seconds(comm, run, on_device=True) >= .05
 
 
 @pytest.mark.mpi_skip

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn._check._system_info import library
+from chainermn._commands.check.system_info import library
 from chainermn.communicators.compression import get
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi(min_size=2)]

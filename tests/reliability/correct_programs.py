@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from time_limits import seconds  # noqa: E402
 
-from chainermn._system import mpiexec  # noqa: E402
+from chainermn._process import mpiexec  # noqa: E402
 
 PER_JOB = 20
 LONGEST = 5  # seconds that a rank is late

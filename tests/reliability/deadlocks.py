@@ -33,7 +33,7 @@ from deadlock_case import CASES, Deadlock, Wait  # noqa: E402
 from fault_matrix import left_behind, machine, mpi_library, ranks_in  # noqa: E402
 from time_limits import seconds  # noqa: E402
 
-from chainermn._system import mpiexec  # noqa: E402
+from chainermn._process import mpiexec  # noqa: E402
 
 COMMUNICATORS = ('naive', 'flat')
 # Seconds on an idle machine.

@@ -42,7 +42,7 @@ def work(folder: str, steps: int) -> None:
     import numpy as np
 
     import chainermn
-    from chainermn._system import clean_end
+    from chainermn._process import clean_end
     from chainermn.extensions._checkpointing.command import verify_folder
 
     comm = chainermn.create_communicator('naive')

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from chainermn._diagnostics import program_threads
 from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import MessageRecord
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 
 # Seconds.
 _GRACE = 1.  # before a rank sends a notice, and between two looks at its other threads

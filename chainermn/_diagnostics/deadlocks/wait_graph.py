@@ -23,9 +23,9 @@ from chainermn._diagnostics.flight_recorder import (
     creations,
 )
 from chainermn._diagnostics.world_ranks import WorldRanks
-from chainermn._failures.ranks import group_ranks, ranks_text
-from chainermn._mpi import MPI
-from chainermn._operations import Waits, waiting_for
+from chainermn._operations.ranks import group_ranks, ranks_text
+from chainermn._operations.table import Waits, waiting_for
+from chainermn._process.mpi import MPI
 
 #: Operations that block for messages.
 _BLOCKING = waiting_for(Waits.RECEIVER, Waits.SENDER, Waits.MESSAGES)

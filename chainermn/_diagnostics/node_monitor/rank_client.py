@@ -18,10 +18,11 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chainermn import _runtime, _signature, global_except_hook
+from chainermn import global_except_hook
 from chainermn._diagnostics.node_monitor import monitor_process
-from chainermn._mpi import MPI
-from chainermn._system import launcher
+from chainermn._operations import call_signature
+from chainermn._process import launcher, runtime
+from chainermn._process.mpi import MPI
 
 # Seconds.
 _READY_TIMEOUT = 5
@@ -37,7 +38,7 @@ class Registration(NamedTuple):
     address: str  # where a monitor that this rank starts listens
 
 
-class Connection(_runtime.Part):
+class Connection(runtime.Part):
     """The connection of this rank to the monitor."""
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class Connection(_runtime.Part):
 
 def _file() -> int:
     """Return the file descriptor of the connection; -1 if there is none."""
-    return _runtime.get(Connection).file
+    return runtime.get(Connection).file
 
 
 def prepare() -> Registration:
@@ -65,11 +66,11 @@ def prepare() -> Registration:
     # Abstract: there is no file that others could open, or that would be left.
     address = f'\0chainermn-{secrets.token_hex(16)}'
     # The one of the first rank is used; the others can connect at once.
-    listener = _runtime.get(Connection).listener = socket.socket(socket.AF_UNIX)
+    listener = runtime.get(Connection).listener = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(OSError):
         listener.bind(address)
         listener.listen(4096)
-    return Registration(_signature.digest((os.uname().nodename, _namespaces())), os.getpid(),
+    return Registration(call_signature.digest((os.uname().nodename, _namespaces())), os.getpid(),
                         launcher.process(), address)
 
 
@@ -84,7 +85,7 @@ def register(rank: int, world: Sequence[int], registrations: Sequence[Registrati
         world: The number of each rank in COMM_WORLD.
         registrations: What :func:`prepare` returned on each rank.
     """
-    connection = _runtime.get(Connection)
+    connection = runtime.get(Connection)
     listener, connection.listener = connection.listener, None
     if listener is None:
         return
@@ -108,7 +109,7 @@ def wait_until_ready() -> None:
 
     If several ranks fail before it polls them, it cannot tell which was the first.
     """
-    connection = _runtime.get(Connection)
+    connection = runtime.get(Connection)
     if connection.file >= 0 and not connection.is_ready:
         connection.is_ready = True
         with contextlib.suppress(OSError):
@@ -170,7 +171,7 @@ def _connect(address: str, rank: int) -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     connection.sendall(' '.join([str(rank), *global_except_hook.shared_memory()]).encode() + b'\n')
-    file = _runtime.get(Connection).file = connection.detach()  # open until the process exits
+    file = runtime.get(Connection).file = connection.detach()  # open until the process exits
     # Stacks are sent to the monitor, which prints them after its message.
     if not faulthandler.is_enabled():
         faulthandler.enable(file)

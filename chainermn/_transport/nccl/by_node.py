@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.base import Group
 from chainermn._transport.nccl.connection import NcclGroup

@@ -14,8 +14,8 @@ from chainermn import nccl
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import devices
 from chainermn._diagnostics.flight_recorder import FlightRecord
-from chainermn._failures import common_error
-from chainermn._mpi import MPI
+from chainermn._operations import common_error
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._types import Array, Device, DeviceEvent, NcclComm
 

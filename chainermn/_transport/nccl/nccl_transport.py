@@ -15,7 +15,7 @@ import numpy as np
 from chainermn._transport import array_buffers, encoded_mean, packing
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, Compressor, Group
-from chainermn._transport.mpi import MpiTransport
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._transport.nccl.connection import NcclGroup
 from chainermn._types import Array, DeviceEvent, Stream
 

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 
 PART, SUM = 1, 2  # tags of messages
 _POLLS = 20  # without yielding

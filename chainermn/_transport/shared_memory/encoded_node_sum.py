@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 from chainermn._transport.base import Codec, SlicedCompressor
 from chainermn._transport.shared_memory.between_nodes import (
     PART,

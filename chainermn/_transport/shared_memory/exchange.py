@@ -32,9 +32,9 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from chainermn import _runtime
-from chainermn._failures.ranks import group_ranks, ranks_text
-from chainermn._mpi import MPI
+from chainermn._operations.ranks import group_ranks, ranks_text
+from chainermn._process import runtime
+from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, SlicedCompressor
@@ -76,7 +76,7 @@ _INPUTS = 2 * LAG  # for the chunks between `pack` and `reduce`
 _PLANS = 256  # cached; a model has one per bucket
 
 
-class _Interrupted(_runtime.Part):
+class _Interrupted(runtime.Part):
     """Kept forever: messages in flight may still be written to their memory."""
 
     def __init__(self) -> None:
@@ -293,7 +293,7 @@ class SharedMemory:
         if self._failure is None:
             self._failure = error
             if self._inter is not None:
-                _runtime.get(_Interrupted).memories.append(self)
+                runtime.get(_Interrupted).memories.append(self)
             self._window.fail()
 
     def _plan(self, arrays: Sequence[np.ndarray], owners: tuple[int, ...] = (),

@@ -11,7 +11,7 @@ import numpy as np
 from chainermn._transport import array_buffers
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, Group, SlicedCompressor
-from chainermn._transport.mpi import LARGE, MpiTransport
+from chainermn._transport.mpi_transport import LARGE, MpiTransport
 from chainermn._transport.shared_memory import exchange
 from chainermn._transport.shared_memory.exchange import SharedMemory
 from chainermn._types import Array

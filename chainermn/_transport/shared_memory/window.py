@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._mpi import MPI
+from chainermn._process.mpi import MPI
 
 _PAGE = 4096  # bytes ahead of the data of each segment, for the counter
 

@@ -8,10 +8,10 @@ import atexit
 import threading
 from collections.abc import Callable
 
-from chainermn import _runtime
+from chainermn._process import runtime
 
 
-class _Writers(_runtime.Part):
+class _Writers(runtime.Part):
     """The writers of this process.  A forked child has none of their threads."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class BackgroundWriter:
             path: Path of the file that the job writes, for its error.
             job: Function that uses only memory that nobody else changes.
         """
-        writers = _runtime.get(_Writers)
+        writers = runtime.get(_Writers)
         before = writers.newest
 
         def run() -> None:
@@ -71,19 +71,19 @@ class BackgroundWriter:
         self.wait()
         failure = self._failure
         self._thread, self._failure = None, None
-        _runtime.get(_Writers).pending.discard(self)
+        runtime.get(_Writers).pending.discard(self)
         return failure
 
 
 def wait_for_all() -> None:
     """Wait for all jobs of this process."""
-    for writer in list(_runtime.get(_Writers).pending):
+    for writer in list(runtime.get(_Writers).pending):
         writer.wait()
 
 
 def _raise_failures() -> None:
     """At exit: raise errors that nobody asked for, which aborts the job."""
-    pending = list(_runtime.get(_Writers).pending)
+    pending = list(runtime.get(_Writers).pending)
     failures = [failure for writer in pending if (failure := writer.join())]
     if failures:
         raise OSError('writing failed\n  ' + '\n  '.join(failures))

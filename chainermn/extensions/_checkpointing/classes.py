@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from chainermn._failures.on_all_ranks import on_all_ranks
-from chainermn._failures.ranks import group_lines
-from chainermn._proxies.delegate import unwrap
+from chainermn._operations.on_all_ranks import on_all_ranks
+from chainermn._operations.ranks import group_lines
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.state import find_parts
+from chainermn.optimizers._delegate import unwrap
 
 CLASSES = 'chainermn/classes'  # name of the array with the names, as JSON
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import warnings
 
-from chainermn import _runtime
-from chainermn._failures.on_all_ranks import raise_together
-from chainermn._system import clean_end
+from chainermn._operations.on_all_ranks import raise_together
+from chainermn._process import clean_end, runtime
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.job_lock import JobLock
 from chainermn.extensions._checkpointing.save_names import SaveNames
 
 
-class _Kept(_runtime.Part):
+class _Kept(runtime.Part):
     """The completed trainings of this process."""
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ def remove_completed(comm: CommunicatorBase, names: SaveNames) -> bool:
     Returns:
         Whether there was one.
     """
-    training = _runtime.get(_Kept).trainings.get(names.lock_path(comm.rank))
+    training = runtime.get(_Kept).trainings.get(names.lock_path(comm.rank))
     if training is not None:
         training.remove()
     return training is not None
@@ -67,12 +66,12 @@ class _CompletedTraining:
         self._names = names
         self._release = lock.release
         self._key = names.lock_path(comm.rank)
-        _runtime.get(_Kept).trainings[self._key] = self
+        runtime.get(_Kept).trainings[self._key] = self
         clean_end.add(self._end)
 
     def remove(self) -> None:
         clean_end.remove(self._end)
-        del _runtime.get(_Kept).trainings[self._key]
+        del runtime.get(_Kept).trainings[self._key]
         remove_files(self._comm, self._names)
         self._release()
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from chainermn._failures.on_all_ranks import on_all_ranks
+from chainermn._operations.on_all_ranks import on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.lock import FileLock, InUseError, acquire
 from chainermn.extensions._checkpointing.save_names import SaveNames

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from chainermn._sharded_states import combine
-from chainermn._sharded_states.combine import StateShard
 from chainermn._types import Object
 from chainermn.extensions._checkpointing.rank_file import accumulated, sharded_states
+from chainermn.optimizers._sharded_states import combine
+from chainermn.optimizers._sharded_states.combine import StateShard
 
 _SUFFIX = f'/{combine.ENTRY}'
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_on_all_ranks
+from chainermn._operations.on_all_ranks import raise_on_all_ranks
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.state import copy_state

@@ -11,13 +11,13 @@ import os
 import threading
 import time
 
-from chainermn import _runtime
-from chainermn._failures.exceptions import ChainerMNError
+from chainermn._operations.exceptions import ChainerMNError
+from chainermn._process import runtime
 
 _POLL_INTERVAL = 0.1  # seconds
 
 
-class _Locks(_runtime.Part):
+class _Locks(runtime.Part):
     """The locks of this process."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class FileLock:
 
     def release(self) -> None:
         """Remove the file when the last user releases it.  Does nothing in a forked process."""
-        locks = _runtime.get(_Locks)
+        locks = runtime.get(_Locks)
         with locks.mutex:
             if locks.held.get(self._path) is not self:
                 return
@@ -75,7 +75,7 @@ def acquire(path: str, timeout: float) -> FileLock:
     folder, name = os.path.split(path)
     path = os.path.join(os.path.realpath(folder), name)
     end = time.monotonic() + timeout
-    locks = _runtime.get(_Locks)
+    locks = runtime.get(_Locks)
     while True:
         with locks.mutex:
             lock = locks.held.get(path) or _try(path, time.monotonic() >= end)

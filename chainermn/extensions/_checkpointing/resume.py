@@ -11,8 +11,8 @@ from typing import TypeVar
 import chainer
 import numpy as np
 
-from chainermn._failures.on_all_ranks import raise_together
-from chainermn._system import event
+from chainermn._operations.on_all_ranks import raise_together
+from chainermn._process import event
 from chainermn._types import Object
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import classes, state

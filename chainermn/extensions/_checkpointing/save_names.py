@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from chainermn._system.atomic_file import remove, temporary_name
+from chainermn._process.atomic_file import remove, temporary_name
 
 
 @dataclass(frozen=True)

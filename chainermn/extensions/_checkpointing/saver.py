@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn._failures.on_all_ranks import on_all_ranks, raise_together
+from chainermn._operations.on_all_ranks import on_all_ranks, raise_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.background import BackgroundWriter

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chainermn._failures.on_all_ranks import on_all_ranks, raise_together
-from chainermn._failures.ranks import group_ranks, ranks_text
+from chainermn._operations.on_all_ranks import on_all_ranks, raise_together
+from chainermn._operations.ranks import group_ranks, ranks_text
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._checkpointing.rank_file import Tag, find_problem, needs_others, read_tag
 from chainermn.extensions._checkpointing.save_names import SaveNames

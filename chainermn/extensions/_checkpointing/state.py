@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 import chainer
 import numpy as np
 
-from chainermn._proxies.delegate import unwrap
 from chainermn._types import Object
+from chainermn.optimizers._delegate import unwrap
 
 _RANDOM = 'chainermn/random/'
 

@@ -1,0 +1,1 @@
+"""The commands of the command line interface, one module or package each."""

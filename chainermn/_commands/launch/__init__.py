@@ -1,0 +1,229 @@
+"""``chainermn.launch``: run a function in MPI processes, from a script, a notebook or a test."""
+from __future__ import annotations
+
+import codecs
+import collections
+import contextlib
+import json
+import linecache
+import operator
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from chainermn._commands.launch import rank_process, serialization
+from chainermn._commands.launch.rank_failure import read_failures
+from chainermn._operations.ranks import ranks_text
+from chainermn._process import mpiexec, streams
+from chainermn._types import Object
+from chainermn.communicators import CommunicatorName
+
+_Result = TypeVar('_Result')
+
+_POLL_INTERVAL = 0.05  # seconds
+_SETTLE_TIME = 0.3  # seconds after the first failure, for other failures and output to arrive
+_GRACE_PERIOD = 5  # seconds for mpiexec to exit, before it gets a signal
+_FORWARD_TIME = 2  # seconds for mpiexec to forward output after all ranks have exited
+
+#: Start all processes on this machine, even inside a batch job; with MPICH, communicate over the
+#: loopback interface only.
+_LOCAL_ONLY = {
+    'HYDRA_LAUNCHER': 'fork', 'HYDRA_RMK': 'user', 'UCX_NET_DEVICES': 'lo',  # MPICH
+    'PRTE_MCA_plm': '^slurm,lsf,tm,pals', 'PRTE_MCA_ras': '^slurm,lsf,pbs,gridengine,flux',
+}
+
+
+def launch(fn: Callable[..., _Result], n: int, *args: Object,
+           communicator_name: CommunicatorName = 'flat', timeout: float | None = None,
+           env: Mapping[str, str] | None = None, **kwargs: Object) -> list[_Result]:
+    """Start ``n`` MPI processes on this machine; each calls ``fn(comm, *args, **kwargs)``.
+
+    Works in scripts, notebooks and tests, also inside an MPI process: it always starts new
+    processes.  ``fn`` can be defined in the script or notebook itself, a lambda or a closure
+    (cloudpickle serializes it); if it is defined in another module, that module must be on
+    ``sys.path``.  Output of the processes goes to the caller's ``sys.stdout`` and ``sys.stderr``.
+
+    Args:
+        fn: The function to call.  Its first argument is the rank's communicator.
+        n: The number of processes.
+        args: Further arguments.  Each process gets its own copy.  Large arrays are written to a
+            temporary folder (see ``TMPDIR``) once, and copied only when a process writes to them.
+        communicator_name: Name of the communicator; see :func:`chainermn.create_communicator`.
+        timeout: Seconds until all processes must have finished; ``None`` waits forever.
+        env: Additional environment variables of the processes.  Unless ``OMP_NUM_THREADS`` is
+            set here or in the caller, it is the number of available cores divided by ``n``, at
+            least 1.
+        kwargs: Keyword arguments of ``fn``.  (If one has the name of an argument above, use
+            ``functools.partial``.)
+
+    Returns:
+        The results of ``fn``, ordered by rank.
+
+    Raises:
+        Exception: The error that ``fn`` raised on the rank that failed first, with the rank, its
+            host and its traceback.  All other processes are terminated.
+        RuntimeError: If that error cannot be pickled, or a process ended without returning from
+            ``fn``; the message names the rank, and the signal or exit status.
+        TimeoutError: If ``timeout`` expired.  All processes are terminated.
+        TypeError: If ``fn`` is not callable, ``n`` is not an integer, or ``fn``, an argument or a
+            result cannot be pickled.
+        ValueError: If ``n`` is less than 1, or ``timeout`` is not positive.
+        FileNotFoundError: If mpiexec is not found.
+
+    If the caller is interrupted or killed, all processes are terminated, too.  Processes that
+    ``fn`` leaves running continue; ``launch`` waits neither for them nor for their output.
+
+    Example:
+        >>> chainermn.launch(lambda comm: comm.allreduce_obj(comm.rank + 1), 2)
+        [3, 3]
+    """
+    n = _check_arguments(fn, n, timeout)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    command = [mpiexec.find_local(), '-n', str(n), sys.executable, rank_process.__file__]
+    with tempfile.TemporaryDirectory(  # only this user can read it
+            prefix='chainermn-launch-', ignore_cleanup_errors=True) as folder:
+        # The source code of notebook cells, for tracebacks; it is not in any file.
+        cells = {name: entry for name, entry in linecache.cache.items()
+                 if len(entry) == 4 and entry[1] is None}
+        try:
+            serialization.save(f'{folder}/call', (n, communicator_name, fn, args, kwargs, cells))
+        except TypeError as error:
+            raise TypeError(f'{fn!r} or one of its arguments {error}') from error
+        with open(f'{folder}/path', 'w') as file:  # where the ranks import modules from
+            json.dump([entry for entry in sys.path if isinstance(entry, str)], file)
+        environment = {**mpiexec.environment(n, _LOCAL_ONLY), **(env or {})}
+        with _started([*command, folder], environment, folder, n) as process:
+            output = _wait(process, folder, n, timeout, deadline)
+            if failures := read_failures(folder):
+                raise failures[0].error(folder, n, failures[1:])
+            missing = _unfinished(folder, n)
+            if process.returncode or missing:
+                left = f'no result from {ranks_text(missing)} of {n}' if missing else 'all results'
+                raise RuntimeError(f'{command[0]} exited with status {process.returncode} and '
+                                   f'{left}. Its last output:\n{output}')
+        return [serialization.load(f'{folder}/result-{rank}') for rank in range(n)]
+
+
+def _check_arguments(fn: object, n: int, timeout: float | None) -> int:
+    """Check the arguments; return ``n`` as an ``int``."""
+    if not callable(fn):
+        raise TypeError(f'launch(fn, n, *args): fn must be a function, not {fn!r}')
+    try:
+        if isinstance(n, bool):
+            raise TypeError
+        number = operator.index(n)
+    except TypeError:
+        raise TypeError(f'launch(fn, n, *args): n must be an integer, not {n!r}') from None
+    if number < 1:
+        raise ValueError(f'launch(fn, n, *args): n must be at least 1, not {n}')
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f'timeout must be positive, not {timeout}')
+    return number
+
+
+@contextlib.contextmanager
+def _started(command: list[str], env: dict[str, str], folder: str, n: int
+             ) -> Iterator[subprocess.Popen[bytes]]:
+    """Run mpiexec; on exit, terminate it and all its processes."""
+    for name in ('caller', 'ranks'):
+        os.mkfifo(f'{folder}/{name}')
+    with contextlib.ExitStack() as stack:
+        # Reaches its end when the last rank exits.
+        ranks = os.open(f'{folder}/ranks', os.O_RDONLY | os.O_NONBLOCK)
+        stack.callback(os.close, ranks)
+        caller = stack.enter_context(open(f'{folder}/caller', 'r+b', 0))  # the ranks exit...
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True)  # so that only the caller gets Ctrl-C
+        try:
+            yield process
+        finally:
+            caller.close()  # ...when this is closed
+            if os.path.basename(command[0]) == mpiexec.LOCAL and (
+                    _have_exited(folder, n) or _is_closed(ranks)):
+                process.kill()  # otherwise it looks for leftover processes for 2 seconds
+            for stop in (None, process.terminate, process.kill):
+                if stop is not None:
+                    stop()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=_GRACE_PERIOD)  # the output is no longer needed
+                    break
+            rank_process.remove_shared_memory(folder)
+
+
+def _is_closed(pipe: int) -> bool:
+    """Wait until nobody has the other end of a pipe; return False after the grace period."""
+    deadline = time.monotonic() + _GRACE_PERIOD
+    while time.monotonic() < deadline:
+        try:
+            os.read(pipe, 1)
+        except BlockingIOError:
+            time.sleep(_POLL_INTERVAL / 5)
+        else:
+            return True
+    return False
+
+
+def _wait(process: subprocess.Popen[bytes], folder: str, n: int, timeout: float | None,
+          deadline: float | None) -> str:
+    """Forward output until mpiexec or all ranks have exited, or a rank has failed.
+
+    mpiexec does not exit while a process that a rank left running can still print.
+
+    Returns:
+        The last part of the output.
+    """
+    output: collections.deque[str] = collections.deque(maxlen=50)
+    with selectors.DefaultSelector() as selector:
+        for pipe, name in ((process.stdout, 'stdout'), (process.stderr, 'stderr')):
+            assert pipe is not None
+            decoder = codecs.getincrementaldecoder('utf-8')('replace')
+            selector.register(pipe, selectors.EVENT_READ, (name, decoder))
+        end = None
+        while process.poll() is None and (end is None or time.monotonic() < end):
+            output.extend(_forward_output(selector, _POLL_INTERVAL))
+            if end is None and read_failures(folder):
+                end = time.monotonic() + _SETTLE_TIME
+            elif end is None and _have_exited(folder, n):
+                end = time.monotonic() + _FORWARD_TIME
+            if deadline is not None and time.monotonic() > deadline:
+                late = _unfinished(folder, n)
+                who = (f'{ranks_text(late)} of {n}' if late
+                       else 'processes of ranks that returned a result')
+                raise TimeoutError(f'{who} did not finish within {timeout} seconds; all '
+                                   'processes were terminated')
+        while process.returncode is not None and (texts := _forward_output(selector, 0)):
+            output.extend(texts)
+    return ''.join(output)[-2000:]
+
+
+def _forward_output(selector: selectors.BaseSelector, seconds: float) -> list[str]:
+    """Write output of the processes to the caller's streams; wait for it up to ``seconds``."""
+    if not selector.get_map():
+        time.sleep(seconds)
+        return []
+    texts = []
+    for key, _ in selector.select(seconds):
+        name, decoder = key.data
+        content = os.read(key.fd, 2 ** 16)
+        if not content:
+            selector.unregister(key.fileobj)
+        if text := decoder.decode(content, final=not content):
+            texts.append(text)
+            streams.write(text, name)
+    return texts
+
+
+def _have_exited(folder: str, n: int) -> bool:
+    """Return whether all ranks have returned a result and exited."""
+    return all(os.path.exists(f'{folder}/exited-{rank}') for rank in range(n))
+
+
+def _unfinished(folder: str, n: int) -> list[int]:
+    return [rank for rank in range(n) if not os.path.exists(f'{folder}/result-{rank}')]

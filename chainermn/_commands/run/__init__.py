@@ -1,0 +1,154 @@
+"""``chainermn run``: start an MPI job, and restart it after a failure.
+
+One failing rank aborts the whole job (see `global_except_hook`), so the whole job is restarted.
+A script that uses the checkpointer resumes from the last checkpoint.  With a hosts file, the job
+restarts on the hosts that answer.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+
+from chainermn._commands.run import hosts
+from chainermn._commands.run.forwarded_signals import Signals
+from chainermn._commands.run.job import Job
+from chainermn._commands.run.job_report import say, table
+from chainermn._process import mpiexec
+
+_DESCRIPTION = """\
+Starts an MPI job: N processes that run "python SCRIPT ARGS...". Restarts the job when it
+fails. A script resumes from its last complete checkpoint if it calls maybe_load of its
+checkpointer (chainermn.create_multi_node_checkpointer) before training, or uses
+chainermn.extensions.multi_node_snapshot with autoload=True. Other scripts start from the
+beginning.
+"""
+
+_EPILOG = """\
+examples:
+  chainermn run -n 4 train.py --epochs 20
+  chainermn run -n 4 --min-ranks 2 --hosts-file hosts.txt train.py
+
+Put the options of this command before SCRIPT; everything after SCRIPT is passed to it.
+
+The job is not restarted if
+  - it succeeded;
+  - this command was interrupted (Ctrl-C) or received SIGTERM or SIGHUP, which end the job
+    within --grace seconds; a second Ctrl-C kills it;
+  - it was already restarted --max-restarts times;
+  - two consecutive attempts failed within --startup seconds, which indicates a bug in the
+    script;
+  - for --host-timeout seconds, fewer than --min-ranks slots were on hosts that answer.
+
+With --hosts-file, the job starts on the hosts that answer, with N ranks or as many as these
+hosts have slots. When a lost host answers again, the job ends with SIGTERM and restarts with
+more ranks. Such restarts do not count for --max-restarts and --startup. The ranks find N in
+the environment variable CHAINERMN_RUN_RANKS. SIGUSR1 is forwarded to the ranks.
+
+After a failure, a table on stderr shows the start, duration and result of each attempt.
+The exit status is that of mpiexec in the last attempt. If OMP_NUM_THREADS is not set, it is
+set to the number of cores of this machine divided by the number of ranks on a host.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = '%(prog)s -n N [options] SCRIPT [ARGS...]'
+    parser.add_argument('-n', type=_at_least(1), required=True, metavar='N',
+                        help='number of processes')
+    parser.add_argument('--max-restarts', type=_at_least(0), default=3, metavar='K',
+                        help='maximum number of restarts (default: %(default)s)')
+    parser.add_argument('--startup', type=_seconds, default=10, metavar='SECONDS',
+                        help='give up if two consecutive attempts fail within this time '
+                             '(default: %(default)s)')
+    parser.add_argument('--grace', type=_seconds, default=30, metavar='SECONDS',
+                        help='time for the ranks to end after SIGTERM or Ctrl-C, before they are '
+                             'killed (default: %(default)s)')
+    parser.add_argument('--hosts-file', metavar='FILE',
+                        help='the hosts to use, one per line: host, host:slots or host slots=N')
+    parser.add_argument('--min-ranks', type=_at_least(1), metavar='M',
+                        help='start with M to N processes, as many as there are slots on hosts '
+                             'that answer (default: N)')
+    parser.add_argument('--host-timeout', type=_seconds, default=600, metavar='SECONDS',
+                        help='how long to wait for hosts (default: %(default)s)')
+    parser.add_argument('--grow-after', type=_seconds, default=300, metavar='SECONDS',
+                        help='how long the job runs before it restarts with more processes '
+                             '(default: %(default)s)')
+    parser.add_argument('--mpiexec-args', default='', metavar='ARGS',
+                        help='additional options for mpiexec: --mpiexec-args="--hosts a,b"')
+    parser.add_argument('-m', action='store_true', dest='is_module',
+                        help='SCRIPT is a module name, as in "python -m"')
+    parser.add_argument('script', metavar='SCRIPT', help='the script that every process runs')
+    parser.add_argument('args', metavar='ARGS', nargs=argparse.REMAINDER,
+                        help='arguments of the script')
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(
+                f'must be an integer of at least {minimum}, not {text}')
+        return int(text)
+
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not number >= 0:  # also for nan
+        raise argparse.ArgumentTypeError(f'must be a number of seconds of at least 0, not {text}')
+    return number
+
+
+def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Run the job until it succeeds, or give up.
+
+    Returns:
+        The exit status.
+    """
+    if not options.is_module and not os.path.isfile(options.script):
+        parser.error(f'no such script: {options.script}')
+    try:
+        path, arguments = mpiexec.find(), shlex.split(options.mpiexec_args)
+        slots = _slots(options)
+    except (OSError, ValueError) as error:  # no mpiexec, an unbalanced quote, a wrong file
+        parser.error(str(error))
+    program = [sys.executable, *['-m'] * options.is_module, options.script, *options.args]
+    # MPICH's mpiexec dies of SIGUSR2.
+    signals = Signals([signal.SIGUSR1, *[signal.SIGUSR2] * mpiexec.is_open_mpi(path)])
+    with signals.collect():
+        job = Job(path, arguments, program, options, signals)
+        result = job.run_on(slots) if slots else job.run()
+    attempts = job.attempts
+    if len(attempts) != 1 or attempts[0].status or signals.ending is not None:
+        say('\n'.join([result, *table(attempts)]) if attempts else result)
+    if signals.ending is not None:  # die of it, so that a calling shell script stops, too
+        signal.signal(signals.ending, signal.SIG_DFL)
+        os.kill(os.getpid(), signals.ending)
+    return attempts[-1].status if attempts else 1
+
+
+def _slots(options: argparse.Namespace) -> dict[str, int]:
+    """Return the number of slots of each host, after checking it; none without a hosts file."""
+    if options.hosts_file is None:
+        if options.min_ranks is not None:
+            raise ValueError('--min-ranks needs --hosts-file, a file with one line per host: '
+                             'host, host:slots or host slots=N')
+        return {}
+    if (options.min_ranks or 1) > options.n:
+        raise ValueError(f'--min-ranks {options.min_ranks} is more than -n {options.n}')
+    slots = hosts.read(options.hosts_file)
+    if sum(slots.values()) < (options.min_ranks or options.n):
+        required = f'-n {options.n}' if options.min_ranks is None else (
+            f'--min-ranks {options.min_ranks}')
+        raise ValueError(f'{options.hosts_file} has {sum(slots.values())} slots, which are not '
+                         f'enough for {required}. Add slots as in "host:4".')
+    return slots

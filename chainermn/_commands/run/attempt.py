@@ -1,0 +1,90 @@
+"""One attempt: run the job once, and record the result."""
+from __future__ import annotations
+
+import glob
+import signal
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from chainermn._commands.run import supervisor
+from chainermn._commands.run.forwarded_signals import Signals
+from chainermn._commands.run.pool import Ending
+from chainermn._process import environment
+
+_POLL_INTERVAL = 0.05  # seconds
+_MAX_LENGTH = 400  # characters of a message in the table
+
+
+class Attempt(NamedTuple):
+    """The result of one attempt."""
+
+    started: float  # seconds since 1970
+    seconds: float
+    status: int  # exit status of mpiexec, or 128 + signal number
+    messages: list[str]  # from the ranks that failed, in order of time
+    ranks: Mapping[str, int]  # on each host; empty without a hosts file
+    ending: Ending | None  # why this command ended it
+
+    @property
+    def duration(self) -> str:
+        minutes, seconds = divmod(round(self.seconds), 60)
+        return f'{minutes // 60}:{minutes % 60:02}:{seconds:02}'
+
+    @property
+    def result(self) -> str:
+        if self.status and self.ending is not None:
+            return self.ending.reason
+        return f'exit status {self.status}' if self.status else 'succeeded'
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it was ended to restart it with more ranks."""
+        return self.status != 0 and self.ending is not None and self.ending.is_planned
+
+
+def run_once(command: list[str], env: dict[str, str], signals: Signals, grace: float,
+             ranks: Mapping[str, int] | None = None,
+             watch: Callable[[], Ending | None] = lambda: None) -> Attempt:
+    """Run mpiexec, and forward signals.
+
+    The job ends when this process ends, even if it is killed.
+
+    Args:
+        command: The command of mpiexec.
+        env: Its environment.
+        signals: The signals of this process.
+        grace: The seconds that the job may take to end after a signal, before it is killed.
+        ranks: The number of ranks on each host, for the result.
+        watch: Returns why to end the job with SIGTERM, or ``None``.
+    """
+    with tempfile.TemporaryDirectory(  # only this user can read it
+            prefix='chainermn-run-', ignore_cleanup_errors=True) as folder:
+        signals.forget_notices()
+        started, start = time.time(), time.monotonic()
+        process = supervisor.start(
+            command, {**env, environment.RUN_FOLDER: folder}, grace)
+        ending, is_ending, is_killed = None, False, False
+        while process.poll() is None:
+            signals.pass_on_notices(process)
+            if not is_ending and (signals.ending or (ending := watch())):
+                is_ending = True
+                process.send_signal(signal.SIGINT if signals.ending == signal.SIGINT
+                                    else signal.SIGTERM)
+            if signals.is_urgent and not is_killed:
+                is_killed = True
+                process.send_signal(signal.SIGINT)
+            time.sleep(_POLL_INTERVAL)
+        return Attempt(started, time.monotonic() - start, supervisor.exit_status(process),
+                       _messages(folder), ranks or {}, ending)
+
+
+def _messages(folder: str) -> list[str]:
+    """Return the messages of failed ranks, one line each."""
+    texts = []
+    for path in sorted(glob.glob(f'{glob.escape(folder)}/*.txt')):
+        with open(path, encoding='utf-8', errors='replace') as file:
+            texts.append(textwrap.shorten(file.read(), _MAX_LENGTH, placeholder=' ...'))
+    return texts

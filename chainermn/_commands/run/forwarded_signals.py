@@ -1,0 +1,66 @@
+"""The signals of this command: some end the job, others are forwarded to its ranks."""
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Iterator
+from types import FrameType
+
+from chainermn._commands.run.job_report import say
+
+#: From Ctrl-C; from kill or a batch system; from a closed terminal.
+_ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+#: Notices from batch systems some time before they end a job; programs handle them.
+_NOTICES = signal.SIGUSR1, signal.SIGUSR2
+_REPEATED_AFTER = 1  # second; before, SIGINT may be the same Ctrl-C, sent again by a wrapper
+
+
+class Signals:
+    """The signals that this process has received.
+
+    Args:
+        passed_on: The notices that mpiexec forwards to the ranks.
+    """
+
+    def __init__(self, passed_on: Collection[int]) -> None:
+        self.ending: int | None = None  # the first one that ends the job
+        self.is_urgent = False  # whether SIGINT followed
+        self._passed_on = passed_on
+        self._notices: list[int] = []
+        self._ending_at = 0.
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        """Collect signals instead of letting them end this process."""
+        before = {number: signal.signal(number, self._handle) for number in (*_ENDING, *_NOTICES)
+                  if signal.getsignal(number) is not signal.SIG_IGN}  # such as by nohup
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def forget_notices(self) -> None:
+        """Discard the notices that arrived while there was no job."""
+        self._notices.clear()
+
+    def pass_on_notices(self, process: subprocess.Popen[bytes]) -> None:
+        """Forward new notices to a supervisor."""
+        while self._notices:
+            number = self._notices.pop(0)
+            if number in self._passed_on:
+                process.send_signal(number)
+            else:
+                say(f'{signal.Signals(number).name} was ignored, because this mpiexec does not '
+                    'forward it to the ranks; send SIGUSR1')
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if number in _NOTICES:
+            self._notices.append(number)
+        elif self.ending is None:
+            self.ending, self._ending_at = number, now
+        elif number == signal.SIGINT and now > self._ending_at + _REPEATED_AFTER:
+            self.is_urgent = True

@@ -1,0 +1,93 @@
+"""The connections of an attempt: one from each host of the job, while its ranks run."""
+from __future__ import annotations
+
+import contextlib
+import hmac
+import selectors
+import socket
+
+from chainermn._process import host_connection
+from chainermn._process.host_connection import Offer
+
+_NUMBER = 4  # bytes: the number of ranks on a host, which follows the secret
+_MAX_STRANGERS = 100  # connections that have not yet sent the secret
+
+
+class Links:
+    """Accepts a connection from the lowest rank of each host.
+
+    The kernel closes the connection to a host that does not answer.
+
+    Args:
+        n_ranks: The number of ranks of the job.
+    """
+
+    def __init__(self, n_ranks: int) -> None:
+        self.are_complete = False  # whether the hosts of all ranks are connected
+        self.has_lost_host = False  # a connection failed since then; a clean close does not count
+        self._n_ranks = n_ranks
+        self._listener = host_connection.listen()
+        self._listener.setblocking(False)
+        secret = host_connection.new_secret()
+        self._question, self._answer = host_connection.halves(secret)
+        self.offer = Offer([*host_connection.addresses(), '127.0.0.1', '::1'],
+                           self._listener.getsockname()[1], secret)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._received: dict[socket.socket, bytes] = {}  # from each connection
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._selector.close()
+        for link in (self._listener, *self._received):
+            link.close()
+
+    def poll(self) -> None:
+        """Accept and read connections, without waiting."""
+        for key, _ in self._selector.select(0):
+            link = key.fileobj
+            assert isinstance(link, socket.socket)
+            if link is self._listener:
+                with contextlib.suppress(OSError):  # the client left, or too many files are open
+                    self._accept()
+            elif not self._receive(link):
+                self._drop(link)
+        known = (received[len(self._question):] for received in self._received.values())
+        self.are_complete = self._n_ranks <= sum(
+            int.from_bytes(number, 'big') for number in known if len(number) == _NUMBER)
+        if self.are_complete:
+            self.has_lost_host = False
+
+    def _accept(self) -> None:
+        link, _ = self._listener.accept()
+        link.setblocking(False)
+        host_connection.set_options(link)
+        self._received[link] = b''
+        self._selector.register(link, selectors.EVENT_READ)
+        strangers = [link for link, received in self._received.items()
+                     if len(received) < len(self._question)]
+        if len(strangers) > _MAX_STRANGERS:
+            self._drop(strangers[0])
+
+    def _receive(self, link: socket.socket) -> bool:
+        """Read from a connection; return whether to keep it."""
+        before = self._received[link]
+        is_known = len(before) >= len(self._question)
+        length = len(self._question) + _NUMBER * is_known
+        try:
+            more = link.recv(max(length - len(before), 1))  # 1: nothing follows
+            received = self._received[link] = before + more
+            if not is_known and len(received) == length:
+                is_known = hmac.compare_digest(received, self._question)
+                if is_known:
+                    link.sendall(self._answer)
+                return is_known
+            return bool(more)
+        except OSError:
+            self.has_lost_host |= is_known
+            return False
+
+    def _drop(self, link: socket.socket) -> None:
+        del self._received[link]
+        self._selector.unregister(link)
+        link.close()

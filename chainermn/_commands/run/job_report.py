@@ -1,0 +1,61 @@
+"""The result of a job, and a table of its attempts."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from chainermn._commands.run import hosts
+from chainermn._process import streams
+
+if TYPE_CHECKING:
+    from chainermn._commands.run.attempt import Attempt
+
+_MAX_MESSAGES = 3  # per attempt; one bug can fail on a thousand ranks
+
+
+def say(text: str) -> None:
+    """Print a message of this command on stderr."""
+    streams.write(f'chainermn run: {text}\n')
+
+
+def failure(attempts: Sequence[Attempt], max_restarts: int, startup: float) -> str | None:
+    """Return why a job is not restarted after its last attempt failed, or ``None``.
+
+    Args:
+        attempts: All attempts.
+        max_restarts: The maximum number of restarts after failures.
+        startup: Give up if two consecutive attempts failed within this number of seconds.
+    """
+    if attempts[-1].is_planned:
+        return None
+    restarts = sum(not one.is_planned for one in attempts) - 1
+    if restarts >= max_restarts:
+        after = f' after {times(restarts)}' if restarts else ''
+        return f'job failed{after}: the limit is --max-restarts {max_restarts}'
+    if attempts[1:] and all(one.seconds < startup and not one.is_planned for one in attempts[-2:]):
+        return (f'job failed: two consecutive attempts failed within {startup:g} seconds '
+                '(--startup)')
+    return None
+
+
+def times(restarts: int) -> str:
+    """Return ``2 restarts``."""
+    return f'{restarts or "no"} restart{"s" * (restarts != 1)}'
+
+
+def table(attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Yield the lines of a table; with the ranks on each host if the hosts are known."""
+    has_hosts = any(one.ranks for one in attempts)
+    column = f'{"ranks":<7}' if has_hosts else ''
+    yield f'  {"attempt":<9}{"started":<21}{"duration":<10}{column}result'
+    for number, one in enumerate(attempts, 1):
+        started = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(one.started))
+        column = f'{sum(one.ranks.values()):<7}' if has_hosts else ''
+        yield f'  {number:<9}{started:<21}{one.duration:<10}{column}{one.result}'
+        lines = [f'on {hosts.text(one.ranks)}'] if has_hosts else []
+        if not one.is_planned:
+            lines += one.messages[:_MAX_MESSAGES]
+            if len(one.messages) > _MAX_MESSAGES:
+                lines.append(f'and {len(one.messages) - _MAX_MESSAGES} more')
+        yield from (f'{"":<{49 if has_hosts else 42}}{line}' for line in lines)

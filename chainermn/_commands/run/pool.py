@@ -1,0 +1,189 @@
+"""The pool of hosts: those that answer run the ranks; lost ones are used again when they answer."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from chainermn._commands.run import hosts
+from chainermn._commands.run.job_links import Links
+from chainermn._commands.run.probe import Probe
+
+# Seconds.
+_POLL_INTERVAL = 0.05
+_PROBE_INTERVAL, _PER_HOST = 5, 1  # between probes; limits the load of many hosts
+_LOST_AFTER = 120  # without a sign of life, after which the job on a host is ended
+
+
+class Ending(NamedTuple):
+    """Why this command ends a job."""
+
+    reason: str
+    is_planned: bool  # to restart it with more ranks
+
+
+class Pool:
+    """The hosts of a hosts file.
+
+    Args:
+        slots: The number of slots of each host.
+        n: The number of ranks to start, if there are enough slots.
+        min_ranks: The number of ranks without which a job does not start.
+        probe: Starts a probe of hosts.
+    """
+
+    def __init__(self, slots: Mapping[str, int], n: int, min_ranks: int,
+                 probe: Callable[[Iterable[str]], Probe]) -> None:
+        self._slots = slots
+        self._n = n
+        self._min_ranks = min_ranks
+        self._probe = probe
+        self.interval = _PROBE_INTERVAL + _PER_HOST * len(slots)
+
+    def start_probe(self) -> Probe:
+        """Start a probe of all hosts."""
+        return self._probe(self._slots)
+
+    def ranks(self, errors: Mapping[str, str]) -> dict[str, int]:
+        """Return the number of ranks for each host, given why others do not answer."""
+        return hosts.assign({host: slots for host, slots in self._slots.items()
+                              if not errors[host]}, self._n)
+
+    def wait(self, timeout: float, is_interrupted: Callable[[], bool], say: Callable[[str], None]
+             ) -> dict[str, int]:
+        """Wait until enough hosts answer; return the number of ranks for each.
+
+        Args:
+            timeout: For how many seconds; 0 probes once.
+            is_interrupted: Returns whether to stop waiting.
+            say: Prints a message.
+
+        Returns:
+            No hosts after the timeout, or if it is interrupted.
+        """
+        deadline = time.monotonic() + timeout
+        has_warned = False
+        while True:
+            errors = self._wait_for(self.start_probe(), is_interrupted)
+            if errors is None:
+                return {}
+            ranks = self.ranks(errors)
+            missing = '; '.join(f'{host} does not answer ({error})'
+                                for host, error in errors.items() if error)
+            total = sum(ranks.values())
+            if total >= self._min_ranks:
+                if total < self._n:
+                    why = missing or f'there are {total} slots in the hosts file'
+                    say(f'starting {total} of {self._n} ranks: {why}')
+                return ranks
+            if not has_warned:
+                has_warned = True
+                say(f'waiting for hosts: there are slots for {total} ranks, and --min-ranks is '
+                    f'{self._min_ranks}: {missing}')
+            pause = time.monotonic() + self.interval
+            if pause > deadline:
+                return {}
+            while time.monotonic() < pause and not is_interrupted():
+                time.sleep(_POLL_INTERVAL)
+
+    @staticmethod
+    def _wait_for(probe: Probe, is_interrupted: Callable[[], bool]) -> dict[str, str] | None:
+        try:
+            while (errors := probe.errors()) is None and not is_interrupted():
+                time.sleep(_POLL_INTERVAL)
+            return None if is_interrupted() else errors
+        finally:
+            probe.close()
+
+
+class Watch:
+    """Probes the hosts during an attempt, and decides whether to end it.
+
+    A probe can also fail because the host accepts no logins.  Therefore, a host is only lost if its
+    ranks are not connected, for example while the job starts, and another host answers.
+
+    Args:
+        pool: The hosts.
+        ranks: The number of ranks on each host of the attempt.
+        grow_after: The seconds for which the job runs at least, before it restarts with more ranks.
+        links: The connections of the ranks; ``None`` if they cannot connect.
+        say: Prints a message.
+    """
+
+    def __init__(self, pool: Pool, ranks: Mapping[str, int], grow_after: float,
+                 links: Links | None, say: Callable[[str], None]) -> None:
+        now = time.monotonic()
+        self._pool = pool
+        self._ranks = ranks
+        self._links = links
+        self._say = say
+        self._may_grow_at = now + grow_after
+        self._lost_after = max(_LOST_AFTER, 4 * pool.interval)
+        self._probe: Probe | None = None
+        self._next_at = now + pool.interval
+        self._alive_at = dict.fromkeys(ranks, now)  # when each host was last known to be alive
+        self._linked_at = now  # when no connection was lost, or a host did not answer
+        self._answered_at = now  # when all hosts answered
+        self._has_warned = False
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._probe is not None:
+            self._probe.close()
+
+    def poll(self) -> Ending | None:
+        """Return why to end the attempt, or ``None``.  Call it frequently."""
+        now = time.monotonic()
+        if self._links is not None:
+            self._links.poll()
+        if self._probe is None:
+            if now >= self._next_at:
+                self._probe = self._pool.start_probe()
+            return None
+        errors = self._probe.errors()
+        if errors is None:
+            return None
+        self._probe.close()
+        self._probe = None
+        self._next_at = now + self._pool.interval
+        return self._lost(errors, now) or self._more(errors, now)
+
+    def _lost(self, errors: Mapping[str, str], now: float) -> Ending | None:
+        """Return the lost host as the reason to end, or ``None``; warn of failing probes."""
+        failing = {host: errors[host] for host in self._ranks if errors[host]}
+        has_lost_link = self._links is not None and self._links.has_lost_host
+        if failing or not has_lost_link:
+            self._linked_at = now
+        elif now > self._linked_at + self._lost_after:
+            return Ending('all hosts answer, but the connection to a rank is lost',
+                          is_planned=False)
+        why = ''
+        if self._links is not None and self._links.are_complete:
+            why = 'its ranks are connected'
+        elif all(errors.values()):
+            why = 'no host answers'
+        for host in self._ranks:
+            if why or host not in failing:
+                self._alive_at[host] = now
+            elif now > self._alive_at[host] + self._lost_after:
+                return Ending(f'{host} does not answer: {errors[host]}', is_planned=False)
+        if not failing:
+            self._answered_at, self._has_warned = now, False
+        elif why and not self._has_warned and now > self._answered_at + self._lost_after:
+            self._has_warned = True
+            where = hosts.text({host: self._ranks[host] for host in failing})
+            self._say(f'warning: no new process could be started on {where} for '
+                      f'{self._lost_after} seconds ({next(iter(failing.values()))}). The job '
+                      f'continues, because {why}; a restart would wait for these hosts, '
+                      'or start without them')
+        return None
+
+    def _more(self, errors: Mapping[str, str], now: float) -> Ending | None:
+        """Return the new slots as the reason to end, or ``None``."""
+        more = self._pool.ranks(errors)
+        if now < self._may_grow_at or sum(more.values()) <= sum(self._ranks.values()):
+            return None
+        new = {host: n for host, n in more.items() if host not in self._ranks}
+        return Ending(f'more hosts: {hosts.text(new)}', is_planned=True)

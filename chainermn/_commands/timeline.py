@@ -1,0 +1,63 @@
+"""``chainermn timeline``: merge the timelines of all ranks, and summarize them.
+
+Ranks write timelines if ``CHAINERMN_TIMELINE`` is set, see ``_timeline/recorder.py``.
+"""
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+from chainermn._process import streams
+from chainermn._timeline import plot, summary, trace_files
+
+_DESCRIPTION = """\
+Aligns the timelines of all ranks and summarizes them: how long each rank computed, communicated
+and waited, and which rank the others waited for.
+
+  CHAINERMN_TIMELINE=out.json mpiexec -n 4 python train.py
+  chainermn timeline out.*.json --png out.png -o merged.json
+
+Open merged.json, or the file of one rank, at https://ui.perfetto.dev or in chrome://tracing.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    parser.description = _DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument('files', nargs='+', type=pathlib.Path, metavar='FILE',
+                        help='timeline files, one per rank')
+    parser.add_argument('-o', type=pathlib.Path, metavar='FILE', dest='merged',
+                        help='write one file with all ranks')
+    parser.add_argument('--png', type=pathlib.Path, metavar='FILE',
+                        help='plot the timeline (needs matplotlib)')
+    parser.add_argument('--between', nargs=2, type=float, metavar='SECONDS',
+                        help='start and end of the plotted interval (default: four steps in the '
+                        'middle of the run)')
+
+
+def main(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Run the command; return the exit status: 1 if matplotlib for ``--png`` is missing."""
+    if options.between and not 0 <= options.between[0] < options.between[1]:
+        parser.error('--between takes two times in seconds, start before end')
+    if options.merged in options.files:
+        parser.error(f'-o {options.merged} would overwrite the timeline of a rank')
+    try:
+        run = trace_files.read(options.files)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    print(summary.text(run))
+    if options.merged is not None:
+        trace_files.write(run, options.merged)
+        print(f'\nWrote {options.merged}; open it at https://ui.perfetto.dev or in '
+              'chrome://tracing')
+    if options.png is not None and not plot.is_available():
+        sys.stdout.flush()
+        streams.write(f'chainermn timeline: {options.png} was not written, as --png needs '
+                       f'matplotlib: {sys.executable} -m pip install matplotlib\n')
+        return 1
+    if options.png is not None:
+        plot.save(run, options.png, options.between)
+        print(f'\nWrote {options.png}')
+    return 0

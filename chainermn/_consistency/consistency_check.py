@@ -1,0 +1,337 @@
+"""The consistency check: before data moves, the ranks compare the signatures of their calls.
+
+Small data is sent in the same messages.  If the signatures do not match, or a rank rejects its
+arguments, the ranks exchange details, and all of them raise the same error.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn, TypeVar
+
+from chainermn import global_except_hook
+from chainermn._consistency import mismatch
+from chainermn._consistency.signature_exchange import (
+    MISMATCH,
+    Data,
+    SignatureExchange,
+    TracedSignatureExchange,
+)
+from chainermn._diagnostics import call_site
+from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._operations import call_signature, common_error
+from chainermn._operations.call_signature import (
+    NO_UPDATE,
+    PROGRAM,
+    Caller,
+    CallSignature,
+    Update,
+    identifier,
+    identifier_of_caller,
+)
+from chainermn._operations.ranks import ranks_text
+from chainermn._operations.table import END
+from chainermn._process import environment
+from chainermn._process.mpi import MPI
+from chainermn._timeline import recorder
+
+_T = TypeVar('_T')
+
+#: Transfers of at least this size start with another check: then it takes about 1 % of the time
+#: even if ranks share a core, and memory may be short.
+_LARGE = 2**23
+
+
+class Settings(NamedTuple):
+    """Settings of the environment, which must be equal on all ranks."""
+
+    is_enabled: bool
+    is_timed: bool
+
+    @classmethod
+    def own(cls) -> Settings:
+        return cls(environment.flag(environment.AGREE, default=True), recorder.is_on())
+
+    @staticmethod
+    def check(by_rank: Sequence[Settings]) -> None:
+        """Raise ValueError, on all ranks, if the settings of some ranks differ."""
+        off = [rank for rank, settings in enumerate(by_rank) if not settings.is_enabled]
+        if 0 < len(off) < len(by_rank):
+            raise ValueError(f'CHAINERMN_AGREE is 0 only on {ranks_text(off)}; set it to the same '
+                             'value on all ranks')
+        timed = [rank for rank, settings in enumerate(by_rank) if settings.is_timed]
+        if 0 < len(timed) < len(by_rank):
+            raise ValueError(f'{recorder.VARIABLE} is set only on {ranks_text(timed)}; set it on '
+                             'all ranks or on none')
+
+
+class ConsistencyCheck:
+    """The consistency check of one communicator.
+
+    Args:
+        mpi_comm: A duplicate of the communicator.  Nothing else uses its collectives, and the tag
+            ``tags.reserved().check``.
+
+    With ``CHAINERMN_AGREE=0`` in the environment, operations exchange signatures only if they need
+    their contents, and an error is raised only on its own rank.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        self.mpi_comm = mpi_comm
+        self.calls = FlightRecord(mpi_comm)
+        self.enabled = Settings.own().is_enabled
+        #: Whether :meth:`same` exchanges anything.
+        self.is_active = self.calls.waits_for_all = self.enabled and mpi_comm.size > 1
+        #: Whether the last mismatch showed that ranks have reached the end of the program.
+        self.has_finished_ranks = False
+        #: Called once all ranks are known to have reached the end of the program.
+        self.on_shutdown: Callable[[], None] = lambda: None
+        #: The update of the calling optimizer.
+        self.update = NO_UPDATE
+        self.set_caller(PROGRAM)
+        self._mismatch: tuple[int, list[CallSignature]] = -1, []  # the last one, and its call
+        self._size = mpi_comm.size
+        self._exchange: SignatureExchange = SignatureExchange(mpi_comm, call_signature.SIZE)
+        #: The largest size in bytes of data of one rank that is exchanged with its call.
+        self.capacity = self._exchange.capacity
+
+    def set_caller(self, caller: Caller) -> None:
+        """Set who makes the calls of this rank."""
+        self.caller = caller
+        self._identifier: Callable[[bytes], bytes] = (
+            identifier if caller is PROGRAM
+            else lambda signature: identifier_of_caller(signature, caller.identity))
+
+    def trace(self) -> None:
+        """Record the time spent waiting for other ranks on the timeline."""
+        self._exchange = TracedSignatureExchange(self.mpi_comm, call_signature.SIZE)
+
+    def same(self, signature: bytes, details: Mapping[str, str] | None = None) -> bool:
+        """Compare the signatures of all ranks; a mismatch raises the same error on all of them.
+
+        Args:
+            signature: From ``_signature.pack``.
+            details: The contents of the signature's digest, for the error.
+
+        Returns:
+            Whether the signatures are identical, including parts that may differ, such as the
+            device.  True if the check is disabled.
+        """
+        calls = self.calls
+        calls.count += 1
+        calls.record(signature)
+        if not self.is_active or self._exchange.matches(self._identifier(signature)):
+            return True
+        self._compare(signature, details)
+        return False
+
+    def gather_equal(self, signature: bytes, block: bytes,
+                     details: Mapping[str, str] | None = None) -> Sequence[Data] | None:
+        """Like :meth:`same`, and returns the data of all ranks, which has the same size.
+
+        Args:
+            signature: From ``_signature.pack``.
+            block: At most ``capacity`` bytes.
+            details: As for :meth:`same`.
+
+        Returns:
+            The data of each rank; ``None`` if the signatures differ in parts that may differ.
+        """
+        calls = self.calls
+        calls.count += 1
+        calls.record(signature)
+        blocks = self._exchange.gather_equal(self._identifier(signature), block)
+        if blocks is None:
+            self._compare(signature, details)
+        return blocks
+
+    def gather(self, signature: bytes, data: bytes = b'') -> Sequence[Data]:
+        """Return the signatures and data of all ranks; a mismatch raises on all.
+
+        Args:
+            signature: Of an operation whose shapes and numbers may differ between ranks.
+            data: At most ``capacity`` bytes.
+
+        Returns:
+            The signature of each rank, of the size ``_signature.SIZE``, with its data appended.
+        """
+        if self._size == 1:
+            return [signature + data]
+        calls = self.calls
+        calls.count += 1
+        calls.record(signature)
+        messages = self._exchange.gather(self._identifier(signature), signature + data)
+        if messages is None:
+            self._compare(signature)  # the callers differ in what may differ, until now
+            messages = self._exchange.gather(self._identifier(signature), signature + data)
+        assert messages is not None, 'identifiers differ, but the calls match'
+        return messages
+
+    def bcast(self, signature: bytes, root: int, data: bytes = b'') -> Data:
+        """Return the signature and data of the root; a mismatch raises on all ranks.
+
+        Args:
+            signature: Of an operation whose shapes and numbers may differ between ranks.
+            root: The root, which is in the signature.
+            data: Of the root, at most ``capacity`` bytes.
+
+        Returns:
+            The signature, of the size ``_signature.SIZE``, with the data appended.
+        """
+        if self._size == 1:
+            return signature + data
+        calls = self.calls
+        calls.count += 1
+        calls.record(signature)
+        message = self._exchange.bcast(self._identifier(signature), signature + data, root)
+        if message is None:
+            self._compare(signature)  # the callers differ in what may differ, until now
+            message = self._exchange.bcast(self._identifier(signature), signature + data, root)
+        assert message is not None, 'identifiers differ, but the calls match'
+        return message
+
+    def refuse(self, operation: str, error: Exception, consequence: str = mismatch.NOT_SENT
+               ) -> NoReturn:
+        """Raise ``error`` on all ranks, in place of this rank's signature.
+
+        Args:
+            operation: The operation that failed.
+            error: The error.
+            consequence: The consequence, for the message.
+        """
+        if not self.is_active:
+            raise error
+        self.calls.count += 1
+        self.calls.record(f'{operation} failed on this rank ({_one_line(error)})')
+        self._refuse(operation, error, consequence)
+
+    def prepared(self, nbytes: int | None, prepare: Callable[[], _T]) -> _T:
+        """Prepare to transfer data, after the calls were compared; raise an error on all ranks.
+
+        The other ranks wait for the data of this one, so without memory for a small transfer, this
+        rank ends the job.
+
+        Args:
+            nbytes: The size of the transfer, equal on all ranks; ``None`` if they do not know it.
+            prepare: Allocates and packs.
+
+        Returns:
+            The result of ``prepare``.
+        """
+        if self._size == 1:
+            return prepare()
+        newest = self.calls.newest_record
+        signature = newest if isinstance(newest, bytes) else call_signature.pack('queue_gradients')
+        try:
+            result = prepare()
+        except Exception as error:
+            operation = call_signature.unpack(signature).operation
+            if not self.is_active or (nbytes is not None and nbytes < _LARGE):
+                advice = ('Use less memory, for example fewer ranks per node.\n'
+                          if isinstance(error, MemoryError) else '')
+                global_except_hook.abort_job(
+                    f'{operation} failed on this rank while the others were waiting for its data',
+                    f'{_one_line(error)}\n{advice}')
+            self._refuse(operation, error, mismatch.NOT_SENT)
+        # Without counting: it is the same operation.
+        if self.is_active and (nbytes is None or nbytes >= _LARGE) and not (
+                self._exchange.matches(self._identifier(signature))):
+            self._compare(signature)
+        return result
+
+    def _refuse(self, operation: str, error: Exception, consequence: str) -> NoReturn:
+        """Raise an error on all ranks, which are in a check."""
+        self._exchange.matches(MISMATCH)
+        signatures = self._signatures(call_signature.pack('failed', failed=True))
+        self._raise_common(signatures, None, error,
+                           mismatch.RemoteError.of(operation, error, consequence))
+
+    def _signatures(self, signature: bytes) -> list[CallSignature]:
+        """Exchange the signatures of all ranks, after a mismatch."""
+        signature = call_signature.with_caller(signature, self.caller.digest)
+        received = bytearray(call_signature.SIZE * self._size)
+        self.mpi_comm.Allgather(signature, received)
+        return [call_signature.unpack(received, call_signature.SIZE * rank)
+                for rank in range(self._size)]
+
+    def _compare(self, signature: bytes, details: Mapping[str, str] | None = None) -> None:
+        """Exchange the signatures of all ranks; raise if they differ in parts that must not."""
+        signatures = self._signatures(signature)
+        if not all(signature.update for signature in signatures):  # not all by an optimizer
+            signatures = [signature._replace(update=0) for signature in signatures]
+        if not all(signature.caller for signature in signatures):
+            signatures = [
+                signature._replace(caller=0) if signature.declared.is_of_optimizers
+                else signature for signature in signatures]
+        equal = signatures[0].declared.equal
+        first = signatures[0].key(equal)
+        for each in signatures:
+            if each.failed or each.key(equal) != first:
+                self._raise_common(signatures, details)
+        if signatures[0].caller and self.caller.harmless is not dict:
+            self._warn_of_differences()
+
+    def _warn_of_differences(self) -> None:
+        """Warn once, on rank 0, if the callers differ in what may differ."""
+        described = self.mpi_comm.allgather(dict(self.caller.harmless()))
+        if table := mismatch.difference_table(described, 'none'):
+            self.caller.accept_differences()
+            if self.mpi_comm.rank == 0:
+                first, last = self.caller.warning
+                warnings.warn('\n'.join([first, *table, last]), RuntimeWarning, stacklevel=2)
+
+    def _raise_common(self, signatures: list[CallSignature],
+                      details: Mapping[str, str] | None = None, error: Exception | None = None,
+                      failure: mismatch.RemoteError | None = None) -> NoReturn:
+        """Exchange details and raise the same error on all ranks."""
+        self._mismatch = self.calls.count, signatures
+        self.has_finished_ranks = any(
+            signature.operation == END for signature in signatures)
+        site = str(self.update) + call_site.describe()
+        responses = self.mpi_comm.allgather((failure, details, site, self.caller))
+        common = mismatch.common_error(signatures, *zip(*responses, strict=True))
+        common_error.mark(common, self.mpi_comm.rank == _first_to_print(signatures))
+        if type(common) is type(error):  # show one error instead of two
+            assert error is not None
+            cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+            raise common.with_traceback(error.__traceback__) from cause
+        raise common from error
+
+    def mismatch_of(self, error: BaseException) -> list[CallSignature] | None:
+        """Return the signatures if the last call of this rank raised this error on all ranks."""
+        count, signatures = self._mismatch
+        is_last = count == self.calls.count and common_error.is_common(error)
+        return signatures if is_last else None
+
+
+class CalledBy:
+    """Sets the caller of the operations in a context, unless there is one, and its update."""
+
+    __slots__ = '_caller', '_check', '_outer', '_update'
+
+    def __init__(self, check: ConsistencyCheck, caller: Caller, update: Update) -> None:
+        self._check = check
+        self._caller = caller
+        self._update = update
+
+    def __enter__(self) -> None:
+        check = self._check
+        self._outer = check.caller, check.update
+        if check.caller is PROGRAM:
+            check.set_caller(self._caller)
+        if self._update is not NO_UPDATE:
+            check.update = self._update
+
+    def __exit__(self, *error: object) -> None:
+        caller, self._check.update = self._outer
+        self._check.set_caller(caller)
+
+
+def _one_line(error: Exception) -> str:
+    return ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
+
+
+def _first_to_print(signatures: Sequence[CallSignature]) -> int:
+    """Return the first rank that failed, else the first that has not finished."""
+    return min(range(len(signatures)), key=lambda rank: (
+        not signatures[rank].failed, signatures[rank].operation == END, rank))

@@ -1,1 +1,0 @@
-"""Errors of ranks: raised on all of them, and printed once."""

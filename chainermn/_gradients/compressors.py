@@ -1,0 +1,354 @@
+"""The compressors of chainermn.communicators.compression."""
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeGuard
+
+import chainer
+import numpy as np
+
+from chainermn._gradients import compressor_state, half_precision
+from chainermn._gradients.half_precision import CHUNK
+from chainermn._gradients.power_sgd import PowerSGD
+from chainermn._types import Array, Serializer
+
+if TYPE_CHECKING:  # importing it at run time would import mpi4py
+    from chainermn._transport.base import Compressor
+
+_FLOAT32 = np.finfo(np.float32)
+
+__all__ = ['Bf16', 'Fp16', 'PowerSGD', 'TwoBit', 'describe', 'get']
+
+
+#: What :func:`get` accepts.
+Compression: TypeAlias = 'Compressor | PowerSGD | Mapping[str, object] | str | None'
+
+
+def get(compression: Compression) -> Compressor | PowerSGD | None:
+    """Return a compressor by name, parameters or instance.
+
+    Args:
+        compression: ``None`` (no compression), ``'fp16'``, ``'bf16'``, ``'2bit'``, ``'powersgd'``,
+            a dict such as ``{'type': '2bit', 'threshold': 0.5}``, or a compressor.
+
+    Returns:
+        A compressor, or ``None``.  A name or a dict gives a new compressor, without state.
+
+    Raises:
+        TypeError: If it is none of these, or the threshold is no number.
+        ValueError: If the type is unknown, or a parameter is unknown or out of range.
+
+    Example:
+        >>> chainermn.communicators.compression.get({'type': '2bit', 'threshold': 0.25})
+        2bit threshold=0.25
+    """
+    if compression is None or isinstance(compression, PowerSGD) or _is_compressor(compression):
+        return compression
+    if isinstance(compression, str):
+        compression = {'type': compression}
+    if not isinstance(compression, dict):
+        raise TypeError('compression must be None, the name of a type, a dict such as '
+                        "{'type': '2bit', 'threshold': 0.5}, or an object with the methods "
+                        f'compress and decompress, not {compression!r}')
+    parameters = dict(compression)
+    kind = parameters.pop('type', None)
+    if kind is None:
+        raise ValueError(f"compression needs a 'type', but got {compression!r}")
+    if not isinstance(kind, str) or kind not in _TYPES:
+        raise ValueError(f'unknown compression type {kind!r}; use one of '
+                         + ', '.join(map(repr, _TYPES)))
+    takes = _PARAMETERS.get(kind, [])
+    if unknown := sorted(set(map(str, parameters)) - set(takes)):
+        raise ValueError(f'compression of type {kind!r} has no parameter {", ".join(unknown)}'
+                         + (f'; it has {", ".join(takes)}' if takes else ''))
+    return _TYPES[kind](**parameters)
+
+
+def describe(compressor: object) -> str:
+    """Return the text by which ranks compare their compressors.
+
+    Example:
+        >>> from chainermn.communicators import compression
+        >>> compression.describe(compression.TwoBit())
+        '2bit threshold=0.5'
+    """
+    kind = type(compressor)
+    has_own = any('__repr__' in vars(base) for base in kind.__mro__[:-1])
+    return repr(compressor) if has_own else kind.__qualname__
+
+
+class Fp16:
+    """Half precision: 2 bytes per value.
+
+    Values beyond 65504 become infinite, as in any float16 calculation, which dynamic loss scaling
+    detects.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm, compression='fp16').setup(model)
+    """
+
+    #: Each value is encoded as one element, independently of the others.
+    elementwise: ClassVar[bool] = True
+    #: The dtype of the encoded elements.
+    encoded_dtype: ClassVar[str] = 'float16'
+    encoded_type: ClassVar[str] = 'float16'
+
+    def compress(self, x: Array, key: Hashable = None) -> Array:
+        """Round to the nearest float16.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Fp16()
+            >>> compressor.compress(np.array([1, 1e6], np.float32))
+            array([ 1., inf], dtype=float16)
+        """
+        with np.errstate(over='ignore'):
+            return half_precision.to_float16(x) if _is_float32(x) else x.astype(np.float16)
+
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        """Cast back, without rounding.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Fp16()
+            >>> encoded = compressor.compress(np.array([1, 0.1], np.float32))
+            >>> compressor.decompress(encoded, 2, np.dtype('float32')).round(3)
+            array([1. , 0.1], dtype=float32)
+        """
+        if type(encoded) is np.ndarray and dtype == np.float32:
+            return half_precision.to_float32(encoded)
+        return encoded.astype(dtype)
+
+    def encoded_length(self, size: int) -> int:
+        """Return ``size``.
+
+        Example:
+            >>> chainermn.communicators.compression.Fp16().encoded_length(100)
+            100
+        """
+        return size
+
+    def __repr__(self) -> str:
+        return 'fp16'
+
+
+class Bf16:
+    """The upper half of a float32, rounded to nearest even: its range, 8 significant bits, 2 bytes.
+
+    Encoded as uint16, since NumPy has no bfloat16.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm, compression='bf16').setup(model)
+    """
+
+    elementwise: ClassVar[bool] = True
+    encoded_dtype: ClassVar[str] = 'bfloat16'
+    encoded_type: ClassVar[str] = 'uint16'
+
+    def compress(self, x: Array, key: Hashable = None) -> Array:
+        """Round to the nearest bfloat16; a NaN stays one.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Bf16()
+            >>> compressor.compress(np.array([1, 1e6], np.float32))
+            array([16256, 18804], dtype=uint16)
+        """
+        if _is_float32(x):
+            return half_precision.to_bfloat16(x)
+        xp = chainer.backend.get_array_module(x)
+        with np.errstate(over='ignore'):
+            x = xp.ascontiguousarray(x, np.float32)
+        bits = x.view(np.uint32)
+        rounded = bits >> np.uint32(16)
+        rounded &= np.uint32(1)
+        rounded += np.uint32(0x7fff)  # with the bit above: ties to even
+        rounded += bits
+        rounded >>= np.uint32(16)
+        # The payload of a NaN could be in the lower half only, or carry over.
+        nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+        return xp.where(x == x, rounded, nan).astype(np.uint16)
+
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        """Cast back, rounding only to float16.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.Bf16()
+            >>> encoded = compressor.compress(np.array([1, 1e6], np.float32))
+            >>> compressor.decompress(encoded, 2, np.dtype('float32'))
+            array([1.00000e+00, 9.99424e+05], dtype=float32)
+        """
+        bits = encoded.astype(np.uint32)
+        bits <<= np.uint32(16)
+        with np.errstate(over='ignore'):
+            return bits.view(np.float32).astype(dtype, copy=False)
+
+    def encoded_length(self, size: int) -> int:
+        """Return ``size``.
+
+        Example:
+            >>> chainermn.communicators.compression.Bf16().encoded_length(100)
+            100
+        """
+        return size
+
+    def __repr__(self) -> str:
+        return 'bf16'
+
+
+class TwoBit:
+    """2 bits per value, 16 values in the space of one float32, with error feedback.
+
+    The residual, the part of earlier values that was not sent, is added to each value.  If the sum
+    is ``threshold`` or more, ``threshold`` is sent; if it is ``-threshold`` or less,
+    ``-threshold``; else 0.  The rest is the new residual::
+
+        value = x + residual
+        sent = threshold * ((value >= threshold) - (value <= -threshold))
+        residual = value - sent
+
+    So over many steps everything is sent, but at most ``threshold`` at a time: choose a threshold
+    of the size of the largest gradients.  Infinities and NaNs are sent as NaN and change no
+    residual.
+
+    Args:
+        threshold: Positive number.
+
+    Example:
+        >>> optimizer = chainermn.create_multi_node_optimizer(
+        ...     chainer.optimizers.SGD(), comm,
+        ...     compression={'type': '2bit', 'threshold': 0.25}).setup(model)
+    """
+
+    encoded_type: ClassVar[str] = 'uint32'
+
+    threshold: float
+    #: By key; of the length and on the device of the gradients; float64 for float64, else float32.
+    residuals: dict[Hashable, Array]
+
+    def __init__(self, threshold: float = 0.5) -> None:
+        if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
+            raise TypeError(f'threshold must be a positive number, not {threshold!r}')
+        threshold = float(threshold)
+        if not float(_FLOAT32.tiny) <= threshold <= float(_FLOAT32.max):
+            raise ValueError(f'threshold must be a positive number, not {threshold!r}')
+        self.threshold = threshold
+        self.residuals = {}
+
+    def compress(self, x: Array, key: Hashable = None) -> Array:
+        """Return uint32, ``ceil(len(x) / 16)`` of them, with two bits for each value.
+
+        The first value is in the lowest bits.  1 is ``threshold``, 2 ``-threshold``, 3 NaN.
+
+        If the length or dtype of ``x`` has changed for this key, its residual restarts at zero.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
+            >>> encoded = compressor.compress(np.array([0.7, 0.1, -0.6], np.float32))
+            >>> compressor.residuals[None].round(2)  # added to the next gradients
+            array([ 0.2,  0.1, -0.1], dtype=float32)
+        """
+        xp = chainer.backend.get_array_module(x)
+        dtype = np.promote_types(x.dtype, np.float32)
+        residual = self.residuals.get(key)
+        if residual is None or residual.shape != x.shape or residual.dtype != dtype:
+            residual = xp.zeros(x.shape, dtype)
+        elif not isinstance(residual, xp.ndarray):  # the model has moved
+            residual = chainer.backend.get_device_from_array(x).send(residual)
+        self.residuals[key] = residual
+        encoded = xp.empty(self.encoded_length(x.size), np.uint32)
+        chunk = CHUNK if xp is np else max(x.size, 1)
+        for start in range(0, x.size, chunk):
+            end = start + chunk
+            codes = self._quantize(x[start:end], residual[start:end])
+            encoded[start // 16:-(-end // 16)].view(np.uint8)[...] = _packed(codes)
+        return encoded
+
+    def _quantize(self, x: Array, residual: Array) -> Array:
+        """Return the code of each value, and update the residual."""
+        xp = chainer.backend.get_array_module(x)
+        value = residual + x
+        above = (value >= self.threshold).view(np.int8)
+        below = (value <= -self.threshold).view(np.int8)
+        codes = above + below
+        codes += below
+        above -= below
+        sent = above.astype(residual.dtype)
+        sent *= residual.dtype.type(self.threshold)
+        finite = xp.isfinite(value)
+        if xp is np and finite.all():
+            np.subtract(value, sent, out=residual)
+        else:
+            xp.copyto(residual, value - sent, where=finite)
+            codes |= (~finite).view(np.int8) * np.int8(3)
+        return codes.view(np.uint8)
+
+    def decompress(self, encoded: Array, size: int, dtype: np.dtype) -> Array:
+        """Return ``threshold``, ``-threshold``, 0 or NaN for each value.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit(threshold=0.5)
+            >>> encoded = compressor.compress(np.array([0.7, 0.1, -0.6], np.float32))
+            >>> compressor.decompress(encoded, 3, np.dtype('float32'))
+            array([ 0.5,  0. , -0.5], dtype=float32)
+        """
+        xp = chainer.backend.get_array_module(encoded)
+        with np.errstate(over='ignore'):
+            values = np.array([0, self.threshold, -self.threshold, np.nan]).astype(dtype)
+        of_byte = xp.asarray(values[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3])
+        return of_byte.take(encoded.view(np.uint8), axis=0).reshape(-1)[:size]
+
+    def encoded_length(self, size: int) -> int:
+        """Return the number of elements that hold 16 values each.
+
+        Example:
+            >>> chainermn.communicators.compression.TwoBit().encoded_length(100)
+            7
+        """
+        return -(-size // 16)
+
+    def reset(self) -> None:
+        """Drop all residuals.
+
+        Example:
+            >>> compressor = chainermn.communicators.compression.TwoBit()
+            >>> encoded = compressor.compress(np.ones(3, np.float32))
+            >>> compressor.reset()
+            >>> compressor.residuals
+            {}
+        """
+        self.residuals.clear()
+
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the residuals; see :meth:`chainer.Link.serialize`.
+
+        A snapshot saved without compression is loaded without residuals.
+        """
+        self.residuals = compressor_state.serialize(serializer, self.residuals, 'residual')
+
+    def __repr__(self) -> str:
+        return f'2bit threshold={self.threshold!r}'
+
+
+_TYPES: dict[str, Callable[..., Compressor | PowerSGD]] = {
+    'fp16': Fp16, 'bf16': Bf16, '2bit': TwoBit, 'powersgd': PowerSGD,
+}
+_PARAMETERS = {'2bit': ['threshold'], 'powersgd': ['rank', 'min_compression_rate']}
+
+
+def _packed(codes: Array) -> Array:
+    """Pack codes of two bits, four per byte, padded to a multiple of four bytes."""
+    if missing := -codes.size % 16:
+        codes = chainer.backend.get_array_module(codes).pad(codes, (0, missing))
+    # Moves each of four codes to its place in the highest byte.
+    fours = codes.view(np.uint32) * np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)
+    return fours.view(np.uint8)[3::4]
+
+
+def _is_float32(x: Array) -> bool:
+    return type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous
+
+
+def _is_compressor(compression: object) -> TypeGuard[Compressor]:
+    return not isinstance(compression, type) and all(
+        callable(getattr(compression, method, None)) for method in ('compress', 'decompress'))

@@ -1,0 +1,242 @@
+"""The call signature: a fixed-size description of the operation that a rank calls."""
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from chainermn._operations.table import BY_NAME, CALL, DTYPE, OPERATIONS, SHAPE, Operation
+
+DTYPES = tuple(np.dtype(name) for name in (
+    'bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
+    'float16', 'float32', 'float64', 'complex64', 'complex128'))
+CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+NO_DTYPE = 255
+
+OPS = ('', 'sum', 'prod', 'max', 'min')
+
+#: The operations that have a signature.
+NAMES = tuple(each.name for each in OPERATIONS if each.equal is not None)
+_NUMBER = {name: number for number, name in enumerate(NAMES)}
+
+MAX_INLINE_DIMS = 8
+# operation, op, update, root, dtype, failed, device, dimensions, caller, number, shape
+_STRUCT = struct.Struct(f'=BBHiBBBBIq{MAX_INLINE_DIMS}q')
+_CALLER = struct.Struct('=I')
+_CALLER_OFFSET = struct.calcsize('=BBHiBBBB')
+_PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
+SIZE = _STRUCT.size
+_MASK = 2**30 - 1  # Python computes faster with 30 bits
+MAX_UPDATE = 2**16 - 1
+#: Size of an identifier in bytes.
+IDENTIFIER_SIZE = 6
+
+
+def digest(value: object) -> int:
+    """Return a number of 63 bits, equal on all ranks for equal strings and numbers."""
+    hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, 'little') >> 1
+
+
+class Caller:
+    """Who makes a call: an extension, or another part of this package, instead of the program.
+
+    Args:
+        name: Its name, the same in all correct programs: for example not that of a subclass, which
+            may be used on one rank only.
+        options: Options by name, which must be equal on all ranks.
+        advice: What to do if they differ.
+        warning: The first and the last line of the warning if what may differ does.
+
+    Attributes:
+        digest: Of name, options and state, 31 bits; 0 is the program itself.
+        options_digest: Of name and options.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, str] | None = None, advice: str = (
+            'Use the same options on all ranks, and change them on all ranks.'),
+            warning: tuple[str, str] = ('', '')) -> None:
+        self.name = name
+        self.advice = advice
+        self.warning = warning
+        self._state_digest = 0
+        self._state: Callable[[], Mapping[str, str]] = dict
+        self._harmless_digest, self._are_accepted = 0, False
+        #: Returns what may differ between ranks, with a warning, by name.
+        self.harmless: Callable[[], Mapping[str, str]] = dict
+        self.set_options(options or {})
+
+    def set_options(self, options: Mapping[str, str]) -> None:
+        """Replace the options."""
+        self._options = dict(options)
+        self.options_digest = digest((self.name, self._options))
+        self._short_digest = self.options_digest & _MASK
+        self.set_digests(self._state_digest, self._harmless_digest)
+
+    def set_state(self, state: Callable[[], Mapping[str, str]],
+                  harmless: Callable[[], Mapping[str, str]]) -> None:
+        """Replace what often changes.
+
+        Args:
+            state: Returns what must be equal, too, by name, for an error.
+            harmless: Returns what may differ, with a warning, by name.
+        """
+        self._state, self.harmless = state, harmless
+
+    def set_digests(self, state: int, harmless: int) -> None:
+        """Replace the digests of what :meth:`set_state` describes."""
+        self._state_digest, self._harmless_digest = state, harmless
+        self.digest = ((self._short_digest ^ state) & _MASK) + 1 if self.name else 0
+        #: Differs, too, if the ranks differ in what may differ.
+        self.identity = self.digest if self._are_accepted else self.digest ^ harmless
+
+    def accept_differences(self) -> None:
+        """No longer tell apart what may differ."""
+        self._are_accepted = True
+        self.set_digests(self._state_digest, self._harmless_digest)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options and the state."""
+        return {**self._options, **self._state()}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), '_options': self.options, '_state': dict, 'harmless': dict}
+
+
+#: The program itself.
+PROGRAM = Caller('')
+
+
+class Update(NamedTuple):
+    """An update of an optimizer.
+
+    Attributes:
+        number: Its number, for errors.
+        since_last: Number of updates begun since the last exchange, with this one.  The ranks
+            compare it.
+    """
+
+    number: int
+    since_last: int
+
+    def __str__(self) -> str:
+        if not self.since_last:
+            return ''
+        return f', update {self.number}' + (
+            f', {self.since_last} since the last exchange' if self.since_last > 1 else '')
+
+
+#: No optimizer calls.
+NO_UPDATE = Update(0, 0)
+
+
+class CallSignature(NamedTuple):
+    """The unpacked signature of the call of one rank.
+
+    ``update`` counts the updates that an optimizer has begun since its last exchange; it is 0 if no
+    optimizer calls.  ``caller`` is the digest of the :class:`Caller`.  ``number`` depends on the
+    operation: a digest of shapes or parameters, or a length in bytes.  ``ndim`` may exceed
+    ``MAX_INLINE_DIMS``; then ``shape`` is empty and ``number`` its digest.
+    """
+
+    operation: str
+    op: str
+    update: int
+    root: int
+    code: int
+    failed: bool
+    device: bool
+    ndim: int
+    caller: int
+    number: int
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return DTYPES[self.code]
+
+    @property
+    def declared(self) -> Operation:
+        return BY_NAME[self.operation]
+
+    def key(self, equal: int | None) -> tuple[object, ...]:
+        """Return the part of the call that must be equal on all ranks."""
+        assert equal is not None
+        key: tuple[object, ...] = (
+            self.operation, self.root, self.op, self.update, self.caller)
+        if equal >= DTYPE:
+            key += (self.code,)
+        if equal >= SHAPE:
+            key += (self.ndim, self.shape, self.number)
+        return key
+
+    def __str__(self) -> str:
+        words = [self.operation]
+        if self.code != NO_DTYPE:
+            words.append(str(self.dtype))
+            if self.declared.equal != CALL or self.shape:
+                words.append(str(self.shape) if self.ndim <= MAX_INLINE_DIMS else
+                             f'with {self.ndim} dimensions')
+        if self.op:
+            words.append(f'op={self.op!r}')
+        if self.root >= 0:
+            words.append(f'root={self.root}')
+        return ' '.join(words)
+
+
+@functools.lru_cache(maxsize=4096)
+def pack(operation: str, shape: tuple[int, ...] = (), dtype: np.dtype | None = None, root: int = -1,
+         op: str = '', device: bool = False, number: int = 0, failed: bool = False,
+         update: int = 0) -> bytes:
+    """Return the signature as ``SIZE`` bytes."""
+    ndim = len(shape)
+    if ndim > MAX_INLINE_DIMS:
+        shape, number = (), digest(shape)
+    return _STRUCT.pack(_NUMBER[operation], OPS.index(op), update, root,
+                        NO_DTYPE if dtype is None else CODES[dtype], failed, device, ndim, 0,
+                        number, *shape, *_PADDING[len(shape)])
+
+
+def with_caller(signature: bytes, caller: int) -> bytes:
+    """Return the signature with the digest of its caller."""
+    changed = bytearray(signature)
+    _CALLER.pack_into(changed, _CALLER_OFFSET, caller)
+    return bytes(changed)
+
+
+def unpack(data: bytes | bytearray | memoryview, offset: int = 0) -> CallSignature:
+    """Read a signature from a buffer."""
+    return _unpack(bytes(data[offset:offset + SIZE]))
+
+
+@functools.lru_cache(maxsize=4096)
+def identifier(signature: bytes) -> bytes:
+    """Return a digest of the parts of a signature that identify a call.
+
+    It differs between calls that do not match.  For operations whose shapes must be equal, it also
+    differs between calls that match, but have different devices or updates.
+    """
+    call = unpack(signature)
+    equal = call.declared.equal
+    parts = signature if equal == SHAPE else repr(call.key(equal)).encode()
+    return hashlib.blake2b(parts, digest_size=IDENTIFIER_SIZE).digest()
+
+
+def identifier_of_caller(signature: bytes, caller: int) -> bytes:
+    """Return a digest of the call and of its caller, whose digest may often change."""
+    number = int.from_bytes(identifier(signature), 'little') ^ caller
+    return number.to_bytes(IDENTIFIER_SIZE, 'little')
+
+
+@functools.lru_cache(maxsize=4096)
+def _unpack(data: bytes) -> CallSignature:
+    (operation, op, update, root, code, failed, device, ndim, caller, number, *shape
+     ) = _STRUCT.unpack(data)
+    return CallSignature(NAMES[operation], OPS[op], update, root, code, bool(failed),
+                         bool(device), ndim, caller, number,
+                         tuple(shape[:ndim]) if ndim <= MAX_INLINE_DIMS else ())

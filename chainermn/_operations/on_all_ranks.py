@@ -1,0 +1,107 @@
+"""An error of one rank is raised on all ranks, and printed once."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NoReturn, Protocol, TypeVar
+
+from chainermn._operations import common_error
+from chainermn._operations.ranks import group_lines
+
+_E = TypeVar('_E', bound=Exception)
+
+
+class Refuser(Protocol):
+    """A communicator, or another object with its ``refuse``."""
+
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
+        """Raise an error on all ranks."""
+
+
+@contextlib.contextmanager
+def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
+    """Raise an error of the block on all ranks: on the others in their next collective operation.
+
+    Not all ranks need to enter the block.  With a communicator of a third party, which does not
+    compare calls, only this rank raises it; see :func:`raise_together`.
+
+    The block must not call a collective operation.
+
+    Args:
+        comm: ChainerMN communicator, or the backend of a KVStore.
+        operation: Name of the operation, for the error.
+
+    Raises:
+        Exception: The error of the block.
+    """
+    try:
+        yield
+    except Exception as error:
+        comm.refuse(operation, error)
+
+
+class ErrorSharer(Protocol):
+    """A communicator, of which only this is needed."""
+
+    def _share_error(self, operation: str, error: Exception | None) -> None:
+        """Raise an error of any rank on all ranks."""
+
+
+@contextlib.contextmanager
+def raise_together(comm: ErrorSharer, operation: str) -> Iterator[None]:
+    """Raise an error of the block on all ranks.  Collective: every rank enters the block.
+
+    Unlike :func:`raise_on_all_ranks` it also works with a communicator of a third party, whose
+    operations do not compare calls: there, the ranks exchange their errors at the end of the block.
+
+    Args:
+        comm: ChainerMN communicator.
+        operation: Name of the operation, for the error.
+
+    Raises:
+        Exception: The error of the block, or of the block of another rank.
+    """
+    try:
+        yield
+    except Exception as error:
+        comm._share_error(operation, error)
+    else:
+        comm._share_error(operation, None)
+
+
+class Ranks(Protocol):
+    """A communicator, of which only the rank is needed."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process in the communicator."""
+
+
+def on_all_ranks(comm: Ranks, error: _E) -> _E:
+    """Return an error that all ranks raise, after noting that only rank 0 prints it.
+
+    Args:
+        comm: ChainerMN communicator of the ranks that raise it.
+        error: The error, equal on all ranks.
+    """
+    common_error.mark(error, comm.rank == 0)
+    return error
+
+
+def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str) -> None:
+    """Raise the same error on all ranks if their values differ.
+
+    Args:
+        comm: ChainerMN communicator.
+        values: The value of each rank, as text or with a ``repr`` of one line; the same list on all
+            ranks, such as the result of ``allgather_obj``.
+        problem: The first line of the error.
+        advice: The last line of the error: what to do.
+
+    Raises:
+        ValueError: On all ranks.  It lists the values with their ranks.
+    """
+    texts = [*map(str, values)]
+    if len(set(texts)) > 1:
+        raise on_all_ranks(comm, ValueError('\n'.join(
+            [problem, *group_lines(enumerate(texts)), advice])))

@@ -1,0 +1,1 @@
+"""This process and its system: runtime, environment, MPI, files and connections."""

@@ -1,1 +1,0 @@
-"""Proxies of Chainer's objects, with a few methods of their own."""

@@ -1,1 +1,0 @@
-"""What the package needs from the operating system: files, processes and connections."""

@@ -1,0 +1,266 @@
+"""The timeline: the operations of this rank, in a file for Perfetto and chrome://tracing.
+
+With ``CHAINERMN_TIMELINE=out.json`` in the environment of all ranks, rank 3 of COMM_WORLD writes
+``out.3.json``, from its first communicator on.  It is in Chrome's trace event format, as an array
+with one event per line.  Events are appended, so the file can be read while it is written, and
+after the rank was killed.  Without the variable, nothing is recorded.
+
+Times are those of the rank's own clock.  Events named ``clock`` have its offset from the first rank
+of a group; ``chainermn timeline`` converts all times to one clock.
+"""
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TypeAlias
+
+import numpy as np
+
+from chainermn._process import environment, runtime, streams
+from chainermn._types import Array
+
+VARIABLE = environment.TIMELINE
+
+NO_SPAN: AbstractContextManager[None] = contextlib.nullcontext()
+
+#: Nanoseconds after which events are written, at the next event.
+_WRITE_INTERVAL = 50_000_000
+
+#: Row, name, category, begin, end, details.
+_Event: TypeAlias = tuple[int, str, str, int, int, str]
+
+now = time.perf_counter_ns
+
+
+class _Recorder(runtime.Part):
+    """The timeline of this process, if there is one."""
+
+    def __init__(self) -> None:
+        self.timeline: Timeline | None = None
+
+    def in_child(self) -> bool:
+        if self.timeline is not None:
+            self.timeline.abandon()
+        return False
+
+
+def is_on() -> bool:
+    """Return whether the environment asks for a timeline."""
+    return bool(environment.text(VARIABLE))
+
+
+def get() -> Timeline | None:
+    """Return the timeline of this process, or ``None``."""
+    return runtime.get(_Recorder).timeline
+
+
+def span(name: str, category: str = '', arrays: Iterable[Array] = ()
+         ) -> AbstractContextManager[None]:
+    """Record the body of the with statement on the timeline, if there is one.
+
+    Args:
+        name: The name of the event.
+        category: ``'operation'`` for communication, ``'wait'`` for waiting for other ranks.
+        arrays: Exchanged arrays.
+    """
+    timeline = runtime.get(_Recorder).timeline
+    if timeline is None:
+        return NO_SPAN
+    return _Span(timeline, name, category, describe(arrays) if category == 'operation' else '')
+
+
+def open_file(rank: int, size: int) -> None:
+    """Start the timeline of this process.
+
+    Raises:
+        OSError: If the file cannot be created.
+    """
+    recorder = runtime.get(_Recorder)
+    if recorder.timeline is None:
+        recorder.timeline = Timeline(path_of(environment.text(VARIABLE), rank), rank, size)
+        atexit.register(write)
+
+
+def write() -> None:
+    """Write pending events."""
+    if (timeline := get()) is not None:
+        timeline.write()
+
+
+def close() -> None:
+    """Complete the timeline; later events are not recorded."""
+    recorder = runtime.get(_Recorder)
+    timeline, recorder.timeline = recorder.timeline, None
+    if timeline is not None:
+        timeline.close()
+
+
+def path_of(name: str, rank: int) -> pathlib.Path:
+    """Return the file of a rank: its number precedes the suffix, by default ``.json``."""
+    path = pathlib.Path(name)
+    return path.with_name(f'{path.stem}.{rank}{path.suffix or ".json"}')
+
+
+@functools.lru_cache(maxsize=4096)
+def quoted(text: str) -> str:
+    """Return the text as JSON."""
+    return json.dumps(text)
+
+
+def describe(arrays: Iterable[Array]) -> str:
+    """Return bytes, dtypes and shape of arrays, as members of a JSON object."""
+    xs = list(arrays)
+    if len(xs) == 1:
+        return _described(xs[0].nbytes, (xs[0].dtype,), xs[0].shape)
+    dtypes = dict.fromkeys([x.dtype for x in xs])
+    return _described(sum([x.nbytes for x in xs]), tuple(dtypes), f'{len(xs)} arrays')
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(nbytes: int, dtypes: tuple[np.dtype, ...], shape: object) -> str:
+    return (f'"bytes":{nbytes},"dtype":{quoted(", ".join(map(str, dtypes)))},'
+            f'"shape":{quoted(str(shape))}')
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(pid: int, row: int, name: str, category: str) -> str:
+    """Return the beginning of an event."""
+    kind = f',"cat":{quoted(category)}' if category else ''
+    return f'{{"ph":"X","pid":{pid},"tid":{row},"name":{quoted(name)}{kind}'
+
+
+class Timeline:
+    """Writes the events of this process; any thread may add some.
+
+    Args:
+        path: The file; an existing one is replaced. Only this user can read it.
+        rank: The rank of this process in COMM_WORLD.
+        size: The number of ranks.
+    """
+
+    def __init__(self, path: pathlib.Path, rank: int, size: int) -> None:
+        path.unlink(missing_ok=True)  # others may own it or be able to read it
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self.origin: int = now()
+        #: The number of communicators, by the names of their ranks.
+        self.communicators: collections.Counter[str] = collections.Counter()
+        #: Groups of ranks whose clocks were compared, with a function that compares them again; in
+        #: the same order on all their ranks.
+        self.compared: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._pid = rank
+        self._lock = threading.Lock()
+        self._threads: dict[int, int] = {}  # rows by identifier
+        # Pending: lines, and events that are formatted later.
+        self._events: collections.deque[str | _Event] = collections.deque(['[\n'])
+        self._write_at = 0
+        self._is_closed = False
+        self._add_metadata('process_name', {
+            'name': f'rank {rank} ({os.uname().nodename}, process {os.getpid()})',
+            'rank': rank, 'size': size, 'host': os.uname().nodename, 'started': time.time()})
+        self._add_metadata('process_sort_index', {'sort_index': rank})
+        self._row(threading.main_thread())
+        self.write()
+
+    def add(self, name: str, category: str, begin: int, end: int, details: str = '') -> None:
+        """Add an event.
+
+        Args:
+            name: The name of the event.
+            category: As in :func:`span`.
+            begin: The start time, from :func:`now`.
+            end: The end time.
+            details: Members of a JSON object.
+        """
+        row = self._threads.get(threading.get_ident())
+        if row is None:
+            row = self._row(threading.current_thread())
+        self._events.append((row, name, category, begin, end, details))
+        if end > self._write_at and category != 'wait':  # its operation still runs
+            self.write()
+
+    def add_clock(self, details: dict[str, object]) -> None:
+        """Add the current offset of this clock from another one."""
+        self._events.append(json.dumps({
+            'ph': 'i', 's': 'p', 'pid': self._pid, 'tid': 0, 'name': 'clock', 'cat': 'clock',
+            'ts': (now() - self.origin) / 1000, 'args': details}) + ',\n')
+        self.write()
+
+    def abandon(self) -> None:
+        """Close the timeline in a forked child; another thread of the rank may hold the lock."""
+        self._lock = threading.Lock()
+        self._is_closed = True
+
+    def write(self) -> None:
+        """Write pending events."""
+        with self._lock:
+            lines = []
+            while self._events:
+                event = self._events.popleft()
+                lines.append(event if isinstance(event, str) else self._line(*event))
+            self._write_at = now() + _WRITE_INTERVAL
+            if self._is_closed:
+                return
+            data = memoryview(''.join(lines).encode())
+            try:
+                while data:
+                    data = data[os.write(self._file, data):]
+            except OSError as error:  # such as a full disk; the program continues
+                self._is_closed = True
+                os.close(self._file)
+                streams.write(f'chainermn: the timeline of rank {self._pid} ends here: {error}\n')
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        # An array does not end with a comma.
+        self._events.append(f'{{"ph":"M","pid":{self._pid},"name":"end","args":{{}}}}\n]\n')
+        self.write()
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self._file)
+
+    def _line(self, row: int, name: str, category: str, begin: int, end: int, details: str) -> str:
+        return (f'{_head(self._pid, row, name, category)},"ts":{(begin - self.origin) / 1000},'
+                f'"dur":{(end - begin) / 1000}' + (
+                    f',"args":{{{details}}}}},\n' if details else '},\n'))
+
+    def _row(self, thread: threading.Thread) -> int:
+        assert thread.ident is not None
+        is_main = thread is threading.main_thread()
+        with self._lock:
+            row = self._threads[thread.ident] = 0 if is_main else len(self._threads)
+        self._add_metadata('thread_name', {'name': 'main thread' if is_main else thread.name}, row)
+        self._add_metadata('thread_sort_index', {'sort_index': row}, row)
+        return row
+
+    def _add_metadata(self, name: str, details: dict[str, object], row: int = 0) -> None:
+        self._events.append(json.dumps({'ph': 'M', 'pid': self._pid, 'tid': row, 'name': name,
+                                        'args': details}) + ',\n')
+
+
+class _Span:
+    """An event that lasts as long as a with statement."""
+
+    __slots__ = ('_begin', '_category', '_details', '_name', '_timeline')
+
+    def __init__(self, timeline: Timeline, name: str, category: str, details: str) -> None:
+        self._timeline, self._name = timeline, name
+        self._category, self._details = category, details
+
+    def __enter__(self) -> None:
+        self._begin = now()
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 tb: TracebackType | None) -> None:
+        self._timeline.add(self._name, self._category, self._begin, now(), self._details)
+        if kind is not None:  # this rank may exit
+            self._timeline.write()

@@ -1,1 +1,0 @@
-"""Record timelines of the operations of each rank."""

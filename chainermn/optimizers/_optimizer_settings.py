@@ -1,0 +1,283 @@
+"""The settings of an optimizer, such as the learning rate, which must be equal on all ranks.
+
+If they differ, replicas drift apart.  So the ranks compare a digest of them at each exchange, in
+the message that starts it anyway.  The digest is computed again only if a setting has changed.
+"""
+from __future__ import annotations
+
+import array
+import operator
+import zlib
+from collections.abc import Iterable, Iterator
+
+import chainer
+import numpy as np
+from chainer import optimizer_hooks
+
+from chainermn._operations.call_signature import Caller
+from chainermn._types import Object, Optimizer, Parameter
+
+#: Parameters with their paths, sorted.
+Named = list[tuple[str, Parameter]]
+#: Hooks, by name.
+Hooks = dict[str, Object]
+
+_USUAL = 'enabled'  # the settings of most parameters
+_LARGEST = 1024  # elements of an array that is compared
+_NUMBERS = {float, int, bool}
+_is_enabled = operator.attrgetter('enabled')
+
+_HOOKS_OF_CHAINER = (
+    optimizer_hooks.GradientClipping, optimizer_hooks.GradientHardClipping,
+    optimizer_hooks.GradientLARS, optimizer_hooks.GradientNoise, optimizer_hooks.Lasso,
+    optimizer_hooks.WeightDecay)
+#: Their attributes; a subclass may have others, which may differ between ranks.
+_ARGUMENTS = ('rate', 'threshold', 'lower_bound', 'upper_bound', 'weight_decay', 'eps', 'eta')
+
+
+class OptimizerSettings:
+    """The settings of one optimizer.
+
+    These are its hyperparameters, loss scale and hooks, its update rules and those of single
+    parameters, the disabled parameters, and ``t``, which differs if only some ranks have loaded a
+    snapshot; without states, as in SGD, ``t`` does not matter.  Hooks of the program may only read,
+    for example to write a log, so ranks whose hooks differ are only warned.
+
+    Args:
+        actual_optimizer: The optimizer.
+        name: The name of its proxy, for errors.
+        creator: The function that creates the proxy and has the argument ``compare_settings``.
+
+    Attributes:
+        caller: The caller of the exchange.
+        is_compared: Whether ranks compare the settings.
+        noise: Whether all ranks draw the noise of the optimizer's hooks, and whether all draw that
+            of the hooks of update rules.
+    """
+
+    def __init__(self, actual_optimizer: Optimizer, name: str, creator: str) -> None:
+        self.caller = Caller(
+            name, advice='Use the same options, hooks and learning-rate extensions on all ranks, '
+            'and load snapshots on all ranks. To allow different hyperparameters and hooks, pass '
+            f'compare_settings=False to {creator}.',
+            warning=(f'hooks of {name} differ between ranks', 'If they change gradients or '
+                     'parameters, the models drift apart: add them on all ranks.'))
+        self.is_compared = True
+        self.noise = True, True
+        self._optimizer = actual_optimizer
+        self._named: Named = []
+        self._rules: list[Object] = []
+        self._of_chainer: list[chainer.UpdateRule] = []  # those of them that have settings
+        self._hookable: Object = None
+        self._hyperparams: list[dict[str, Object]] = []  # of these: their parent, and often no more
+        self._hooks: list[Hooks] = []  # of the optimizer before and after updates, then of these
+        self._has_state = self._has_more = False
+        self._seen: list[Object] = []
+        self._seen_others: list[Object] = []
+        self._digest_of_others = self._digest_of_hooks = self._digest = 0
+
+    @staticmethod
+    def are_known(optimizer: Optimizer) -> bool:
+        """Return whether an optimizer has the settings of Chainer's."""
+        return hasattr(getattr(optimizer, 'hyperparam', None), '__dict__') and all(
+            hasattr(optimizer, name) for name in ('t', '_loss_scale', '_use_fp32_update',
+                                                  '_hookable'))
+
+    def forget(self) -> None:
+        """Let the ranks compare no settings."""
+        self._seen, self._seen_others = [], []
+        self.caller.set_state(dict, dict)
+        self.caller.set_digests(0, 0)
+
+    def compare(self, named: Named, with_t: bool = True) -> None:
+        """Let the ranks compare the current settings in their next exchange.
+
+        Args:
+            named: All parameters with their paths, sorted.
+            with_t: Whether ``t`` must be equal, if the rules have states.
+        """
+        optimizer = self._optimizer
+        rules = [param.update_rule for _, param in named]
+        if rules != self._rules or optimizer._hookable is not self._hookable:
+            self._note_rules(rules)
+        self._named = named
+        # One list of what is cheap to read: this takes most of the time.
+        seen = [*vars(optimizer.hyperparam).values(), optimizer._loss_scale,
+                optimizer._use_fp32_update, *map(_is_enabled, self._of_chainer),
+                *map(len, self._hyperparams), any(self._hooks)]
+        if self._has_more:
+            seen.append(self._more())
+        try:
+            is_changed = seen != self._seen
+        except Exception:  # of a value that cannot be compared, such as an array
+            is_changed = True
+        if is_changed:
+            self._note_change(seen)
+        elif not self._has_state:
+            return
+        t = optimizer.t if self._has_state and with_t else 0
+        if type(t) is not int:  # faster than to convert always
+            t = int(t)
+        self.caller.set_digests(self._digest ^ t, self._digest_of_hooks)
+
+    def _note_rules(self, rules: list[Object]) -> None:
+        self._rules, self._hookable = rules, self._optimizer._hookable
+        self._of_chainer = [rule for rule in rules if isinstance(rule, chainer.UpdateRule)]
+        self._hyperparams = [vars(rule.hyperparam) for rule in self._of_chainer]
+        self._hooks = [hooks for hookable in (self._optimizer, *self._of_chainer)
+                       for hooks in _hooks(hookable)]
+        self._has_state = any(type(rule).init_state is not chainer.UpdateRule.init_state
+                              for rule in self._of_chainer)
+        self._seen, self._seen_others = [], []
+
+    def _more(self) -> list[Object]:
+        """Return the hooks, and the hyperparameters of update rules."""
+        return [[[*values.items()] for values in self._hyperparams + self._hooks],
+                [_arguments(hook) for hooks in self._hooks for hook in hooks.values()],
+                self._noise_state()]
+
+    def _note_change(self, seen: list[Object]) -> None:
+        """Compute the digests again."""
+        numbers = _own(self._optimizer.hyperparam).values()
+        has_more = any(self._hooks) or any(len(values) > 1 for values in self._hyperparams)
+        if has_more != self._has_more:
+            self._has_more = has_more
+            seen = [*seen, self._more()] if has_more else seen[:-1]
+        self._seen = seen
+        others = seen[len(vars(self._optimizer.hyperparam)):]
+        if not _are_equal(others, self._seen_others):
+            self._seen_others = others
+            # Not what all parameters have: different models have an error of their own.
+            special = [item for item in self._other_texts().items() if item[1] != _USUAL]
+            self._digest_of_others = zlib.crc32(repr(special).encode())
+            self._digest_of_hooks = zlib.crc32(repr(self._hooks_of_program()).encode())
+            self.caller.set_state(self._texts, self._hooks_of_program)
+        values = [value if type(value) in _NUMBERS else _comparable(value) for value in numbers]
+        try:
+            text = array.array('d', values).tobytes()  # 1 equals 1.0
+        except (TypeError, OverflowError):  # not only numbers
+            text = repr([float(value) if isinstance(value, int) else value
+                         for value in values]).encode()
+        self._digest = zlib.crc32(text, self._digest_of_others)
+
+    def _noise_state(self) -> int | None:
+        """Return a digest of the state from which all ranks draw the same noise on the CPU.
+
+        On a GPU, CuPy draws it, whose state cannot be read.
+        """
+        by_optimizer, by_rules = self.noise
+        hooks = self._hooks[:2] * by_optimizer + self._hooks[2:] * by_rules
+        if any(_draws_noise(hook) for each in hooks for hook in each.values()) and any(
+                param.device.xp is np for _, param in self._named):
+            _, keys, position, _, _ = np.random.get_state(legacy=True)
+            return zlib.crc32(np.asarray(keys).tobytes(), int(position))
+        return None
+
+    def _texts(self) -> dict[str, str]:
+        """Return all settings by name."""
+        optimizer = self._optimizer
+        numbers = {'t': optimizer.t if self._has_state else None, **_own(optimizer.hyperparam)}
+        return {name: _text(value) for name, value in numbers.items()} | self._other_texts()
+
+    def _other_texts(self) -> dict[str, str]:
+        scale = self._optimizer._loss_scale
+        texts = {'loss scale': str(scale if scale is None else float(scale)),
+                 'use_fp32_update': str(self._optimizer._use_fp32_update),
+                 'update rules': _listed(sorted({
+                     type(rule).__qualname__ for rule in self._rules if rule is not None}))}
+        for name, hooks in zip(('hooks', 'hooks after updates'), _hooks(self._optimizer),
+                               strict=True):
+            texts[name] = _listed(_described(hooks))
+        if (state := self._noise_state()) is not None:
+            texts['state of numpy.random (GradientNoise needs the same seed on all ranks)'] = (
+                f'{state:08x}')
+        for path, param in self._named:
+            rule = param.update_rule
+            if not isinstance(rule, chainer.UpdateRule):
+                texts[f'update of {path}'] = 'no update rule of Chainer'
+                continue
+            texts[f'update of {path}'] = ', '.join([
+                _USUAL if rule.enabled else 'disabled',
+                *(f'{name} {_text(value)}' for name, value in _own(rule.hyperparam).items()),
+                *(f'hook {text}' for hooks in _hooks(rule) for text in _described(hooks))])
+        return texts
+
+    def _hooks_of_program(self) -> dict[str, str]:
+        """Return the hooks that are not Chainer's."""
+        texts = {}
+        for name, hooks in zip(('hooks', 'hooks after updates'), _hooks(self._optimizer),
+                               strict=True):
+            texts[name] = _listed(_others(hooks))
+        for path, param in self._named:
+            if isinstance(param.update_rule, chainer.UpdateRule) and (
+                    names := [name for hooks in _hooks(param.update_rule)
+                              for name in _others(hooks)]):
+                texts[f'hooks of {path}'] = _listed(names)
+        return texts
+
+
+def _hooks(hookable: Object) -> tuple[Hooks, Hooks]:
+    """Return the hooks of an optimizer or update rule: those before and after an update."""
+    hooks = hookable._hookable  # None if an optimizer is not set up
+    return ({}, {}) if hooks is None else (hooks._pre_update_hooks, hooks._post_update_hooks)
+
+
+def _described(hooks: Hooks) -> Iterator[str]:
+    """Describe the hooks that are Chainer's."""
+    for name, hook in hooks.items():
+        if isinstance(hook, _HOOKS_OF_CHAINER):
+            values = _listed(f'{key}={_text(value)}' for key, value in _arguments(hook).items())
+            kind = type(hook).__name__
+            yield f'{"" if name == kind else f"{name}: "}{kind}({values})'
+
+
+def _others(hooks: Hooks) -> Iterator[str]:
+    """Return the names of the hooks that are not Chainer's."""
+    for name, hook in hooks.items():
+        if not isinstance(hook, _HOOKS_OF_CHAINER):
+            yield str(name)
+
+
+def _arguments(hook: Object) -> dict[str, Object]:
+    """Return the numbers with which a hook of Chainer changes gradients."""
+    if not isinstance(hook, _HOOKS_OF_CHAINER):
+        return {}
+    return {name: _comparable(vars(hook)[name]) for name in _ARGUMENTS if name in vars(hook)}
+
+
+def _draws_noise(hook: Object) -> bool:
+    """Return whether a hook draws noise from the state of numpy.random or CuPy."""
+    return isinstance(hook, optimizer_hooks.GradientNoise) and (
+        hook.noise_func.__module__ == optimizer_hooks.GradientNoise.__module__)
+
+
+def _own(hyperparam: Object) -> dict[str, Object]:
+    """Return the hyperparameters that are not those of the parent."""
+    return {name: value for name, value in vars(hyperparam).items() if name != '_parent'}
+
+
+def _are_equal(values: list[Object], others: list[Object]) -> bool:
+    """Compare lists.  What cannot be compared, such as an array, is equal if it is the same."""
+    try:
+        return values == others
+    except Exception:
+        return False
+
+
+def _comparable(value: Object) -> Object:
+    """Return a value whose ``repr`` is equal on all ranks, unless the setting differs."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.size <= _LARGEST and not value.dtype.hasobject:
+        return f'array {zlib.crc32(value.tobytes())}' if value.ndim else value.item()
+    if isinstance(value, (tuple, list)):
+        return [*map(_comparable, value)]
+    return value if value is None or isinstance(value, (int, float, str)) else 'an object'
+
+
+def _text(value: Object) -> str:
+    return str(_comparable(value))
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ', '.join(texts) or 'none'

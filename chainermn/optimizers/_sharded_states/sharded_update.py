@@ -1,0 +1,309 @@
+"""Sharded optimizer states (ZeRO stage 1): each rank updates its shard of the parameters.
+
+All ranks have the mean gradients and call the hooks of the optimizer.  Then each rank updates its
+shard, for which alone it keeps the state of the update rules, and the ranks exchange the updated
+parameters.
+
+An update rule that computes each element independently updates a piece of a parameter, a flat array
+that shares its memory.  Other rules, and rules with hooks, update the complete parameter on one
+rank.  Parameters that share memory with each other are not sharded: every rank updates them.
+"""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import chainer
+import numpy as np
+
+from chainermn._gradients import tied_arrays
+from chainermn._gradients.elementwise_rules import is_elementwise
+from chainermn._operations.call_signature import Caller
+from chainermn._operations.on_all_ranks import check_equal
+from chainermn._process import runtime
+from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._sharded_states import combine
+from chainermn.optimizers._sharded_states.partition import Item, Range, Shard, partition
+
+#: Name of the float32 copy of a float16 parameter among the arrays of a state.
+_FP32 = 'float32 copy'
+
+
+class _StateElements(NamedTuple):
+    """The elements that the state of a rule belongs to."""
+
+    elements: Range
+    owner: object  # of the partition; None if the state was loaded
+
+
+class _RuleState(NamedTuple):
+    """The state of a rule on one rank."""
+
+    elements: Range | None  # that the state belongs to; None: all
+    has_state: bool
+    t: int
+
+
+class _States(runtime.Part):
+    def __init__(self) -> None:
+        #: If the state of a rule may not be that of all elements.  Two optimizers may have the
+        #: same rule.
+        self.by_rule: weakref.WeakKeyDictionary[UpdateRule, _StateElements] = (
+            weakref.WeakKeyDictionary())
+
+    def in_child(self) -> bool:
+        return True  # which may save the optimizer
+
+
+class ShardedUpdate:
+    """The shard of this rank.
+
+    Args:
+        communicator: The ranks that share the states.
+        caller: The optimizer.  Its options get a description of each update rule.
+    """
+
+    def __init__(self, communicator: CommunicatorBase, caller: Caller) -> None:
+        self._communicator = communicator
+        self._caller = caller
+        self._options = caller.options
+        self._items: list[Item] = []
+        self._rules: list[UpdateRule] = []
+        self._shards: list[Shard] = []
+        #: The elements that this rank updates, of each parameter.
+        self.shard: Shard = {}
+        self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
+        self._owner = object()
+        self._held = runtime.get(_States).by_rule
+
+    def clear(self) -> None:
+        """Forget the partition, since the optimizer gets another model."""
+        self._items, self._rules, self._shards, self.shard, self._pieces = [], [], [], {}, {}
+
+    def prepare(self, target: Model) -> None:
+        """Partition the parameters, if they or their states have changed since the last call.
+
+        Collective if they have changed: every rank calls it.
+
+        Args:
+            target: The model.
+
+        Raises:
+            ValueError: On all ranks, if parameters or update rules changed on some ranks only, or
+                the ranks have loaded different snapshots.
+        """
+        params = _with_rules(target)
+        tied = {i for group in tied_arrays.groups([param.array for param in params.values()])
+                for i in group}
+        items = [Item(path, param.size, _is_divisible(param.update_rule),
+                      param.update_rule.enabled, i in tied)
+                 for i, (path, param) in enumerate(params.items())]
+        rules = [param.update_rule for param in params.values()]
+        if items == self._items and rules == self._rules and all(
+                rule in self._held and self._held[rule].owner is self._owner for rule in rules):
+            return
+        self.clear()  # after an error, the next call starts again
+        comm = self._communicator
+        self._caller.set_options(self._options | {
+            f'update rule of {item.path}': item.description for item in items})
+        found = comm.allgather_obj([self._find(rule) for rule in rules])
+        self._shards = partition(items, comm.size)
+        self.shard = {item.path: self._shards[comm.rank].get(item.path, (0, 0)) for item in items}
+        by_param = zip(*found, strict=True)
+        for (path, param), states in zip(params.items(), by_param, strict=True):
+            begin, end = self.shard[path]
+            is_complete = end - begin == param.size
+            self._pieces[path] = param if is_complete else _piece(param, begin, end)
+            self._distribute(path, param, states)
+        self._items, self._rules = items, rules
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Step like ``GradientMethod.update``, but update this rank's shard, and exchange it.
+
+        Collective: every rank calls it.
+
+        Args:
+            optimizer: The actual optimizer, a ``chainer.optimizer.GradientMethod``.
+        """
+        optimizer = optimizer.update.__self__  # of a wrapper, the wrapped one
+        params = _with_rules(optimizer.target)
+        paths = {id(param): path for path, param in params.items()}
+        try:
+            optimizer.reallocate_cleared_grads()
+            optimizer.check_nan_in_grads()
+            optimizer.call_hooks('pre')
+            optimizer.t += 1
+            if optimizer.is_safe_to_update():
+                for param in optimizer.target.params():
+                    if id(param) in paths:
+                        self._update(paths[id(param)], param)
+                    else:  # not initialized
+                        param.update()
+            optimizer.reallocate_cleared_grads()
+        except Exception as error:  # the others wait for this rank
+            self._communicator.refuse('update', error)
+        self._exchange(params)
+        optimizer.call_hooks('post')
+        optimizer.update_loss_scale()
+
+    def serialize(self, serializer: Serializer, target: Model) -> None:
+        """Save which elements the states of this rank belong to.
+
+        Args:
+            serializer: A Chainer serializer, after the optimizer has saved the states.
+            target: The model.
+        """
+        for path, param in target.namedparams():
+            if param.update_rule in self._held:
+                serializer[path](combine.ENTRY, np.array(
+                    [*self._held[param.update_rule].elements, *param.shape]))
+
+    def begin_loading(self, target: Model, loaded: Shard) -> None:
+        """Drop all states, since those in the snapshot may have other lengths.
+
+        Args:
+            target: The model.
+            loaded: The result of :func:`load_shard`.
+        """
+        self.clear()
+        for path, param in target.namedparams():
+            rule = param.update_rule
+            if rule is not None:
+                rule._state = rule._fp32_param = None
+                self._held.pop(rule, None)
+                if path in loaded:
+                    self._held[rule] = _StateElements(loaded[path], None)
+
+    def _update(self, path: str, param: Parameter) -> None:
+        """Update this rank's elements of a parameter."""
+        rule, piece = param.update_rule, self._pieces[path]
+        if piece is param:
+            param.update()
+            return
+        if not piece.size:
+            rule.t += rule.enabled
+            return
+        begin, end = self.shard[path]
+        flat = param.array.reshape(-1)  # a copy if the array is not contiguous
+        piece.array = elements = flat[begin:end]
+        piece.grad = None if param.grad is None else param.grad.reshape(-1)[begin:end]
+        piece._loss_scale = param._loss_scale
+        rule.update(piece)
+        if piece.array is not elements:
+            elements[...] = piece.array
+        piece.grad = None
+        if not param.array.flags.c_contiguous:
+            param.array[...] = flat.reshape(param.shape)
+
+    def _exchange(self, params: Mapping[str, Parameter]) -> None:
+        sharded = [item.path for item in self._items
+                   if params[item.path].update_rule.enabled and not item.is_tied]
+        flat = {path: params[path].array.reshape(-1) for path in sharded}
+        shards = [[flat[path][slice(*shard[path])] for path in sharded if path in shard]
+                  for shard in self._shards]
+        if any(shards):
+            with self._communicator.called_by(self._caller):
+                self._communicator._allgather_shards(shards)
+        for path, elements in flat.items():
+            array = params[path].array
+            if not array.flags.c_contiguous:
+                array[...] = elements.reshape(array.shape)
+
+    def _find(self, rule: UpdateRule) -> _RuleState:
+        held = self._held.get(rule)
+        return _RuleState(None if held is None else held.elements, rule.state is not None, rule.t)
+
+    def _distribute(self, path: str, param: Parameter, states: Sequence[_RuleState]) -> None:
+        """Give this rank the state of its elements of a parameter.
+
+        Collective if ranks need parts from others: every rank calls it.
+
+        Args:
+            path: Path of the parameter.
+            param: The parameter.
+            states: The state on each rank.
+        """
+        rule, piece, comm = param.update_rule, self._pieces[path], self._communicator
+        check_equal(comm, [f'{state.t} updates' for state in states],
+                    f'the states of {path} are those after different numbers of updates',
+                    'Load the same snapshot on all ranks.')
+        wanted = [shard.get(path, (0, 0)) for shard in self._shards]
+        begin, end = wanted[comm.rank]
+        if any(state.has_state for state in states) and not all(
+                state.has_state and state.elements == own
+                for state, own in zip(states, wanted, strict=True)):
+            state = _state_of(rule)
+            if not all(each.has_state and each.elements is None for each in states):
+                first, last = states[comm.rank].elements or (0, param.size)
+                mine = combine.StateShard(first, last, state) if rule.state is not None else None
+                state = combine.join(path, param.shape, (
+                    part for part in comm.allgather_obj(mine) if part is not None))
+            if piece is not param:
+                state = {key: value.reshape(-1)[begin:end].reshape(piece.shape).copy()
+                         if combine.has_size(value, param.size) else value
+                         for key, value in state.items()}
+            copy = state.pop(_FP32, None)
+            rule._fp32_param = None if copy is None else chainer.Parameter(
+                chainer.backend.get_device_from_array(param.array).send(copy))
+            rule._state = state or None
+        self._held[rule] = _StateElements((begin, end), self._owner)
+        if rule.enabled:
+            rule._init_states(as_updated(rule, piece))
+
+
+def load_shard(serializer: Serializer, target: Model) -> Shard:
+    """Load which elements the states in a snapshot belong to.
+
+    Args:
+        serializer: A Chainer deserializer.
+        target: The model.
+
+    Returns:
+        The elements, for each parameter whose state was saved by a sharded optimizer.
+    """
+    found: Shard = {}
+    for path, _ in target.namedparams():
+        try:
+            entry = serializer[path](combine.ENTRY, None)
+        except KeyError:  # saved by an optimizer that is not sharded
+            continue
+        if entry is not None:
+            found[path] = int(entry[0]), int(entry[1])
+    return found
+
+
+def as_updated(rule: UpdateRule, param: Parameter) -> Parameter:
+    """Return the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
+    if not rule._use_fp32_update or param.dtype != np.float16:
+        return param
+    return chainer.Parameter(param.array.astype(np.float32))
+
+
+def _with_rules(target: Model) -> dict[str, Parameter]:
+    """Return the initialized parameters that the optimizer updates, each under one path."""
+    params: dict[int, tuple[str, Parameter]] = {}
+    for path, param in sorted(target.namedparams(include_uninit=False)):
+        if param.update_rule is not None:
+            params.setdefault(id(param), (path, param))
+    return dict(params.values())
+
+
+def _is_divisible(rule: UpdateRule) -> bool:
+    hookable = rule._hookable
+    return is_elementwise(rule) and not (
+        hookable._pre_update_hooks or hookable._post_update_hooks)
+
+
+def _piece(param: Parameter, begin: int, end: int) -> Parameter:
+    """Return a flat piece of a parameter; one without elements has the axes of the parameter."""
+    array = param.array.reshape(-1)[begin:end] if begin < end or not param.ndim else param.array[:0]
+    piece = chainer.Parameter(array, name=param.name)
+    piece.grad = None
+    return piece
+
+
+def _state_of(rule: UpdateRule) -> dict[str, Object]:
+    copy = rule._fp32_param
+    return {**(rule.state or {}), **({} if copy is None else {_FP32: copy.array})}

@@ -1,0 +1,194 @@
+"""The state of each thread: operation, communicator, call, peers and call site."""
+
+import pickle
+import threading
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import chainermn
+from chainermn._diagnostics import current_operations, thread_state
+from chainermn._diagnostics.thread_state import ThreadState
+from chainermn._operations.table import END
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
+
+
+@pytest.fixture
+def naive():
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
+class Observed(NamedTuple):
+    state: ThreadState
+    progress: tuple
+    timeout: float
+    is_finished: bool
+
+
+def observed(function):
+    """All threads of this process at one point of a function, as another thread sees them."""
+    found = {}
+
+    def observe():
+        def target():
+            found.update({ident: Observed(each.state, each.progress, each.timeout, each.is_finished)
+                          for ident, each in thread_state.snapshots().items()})
+
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+
+    function(observe)
+    return found
+
+
+def main(found):
+    return found[threading.main_thread().ident]
+
+
+def line_in(function, offset):
+    """The call site in a function."""
+    return (f'test_thread_state.py:{function.__code__.co_firstlineno + offset} in '
+            f'{function.__name__}()')
+
+
+class Observes:
+    """Pickling it is the point of observation."""
+
+    def __init__(self, observe):
+        self.observe = observe
+
+    def __reduce__(self):
+        self.observe()
+        return str, ()
+
+
+@current_operations.recorded(END)
+def end(observe):
+    observe()
+
+
+@current_operations.recorded('operation')
+def operation(owner, observe):
+    observe()
+
+
+def test_outside_of_operations(naive):
+    naive.barrier()
+    found = main(observed(lambda observe: observe()))
+    assert found[1:] == ((), None, False)
+    assert found.state[:1] + found.state[2:4] == ('', None, '')
+    assert found.state.text.startswith('not in an operation: it is at ')
+
+
+def test_in_a_collective(naive, monkeypatch):
+    check = naive._consistency
+    same = check.same
+
+    def call(observe):
+        with monkeypatch.context() as patch:
+            patch.setattr(check, 'same', lambda *args: (same(*args), observe())[0])
+            naive.barrier()
+
+    found = main(observed(call))
+    state = found.state
+    assert state.operation == state.call.operation == 'barrier'
+    assert (state.call.number, state.call.peer, state.call.tag) == (1, None, None)
+    assert state.communicator == naive._flight_records()[0].key
+    assert state.call_site == line_in(call, 3)
+    of = f' of {state.of}' if state.of else ''
+    assert state.text == f'in barrier #1{of}, called at {line_in(call, 3)}'
+    assert pickle.loads(pickle.dumps(state)) == state
+    assert found.progress[0] == 'barrier'
+    assert [calls for calls, _ in found.progress[1:]] == [*naive._flight_records()]
+
+
+def test_the_call_site_is_that_of_the_outermost_operation(naive):
+    def call(observe):
+        naive.allgather_obj(Observes(observe))
+
+    state = main(observed(call)).state
+    # It pickles before it records the call.
+    assert (state.operation, state.call, state.call_site) == (
+        'allgather_obj', None, line_in(call, 1))
+    assert state.communicator == naive._flight_records()[0].key
+
+
+def test_in_a_message(naive):
+    naive.isend(np.ones(1), naive.rank, 3)
+    state = main(observed(
+        lambda observe: naive.send_obj(Observes(observe), naive.rank, 7))).state
+    assert (state.operation, state.call.number, state.call.peer, state.call.tag) == (
+        'send_obj', 2, naive.rank, 7)
+    assert state.communicator == naive._flight_records()[1].key
+    assert state.text.startswith(f'in send_obj #2 to rank {naive.rank} tag 7')
+    naive.irecv(naive.rank, 3).wait()
+    naive.recv_obj(naive.rank)
+
+
+def test_progress_includes_the_calls_of_nested_operations(naive):
+    other = chainermn.create_communicator('naive')
+
+    def call(observe):
+        operation(naive, lambda: operation(other, observe))
+
+    first = main(observed(call))
+    assert first.state.communicator == naive._flight_records()[0].key
+    assert main(observed(call)).progress == first.progress
+    other.barrier()
+    assert main(observed(call)).progress != first.progress
+    other.finalize()
+
+
+def test_the_timeout_is_that_of_the_communicator(naive):
+    naive.set_config('timeout', 500)
+    assert main(observed(lambda observe: operation(naive, observe))).timeout == 500
+
+
+def test_in_the_shutdown():
+    found = main(observed(end))
+    assert found.is_finished and found.progress
+    assert found.state.text == 'at the end of the program'
+
+
+def test_other_threads_are_seen_in_operations_only(naive):
+    found = {}
+
+    def run(name, function):
+        def target():
+            found[name] = observed(function), threading.get_ident()
+
+        thread = threading.Thread(target=target, name=name)
+        thread.start()
+        thread.join()
+        return found[name]
+
+    threads, ident = run('loader', lambda observe: operation(naive, observe))
+    assert threads[ident].state.thread == 'loader'
+    assert threads[ident].state.text.endswith(' in thread loader')
+    threads, ident = run('idle', lambda observe: observe())
+    assert ident not in threads and main(threads).progress == ()
+
+
+def test_create_communicator_waits_for_its_ranks(monkeypatch):
+    init = MpiCommunicatorBase.__init__
+    part = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank, 0)
+
+    def create(observe):
+        def observes(self, mpi_comm):
+            observe()
+            init(self, mpi_comm)
+
+        monkeypatch.setattr(MpiCommunicatorBase, '__init__', observes)
+        chainermn.create_communicator('naive', part).finalize()
+
+    state = main(observed(create)).state
+    rank = MPI.COMM_WORLD.rank
+    of = f'the communicator of rank {rank}' if MPI.COMM_WORLD.size > 1 else ''
+    assert (state.operation, state.call, state.of, state.call_site) == (
+        'create_communicator', None, of, line_in(create, 6))
+    part.Free()

@@ -1,0 +1,112 @@
+"""Large host arrays are summed in shared memory by every operation."""
+
+import numpy as np
+import pytest
+
+import chainermn
+from chainermn._transport.mpi_transport import LARGE
+from chainermn._transport.shared_memory import exchange
+
+pytestmark = pytest.mark.every_size
+
+DTYPES = ['float16', 'float32', 'float64']
+
+
+@pytest.fixture(scope='module')
+def flat():
+    flat = chainermn.create_communicator('flat')
+    yield flat
+    flat.finalize()
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """Count the sums in shared memory."""
+    sums = []
+    original = exchange.SharedMemory.sum
+
+    def counted(self, arrays, *args, **kwargs):
+        sums.append(len(arrays))
+        return original(self, arrays, *args, **kwargs)
+
+    monkeypatch.setattr(exchange.SharedMemory, 'sum', counted)
+    return sums
+
+
+def numbers(rank, dtype, shape=(LARGE // 4, 3)):
+    """Small integers, whose sums are exact."""
+    return np.random.RandomState(rank).randint(-8, 9, shape).astype(dtype)
+
+
+def total(comm, dtype, shape=(LARGE // 4, 3)):
+    return sum(numbers(rank, dtype, shape) for rank in range(comm.size))
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_allreduce(flat, sums, dtype):
+    x = numbers(flat.rank, dtype)
+    np.testing.assert_array_equal(flat.allreduce(x), total(flat, dtype))
+    np.testing.assert_array_equal(flat.allreduce(np.asfortranarray(x)), total(flat, dtype))
+    np.testing.assert_array_equal(x, numbers(flat.rank, dtype))
+    out = np.empty_like(x)
+    assert flat.allreduce(x, out=out) is out
+    np.testing.assert_array_equal(out, total(flat, dtype))
+    assert flat.allreduce(x, out=x) is x
+    np.testing.assert_array_equal(x, total(flat, dtype))
+    assert sums == ([1] * 4 if flat.size > 1 else [])
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_allreduce_many(flat, sums, dtype):
+    shapes = [(3,), (LARGE // 8,), (), (5, LARGE // 16), (0, 2)]
+    xs = [numbers(flat.rank, dtype, shape) for shape in shapes]
+    results = flat.allreduce_many(xs)
+    for result, x, shape in zip(results, xs, shapes, strict=True):
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(result, total(flat, dtype, shape))
+        assert not np.may_share_memory(result, x)
+    assert sums == ([5] if flat.size > 1 else [])
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_multi_node_mean(flat, sums, dtype):
+    mean = flat.multi_node_mean(numbers(flat.rank, dtype))
+    np.testing.assert_allclose(mean, total(flat, 'float64') / flat.size, rtol=1e-3 if (
+        dtype == 'float16') else 1e-6)
+    assert sums == ([1] if flat.size > 1 else [])
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'int64', 'complex128'])
+def test_bcast(flat, monkeypatch, dtype):
+    copies = []
+    original = exchange.SharedMemory.copy
+    monkeypatch.setattr(exchange.SharedMemory, 'copy', lambda self, arrays, owners: (
+        copies.append(owners), original(self, arrays, owners))[1])
+    for root in range(flat.size):
+        x = numbers(root, dtype) if flat.rank == root else None
+        y = flat.bcast(x, root)
+        np.testing.assert_array_equal(y, numbers(root, dtype))
+        assert y.flags.writeable and (x is None or y is x)
+        y = flat.bcast(None if x is None else x[1:].T, root)  # not contiguous
+        np.testing.assert_array_equal(y, numbers(root, dtype)[1:].T)
+        small = flat.bcast(None if x is None else x[:2], root)
+        np.testing.assert_array_equal(small, numbers(root, dtype)[:2])
+    assert copies == ([(root,) for root in range(flat.size) for _ in range(2)]
+                      if flat.size > 1 else [])
+
+
+def test_carried_by_mpi(flat, sums):
+    large = numbers(flat.rank, 'float32')
+    flat.allreduce(large, 'max')
+    flat.allreduce(large.astype(np.int32))
+    flat.allreduce(large[:10])
+    flat.allreduce_many([large[:10], large[:10]])
+    flat.allreduce_many([large, large], 'prod')
+    assert sums == []
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_same_bits_on_all_ranks(flat, dtype):
+    x = np.random.RandomState(flat.rank).standard_normal(LARGE).astype(dtype)
+    for result in (flat.allreduce(x), *flat.allreduce_many([x, x[::2]]), flat.multi_node_mean(x)):
+        assert len(set(flat.allgather_obj(result.tobytes()))) == 1

@@ -1,0 +1,1037 @@
+"""The checkpointer keeps and removes files, and a run resumes with the same bits."""
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+
+import chainer
+import numpy as np
+import pytest
+from mpi4py import MPI
+from shared_fixtures import create
+from time_limits import seconds
+
+import chainermn
+from chainermn._operations.ranks import ranks_text
+from chainermn.extensions._checkpointing.command import verify_folder
+from chainermn.extensions.checkpoint import _CheckpointStats
+from chainermn.iterators import create_synchronized_iterator
+
+WORLD = MPI.COMM_WORLD
+
+
+@pytest.fixture(scope='module', params=[
+    'naive', pytest.param('version7', marks=pytest.mark.full)])
+def comm(request):
+    return create(request.param)
+
+
+def warns_rank_0(comm, match):
+    """Rank 0 warns."""
+    return (pytest.warns(RuntimeWarning, match=match) if comm.rank == 0
+            else contextlib.nullcontext())
+
+
+def checkpointer_of(comm, **kwargs):
+    name = kwargs.pop('name', 'run')
+    return chainermn.create_multi_node_checkpointer(name, comm, **kwargs)
+
+
+def make_trainer(comm, folder, stop=(12, 'iteration'), synchronized=False):
+    np.random.seed(comm.rank)
+    data = np.random.RandomState(5).normal(0, 1, (20, 3)).astype(np.float32)
+    labels = (data.sum(axis=1) > 0).astype(np.int32)
+    dataset = chainermn.scatter_dataset(chainer.datasets.TupleDataset(data, labels), comm)
+    iterator = chainer.iterators.SerialIterator(dataset, 3)
+    if synchronized:
+        iterator = create_synchronized_iterator(iterator, comm)
+    model = chainer.links.Classifier(chainer.Sequential(
+        chainer.links.Linear(None, 4), lambda x: chainer.functions.dropout(x, 0.3),
+        chainer.links.Linear(4, 2)))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(0.1), comm).setup(model)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    return chainer.training.Trainer(updater, stop, out=folder), optimizer
+
+
+def bits(trainer):
+    model = trainer.updater.get_optimizer('main').target
+    return [param.array.tobytes() for _, param in sorted(model.namedparams())]
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize('synchronized', [False, True])
+@pytest.mark.parametrize('stop', [1, 2, 5, 9, 11])
+def test_a_resumed_run_has_the_same_bits(comm, folder, stop, synchronized):
+    """Over several epochs, with shuffling, dropout and momentum."""
+    trainer, _ = make_trainer(comm, folder, synchronized=synchronized)
+    trainer.run()
+    expected = bits(trainer)
+
+    first, _ = make_trainer(comm, folder, (stop, 'iteration'), synchronized)
+    checkpointer = checkpointer_of(comm)
+    checkpointer.finalize = lambda: None  # as if the run had been killed
+    first.extend(checkpointer, trigger=(1, 'iteration'))
+    first.run()
+
+    trainer, optimizer = make_trainer(comm, folder, synchronized=synchronized)
+    np.random.seed(99)
+    checkpointer_of(comm).maybe_load(trainer, optimizer, path=folder)
+    assert trainer.updater.iteration == stop
+    trainer.run()
+    assert bits(trainer) == expected
+    assert comm.allgather_obj(bits(trainer)) == [expected] * comm.size
+
+
+@pytest.mark.parametrize('stop', [1, 4, 6])
+def test_a_resumed_loop_has_the_same_bits(comm, folder, stop):
+    """Without a Trainer: a dictionary of objects is saved."""
+    def train(stop):
+        trainer, optimizer = make_trainer(comm, folder)
+        iterator, model = trainer.updater.get_iterator('main'), optimizer.target
+        state = {'model': model, 'optimizer': optimizer, 'iterator': iterator}
+        checkpointer = checkpointer_of(comm, path=folder)
+        resumed = checkpointer.maybe_load(state)
+        for iteration in range((resumed or 0) + 1, stop + 1):
+            batch = chainer.dataset.concat_examples(iterator.next())
+            optimizer.update(model, *batch)
+            checkpointer.save(state, iteration)
+        return resumed, bits(trainer), checkpointer
+
+    _, expected, checkpointer = train(8)
+    checkpointer.finalize()  # removes the files
+    assert train(stop)[0] is None
+    np.random.seed(99)
+    assert train(8)[:2] == (stop, expected)
+
+
+def test_a_dictionary_on_another_number_of_ranks(comm, folder):
+    model = chainer.links.Linear(2, 2)
+    comm.bcast_data(model)
+    checkpointer_of(comm, path=folder).save({'model': model}, 3)
+    group = comm.split(0 if comm.rank == 0 else 1, comm.rank)
+    if comm.rank == 0:
+        loaded = chainer.links.Linear(2, 2)
+        with (pytest.warns(RuntimeWarning, match='saved by') if comm.size > 1
+              else contextlib.nullcontext()):
+            assert checkpointer_of(group, path=folder).maybe_load({'model': loaded}) == 3
+        np.testing.assert_array_equal(loaded.W.array, model.W.array)
+    comm.barrier()
+
+
+def test_rank_0_logs_the_iteration(comm, folder, caplog):
+    model = chainer.links.Linear(2, 2)
+    checkpointer = checkpointer_of(comm, path=folder)
+    with caplog.at_level('INFO', 'chainermn'):
+        assert checkpointer.maybe_load(model) is None
+        checkpointer.save(model, 5)
+        assert checkpointer.maybe_load(model) == 5
+    messages = [each.getMessage() for each in caplog.records if each.name == 'chainermn']
+    assert messages == [
+        f"No checkpoint of run 'run' in {folder}: starting from the beginning",
+        f"Resumed from iteration 5 of run 'run' in {folder}"] * (comm.rank == 0)
+
+
+def differing(comm, folder, save, load):
+    """Save one object, load into another; return the error, which all ranks raise."""
+    checkpointer_of(comm, path=folder).save(save, 4)
+    with pytest.raises(ValueError) as caught:
+        checkpointer_of(comm, path=folder).maybe_load(load)
+    text = str(caught.value)
+    assert comm.allgather_obj(text) == [text] * comm.size
+    assert text.startswith('iteration 4 was not loaded: the program differs from the checkpoint\n')
+    assert text.endswith('Use the model, optimizer and data set of the saved run. To start from '
+                         'the beginning, pass another name or folder.')
+    return text
+
+
+def test_another_shape_names_the_parameter_the_file_and_both_shapes(comm, folder):
+    linear = chainer.links.Linear
+    text = differing(comm, folder, {'model': linear(3, 1)}, {'model': linear(4, 1)})
+    for rank in range(comm.size):
+        assert (f'rank {rank}: model/W has shape (1, 3) in the file, (1, 4) in the program '
+                f'({folder}/run.{rank}.4)\n') in text
+    # One that NumPy would broadcast; and a bare model.
+    text = differing(comm, folder, linear(3, 1), linear(3, 2))
+    assert ('rank 0: W has shape (1, 3) in the file, (2, 3) in the program; '
+            'b has shape (1,) in the file, (2,) in the program') in text
+    assert 'rank 0: b is missing from the file (' in differing(
+        comm, folder, linear(3, 1, nobias=True), linear(3, 1))
+
+
+def test_another_model_or_data_set_in_an_updater(comm, folder):
+    def updater(size, units):
+        model = chainer.links.Classifier(chainer.links.Linear(3, units))
+        optimizer = chainermn.create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(), comm).setup(model)
+        data = [(np.ones(3, np.float32), np.int32(0))] * size
+        iterator = chainer.iterators.SerialIterator(data, 2)
+        updater = chainer.training.StandardUpdater(iterator, optimizer)
+        updater.update()
+        return updater
+
+    assert ('iterator:main/order has shape (8,) in the file, (9,) in the program'
+            in differing(comm, folder, updater(8, 2), updater(9, 2)))
+    text = differing(comm, folder, updater(8, 2), updater(8, 3))
+    assert 'model:main/predictor/W has shape (2, 3) in the file, (3, 3)' in text
+    assert '; and 1 more (' in text  # of the momentum
+
+
+@pytest.mark.compares_calls
+def test_a_folder_that_is_not_writable_fails_at_creation(comm, folder):
+    path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
+    with pytest.raises(OSError, match='Pass another folder') as caught:
+        checkpointer_of(comm, path=path)
+        comm.barrier()
+    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
+
+
+def test_the_class_is_public(comm):
+    checkpointer = checkpointer_of(comm)
+    assert isinstance(checkpointer, chainermn.MultiNodeCheckpointer)
+    assert checkpointer.default_name == '_MultiNodeCheckpointer'  # as in files of ChainerMN 7
+
+
+def test_swapped_arguments(comm):
+    with pytest.raises(TypeError, match='a name and a communicator, in this order') as caught:
+        chainermn.create_multi_node_checkpointer(comm, 'run')
+    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
+
+
+def test_without_the_optimizer_the_next_update_only_broadcasts(comm, folder):
+    trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
+    trainer.run()
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(trainer, 2)
+    for argument, steps in [((), 1), (('optimizer',), 2)]:
+        trainer, optimizer = make_trainer(comm, folder)
+        checkpointer.maybe_load(trainer, *(optimizer for _ in argument))
+        trainer.updater.update()
+        assert optimizer.t == steps
+
+
+def names(folder):
+    """All but the locks."""
+    return sorted(name for name in os.listdir(folder) if not name.endswith('.lock'))
+
+
+def complete(folder, name='run'):
+    """Iterations of the complete saves."""
+    return [row.iteration for row in verify_folder(str(folder))
+            if row.name.startswith(f'{name}.0.') and not row.problems]
+
+
+def test_file_names_and_what_is_kept(comm, folder):
+    checkpointer = checkpointer_of(comm, cp_interval=2, gc_interval=3, path=folder)
+    model = chainer.links.Linear(2, 2)
+    kept = {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 3, 4], 5: [4, 5], 6: [4, 5, 6],
+            7: [4, 5, 6, 7], 8: [7, 8]}
+    for iteration, iterations in kept.items():
+        checkpointer.save(model, iteration)
+        comm.barrier()
+        assert names(folder) == sorted(
+            f'run.{rank}.{i}' for rank in range(comm.size) for i in iterations)
+        assert complete(folder) == iterations
+        comm.barrier()
+
+
+def test_files_do_not_accumulate_if_a_job_often_restarts(comm, folder):
+    """Each job saves fewer checkpoints than the interval between two removals."""
+    model = chainer.links.Linear(2, 2)
+    for iteration in range(1, 9):
+        checkpointer = checkpointer_of(comm, cp_interval=2, gc_interval=3, path=folder)
+        checkpointer.save(model, iteration)
+    comm.barrier()
+    assert complete(folder) == [7, 8]
+
+
+def test_a_dot_in_the_name(comm, folder):
+    model = chainer.links.Linear(2, 2)
+    checkpointer_of(comm, name='resnet.v1.5', path=folder).save(model, 7)
+    loaded = chainer.links.Linear(2, 2)
+    checkpointer_of(comm, name='resnet.v1', path=folder).maybe_load(loaded)
+    assert (loaded.W.array != model.W.array).any()
+    checkpointer_of(comm, name='resnet.v1.5').maybe_load(loaded, path=folder)
+    np.testing.assert_array_equal(loaded.W.array, model.W.array)
+
+
+def test_the_newest_common_iteration_is_loaded(comm, folder):
+    checkpointer = checkpointer_of(comm, path=folder)
+    models = [chainer.links.Linear(2, 2) for _ in range(3)]
+    for iteration, model in enumerate(models):
+        checkpointer.save(model, iteration)
+    comm.barrier()
+    if comm.rank == comm.size - 1:
+        os.remove(f'{folder}/run.{comm.rank}.2')
+    loaded = chainer.links.Linear(2, 2)
+    # Without the only file, there is no checkpoint.
+    with (warns_rank_0(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing')
+          if comm.size > 1 else contextlib.nullcontext()):
+        checkpointer_of(comm, path=folder).maybe_load(loaded)
+    np.testing.assert_array_equal(loaded.W.array, models[1].W.array)
+
+
+def test_a_damaged_file_is_skipped(comm, folder):
+    checkpointer = checkpointer_of(comm, path=folder)
+    models = [chainer.links.Linear(2, 2) for _ in range(2)]
+    for iteration, model in enumerate(models):
+        checkpointer.save(model, iteration)
+    with open(f'{folder}/run.{comm.rank}.1', 'r+b') as file:
+        file.truncate(50)
+    loaded = chainer.links.Linear(2, 2)
+    with warns_rank_0(comm, 'skipped the save of(.|\n)*rank 0: .*run.0.1: File is not a zip file'):
+        checkpointer_of(comm, path=folder).maybe_load(loaded)
+    np.testing.assert_array_equal(loaded.W.array, models[0].W.array)
+
+
+def test_nothing_to_load(comm, folder):
+    trainer, optimizer = make_trainer(comm, folder)
+    checkpointer_of(comm).maybe_load(trainer, optimizer)
+    assert trainer.updater.iteration == 0
+
+
+@pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
+def test_after_an_error_the_files_stay(comm, folder, error):
+    def fail(trainer):
+        raise error('on purpose')
+
+    trainer, _ = make_trainer(comm, folder, (4, 'iteration'))
+    trainer.extend(checkpointer_of(comm), trigger=(1, 'iteration'))
+    trainer.extend(fail, trigger=(3, 'iteration'), priority=-1000)
+    with pytest.raises(error, match='on purpose'):
+        trainer.run()
+    comm.barrier()
+    assert f'run.{comm.rank}.3' in names(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and sys.platform != 'linux', reason='takes /proc')
+def test_an_error_of_one_rank_while_saving_is_raised_on_all(comm, folder):
+    """The training state is untouched, and older checkpoints stay."""
+    model = chainer.links.Linear(2, 2)
+    checkpointer_of(comm, path=folder).save(model, 1)
+    path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
+    checkpointer = checkpointer_of(comm)
+    checkpointer.path = path  # as a trainer sets it
+    with pytest.raises(OSError, match=f'rank {comm.size - 1}') as caught:
+        checkpointer.save(model, 2)
+    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
+    loaded = chainer.links.Linear(2, 2)
+    with warns_rank_0(comm, 'iteration 2') if comm.size > 1 else contextlib.nullcontext():
+        checkpointer_of(comm, path=folder).maybe_load(loaded)
+    np.testing.assert_array_equal(loaded.W.array, model.W.array)
+
+
+class Gated(chainer.Chain):
+    """Is serialized with a gate before its parameters, so that none of them is written before."""
+
+    def __init__(self, gate):
+        super().__init__()
+        with self.init_scope():
+            self.linear = chainer.links.Linear(3, 2)
+        self.gate = np.array(gate, dtype=object)
+        self.register_persistent('gate')
+
+
+def test_the_state_at_the_call_is_saved(comm, folder, gate):
+    """Neither the call nor a change of the state waits for the file."""
+    model = Gated(gate)
+    expected = model.linear.W.array.tobytes()
+    checkpointer = checkpointer_of(comm, path=folder, allow_pickle=True)
+    checkpointer.save(model, 1, wait=False)
+    assert f'run.{comm.rank}.1' not in names(folder)
+    model.linear.W.array[...] = 0
+    gate.is_open.set()
+    loaded = Gated(None)
+    checkpointer.maybe_load(loaded)
+    assert loaded.linear.W.array.tobytes() == expected
+
+
+def test_a_trainer_continues_while_a_checkpoint_is_written(comm, folder, gate):
+    """The resumed run has the bits of the saved iteration."""
+    trainer, _ = make_trainer(comm, folder)
+    trainer.run()
+    expected = bits(trainer)
+
+    first, _ = make_trainer(comm, folder, (7, 'iteration'))
+    iterator = first.updater.get_iterator('main')
+
+    def serialize(serializer):
+        serializer('gate', np.array(gate, dtype=object))  # the first thing in the file
+        type(iterator).serialize(iterator, serializer)
+
+    iterator.serialize = serialize
+    checkpointer = checkpointer_of(comm, allow_pickle=True)
+    checkpointer.finalize = lambda: None
+    first.extend(checkpointer, trigger=(4, 'iteration'))
+    first.run()
+    assert first.updater.iteration == 7 and f'run.{comm.rank}.4' not in names(folder)
+    gate.is_open.set()
+
+    trainer, optimizer = make_trainer(comm, folder)
+    np.random.seed(99)
+    checkpointer_of(comm, allow_pickle=True).maybe_load(trainer, optimizer, path=folder)
+    assert trainer.updater.iteration == 4
+    trainer.run()
+    assert bits(trainer) == expected
+
+
+def test_older_files_stay_until_the_newer_save_is_complete(comm, folder, gate):
+    last = comm.size - 1
+    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder,
+                                   allow_pickle=True)
+    checkpointer.save(Gated(None), 1)
+    checkpointer.save(Gated(gate if comm.rank == last else None), 2, wait=False)
+    if comm.rank != last:
+        checkpointer._saver.background.wait()
+    comm.barrier()
+    assert {f'run.{rank}.1' for rank in range(comm.size)} <= set(names(folder))
+    comm.barrier()
+    gate.is_open.set()
+    checkpointer.save(Gated(None), 3)
+    comm.barrier()
+    assert names(folder) == [f'run.{rank}.3' for rank in range(comm.size)]
+
+
+def test_saves_that_other_ranks_lack_do_not_count_as_newer(comm, folder):
+    """An earlier run left iteration 9 on one rank only."""
+    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1, path=folder)
+    if comm.rank == 0:
+        with open(f'{folder}/run.0.9', 'w') as file:
+            file.write('damaged')
+    checkpointer.save(Gated(None), 1)
+    checkpointer.save(Gated(None), 2)
+    comm.barrier()
+    assert names(folder) == sorted(['run.0.9', *(f'run.{rank}.2' for rank in range(comm.size))])
+
+
+@contextlib.contextmanager
+def full_disk(is_full):
+    """No file can be longer than 1 MB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def large_model():
+    return chainer.links.Linear(1000, 500)  # 2 MB
+
+
+@pytest.fixture
+def failed(comm, folder):
+    """A checkpointer that has iteration 1, and could not write iteration 2 on the last rank."""
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(large_model(), 1)
+    with full_disk(comm.rank == comm.size - 1):
+        checkpointer.save(large_model(), 2, wait=False)
+        checkpointer._saver.background.wait()
+    return checkpointer
+
+
+def assert_raises_on_all(comm, folder, operation):
+    last = comm.size - 1
+    with pytest.raises(OSError, match='File too large') as caught:
+        operation()
+    assert f'rank {last}: {folder}/run.{last}.2: ' in str(caught.value)
+    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
+    assert f'run.{last}.2' not in names(folder) and f'tmp-run.{last}.2.part' not in names(folder)
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_save(comm, folder, failed):
+    model = large_model()
+    assert_raises_on_all(comm, folder, lambda: failed.save(model, 3))
+    failed.save(model, 4)
+    loaded = large_model()
+    failed.maybe_load(loaded)
+    np.testing.assert_array_equal(loaded.W.array, model.W.array)
+
+
+def test_an_error_of_the_thread_is_raised_by_maybe_load(comm, folder, failed):
+    assert_raises_on_all(comm, folder, lambda: failed.maybe_load(large_model()))
+
+
+def test_an_error_of_the_thread_is_raised_at_the_end_and_the_files_stay(comm, folder, failed):
+    assert_raises_on_all(comm, folder, failed.finalize)
+    assert f'run.{comm.rank}.1' in names(folder)
+    failed.finalize()
+
+
+def test_an_error_of_the_thread_is_a_warning_if_training_failed(
+        comm, folder, failed):
+    failed.on_error(None, RuntimeError(), None)
+    if comm.rank == comm.size - 1:
+        with pytest.warns(RuntimeWarning, match='File too large'):
+            failed.finalize()
+    else:
+        failed.finalize()
+
+
+def test_a_training_that_fails_completes_the_file(comm, folder, gate):
+    trainer, _ = make_trainer(comm, folder, (4, 'iteration'))
+    model = Gated(gate)
+    trainer.extend(checkpointer_of(comm, allow_pickle=True), trigger=(2, 'iteration'))
+
+    class Fails(chainer.training.Extension):
+        def __call__(self, trainer):
+            raise RuntimeError('on purpose')
+
+        def on_error(self, trainer, exc, tb):
+            gate.is_open.set()
+
+        def serialize(self, serializer):
+            model.serialize(serializer)
+
+    trainer.extend(Fails(), trigger=(3, 'iteration'))
+    with pytest.raises(RuntimeError, match='on purpose'):
+        trainer.run()
+    comm.barrier()
+    assert names(folder) == sorted(f'run.{rank}.2' for rank in range(comm.size))
+    checkpointer_of(comm, path=folder, allow_pickle=True).maybe_load(trainer)
+    assert trainer.updater.iteration == 2
+
+
+def test_stats_count_what_is_on_the_disk(comm, folder, gate):
+    checkpointer = checkpointer_of(comm, path=folder, allow_pickle=True)
+    checkpointer.save(Gated(gate), 1, wait=False)
+    assert checkpointer.get_stats() == 'no checkpoints were saved'
+    gate.is_open.set()
+    checkpointer.maybe_load(Gated(None))
+    assert len(checkpointer.stats.durations) == 1
+
+
+def test_stats(comm, folder):
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(chainer.links.Linear(2, 2), 1)
+    assert re.search(r'avg=0\.\d+, min=0\.\d+, max=0\.\d+', checkpointer.get_stats())
+    assert _CheckpointStats().report()
+
+
+@pytest.mark.parametrize('arguments', [('a/b', 5, 5), ('run', 0, 5), ('run', 5, 0)])
+def test_bad_arguments(comm, arguments):
+    name, cp_interval, gc_interval = arguments
+    with pytest.raises(ValueError, match='name must not contain a slash, and'):
+        chainermn.create_multi_node_checkpointer(name, comm, cp_interval, gc_interval)
+
+
+def test_no_folder(comm):
+    with pytest.raises(TypeError, match='path='):
+        checkpointer_of(comm).save(chainer.links.Linear(2, 2), 1)
+
+
+SCRIPT = '''
+import os, signal, sys
+import chainer, chainermn
+sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[1])))  # for time_limits
+import importlib.util
+spec = importlib.util.spec_from_file_location('tests_of_checkpoint', sys.argv[1])
+tests = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tests)
+comm = chainermn.create_communicator('naive')
+folder, victim, when, moment = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+trainer, optimizer = tests.make_trainer(comm, folder)
+checkpointer = chainermn.create_multi_node_checkpointer('run', comm, allow_pickle=True)
+trainer.extend(checkpointer, trigger=(1, 'iteration'))
+checkpointer.maybe_load(trainer, optimizer)
+os.write(1, f'starts at {trainer.updater.iteration}\\n'.encode())  # in one piece
+
+class Kill:
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Die(chainer.training.Extension):
+    trigger = 1, 'iteration'
+
+    def is_time(self):
+        return comm.rank == victim and trainer.updater.iteration == when
+
+    def __call__(self, trainer):
+        if self.is_time() and moment != 'writing':
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def serialize(self, serializer):
+        if self.is_time() and moment == 'writing':
+            serializer('kill', tests.np.array(Kill(), dtype=object))
+
+trainer.extend(Die(), priority={'before': 1000}.get(moment, -1000))
+trainer.run()
+os.write(1, f"ends with {hash(b''.join(tests.bits(trainer)))}\\n".encode())
+'''
+
+
+def run_script(folder, victim=-1, when=0, moment='never'):
+    script = folder / 'script.py'
+    script.write_text(SCRIPT)
+    return subprocess.run(
+        ['mpiexec', '-n', '2', sys.executable, str(script), __file__, str(folder / 'out'),
+         str(victim), str(when), moment],
+        capture_output=True, text=True, timeout=seconds(50),
+        env={**os.environ, 'PYTHONHASHSEED': '0'})
+
+
+@pytest.fixture(scope='module')
+def undisturbed_run(tmp_path_factory):
+    """Return the result of an undisturbed run."""
+    done = run_script(tmp_path_factory.mktemp('undisturbed'))
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r'ends with (-?\d+)', done.stdout))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize('victim, when, moment', [
+    (0, 1, 'before'), (1, 4, 'before'), (0, 7, 'after'), (1, 12, 'after'), (0, 5, 'writing'),
+    (1, 12, 'writing')])
+def test_a_killed_run_resumes_with_the_same_bits(
+        tmp_path, undisturbed_run, victim, when, moment):
+    """Killed before or after the iteration's checkpoint is taken, or while it is written."""
+    killed = run_script(tmp_path, victim, when, moment)
+    assert killed.returncode != 0 and 'ends with' not in killed.stdout
+    again = run_script(tmp_path)
+    assert again.returncode == 0, again.stderr
+    start = int(re.search(r'starts at (\d+)', again.stdout)[1])
+    assert when - 2 <= start <= when
+    assert len(undisturbed_run) == 1
+    assert set(re.findall(r'ends with (-?\d+)', again.stdout)) == undisturbed_run
+
+
+# --- another number of ranks ------------------------------------------------------------------
+
+def some_of(comm, n):
+    """A communicator of the first n ranks, and None on the others."""
+    part = comm.split(int(comm.rank >= n), comm.rank)
+    return part if comm.rank < n else None
+
+
+def resized(comm, match='saved by . ranks and is loaded on'):
+    return warns_rank_0(comm, match)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('synchronized', [False, True])
+@pytest.mark.parametrize('way', ['more', 'fewer'])
+def test_another_number_of_ranks_resumes_with_the_same_model(comm, folder, way, synchronized):
+    few = some_of(comm, comm.size - 1)
+    before, after = (few, comm) if way == 'more' else (comm, few)
+    saved = None
+    if before is not None:
+        trainer, _ = make_trainer(before, folder, (5, 'iteration'), synchronized)
+        checkpointer = checkpointer_of(before)
+        checkpointer.finalize = lambda: None  # as if the run had been killed
+        trainer.extend(checkpointer, trigger=(1, 'iteration'))
+        trainer.extend(chainer.training.extensions.ExponentialShift('lr', 0.9),
+                       trigger=(2, 'iteration'))
+        trainer.run()
+        updater = trainer.updater
+        saved = bits(trainer), updater.epoch_detail, updater.get_optimizer('main').lr
+        checkpointer._saver.wait()
+    saved = comm.bcast_obj(saved)
+    if after is not None:
+        trainer, optimizer = make_trainer(after, folder, (6, 'iteration'), synchronized)
+        trainer.extend(chainer.training.extensions.ExponentialShift('lr', 0.9),
+                       trigger=(2, 'iteration'))
+        with resized(after):
+            checkpointer_of(after).maybe_load(trainer, optimizer, path=folder)
+        updater = trainer.updater
+        assert bits(trainer) == saved[0] and updater.iteration == 5
+        length = len(updater.get_iterator('main').dataset)
+        assert saved[1] - 1 / length <= updater.epoch_detail <= saved[1]
+        trainer.run()
+        assert after.allgather_obj(bits(trainer)) == [bits(trainer)] * after.size
+        assert optimizer.t == 5 and optimizer.lr == pytest.approx(saved[2] * 0.9)  # one broadcast
+    comm.barrier()
+
+
+def save_on(comm, folder, model, iteration=1):
+    checkpointer_of(comm, path=folder).save(model, iteration)
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('way', ['more', 'fewer'])
+def test_models_that_differ_are_refused_on_all_ranks(comm, folder, way):
+    few = some_of(comm, comm.size - 1)
+    before, after = (few, comm) if way == 'more' else (comm, few)
+    if before is not None:
+        model = chainer.links.Linear(2, 2)
+        model.W.array[...] = before.rank
+        save_on(before, folder, model)
+    comm.barrier()
+    model = chainer.links.Linear(2, 2)
+    untouched = model.W.array.copy()
+    if after is not None:
+        checkpointer = checkpointer_of(after, path=folder)
+        if before.size == 1 if before is not None else comm.size == 2:
+            with resized(after):  # one rank is a replica of itself
+                checkpointer.maybe_load(model)
+        else:
+            with pytest.raises(ValueError, match='the saved states differ between ranks') as caught:
+                checkpointer.maybe_load(model)
+            assert f'rank {comm.size - 2} has its own state' in str(caught.value)
+            assert len(set(after.allgather_obj(str(caught.value)))) == 1
+            np.testing.assert_array_equal(model.W.array, untouched)
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_means_of_batch_normalization_may_differ(comm, folder):
+    model = chainer.Sequential(chainer.links.Linear(
+        2, 2, initialW=np.eye(2), initial_bias=np.zeros(2)), chainer.links.BatchNormalization(2))
+    model[1].avg_mean[...] = comm.rank
+    save_on(comm, folder, model)
+    few = some_of(comm, 1)
+    if few is not None:
+        with resized(few, 'means of batch normalization, differed'):
+            checkpointer_of(few, path=folder).maybe_load(model)
+        assert (model[1].avg_mean == 0).all()  # of rank 0
+    comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_files_of_more_ranks_are_removed_as_well(comm, folder):
+    model = chainer.links.Linear(2, 2, initialW=1)
+    save_on(comm, folder, model)
+    few = some_of(comm, 1)
+    if few is not None:
+        checkpointer = checkpointer_of(few, cp_interval=1, gc_interval=1, path=folder)
+        checkpointer.save(model, 2)
+        assert names(folder) == ['run.0.2'] and complete(folder) == [2]
+    comm.barrier()
+
+
+# --- errors of one rank -----------------------------------------------------------------------
+
+class Fails(chainer.Chain):
+    def __init__(self, fails):
+        super().__init__()
+        with self.init_scope():
+            self.linear = chainer.links.Linear(2, 2)
+        self.fails = fails
+
+    def serialize(self, serializer):
+        super().serialize(serializer)
+        if self.fails:
+            raise ZeroDivisionError('on purpose')
+
+
+@pytest.mark.parametrize('wait', [True, False])
+def test_a_state_that_fails_on_one_rank_fails_on_all(comm, folder, wait):
+    model = Fails(False)
+    checkpointer = checkpointer_of(comm, path=folder)
+    checkpointer.save(model, 1, wait=wait)
+    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+        checkpointer.save(Fails(comm.rank == comm.size - 1), 2, wait=wait)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    checkpointer.save(model, 3)
+    assert complete(folder) == [1, 3] and names(folder) == sorted(
+        f'run.{rank}.{i}' for rank in range(comm.size) for i in (1, 3))
+    with pytest.raises(ZeroDivisionError, match='on purpose') as caught:
+        checkpointer.maybe_load(Fails(comm.rank == comm.size - 1))
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_iterations_are_refused_on_all_ranks(comm, folder):
+    checkpointer = checkpointer_of(comm, path=folder)
+    with pytest.raises(ValueError, match=f'rank {comm.size - 1}: iteration 8') as caught:
+        checkpointer.save(chainer.links.Linear(2, 2), 8 if comm.rank == comm.size - 1 else 7)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    assert names(folder) == []
+
+
+def test_python_objects_are_refused_on_all_ranks(comm, folder):
+    class Odd(chainer.Link):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+            self.register_persistent('value')
+
+    objects = np.empty(1, dtype=object)
+    model = Odd(objects if comm.rank == comm.size - 1 else np.zeros(1))
+    with pytest.raises(TypeError, match='value is an array of Python objects') as caught:
+        checkpointer_of(comm, path=folder).save(model, 1)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    checkpointer = checkpointer_of(comm, path=folder, allow_pickle=True)
+    checkpointer.save(model, 1)
+    checkpointer.maybe_load(model)
+    with pytest.raises(ValueError, match='allow_pickle=True'):
+        checkpointer_of(comm, path=folder).maybe_load(model)
+
+
+def state_of(trainer):
+    """The complete state of a checkpoint, which saving must not change."""
+    serializer = chainer.serializers.DictionarySerializer()
+    trainer.updater.serialize(serializer)
+    return ({key: array.tobytes() for key, array in serializer.target.items()},
+            np.random.get_state()[1].tobytes())
+
+
+def test_a_failed_checkpoint_leaves_the_training_as_it_was(comm, folder):
+    trainer, _ = make_trainer(comm, folder)
+    trainer.run()
+    expected = bits(trainer)
+
+    trainer, _ = make_trainer(comm, folder, (5, 'iteration'))
+    checkpointer = checkpointer_of(comm, path=folder)
+    trainer.run()
+    before = state_of(trainer)
+    if comm.rank == comm.size - 1:
+        os.mkdir(f'{folder}/tmp-run.{comm.rank}.5.part')
+    with pytest.raises(OSError, match=f'rank {comm.size - 1}: .*IsADirectoryError'):
+        checkpointer.save(trainer, 5)
+    assert state_of(trainer) == before
+    trainer._done, trainer.stop_trigger = False, lambda t: t.updater.iteration >= 12
+    while trainer.updater.iteration < 12:
+        trainer.updater.update()
+    assert bits(trainer) == expected
+
+
+@pytest.mark.mpi_skip
+def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
+    """A real one; the next checkpoint with enough space is complete."""
+    done = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=5m', 'tmpfs', str(tmp_path)],
+                          capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f'needs to mount: {done.stderr.strip()}')
+    try:
+        trainer, _ = make_trainer(comm, str(tmp_path), (2, 'iteration'))
+        large = large_model()
+        trainer.updater.get_optimizer('main').target.add_link('large', large)
+        trainer.run()
+        checkpointer = checkpointer_of(comm, path=str(tmp_path))
+        checkpointer.save(trainer, 1)
+        (tmp_path / 'other').write_bytes(bytes(1_500_000))
+        before = state_of(trainer)
+        with pytest.raises(OSError, match=r'(?s)iteration 2 was not saved.*run.0.2: .*No space'):
+            checkpointer.save(trainer, 2)
+        assert state_of(trainer) == before and complete(tmp_path) == [1]
+        assert names(tmp_path) == ['other', 'run.0.1']
+        os.remove(tmp_path / 'other')
+        checkpointer.save(trainer, 3)
+        assert complete(tmp_path) == [1, 3]
+    finally:
+        subprocess.run(['umount', '-l', str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize('operation', ['maybe_load', 'save', 'run'])
+def test_a_folder_with_the_name_of_a_file(comm, folder, operation):
+    """Found before time is spent on training."""
+    trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
+    checkpointer, model = checkpointer_of(comm, path=folder), chainer.links.Linear(2, 2)
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    call = {'maybe_load': lambda: checkpointer.maybe_load(model), 'run': trainer.run,
+            'save': lambda: checkpointer.save(model, 5)}[operation]
+    if comm.rank == comm.size - 1:
+        os.mkdir(f'{folder}/run.{comm.rank}.9')
+    comm.barrier()
+    with pytest.raises(OSError, match=rf'run\.{comm.size - 1}\.9 is a folder') as caught:
+        call()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    assert trainer.updater.iteration == 0
+    if comm.rank == comm.size - 1:
+        os.rmdir(f'{folder}/run.{comm.rank}.9')
+    comm.barrier()
+    checkpointer.save(model, 5)
+
+
+# --- one job at a time ------------------------------------------------------------------------
+
+JOB = '''
+import os, sys
+import chainer, chainermn
+comm = chainermn.create_communicator('naive')
+role, folder = sys.argv[1:]
+out = os.path.join(folder, 'out')
+model = chainer.links.Linear(2, 2, initialW=1)
+checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=out)
+try:
+    checkpointer.maybe_load(model)
+except RuntimeError as error:
+    assert len(set(comm.allgather_obj(str(error)))) == 1
+    os.write(1, f'rank {comm.rank}: {error}\\n'.encode())
+    checkpointer.path = None  # as if it had not been made
+    sys.exit(3)
+checkpointer.save(model, int(model.W.array[0, 0]))
+os.write(1, f'saved {model.W.array[0, 0]:.0f}, process {os.getpid()}\\n'.encode())
+if role == 'waits':
+    comm.bcast_obj(sys.stdin.read() if comm.rank == 0 else None)
+    model.W.array += 1
+    checkpointer.save(model, 2)
+'''
+
+
+def start_job(tmp_path, role, ranks=2):
+    script = tmp_path / 'job.py'
+    script.write_text(JOB)
+    return subprocess.Popen(['mpiexec', '-n', str(ranks), sys.executable, str(script), role,
+                             str(tmp_path)], text=True, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.limit(300)
+@pytest.mark.mpi_skip
+def test_a_second_job_with_the_same_name_and_folder_is_refused(tmp_path):
+    """The first one is not disturbed; after it has ended in any way, the next one resumes."""
+    first = start_job(tmp_path, 'waits')
+    printed = first.stdout.readline() + first.stdout.readline()
+    assert printed.count('saved 1') == 2, printed
+    out, err = start_job(tmp_path, 'second').communicate()
+    refused = re.findall(r"rank ([01]): checkpoint 'run' is in use by another job\n  rank 0: "
+                         r'.*tmp-run.0.N.lock is locked by process (\d+) on \S+ since', out)
+    assert sorted(rank for rank, _ in refused) == ['0', '1'], out + err
+    assert {pid for _, pid in refused} <= set(re.findall(r'process (\d+)', printed))
+    out, err = first.communicate('continue')
+    assert first.returncode == 0, out + err
+    assert complete(tmp_path / 'out') == [1, 2]
+    third = start_job(tmp_path, 'waits', ranks=3)
+    printed = ''.join(third.stdout.readline() for _ in range(3))
+    assert printed.count('saved 2') == 3, printed
+    for pid in re.findall(r'process (\d+)', printed):
+        os.kill(int(pid), signal.SIGKILL)
+    out, err = start_job(tmp_path, 'last').communicate()
+    assert out.count('saved 2') == 2, out + err
+    third.communicate()
+    assert not [name for name in os.listdir(tmp_path / 'out') if name.endswith('.lock')]
+
+
+def test_two_names_in_one_folder(comm, folder):
+    models = {name: chainer.links.Linear(2, 2) for name in ('a', 'b')}
+    checkpointers = {name: checkpointer_of(comm, name=name, path=folder) for name in models}
+    for iteration in (1, 2):
+        for name, checkpointer in checkpointers.items():
+            checkpointer.save(models[name], iteration)
+    for name, checkpointer in checkpointers.items():
+        loaded = chainer.links.Linear(2, 2)
+        checkpointer.maybe_load(loaded)
+        np.testing.assert_array_equal(loaded.W.array, models[name].W.array)
+
+
+def test_two_checkpointers_of_one_object_share_a_name(comm, folder):
+    """They sometimes save the same iteration."""
+    model = chainer.links.Linear(2, 2)
+    checkpointers = [checkpointer_of(comm, path=folder) for _ in range(2)]
+    for iteration in range(1, 7):
+        model.W.array[...] = iteration
+        for interval, checkpointer in zip((2, 3), checkpointers, strict=True):
+            if iteration % interval == 0:
+                checkpointer.save(model, iteration, wait=False)
+    checkpointers[1]._saver.flush()
+    checkpointers[0]._saver.flush()
+    comm.barrier()
+    assert complete(folder) == [2, 3, 4, 6]
+    loaded = chainer.links.Linear(2, 2)
+    checkpointer_of(comm, path=folder).maybe_load(loaded)
+    assert (loaded.W.array == 6).all()
+
+
+def test_two_checkpointers_of_one_trainer_get_different_names(comm, folder):
+    """The trainer gives the second one another name, and thus other files."""
+    trainer, _ = make_trainer(comm, folder, (2, 'iteration'))
+    checkpointers = [checkpointer_of(comm) for _ in range(2)]
+    for checkpointer in checkpointers:
+        checkpointer.maybe_load(trainer)  # the name is still the same
+        trainer.extend(checkpointer, trigger=(1, 'iteration'))
+        checkpointer.finalize = lambda: None
+    trainer.run()
+    for checkpointer in checkpointers:
+        checkpointer._saver.flush()
+    comm.barrier()
+    assert complete(folder) == complete(folder, 'run_1') == [1, 2]
+
+
+def test_two_checkpointers_that_replace_each_others_files_are_refused(comm, folder):
+    models = [chainer.links.Linear(2, 2), chainer.links.Linear(3, 3)]
+    checkpointers = [checkpointer_of(comm, path=folder) for _ in models]
+    for model, checkpointer in zip(models, checkpointers, strict=True):
+        checkpointer.save(model, 1)
+    last = comm.rank == comm.size - 1
+    with pytest.raises(ValueError, match=r'two checkpointers named .run. save different') as caught:
+        checkpointers[0].save(models[0] if last else models[1], 2)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    checkpointers[1].save(models[1], 2)
+
+
+def test_one_checkpointer_after_another(comm, folder):
+    """As in a notebook: the first one need not be finalized."""
+    checkpointers = []
+    for iteration in (1, 2, 3):
+        model = chainer.links.Linear(2, 2)
+        checkpointers.append(checkpointer_of(comm, path=folder))
+        checkpointers[-1].maybe_load(chainer.links.Linear(2, 2))
+        checkpointers[-1].save(model, iteration)
+        checkpointers[-1].save(model, iteration + 1)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('operation', ['save', 'maybe_load', 'run'])
+def test_names_that_differ_are_refused_on_all_ranks(comm, folder, operation):
+    checkpointer = checkpointer_of(comm, name='a' if comm.rank else 'b')
+    trainer, _ = make_trainer(comm, folder, (1, 'iteration'))
+    trainer.extend(checkpointer)
+    with pytest.raises(ValueError, match='different names') as caught:
+        {'save': lambda: checkpointer.save(trainer, 1), 'run': trainer.run,
+         'maybe_load': lambda: checkpointer.maybe_load(trainer)}[operation]()
+    assert "rank 0: 'b'" in str(caught.value)
+    assert f"{ranks_text(range(1, comm.size))}: 'a'" in str(caught.value)
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    assert names(folder) == []
+
+
+def test_folders_may_differ(comm, tmp_path):
+    folder = str(tmp_path / str(comm.rank))
+    model = chainer.links.Linear(2, 2)
+    checkpointer_of(comm, path=folder).save(model, 1)
+    loaded = chainer.links.Linear(2, 2)
+    checkpointer_of(comm).maybe_load(loaded, path=folder)
+    np.testing.assert_array_equal(loaded.W.array, model.W.array)
+
+
+def test_a_failed_job_releases_its_lock(comm, folder):
+    """Although its process continues, as in a notebook."""
+    def fail(trainer):
+        assert os.path.exists(f'{folder}/tmp-run.{comm.rank}.N.lock')
+        raise RuntimeError('on purpose')
+
+    trainer, _ = make_trainer(comm, folder)
+    trainer.extend(checkpointer_of(comm), trigger=(1, 'iteration'))
+    trainer.extend(fail, trigger=(2, 'iteration'), name='fail')
+    with pytest.raises(RuntimeError, match='on purpose'):
+        trainer.run(show_loop_exception_msg=False)
+    assert not os.path.exists(f'{folder}/tmp-run.{comm.rank}.N.lock')
+
+
+# --- another working folder -------------------------------------------------------------------
+
+@pytest.mark.parametrize('given', ['path', 'out', 'later'])
+def test_the_program_may_change_its_directory(comm, folder, monkeypatch, given):
+    """Relative folders are resolved at the beginning."""
+    monkeypatch.chdir(folder)
+    trainer, optimizer = make_trainer(comm, 'out', (4, 'iteration'))
+    checkpointer = checkpointer_of(comm, cp_interval=1, gc_interval=1,
+                                   **({'path': 'out'} if given == 'path' else {}))
+    if given == 'later':
+        checkpointer.maybe_load(trainer, optimizer, path='out')
+    checkpointer.finalize = lambda: None
+    trainer.extend(checkpointer, trigger=(1, 'iteration'))
+    comm.barrier()
+    if comm.rank == 0:
+        os.makedirs('elsewhere')
+    comm.barrier()
+    trainer.extend(lambda trainer: os.chdir(f'{folder}/elsewhere'), trigger=(2, 'iteration'),
+                   name='chdir')
+    trainer.run()
+    checkpointer._saver.flush()
+    comm.barrier()
+    assert names(f'{folder}/out') == sorted(f'run.{rank}.4' for rank in range(comm.size))
+    assert not os.path.exists(f'{folder}/elsewhere/out')
+    again, optimizer = make_trainer(comm, 'out')
+    checkpointer.maybe_load(again, optimizer)
+    assert again.updater.iteration == 4

@@ -1,0 +1,253 @@
+"""The multi-node evaluator: the mean over the examples of all ranks."""
+
+import copy
+
+import chainer
+import numpy as np
+import pytest
+from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
+from chainer.training.extensions import Evaluator
+from shared_fixtures import create
+
+import chainermn
+from chainermn._operations import table
+from chainermn.extensions import create_multi_node_evaluator
+
+pytestmark = pytest.mark.every_size
+
+KEY = 'main/value'
+
+
+@pytest.fixture(scope='module', params=['naive', 'version7'])
+def comm(request):
+    comm = create(request.param)
+    yield comm
+    comm.finalize()
+
+
+class Model(chainer.Link):
+    """Reports the mean of a batch."""
+
+    def forward(self, x):
+        chainer.report({'value': x.mean()}, self)
+
+
+def make(comm, examples, batch_size=4, cls=Evaluator):
+    model = Model()
+    iterator = SerialIterator(examples, batch_size, repeat=False, shuffle=False)
+    return create_multi_node_evaluator(cls(iterator, model), comm)
+
+
+def values(rank, n):
+    return list(np.random.RandomState(rank).normal(size=n))
+
+
+def check_same_on_all_ranks(comm, result):
+    for theirs in comm.allgather_obj(result):
+        np.testing.assert_equal(theirs, result)
+
+
+def test_is_patched_in_place(comm):
+    evaluator = Evaluator(SerialIterator([1.0], 1, repeat=False), Model())
+    original = evaluator.evaluate
+    assert create_multi_node_evaluator(evaluator, comm) is evaluator
+    assert evaluator._mn_communicator is comm
+    assert evaluator._mn_original_evaluate == original
+    assert evaluator.evaluate != original
+    assert chainermn.create_multi_node_evaluator is create_multi_node_evaluator
+
+
+def test_equal_parts_give_the_mean_of_the_means(comm):
+    """As ChainerMN 7: also where the last batch is smaller than the others."""
+    result = make(comm, values(comm.rank, 10))()
+    means = [np.mean([np.mean(values(rank, 10)[i:i + 4]) for i in (0, 4, 8)])
+             for rank in range(comm.size)]
+    assert result[KEY] == pytest.approx(np.mean(means), rel=1e-12)
+    check_same_on_all_ranks(comm, result)
+
+
+@pytest.mark.parametrize('batch_size', [1, 100])
+@pytest.mark.parametrize('n_of_rank', [lambda rank: 3 * rank + 1, lambda rank: rank + 5,
+                                       lambda rank: 4 if rank == 0 else 0],
+                         ids=['all', 'many', 'empty'])
+def test_is_the_mean_over_all_examples(comm, n_of_rank, batch_size):
+    result = make(comm, values(comm.rank, n_of_rank(comm.rank)), batch_size)()
+    everything = np.concatenate([values(rank, n_of_rank(rank)) for rank in range(comm.size)])
+    assert result[KEY] == pytest.approx(everything.mean(), rel=1e-12)
+    check_same_on_all_ranks(comm, result)
+
+
+def test_equals_one_process_on_a_scattered_data_set(comm):
+    dataset = values(0, 37)
+    part = chainermn.scatter_dataset(dataset, comm, force_equal_length=False)
+    result = make(comm, part, batch_size=1)()
+    alone = Evaluator(SerialIterator(dataset, 1, repeat=False), Model())()
+    assert result[KEY] == pytest.approx(alone[KEY], rel=1e-12)
+
+
+@pytest.mark.parametrize('iterator_class', [SerialIterator, MultithreadIterator,
+                                            MultiprocessIterator])
+def test_no_examples_at_all(comm, iterator_class):
+    iterator = iterator_class([], 4, repeat=False)
+    evaluator = create_multi_node_evaluator(Evaluator(iterator, Model()), comm)
+    assert evaluator() == {}
+    assert evaluator() == {}
+    evaluator.finalize()
+
+
+def test_can_be_called_again(comm):
+    evaluator = make(comm, values(comm.rank, comm.rank + 3))
+    first = evaluator()
+    assert evaluator() == first
+    assert type(evaluator.get_iterator('main')) is SerialIterator
+
+
+def test_reports_to_the_current_reporter(comm):
+    evaluator = make(comm, [float(comm.rank)])
+    evaluator.name = 'val'
+    reporter = chainer.Reporter()
+    with reporter:
+        evaluator()
+    assert reporter.observation == {'val/' + KEY: pytest.approx((comm.size - 1) / 2)}
+
+
+def test_nan_stays_nan(comm):
+    examples = [1.0, float('nan')] if comm.rank == comm.size - 1 else [1.0]
+    assert np.isnan(make(comm, examples)()[KEY])
+
+
+class Custom(Evaluator):
+    """Evaluates without its iterator."""
+
+    result = None
+
+    def evaluate(self):
+        return self.result
+
+
+def test_without_an_iterator_ranks_weigh_the_same(comm):
+    evaluator = make(comm, values(0, comm.rank), cls=Custom)
+    evaluator.result = {'mAP': comm.rank, 'per class': np.array([1.0, comm.rank])}
+    mean = (comm.size - 1) / 2
+    result = evaluator.evaluate()
+    assert result['mAP'] == pytest.approx(mean)
+    np.testing.assert_allclose(result['per class'], [1, mean])
+
+
+def test_a_key_counts_where_it_is_reported(comm):
+    evaluator = make(comm, [], cls=Custom)
+    evaluator.result = {'all': 1.0} | ({'last': 5.0} if comm.rank == comm.size - 1 else {})
+    result = evaluator.evaluate()
+    assert result == {'all': pytest.approx(1), 'last': pytest.approx(5)}
+    assert list(result) == ['all', 'last']
+
+
+class OldStyle(Evaluator):
+    """Copies its iterator, counts with its own summary, and reports for empty parts too."""
+
+    def evaluate(self):
+        seen = [x for batch in copy.copy(self.get_iterator('main')) for x in batch]
+        return {'total': float(np.sum(seen)) / max(len(seen), 1), 'nan': np.mean(seen or [np.nan])}
+
+
+def test_an_evaluator_that_copies_its_iterator(comm):
+    counts = [*range(1, comm.size), 0] if comm.size > 1 else [1]  # the last rank has nothing
+    evaluator = make(comm, values(comm.rank, counts[comm.rank]), cls=OldStyle)
+    everything = np.concatenate([values(rank, n) for rank, n in enumerate(counts)])
+    for _ in range(2):
+        result = evaluator.evaluate()
+        assert result['total'] == pytest.approx(everything.mean(), rel=1e-12)
+        assert result['nan'] == pytest.approx(everything.mean(), rel=1e-12)
+
+
+def test_only_empty_shards_report(comm):
+    assert make(comm, [], cls=OldStyle).evaluate()['total'] == 0
+
+
+def test_an_object_that_is_no_evaluator_of_chainers(comm):
+    class Plain:
+        def evaluate(self):
+            return {'rank': comm.rank}
+
+    evaluator = create_multi_node_evaluator(Plain(), comm)
+    assert evaluator.evaluate() == {'rank': pytest.approx((comm.size - 1) / 2)}
+
+
+def test_variables_are_averaged_as_arrays(comm):
+    evaluator = make(comm, [], cls=Custom)
+    evaluator.result = {'v': chainer.Variable(np.array(float(comm.rank)))}
+    result = evaluator.evaluate()['v']
+    assert not isinstance(result, chainer.Variable)
+    assert float(result) == pytest.approx((comm.size - 1) / 2)
+
+
+@pytest.mark.compares_calls
+def test_one_exchange_for_all_keys(comm, monkeypatch):
+    called = []
+
+    def recorded(name, method):
+        return lambda *args, **kwargs: called.append(name) or method(*args, **kwargs)
+
+    for name in table.collectives():
+        monkeypatch.setattr(comm, name, recorded(name, getattr(comm, name)))
+    evaluator = make(comm, [], cls=Custom)
+    evaluator.result = {str(i): i for i in range(10)}
+    evaluator.evaluate()
+    assert called == ['allgather_obj']
+
+
+@pytest.mark.parametrize('where', ['one rank', 'all ranks'])
+def test_an_error_on_one_rank_is_raised_on_all(comm, where):
+    class Broken(Model):
+        def forward(self, x):
+            if where == 'all ranks' or comm.rank == comm.size - 1:
+                raise KeyError('no such label')
+            super().forward(x)
+
+    iterator = SerialIterator(values(0, 4), 2, repeat=False)
+    evaluator = create_multi_node_evaluator(Evaluator(iterator, Broken()), comm)
+    with pytest.raises(KeyError, match='no such label') as caught:
+        evaluator()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+    assert evaluator.get_iterator('main') is iterator
+
+
+@pytest.mark.parametrize('result', [None, pytest.param(
+    {'f': lambda: 0}, marks=pytest.mark.compares_calls)], ids=['None', 'not picklable'])
+def test_a_bad_result_on_one_rank_is_raised_on_all(comm, result):
+    evaluator = make(comm, [], cls=Custom)
+    evaluator.result = result if comm.rank == 0 else {'f': 1.0}
+    if comm.size == 1 and result is not None:
+        pytest.skip('one rank need not pickle')
+    with pytest.raises(Exception) as caught:
+        evaluator.evaluate()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.compares_calls
+def test_another_object_is_an_error_on_all_ranks(comm):
+    with pytest.raises(TypeError, match='needs an evaluator as its first argument') as caught:
+        if comm.rank == 0:
+            create_multi_node_evaluator(Model(), comm)
+        make(comm, [1.0])()
+    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.parametrize('bad', [None, 'naive'])
+def test_another_object_than_a_communicator_is_an_error(bad):
+    with pytest.raises(TypeError, match='create_multi_node_evaluator needs a ChainerMN comm'):
+        make(bad, [1.0])
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # Chainer's threads; fork
+def test_iterators_with_workers(comm):
+    iterator = MultiprocessIterator(values(comm.rank, 5), 2, repeat=False, shuffle=False,
+                                    n_processes=1)
+    evaluator = create_multi_node_evaluator(Evaluator(iterator, Model()), comm)
+    try:
+        result = evaluator()
+    finally:
+        evaluator.finalize()
+    alone = [np.mean([np.mean(values(rank, 5)[i:i + 2]) for i in (0, 2, 4)])
+             for rank in range(comm.size)]
+    assert result[KEY] == pytest.approx(np.mean(alone), rel=1e-12)
