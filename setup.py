@@ -58,7 +58,8 @@ class Build(build_py):
 
     def copy_example(self) -> None:
         """Add the script of ``chainermn demo``."""
-        demo = os.path.join(self.build_lib, *OVERLAY.split('.'), 'chainermn', '_demo')
+        demo = os.path.join(self.build_lib, *OVERLAY.split('.'), 'chainermn', '_commands',
+                            'demo')
         self.copy_file(str(ROOT / 'examples' / 'mnist' / 'train_mnist.py'), demo)
 
 

@@ -17,9 +17,8 @@ PICTURE = ROOT / 'docs' / 'architecture.svg'
 
 #: From left to right; a layer with many modules has two rows. Others come last.
 ORDER = [
-    'functions', 'testing', '_timeline', '_check', '_run',
-    'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore', '_launch',
-    'nccl', '_proxies', '_version', 'global_except_hook', '_signature', '_environment',
+    'testing', 'links', 'datasets', 'iterators', 'extensions', 'kvstore', '_commands',
+    'functions', 'optimizers', 'nccl', 'global_except_hook', '_timeline', '_process', '_types',
 ]
 PER_ROW = 6
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16

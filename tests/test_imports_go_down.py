@@ -14,33 +14,26 @@ ROOT = pathlib.Path(chainermn.__file__).parent
 #: Highest first. A name is a module of the package or a folder of modules.
 LAYERS = [
     {'__init__', '__main__'},
-    {'links'},
-    {'functions', 'datasets', 'iterators', 'optimizers', 'extensions', 'kvstore',
-     'testing', '_launch', '_rank_filter', '_run', '_check', '_demo', '_timeline', '_dump'},
-    {'_sharded_states'},
+    {'_commands', '_rank_filter', 'datasets', 'extensions', 'iterators', 'kvstore', 'links',
+     'testing'},
+    {'functions', 'optimizers'},
     {'communicators'},
     {'_collectives'},
     {'_gradients'},
-    {'_compression'},
     {'_transport'},
     {'_consistency'},
     {'_diagnostics'},
-    {'_tracing'},
-    {'nccl', 'global_except_hook', '_proxies', '_version'},
-    {'_failures'},
-    {'_system'},
-    {'_types'},
-    {'_signature'},
-    {'_environment', '_mpi', '_operations', '_runtime'},
+    {'_timeline', 'global_except_hook', 'nccl'},
+    {'_operations'},
+    {'_process', '_types', '_version'},
 ]
 LEVELS = {name: -level for level, names in enumerate(LAYERS) for name in names}
 
 #: What communicators are made of, which nothing above them imports.
-BELOW = {'_collectives', '_gradients', '_compression', '_transport', '_consistency',
-         '_diagnostics', '_tracing'}
+BELOW = {'_collectives', '_gradients', '_transport', '_consistency', '_diagnostics'}
 
 #: Of these, modules about Chainer's objects alone, which everybody above may import.
-ABOUT_CHAINER = {'_gradients.elementwise', '_gradients.shared_memory'}
+ABOUT_CHAINER = {'_gradients.elementwise_rules', '_gradients.tied_arrays'}
 
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob('*.py'))
 
@@ -67,7 +60,7 @@ def may_know(here, there, rest):
             '.'.join([there, *rest[1:2]]) in ABOUT_CHAINER)
     interface = {'communicator_base', '_recognize', 'create_communicator', 'CommunicatorBase',
                  'compression', 'CollectiveMismatchError', 'CommunicatorName'}
-    return there != 'communicators' or here in {'__init__', 'communicators', '_check'} or (
+    return there != 'communicators' or here in {'__init__', 'communicators', '_commands'} or (
         rest[1] in interface)
 
 
@@ -75,9 +68,10 @@ def faults(path, names):
     here = layer(path)
     for name in names:
         package, *rest = name.split('.')
-        if package == 'mpi4py' and here not in {'_mpi', 'communicators', 'global_except_hook'}:
+        if package == 'mpi4py' and path.as_posix() != '_process/mpi.py' and here not in {
+                'communicators', 'global_except_hook'}:
             yield f'{name}: import MPI from chainermn._process.mpi, which does not initialize it'
-        if rest[:1] == ['_mpi'] and here not in {*BELOW, 'communicators'}:
+        if rest[:2] == ['_process', 'mpi'] and here not in {*BELOW, '_timeline', 'communicators'}:
             yield f'{name}: only communicators and the layers below it use MPI'
         if name.startswith(('cupy.cuda.nccl', 'cupy_backends.cuda.libs.nccl')) and here != 'nccl':
             yield f'{name}: only nccl.py speaks to NCCL'
@@ -104,7 +98,7 @@ def test_imports_go_down(path):
     ('_transport/mpi_transport.py', 'mpi4py.MPI'),
     ('datasets/scatter.py', 'chainermn'),
     ('datasets/scatter.py', 'chainermn.create_communicator'),
-    ('datasets/scatter.py', 'chainermn.optimizers'),
+    ('optimizers/_settings.py', 'chainermn.datasets'),
     ('datasets/scatter.py', 'chainermn.links.batch_normalization'),
     ('datasets/scatter.py', 'chainermn.communicators.naive_communicator.NaiveCommunicator'),
     ('datasets/scatter.py', 'chainermn._transport.array_buffers'),
@@ -112,7 +106,7 @@ def test_imports_go_down(path):
     ('_transport/mpi_transport.py', 'chainermn._gradients.mean_queue'),
     ('_diagnostics/watchdog.py', 'chainermn._consistency.mismatch'),
     ('communicators/pure_nccl_communicator.py', 'cupy.cuda.nccl'),
-    ('optimizers/_delegate.py', 'chainermn.nccl'),
+    ('_operations/ranks.py', 'chainermn.nccl'),
     ('nccl.py', 'mpi4py'),
 ])
 def test_an_import_that_goes_up_is_found(path, name):

@@ -15,7 +15,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Folders of the layers through which every operation of a communicator passes.
 LAYERS = tuple(f'{PACKAGE}{name}{os.sep}' for name in (
     'communicators', '_collectives', '_gradients', '_transport', '_consistency', '_diagnostics',
-    '_tracing'))
+    '_timeline'))
 #: The modules with the wrappers of operations.
 WRAPPERS = PACKAGE + os.path.join('_collectives', 'operation.py'), PACKAGE + os.path.join(
     '_diagnostics', 'current_operations.py')

@@ -48,8 +48,8 @@ def test_number_of_modules():
                if module not in MESSAGES]
     assert modules[:modules.index('_transport/shared_memory/window.py')] == [
         '_collectives/operation.py', '_collectives/models.py', '_gradients/parameters.py',
-        '_gradients/tied_arrays.py', '_gradients/parameters.py', '_consistency/consistency_check.py',
-        '_transport/shared_memory/shared_memory_transport.py',
+        '_gradients/tied_arrays.py', '_gradients/parameters.py',
+        '_consistency/consistency_check.py', '_transport/shared_memory/shared_memory_transport.py',
         '_transport/shared_memory/exchange.py']
     comm.finalize()
 

@@ -337,7 +337,7 @@ def test_wheel(tmp_path):
     there = {f'chainer_compat/_overlay/{path.relative_to(ROOT)}'
              for path in (ROOT / 'chainermn').rglob('*.py')}
     overlay = 'chainer_compat/_overlay/chainermn'
-    assert ours == there | {f'{overlay}/py.typed', f'{overlay}/_demo/train_mnist.py'}
+    assert ours == there | {f'{overlay}/py.typed', f'{overlay}/_commands/demo/train_mnist.py'}
     assert 'chainer_compat.pth' in names
     rest = {name.partition('/')[0] for name in set(names) - ours}
     assert rest == {'chainer-7.8.1', 'chainer_compat', 'chainer_compat.pth',

@@ -6,6 +6,7 @@ import ctypes
 import glob
 import importlib
 import os
+import pathlib
 import platform
 import re
 import runpy
@@ -116,7 +117,7 @@ def _pip(requirement: str) -> str:
 # --- software --------------------------------------------------------------------------------
 
 def _chainermn(devices: list[str]) -> Info:
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    here = str(pathlib.Path(__file__).resolve().parents[2])
     info = Info(f'{__version__} in {here}', {'version': __version__, 'path': here})
     # "python -m" puts the working directory first; find the package that other scripts import.
     paths = sys.path[1:] if sys.path[:1] == [os.getcwd()] else sys.path

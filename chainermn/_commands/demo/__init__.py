@@ -58,4 +58,4 @@ def _script() -> pathlib.Path:
     installed = here.with_name('train_mnist.py')
     if installed.exists():
         return installed
-    return here.parents[2] / 'examples' / 'mnist' / 'train_mnist.py'  # in a clone
+    return here.parents[3] / 'examples' / 'mnist' / 'train_mnist.py'  # in a clone
