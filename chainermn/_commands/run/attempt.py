@@ -7,42 +7,15 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from chainermn._commands.run import supervisor
 from chainermn._commands.run.forwarded_signals import Signals
+from chainermn._commands.run.job_report import Attempt
 from chainermn._commands.run.pool import Ending
 from chainermn._process import environment
 
 _POLL_INTERVAL = 0.05  # seconds
 _MAX_LENGTH = 400  # characters of a message in the table
-
-
-class Attempt(NamedTuple):
-    """The result of one attempt."""
-
-    started: float  # seconds since 1970
-    seconds: float
-    status: int  # exit status of mpiexec, or 128 + signal number
-    messages: list[str]  # from the ranks that failed, in order of time
-    ranks: Mapping[str, int]  # on each host; empty without a hosts file
-    ending: Ending | None  # why this command ended it
-
-    @property
-    def duration(self) -> str:
-        minutes, seconds = divmod(round(self.seconds), 60)
-        return f'{minutes // 60}:{minutes % 60:02}:{seconds:02}'
-
-    @property
-    def result(self) -> str:
-        if self.status and self.ending is not None:
-            return self.ending.reason
-        return f'exit status {self.status}' if self.status else 'succeeded'
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether it was ended to restart it with more ranks."""
-        return self.status != 0 and self.ending is not None and self.ending.is_planned
 
 
 def run_once(command: list[str], env: dict[str, str], signals: Signals, grace: float,

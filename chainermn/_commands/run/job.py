@@ -7,10 +7,10 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 
-from chainermn._commands.run.attempt import Attempt, run_once
+from chainermn._commands.run.attempt import run_once
 from chainermn._commands.run.forwarded_signals import Signals
 from chainermn._commands.run.job_links import Links
-from chainermn._commands.run.job_report import failure, say, times
+from chainermn._commands.run.job_report import Attempt, failure, say, times
 from chainermn._commands.run.pool import Pool, Watch
 from chainermn._commands.run.probe import Probe
 from chainermn._process import environment, mpiexec

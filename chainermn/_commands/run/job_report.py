@@ -1,17 +1,42 @@
-"""The result of a job, and a table of its attempts."""
+"""The attempts of a job: the result of each, and a table of all."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from chainermn._commands.run import hosts
+from chainermn._commands.run.pool import Ending
 from chainermn._process import streams
 
-if TYPE_CHECKING:
-    from chainermn._commands.run.attempt import Attempt
-
 _MAX_MESSAGES = 3  # per attempt; one bug can fail on a thousand ranks
+
+
+class Attempt(NamedTuple):
+    """The result of one attempt."""
+
+    started: float  # seconds since 1970
+    seconds: float
+    status: int  # exit status of mpiexec, or 128 + signal number
+    messages: list[str]  # from the ranks that failed, in order of time
+    ranks: Mapping[str, int]  # on each host; empty without a hosts file
+    ending: Ending | None  # why this command ended it
+
+    @property
+    def duration(self) -> str:
+        minutes, seconds = divmod(round(self.seconds), 60)
+        return f'{minutes // 60}:{minutes % 60:02}:{seconds:02}'
+
+    @property
+    def result(self) -> str:
+        if self.status and self.ending is not None:
+            return self.ending.reason
+        return f'exit status {self.status}' if self.status else 'succeeded'
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it was ended to restart it with more ranks."""
+        return self.status != 0 and self.ending is not None and self.ending.is_planned
 
 
 def say(text: str) -> None:
