@@ -160,7 +160,7 @@ def _end(*, is_finalized: bool = False) -> None:
                     f'The operation was {left}.\n')
             if _agree():
                 clean_end.run()
-            rank_progress.may_exit = True
+            rank_progress.shutdown().may_exit = True
             for callback in list(state.callbacks):
                 callback()
             watchdog.get().wait_for_shutdown()
@@ -188,7 +188,7 @@ def _agree() -> bool:
     for check in _state().checks:
         if not check.is_active:
             continue
-        rank_progress.ending = check.calls
+        rank_progress.shutdown().ending = check.calls
         try:
             check.same(call_signature.pack(END))
             check.on_shutdown()
@@ -197,5 +197,5 @@ def _agree() -> bool:
             # on the other ranks, which have not finished and report it.
             return False
         finally:
-            rank_progress.ending = None
+            rank_progress.shutdown().ending = None
     return True

@@ -103,8 +103,8 @@ class Snapshot:
         """What this thread waits for."""
         waits = [Wait.of(calls, operation.name, self._ident)
                  for operation in self._operations for calls in operation.calls]
-        if self.is_finished and rank_progress.ending is not None:
-            waits.append(Wait.of(rank_progress.ending, END))
+        if self.is_finished and (ending := rank_progress.shutdown().ending) is not None:
+            waits.append(Wait.of(ending, END))
         service = next((calls.key for calls in flight_recorder.everything() if isinstance(
             calls, ServiceRecord) and calls.thread == self._ident), None)
         state = self.state

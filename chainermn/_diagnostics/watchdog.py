@@ -290,7 +290,7 @@ class Watchdog(runtime.Part):
                 program_threads.are_running(blocked, is_finished)):
             return None
         state = RankState(Progress.own(), tuple(snapshot.wait for snapshot in blocked.values()),
-                          is_finished, rank_progress.may_exit)
+                          is_finished, rank_progress.shutdown().may_exit)
         after = {ident: snapshot.progress for ident, snapshot in thread_state.snapshots().items()}
         has_changed = after != {ident: progress for ident, (progress, _) in self._progress.items()}
         return None if has_changed else state

@@ -43,12 +43,43 @@ class Offer(NamedTuple):
         return ' '.join([str(self.port), self.secret.hex(), *self.addresses])
 
 
+class Handshake:
+    """The server's part of the handshake with one client.
+
+    Args:
+        client: A new connection, which may be non-blocking.
+        secret: The secret.
+    """
+
+    def __init__(self, client: socket.socket, secret: bytes) -> None:
+        #: Whether the client has proved that it knows the secret.
+        self.is_complete = False
+        self._client = client
+        self._question, self._answer = _halves(secret)
+        self._received = b''
+
+    def read(self) -> bool:
+        """Read once from the client, and answer if that completes its half of the secret.
+
+        Returns:
+            Whether to keep the connection: False if it was closed, or sent something else.
+        """
+        more = self._client.recv(len(self._question) - len(self._received))
+        self._received += more
+        if len(self._received) < len(self._question):
+            return bool(more)
+        self.is_complete = hmac.compare_digest(self._received, self._question)
+        if self.is_complete:
+            self._client.sendall(self._answer)
+        return self.is_complete
+
+
 def new_secret() -> bytes:
     """Return a random secret."""
     return secrets.token_bytes(_SECRET)
 
 
-def halves(secret: bytes) -> tuple[bytes, bytes]:
+def _halves(secret: bytes) -> tuple[bytes, bytes]:
     """Return the half that the client sends, and the half that the server answers."""
     return secret[:_SECRET // 2], secret[_SECRET // 2:]
 
@@ -96,11 +127,14 @@ def accept(listener: socket.socket, secret: bytes, timeout: float = _CONNECT_TIM
             with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
                 stack.enter_context(client)
                 set_options(client)
-                question, answer = halves(secret)
-                if _receives(client, question, _HANDSHAKE_TIMEOUT):
-                    client.sendall(answer)
-                    stack.pop_all()
-                    return client
+                client.settimeout(_HANDSHAKE_TIMEOUT)
+                handshake, until = Handshake(client, secret), time.monotonic() + _HANDSHAKE_TIMEOUT
+                while handshake.read():
+                    if handshake.is_complete:
+                        client.settimeout(None)
+                        stack.pop_all()
+                        return client
+                    client.settimeout(max(until - time.monotonic(), 1e-3))
     return None
 
 
@@ -114,7 +148,7 @@ def connect(offer: Offer, timeout: float = _CONNECT_TIMEOUT) -> socket.socket | 
             server = stack.enter_context(socket.create_connection(
                 (address, offer.port), _HANDSHAKE_TIMEOUT))
             set_options(server)
-            question, answer = halves(offer.secret)
+            question, answer = _halves(offer.secret)
             server.sendall(question)
             if _receives(server, answer, timeout):
                 stack.pop_all()

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import selectors
 import socket
 
 from chainermn._process import host_connection
-from chainermn._process.host_connection import Offer
+from chainermn._process.host_connection import Handshake, Offer
 
 _NUMBER = 4  # bytes: the number of ranks on a host, which follows the secret
 _MAX_STRANGERS = 100  # connections that have not yet sent the secret
@@ -28,18 +27,18 @@ class Links:
         self._n_ranks = n_ranks
         self._listener = host_connection.listen()
         self._listener.setblocking(False)
-        secret = host_connection.new_secret()
-        self._question, self._answer = host_connection.halves(secret)
+        self._secret = host_connection.new_secret()
         self.offer = Offer([*host_connection.addresses(), '127.0.0.1', '::1'],
-                           self._listener.getsockname()[1], secret)
+                           self._listener.getsockname()[1], self._secret)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._received: dict[socket.socket, bytes] = {}  # from each connection
+        self._handshakes: dict[socket.socket, Handshake] = {}
+        self._numbers: dict[socket.socket, bytes] = {}  # what followed the handshake
 
     def close(self) -> None:
         """Close all connections."""
         self._selector.close()
-        for link in (self._listener, *self._received):
+        for link in (self._listener, *self._handshakes):
             link.close()
 
     def poll(self) -> None:
@@ -52,9 +51,9 @@ class Links:
                     self._accept()
             elif not self._receive(link):
                 self._drop(link)
-        known = (received[len(self._question):] for received in self._received.values())
         self.are_complete = self._n_ranks <= sum(
-            int.from_bytes(number, 'big') for number in known if len(number) == _NUMBER)
+            int.from_bytes(number, 'big') for number in self._numbers.values()
+            if len(number) == _NUMBER)
         if self.are_complete:
             self.has_lost_host = False
 
@@ -62,32 +61,27 @@ class Links:
         link, _ = self._listener.accept()
         link.setblocking(False)
         host_connection.set_options(link)
-        self._received[link] = b''
+        self._handshakes[link], self._numbers[link] = Handshake(link, self._secret), b''
         self._selector.register(link, selectors.EVENT_READ)
-        strangers = [link for link, received in self._received.items()
-                     if len(received) < len(self._question)]
+        strangers = [link for link, handshake in self._handshakes.items()
+                     if not handshake.is_complete]
         if len(strangers) > _MAX_STRANGERS:
             self._drop(strangers[0])
 
     def _receive(self, link: socket.socket) -> bool:
         """Read from a connection; return whether to keep it."""
-        before = self._received[link]
-        is_known = len(before) >= len(self._question)
-        length = len(self._question) + _NUMBER * is_known
+        handshake = self._handshakes[link]
         try:
-            more = link.recv(max(length - len(before), 1))  # 1: nothing follows
-            received = self._received[link] = before + more
-            if not is_known and len(received) == length:
-                is_known = hmac.compare_digest(received, self._question)
-                if is_known:
-                    link.sendall(self._answer)
-                return is_known
+            if not handshake.is_complete:
+                return handshake.read()
+            more = link.recv(max(_NUMBER - len(self._numbers[link]), 1))  # 1: nothing follows
+            self._numbers[link] += more
             return bool(more)
         except OSError:
-            self.has_lost_host |= is_known
+            self.has_lost_host |= handshake.is_complete
             return False
 
     def _drop(self, link: socket.socket) -> None:
-        del self._received[link]
+        del self._handshakes[link], self._numbers[link]
         self._selector.unregister(link)
         link.close()

@@ -11,13 +11,24 @@ from typing import NamedTuple, TypeAlias
 from chainermn._diagnostics import flight_recorder
 from chainermn._diagnostics.flight_recorder import FlightRecord, Key, MessageRecord, creations
 from chainermn._diagnostics.world_ranks import WorldRanks
-
-#: The communicator whose shutdown exchange this rank is in.
-ending: FlightRecord | None = None
-#: Whether this rank enters no more shutdown exchanges.
-may_exit = False
+from chainermn._process import runtime
 
 Counts: TypeAlias = dict[tuple[int, int], int]  # messages by peer and tag
+
+
+class Shutdown(runtime.Part):
+    """How far this rank is in the shutdown."""
+
+    def __init__(self) -> None:
+        #: The communicator whose shutdown exchange this rank is in.
+        self.ending: FlightRecord | None = None
+        #: Whether this rank enters no more shutdown exchanges.
+        self.may_exit = False
+
+
+def shutdown() -> Shutdown:
+    """Return how far this rank is in the shutdown."""
+    return runtime.get(Shutdown)
 
 
 class Progress(NamedTuple):
