@@ -1,13 +1,16 @@
 """ChainerMN: distributed training for Chainer.  The facade: the names that scripts use."""
 import typing as _typing
 
-from chainermn import communicators, datasets, extensions, global_except_hook, optimizers
-from chainermn._operations import trainer_message as _trainer_message
+from chainermn import (
+    _at_import,
+    communicators,
+    datasets,
+    extensions,
+    global_except_hook,
+    optimizers,
+)
 from chainermn._operations.exceptions import ChainerMNError
-from chainermn._process import environment
-from chainermn._process import forked as _forked
 from chainermn._process import lazy_names as _lazy_names
-from chainermn._rank_filter import RankFilter
 from chainermn._version import __version__
 from chainermn.communicators import (
     CollectiveMismatchError,
@@ -15,8 +18,9 @@ from chainermn.communicators import (
     create_communicator,
 )
 from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
-from chainermn.extensions import _shared_outputs, create_multi_node_evaluator
-from chainermn.optimizers import MultiNodeOptimizer, _set_up, create_multi_node_optimizer
+from chainermn.extensions import create_multi_node_evaluator
+from chainermn.extensions._rank_filter import RankFilter
+from chainermn.optimizers import MultiNodeOptimizer, create_multi_node_optimizer
 from chainermn.optimizers._join import join
 
 if _typing.TYPE_CHECKING:
@@ -54,12 +58,7 @@ __all__ = [
     'scatter_index',
 ]
 
-environment.set_mpi_defaults()
-_forked.skip_mpi_finalize_in_children()
-global_except_hook._add_hook_if_enabled()
-_trainer_message.print_errors_once()
-_set_up.check_optimizers_of_trainers()
-_shared_outputs.warn_about_shared_outputs()
+_at_import.apply()
 
 #: By name, the module to import at its first use.
 _LAZY = {

@@ -14,8 +14,8 @@ ROOT = pathlib.Path(chainermn.__file__).parent
 #: Highest first. A name is a module of the package or a folder of modules.
 LAYERS = [
     {'__init__', '__main__'},
-    {'_commands', '_rank_filter', 'datasets', 'extensions', 'iterators', 'kvstore', 'links',
-     'testing'},
+    {'_at_import'},
+    {'_commands', 'datasets', 'extensions', 'iterators', 'kvstore', 'links', 'testing'},
     {'functions', 'optimizers'},
     {'communicators'},
     {'_collectives'},
@@ -125,6 +125,38 @@ def test_an_import_that_goes_up_is_found(path, name):
 ])
 def test_an_import_that_goes_down_is_not(path, name):
     assert not list(faults(pathlib.Path(path), [name]))
+
+
+def graph():
+    """Return the modules that each module imports, wherever in it."""
+    modules = {}
+    for path in FILES:
+        parts = ['chainermn', *path.with_suffix('').parts]
+        modules['.'.join(parts[:-1] if parts[-1] == '__init__' else parts)] = path
+    found = {}
+    for module, path in modules.items():
+        names = {name if name in modules else name.rpartition('.')[0] for name in imported(path)}
+        found[module] = names & set(modules) - {module}
+    return found
+
+
+def circles(graph):
+    """Return what remains without modules that import none of the rest, or that none imports."""
+    left = {module: set(names) for module, names in graph.items()}
+    while True:
+        used = set().union(*left.values())
+        done = [module for module in left if not left[module] or module not in used]
+        if not done:
+            return sorted(left)
+        for module in done:
+            del left[module]
+        left = {module: names & set(left) for module, names in left.items()}
+
+
+def test_no_circles_of_modules():
+    """Neither at import, nor in functions or for types."""
+    assert circles({'a': {'b'}, 'b': {'c'}, 'c': {'b'}, 'd': set()}) == ['b', 'c']
+    assert circles(graph()) == []
 
 
 def test_no_module_is_looked_up_by_name():
