@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import chainer
 import numpy as np
@@ -19,13 +19,10 @@ from chainermn._operations import common_error
 from chainermn._operations.on_all_ranks import raise_together
 from chainermn._transport.array_buffers import is_integer
 from chainermn._transport.elementwise import check_op
-from chainermn._types import Array, Arrays, ReceivedArray
-
-if TYPE_CHECKING:
-    from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn._types import Array, Arrays, Object, ReceivedArray
 
 _T = TypeVar('_T')
-_Comm = TypeVar('_Comm', bound='CommunicatorBase')
+_Comm = TypeVar('_Comm', bound='Version7')
 
 #: The tag of this module's messages of objects; programs rarely use it.
 _TAG = 31547
@@ -34,7 +31,30 @@ _UFUNCS = {'sum': 'add', 'prod': 'multiply', 'max': 'maximum', 'min': 'minimum'}
 _MARK = np.unpackbits(np.frombuffer(b'\x93\x5a\xc1\x6e', np.uint8))
 
 
-def share_error(comm: CommunicatorBase, operation: str, error: Exception | None) -> None:
+class Version7(Protocol):
+    """What these operations use: methods of version 7, and two that others of these implement."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def split(self: _Comm, color: int, key: int) -> _Comm: ...
+    def finalize(self) -> None: ...
+    def send(self, data: Arrays, dest: int, tag: int) -> None: ...
+    def recv(self, source: int, tag: int) -> ReceivedArray: ...
+    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]: ...
+    def gather(self, x: Array, root: int = 0) -> tuple[Array, ...] | None: ...
+    def allgather(self, x: Array) -> tuple[Array, ...]: ...
+    def allreduce(self, x: Array) -> Array: ...
+    def send_obj(self, obj: Object, dest: int, tag: int) -> None: ...
+    def recv_obj(self, source: int, *, tag: int) -> Object: ...
+    def bcast_obj(self, obj: Object) -> Object: ...
+    def gather_obj(self, obj: Object) -> list[Object] | None: ...
+    def allgather_obj(self, obj: Object) -> list[Object]: ...
+    def _share_error(self, operation: str, error: Exception | None) -> None: ...
+
+
+def share_error(comm: Version7, operation: str, error: Exception | None) -> None:
     """Raise the errors of all ranks on all ranks.  Collective: every rank calls it.
 
     Args:
@@ -50,14 +70,14 @@ def share_error(comm: CommunicatorBase, operation: str, error: Exception | None)
         raise common from error
 
 
-def allgather_obj(comm: CommunicatorBase, obj: _T) -> list[_T]:
+def allgather_obj(comm: Version7, obj: _T) -> list[_T]:
     gathered = comm.gather_obj(obj)
     objs = None if gathered is None else list(gathered)
     received = comm.bcast_obj(objs)
     return received if objs is None else objs
 
 
-def scatter_obj(comm: CommunicatorBase, objs: Sequence[_T] | None, root: int) -> _T:
+def scatter_obj(comm: Version7, objs: Sequence[_T] | None, root: int) -> _T:
     with raise_together(comm, 'scatter_obj'):
         if comm.rank == root and (objs is None or len(objs) != comm.size):
             raise ValueError(f'expected one object for each of the {comm.size} ranks but got '
@@ -71,24 +91,24 @@ def scatter_obj(comm: CommunicatorBase, objs: Sequence[_T] | None, root: int) ->
     return objs[root]
 
 
-def allreduce_many(comm: CommunicatorBase, xs: Sequence[Array], op: str) -> tuple[Array, ...]:
+def allreduce_many(comm: Version7, xs: Sequence[Array], op: str) -> tuple[Array, ...]:
     if op == 'sum':
         return tuple([comm.allreduce(x) for x in xs])
     return tuple([_combine(comm.allgather(x), op) for x in xs])
 
 
-def reduce(comm: CommunicatorBase, x: Array, op: str, root: int) -> Array | None:
+def reduce(comm: Version7, x: Array, op: str, root: int) -> Array | None:
     check_op(op)
     arrays = comm.gather(x, root)
     return None if arrays is None else _combine(arrays, op)
 
 
-def reduce_scatter(comm: CommunicatorBase, xs: Array | Sequence[Array], op: str) -> ReceivedArray:
+def reduce_scatter(comm: Version7, xs: Array | Sequence[Array], op: str) -> ReceivedArray:
     check_op(op)
     return _combine(comm.alltoall(tuple(xs)), op)
 
 
-def multi_node_mean(comm: CommunicatorBase, x: Array) -> Array:
+def multi_node_mean(comm: Version7, x: Array) -> Array:
     if x.dtype.kind != 'f':
         raise TypeError(f'multi_node_mean needs a floating-point array, not {x.dtype}; cast it, or '
                         'use allreduce')
@@ -119,7 +139,7 @@ def checked_members(ranks: Sequence[int], size: int) -> list[int]:
     return members
 
 
-def send_activation(comm: CommunicatorBase, data: Arrays, dest: int, tag: int,
+def send_activation(comm: Version7, data: Arrays, dest: int, tag: int,
                     needs_gradient: bool) -> Activation:
     """Send data as ChainerMN 7 does; only data that needs no gradient is marked."""
     if needs_gradient:
@@ -133,7 +153,7 @@ def send_activation(comm: CommunicatorBase, data: Arrays, dest: int, tag: int,
     return Activation(dest, tag, -1, needs_gradient, '')
 
 
-def recv_activation(comm: CommunicatorBase, source: int, tag: int) -> tuple[Arrays, Activation]:
+def recv_activation(comm: Version7, source: int, tag: int) -> tuple[Arrays, Activation]:
     data = comm.recv(source, tag)
     if not isinstance(data, (tuple, list)):
         return data, Activation(source, tag, -1, True, '')
