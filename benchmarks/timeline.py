@@ -39,7 +39,8 @@ def work(kind: str, folder: str) -> None:
     comm = chainermn.create_communicator('flat')
     check = comm._consistency
     tracer, timeline = comm._tracer, recorder.get()
-    exchanges = {True: check._exchange, False: SignatureExchange(check.mpi_comm, call_signature.SIZE)}
+    exchanges = {True: check._exchange,
+                 False: SignatureExchange(check.mpi_comm, call_signature.SIZE)}
 
     def switch(on: bool) -> None:
         comm._tracer = tracer if on else None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from chainer import iterators
 from each_case import each_case
-from extensions_tests.killed_jobs import make_iterator, make_saver, new_folder, run_loop
+from killed_jobs import make_iterator, make_saver, new_folder, run_loop
 
 import chainermn
 

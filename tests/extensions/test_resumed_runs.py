@@ -11,7 +11,7 @@ import pytest
 from chainer import iterators
 from chainer.training import extensions, triggers
 from each_case import each_case
-from extensions_tests.killed_jobs import ITERATORS, make_iterator, make_saver, new_folder, run_loop
+from killed_jobs import ITERATORS, make_iterator, make_saver, new_folder, run_loop
 
 import chainermn
 from chainermn.extensions import (
