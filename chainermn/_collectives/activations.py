@@ -11,7 +11,6 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from chainermn._diagnostics import call_site
-from chainermn._diagnostics.deadlocks.pairwise import mismatch
 from chainermn._operations import call_signature
 from chainermn._types import Arrays
 
@@ -55,7 +54,7 @@ class Activation(NamedTuple):
     number: int  # unique on the sender; -1 if ``comm.send`` sent it without a mark
     needs_gradient: bool
     call: str  # of send or recv
-    caller: str = ''  # the part of the program that called it, or ''
+    caller: str = ''  # the part of the program that called it, or its call site
 
 
 class Activations:
@@ -76,18 +75,21 @@ class Activations:
     def send(self, data: Arrays, dest: int, tag: int, needs_gradient: bool, caller: str = ''
              ) -> Activation:
         """Send an activation; return once the receiver has begun to receive it."""
-        call = _call(caller, f'send to rank {dest} with tag {tag}')
+        site = call_site.locate()
+        call = _call(caller, f'send to rank {dest} with tag {tag}', site)
         number = next(self._numbers)
         self._messages.send_marked(
             'send_activation', Mark('activation', number, needs_gradient, call), data, dest, tag,
             caller)
-        return Activation(dest, tag, number, needs_gradient, call, caller)
+        return Activation(dest, tag, number, needs_gradient, call, caller or f'the send at {site}')
 
     def recv(self, source: int, tag: int, caller: str = '') -> tuple[Arrays, Activation]:
         """Receive an activation."""
-        call = _call(caller, f'recv from rank {source} with tag {tag}')
+        site = call_site.locate()
+        call = _call(caller, f'recv from rank {source} with tag {tag}', site)
         mark, data, source, tag = self._messages.recv_marked(
-            'recv_activation', source, tag, call, caller)
+            'recv_activation', source, tag, caller)
+        caller = caller or f'the recv at {site}'
         if mark is None:
             return data, Activation(source, tag, -1, True, call, caller)
         if mark.kind == 'gradient':
@@ -112,7 +114,7 @@ class Activations:
         while not self._has_arrived(peer, number, tag):
             try:
                 mark, gradients, _, _ = self._messages.recv_marked(
-                    'recv_gradient', peer, tag, call, caller)
+                    'recv_gradient', peer, tag, caller)
                 if mark is None:
                     return gradients
                 if mark.kind == 'activation':
@@ -135,14 +137,17 @@ class Activations:
             return True
 
 
-def _call(caller: str, text: str) -> str:
+def _call(caller: str, text: str, site: str) -> str:
     """Describe a call for errors."""
-    return f'{caller}: ' * bool(caller) + f'{text}, called at {call_site.locate()}'
+    return f'{caller}: ' * bool(caller) + f'{text}, called at {site}'
 
 
 def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
     """Return the error for a gradient where data was expected, or the reverse."""
     got, expected = ('a gradient', 'data') if mark.kind == 'gradient' else ('data', 'a gradient')
-    return mismatch(
+    calls = {rank: call, source: mark.text}
+    return ValueError('\n'.join([
         f'chainermn.functions: rank {rank} got {got} from rank {source} where it expected '
-        f'{expected}', {rank: call, source: mark.text})
+        f'{expected}', *(f'  rank {each}: {text}' for each, text in sorted(calls.items())),
+        'Each send needs a recv on the other rank. If a Variable is sent, both ranks have to run '
+        'backward through it; send an array (x.array) if no gradient is needed.']))

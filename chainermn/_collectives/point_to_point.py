@@ -28,7 +28,6 @@ from chainermn._collectives.nonblocking import (
     Receives,
     Request,
     blocking,
-    blocking_receive,
     non_blocking,
 )
 from chainermn._collectives.payloads import Payloads
@@ -36,7 +35,6 @@ from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._consistency.signature_exchange import wait
 from chainermn._diagnostics import call_site, unusable
-from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations import call_signature
@@ -77,7 +75,6 @@ class Messages:
         self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag, self._any_tag = tags.largest_tag(), MPI.ANY_TAG
-        self.deadlocks = Deadlocks(payloads, self._payloads.notices, self.calls)
         self.pending = Pending()
         self._receives: list[Request[ReceivedArray]] = []
         self._messages: list[bytearray] = []  # to receive into
@@ -212,16 +209,10 @@ class Messages:
         self._began(operation, dest, tag, caller)
         first, number, rest = self._parts(operation, data, dest, tag)
         self.calls.count_sent(dest, tag)
-        self.deadlocks.n_marked_sent[dest] += 1
-        request = self._mpi_comm.Issend(mark.packed() + first, dest, tag)
-        try:
-            self.deadlocks.wait(request, dest, PeerWait(True, tag, mark.text), self.receiving)
-        except BaseException:
-            self.pending.record(mark.text, [request])
-            raise
+        self._ssend(mark.packed() + first, dest, tag)
         self._send_rest(rest, dest, number)
 
-    def recv_marked(self, operation: str, source: int, tag: int, call: str, caller: str = ''
+    def recv_marked(self, operation: str, source: int, tag: int, caller: str = ''
                     ) -> tuple[Mark | None, Arrays, int, int]:
         """Receive an array or a tuple of arrays, with or without a mark.
 
@@ -231,21 +222,10 @@ class Messages:
         self._check_other(source, tag, 'source', wildcards=True)
         self._began(operation, source, tag, caller)
         status = MPI.Status()
-        message = bytearray(_MAX_MESSAGE)
-        request = blocking_receive(self._mpi_comm, message, source, tag)
-        if source < 0:
-            self._wait(request, status)
-        else:
-            try:
-                self.deadlocks.wait(
-                    request, source, PeerWait(False, tag, call), self.receiving, status)
-            except BaseException:
-                request.Cancel()
-                request.Wait()
-                raise
+        signature, body = blocking(
+            _receive_header(self._mpi_comm, source, tag, status), self._wait)
         source, tag = status.Get_source(), status.Get_tag()
-        mark, data = blocking(
-            self._finish(*_split(message, status), source, tag, 'send'), self._wait)
+        mark, data = blocking(self._finish(signature, body, source, tag, 'send'), self._wait)
         return mark, data, source, tag
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Arrays]:
@@ -313,7 +293,7 @@ class Messages:
             if request.Test(status):
                 return
             os.sched_yield()
-        request.Wait(status)
+        wait(request, status)
 
     def _send_rest(self, messages: Iterable[Array | bytes], dest: int, number: int) -> None:
         """Send the messages that follow a signature."""
@@ -427,7 +407,6 @@ class Messages:
               ) -> Receives[tuple[Mark | None, Arrays]]:
         mark = None
         if signature.operation in ('activation', 'gradient'):
-            self.deadlocks.n_marked_received[source] += 1
             mark, body = Mark.unpack(signature.operation, body)
             signature, body = call_signature.unpack(body), body[call_signature.SIZE:]
         if signature.failed:

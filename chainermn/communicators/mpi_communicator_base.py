@@ -91,7 +91,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._has_debug_variable = environment.flag(environment.DEBUG)
         self._to_free: list[Callable[[], Any]] = [
             functools.partial(lifecycle.remove_check, self._consistency),
-            self._messages.deadlocks.drain, signatures.Free, self._arrays.Free]
+            signatures.Free, self._arrays.Free]
         lifetime.hold(self._messages, self._consistency.calls.key, self._to_free,
                        self._messages.pending)
         self._topology = topology.of(self._rank, [each.place for each in introductions])

@@ -89,9 +89,9 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
         exchanged, whether or not the ranks run backward.
 
     Raises:
-        ValueError: If ``rank`` is this rank; or if the two ranks wait for each other, or one sends
-            data while the other expects a gradient, because one of them does not run backward, or
-            runs it in a different order.
+        ValueError: If ``rank`` is this rank; or if one rank sends data while the other expects a
+            gradient, because one of them does not run backward, or runs it in a different order.
+            If the ranks wait for each other, the job is aborted with a report that names the calls.
 
     Example:
         >>> x = chainer.Variable(np.ones(2, np.float32))

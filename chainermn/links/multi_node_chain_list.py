@@ -95,9 +95,9 @@ class MultiNodeChainList(chainer.ChainList):
 
         Raises:
             ValueError: On all ranks, if a part sends to its own rank and no later part uses it, or
-                a part receives from its own rank and no earlier part has sent; or if parts of two
-                ranks wait for each other.  It names the parts.  If more ranks wait for each other,
-                the job is aborted with a report that names them.
+                a part receives from its own rank and no earlier part has sent.  It names the part.
+                If parts of several ranks wait for each other, the job is aborted with a report that
+                names them.
 
         Example:
             >>> model = chainermn.MultiNodeChainList(comm)
