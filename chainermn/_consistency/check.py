@@ -304,7 +304,7 @@ class ConsistencyCheck:
 class CalledBy:
     """Sets the caller of the operations in a context, unless there is one, and its update."""
 
-    __slots__ = '_caller', '_check', '_outer', '_update'
+    __slots__ = '_caller', '_check', '_count', '_outer', '_update'
 
     def __init__(self, check: ConsistencyCheck, caller: Caller, update: Update) -> None:
         self._check = check
@@ -315,13 +315,17 @@ class CalledBy:
         check = self._check
         self._outer = check.caller, check.update
         if check.caller is PROGRAM:
+            self._count = check.calls.count
             check.set_caller(self._caller)
         if self._update is not NO_UPDATE:
             check.update = self._update
 
     def __exit__(self, *error: object) -> None:
-        caller, self._check.update = self._outer
-        self._check.set_caller(caller)
+        check = self._check
+        caller, check.update = self._outer
+        if caller is PROGRAM:
+            check.calls.n_by_callers += check.calls.count - self._count
+            check.set_caller(PROGRAM)
 
 
 def _one_line(error: Exception) -> str:
