@@ -182,6 +182,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         """Return the flight records of this communicator."""
         return self._consistency.calls, self._messages.calls
 
+    _n_calls_of_program = staticmethod(flight_recorder.n_calls_of_program)
+
     @property
     def timeout(self) -> float | None:
         """The timeout of an operation in seconds; ``None`` uses ``CHAINERMN_TIMEOUT``."""
