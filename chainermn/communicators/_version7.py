@@ -24,6 +24,21 @@ from chainermn._types import Array, Arrays, ReceivedArray
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
 
+#: Operations that version 7 lacks, and the methods of version 7 that their defaults call.  A class
+#: that overrides one of these methods, to count, log or compress, gets the default: it expects its
+#: method to be called wherever version 7 called it.
+CALLED: dict[str, tuple[str, ...]] = {
+    'allgather_obj': ('gather_obj', 'bcast_obj'),
+    'scatter_obj': ('send_obj', 'recv_obj'),
+    'allreduce_many': ('allreduce', 'allgather'),
+    'multi_node_mean': ('allreduce',),
+    'reduce': ('gather',),
+    'reduce_scatter': ('alltoall',),
+    'new_group': ('split',),
+    **dict.fromkeys(['_send_activation', '_recv_activation', '_send_gradient', '_recv_gradient'],
+                    ('send', 'recv')),
+}
+
 _T = TypeVar('_T')
 _Comm = TypeVar('_Comm', bound='CommunicatorBase')
 
@@ -32,6 +47,18 @@ _TAG = 31547
 _UFUNCS = {'sum': 'add', 'prod': 'multiply', 'max': 'maximum', 'min': 'minimum'}
 #: Marks a message whose sender needs no gradient; then a bit tells whether it was a tuple.
 _MARK = np.unpackbits(np.frombuffer(b'\x93\x5a\xc1\x6e', np.uint8))
+
+
+def overrides(cls: type, name: str) -> bool:
+    """Return whether a class outside of this package defines a method of a communicator."""
+    owner = next((each for each in cls.__mro__ if name in vars(each)), None)
+    return owner is not None and not owner.__module__.startswith('chainermn.')
+
+
+def needs_default(cls: type, name: str) -> bool:
+    """Return whether a class overrides methods that an operation called in version 7."""
+    return not overrides(cls, name) and any(
+        overrides(cls, called) for called in CALLED.get(name, ()))
 
 
 def share_error(comm: CommunicatorBase, operation: str, error: Exception | None) -> None:
