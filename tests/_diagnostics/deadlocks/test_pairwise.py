@@ -18,6 +18,8 @@ from chainermn._collectives import point_to_point
 from chainermn._diagnostics.deadlocks import pairwise
 from chainermn._diagnostics.flight_recorder import MessageRecord
 
+pytestmark = pytest.mark.usefixtures('no_timer')
+
 
 @pytest.fixture
 def comm():
