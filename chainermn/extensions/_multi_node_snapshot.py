@@ -50,8 +50,8 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
 
     With several sets and the default writer, all ranks compare the iteration at every snapshot, so
     the trigger must fire in the same iterations on all ranks.  With ``autoload``, the condition of
-    the snapshot must be true in the same iterations, too; without, rank 0 warns once.  Files beyond ``n_retains`` are
-    removed once all sets have written the newer one.
+    the snapshot must be true in the same iterations, too; without, rank 0 warns once.  Files beyond
+    ``n_retains`` are removed once all sets have written the newer one.
 
     In data-parallel training all ranks are replicas of each other.  Another number of ranks can
     resume from such a snapshot; see ``maybe_load`` of the checkpointer.
