@@ -125,8 +125,12 @@ class Snapshot:
         site = _call_site(_caller(self._innermost))
         for calls in self._calls:
             call = calls.newest_of(self._ident)
-            if call is not None and self._name in (call.operation, END):
-                return ThreadState(self._name, call, calls.key, _of(calls), site, self._thread)
+            if call is None:
+                continue
+            # An error that this rank raises on all ranks is recorded as that of its operation.
+            name = call.operation if self._name == 'refuse' else self._name
+            if name in (call.operation, END):
+                return ThreadState(name, call, calls.key, _of(calls), site, self._thread)
         # It records no call of this name: it calls other operations, or is create_communicator.
         key, of = (self._calls[0].key, _of(self._calls[0])) if self._calls else (None, '')
         return ThreadState(self._name, None, key, of, site, self._thread)

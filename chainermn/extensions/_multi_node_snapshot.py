@@ -49,8 +49,9 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
     to the same folder gets an error that names the job.
 
     With several sets and the default writer, all ranks compare the iteration at every snapshot, so
-    the trigger must fire in the same iterations on all ranks.  Files beyond ``n_retains`` are
-    removed once all sets have written the newer one.
+    the trigger must fire in the same iterations on all ranks.  With ``autoload``, the condition of
+    the snapshot must be true in the same iterations, too; without, rank 0 warns once.  Files beyond
+    ``n_retains`` are removed once all sets have written the newer one.
 
     In data-parallel training all ranks are replicas of each other.  Another number of ranks can
     resume from such a snapshot; see ``maybe_load`` of the checkpointer.
@@ -225,6 +226,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     def _complete(self, next_iteration: int | None) -> None:
         """Wait until the last snapshot is on the disk, or raise on all ranks."""
         if self._is_collective:
+            self._saver.may_be_incomplete = not self.autoload  # like in ChainerMN 7
             if next_iteration is None:
                 self._saver.flush()
             else:
