@@ -21,8 +21,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from chainermn._collectives import activations
-from chainermn._collectives.activations import Mark
+from chainermn._collectives import marks
+from chainermn._collectives.marks import Mark
 from chainermn._collectives.nonblocking import (
     Receive,
     Receives,
@@ -49,7 +49,7 @@ from chainermn._types import Array, Arrays, NoResult, Object, ReceivedArray
 #: Largest payload, in bytes, that is sent with its signature.
 INLINE = 8192
 _MAX_MESSAGE = (  # NumPy has up to 64 dimensions
-    activations.MAX_SIZE + call_signature.SIZE + 64 * 8 + INLINE)
+    marks.MAX_SIZE + call_signature.SIZE + 64 * 8 + INLINE)
 
 #: The first byte of a pickle.  A small object is sent without a signature, which starts with the
 #: number of its operation.
@@ -387,7 +387,7 @@ class Messages:
         """Receive the data after a signature; raise if it is a marked gradient."""
         mark, received = yield from self._finish(signature, body, source, tag, call)
         if mark is not None and mark.kind == 'gradient':
-            raise activations.unexpected(
+            raise marks.unexpected(
                 self.rank, mark, source,
                 f'recv from rank {source} with tag {tag}, called at {call_site.locate()}')
         return received
