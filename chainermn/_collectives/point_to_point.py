@@ -40,6 +40,7 @@ from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
+from chainermn._failures.arguments import is_integer
 from chainermn._mpi import MPI
 from chainermn._signature import CallSignature
 from chainermn._system import streams
@@ -323,7 +324,7 @@ class Messages:
 
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
         """Check peer and tag; raise on this rank only, since there is no rank to notify."""
-        if not array_buffers.is_integer(peer) or not array_buffers.is_integer(tag):
+        if not is_integer(peer) or not is_integer(tag):
             advice = '' if name == 'dest' or not hasattr(peer, 'dtype') else (
                 '; the received array is returned: x = comm.recv(source, tag)')
             raise TypeError(
