@@ -38,6 +38,7 @@ from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations import call_signature
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.call_signature import CallSignature
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
@@ -305,7 +306,7 @@ class Messages:
 
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
         """Check peer and tag; raise on this rank only, since there is no rank to notify."""
-        if not array_buffers.is_integer(peer) or not array_buffers.is_integer(tag):
+        if not is_integer(peer) or not is_integer(tag):
             advice = '' if name == 'dest' or not hasattr(peer, 'dtype') else (
                 '; the received array is returned: x = comm.recv(source, tag)')
             raise TypeError(

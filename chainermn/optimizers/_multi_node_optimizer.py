@@ -192,7 +192,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress.is_started = True
         accumulation = self._accumulation
         with self._span('forward'):
-            loss = None if lossfun is None else lossfun(*args, **kwds)
+            loss = None if lossfun is None else self._loss(lossfun, args, kwds)
         named = sorted(self.actual_optimizer.target.namedparams())
         seen = _seen(named)
         is_changed = seen != self.target_params
@@ -295,6 +295,24 @@ class MultiNodeOptimizer(OptimizerProxy):
                 'the multi-node optimizer has no model. Call optimizer.setup(model) first' + (
                     '.' if hasattr(actual, 'target') else
                     f'; {type(actual).__name__}.setup must set the attribute target.')))
+
+    def _loss(self, lossfun: Callable[..., Variable], args: tuple[Object, ...],
+              kwds: dict[str, Object]) -> Variable:
+        if not callable(lossfun):
+            self.communicator.refuse('the multi-node optimizer', TypeError(
+                f'update(lossfun, ...) takes a function that returns the loss, not a '
+                f'{type(lossfun).__name__}. For a loss that you have computed, call '
+                'model.cleargrads(), loss.backward() and optimizer.update().'))
+        loss = lossfun(*args, **kwds)
+        if not hasattr(loss, 'backward'):
+            self.communicator.refuse('the multi-node optimizer', TypeError(
+                'the function of update(lossfun, ...) must return the loss, a scalar Variable, not '
+                f'{loss!r}.'))
+        if isinstance(loss, chainer.Variable) and loss.size != 1 and loss.grad is None:
+            self.communicator.refuse('the multi-node optimizer', ValueError(
+                f'the loss of update(lossfun, ...) has the shape {loss.shape}; return a scalar, '
+                'such as F.mean(loss).'))
+        return loss
 
     def _check_model(self, loss: Variable, named: Named) -> None:
         """Raise ValueError on all ranks if the loss only depends on parameters of another model."""
