@@ -4,10 +4,10 @@ import functools
 
 from chainermn._diagnostics.deadlocks.rank_progress import Progress
 from chainermn._diagnostics.deadlocks.wait_graph import Kind, RankState, ThreadWait, Wait
-from chainermn._diagnostics.flight_recorder import Call
 from chainermn._diagnostics.hang_report import Response, compressed
 from chainermn._diagnostics.thread_state import ThreadState
 from chainermn._diagnostics.world_ranks import WorldRanks
+from chainermn._operations.call import Call
 
 STACK = '\n'.join([
     'Thread MainThread:',
@@ -35,7 +35,7 @@ class SimulatedRank:
         self.rank = rank
         ranks = _ranks(size)
         collectives, messages = ('FlightRecord', ranks, 1), ('MessageRecord', ranks, 1)
-        call = Call(number, operation or 'barrier', details, None, None, '')
+        call = Call.of(operation or 'barrier', number, details)
         line, function = site
         self.thread = ThreadState(operation, call, None, '', f'train.py:{line} in {function}()', '')
         self.progress = Progress({collectives: number, messages: 0}, {ranks: 1},

@@ -43,8 +43,8 @@ class Response(NamedTuple):
     def of(cls, reason: str, states: Mapping[int, tuple[ThreadState, float]]) -> Response:
         operations = []
         for calls in flight_recorder.everything():
-            if recorded := calls.recorded():
-                operations.append(f'{calls.name}: {flight_recorder.summary(recorded)}')
+            if calls.ring:
+                operations.append(f'{calls.name}: {flight_recorder.summary([*calls.ring])}')
         threads = sorted(states.values(), key=lambda each: each[0].thread)
         return cls(reason, threads, compressed('\n'.join(operations)),
                    compressed(thread_state.stacks()), Progress.own())

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from chainermn import global_except_hook
 from chainermn._diagnostics import (
-    current_operations,
     dump_request,
     node_monitor,
     run_link,
@@ -24,6 +23,7 @@ from chainermn._diagnostics.deadlocks import rank_progress
 from chainermn._diagnostics.flight_recorder import FlightRecord, world_ranks
 from chainermn._diagnostics.node_monitor import Registration
 from chainermn._operations import call_signature
+from chainermn._operations.call import entered
 from chainermn._operations.table import END
 from chainermn._process import clean_end, runtime
 from chainermn._process.mpi import MPI
@@ -141,7 +141,7 @@ def remove_callback(callback: Callable[[], None]) -> None:
 
 
 # A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
-@current_operations.recorded(END)
+@entered(END)
 def _end(*, is_finalized: bool = False) -> None:
     """Take part in the shutdown.
 

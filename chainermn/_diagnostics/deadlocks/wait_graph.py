@@ -23,6 +23,7 @@ from chainermn._diagnostics.flight_recorder import (
     creations,
 )
 from chainermn._diagnostics.world_ranks import WorldRanks
+from chainermn._operations.call import Call
 from chainermn._operations.ranks import group_ranks, ranks_text
 from chainermn._operations.table import Waits, waiting_for
 from chainermn._process.mpi import MPI
@@ -55,33 +56,28 @@ class Wait(NamedTuple):
     asked: WorldRanks = WorldRanks.of(())
 
     @classmethod
-    def of(cls, calls: FlightRecord, operation: str, thread: int = 0) -> Wait | None:
-        """Return what the current operation of a communicator waits for, if it is known.
+    def of(cls, calls: FlightRecord, call: Call) -> Wait | None:
+        """Return what a call waits for, if it is known.
 
         Args:
-            calls: A flight record of the communicator.
-            operation: The name of the operation.
-            thread: The identifier of its thread.
+            calls: A flight record of its owner.
+            call: A call that a thread is in.
         """
         if isinstance(calls, ServiceRecord):
-            return cls(Kind.ASK, calls.key, asked=WorldRanks.of(calls.asked.get(thread, ())))
+            return cls(Kind.ASK, calls.key, asked=WorldRanks.of(call.asked))
         if isinstance(calls, CreationRecord):
             return cls(Kind.CREATION, calls.key, creations()[calls.ranks])
         if isinstance(calls, BackgroundRecord) or not (
-                operation in _BLOCKING or isinstance(calls, MessageRecord)):
+                call.operation in _BLOCKING or isinstance(calls, MessageRecord)):
             kind = Kind.COLLECTIVE if calls.waits_for_all else Kind.UNCHECKED
             return cls(kind, calls.key, calls.entered)
-        if not isinstance(calls, MessageRecord) or operation not in _BLOCKING:
+        if not isinstance(calls, MessageRecord) or call.operation not in _BLOCKING or (
+                call.peer is None or call.tag is None):
             return None
-        message = calls.newest_of(thread)
-        if message is None or message.operation != (
-                'wait' if operation == 'waitall' else operation):
-            return None
-        assert message.peer is not None and message.tag is not None
-        if 'send' not in message.operation:
-            return cls(Kind.RECEIVE, calls.key, 0, message.peer, message.tag)
-        is_sent = calls.sent_at == message.number  # it may still be pickling
-        return cls(Kind.SEND, calls.key, 0, message.peer, message.tag) if is_sent else None
+        if 'send' not in call.operation:
+            return cls(Kind.RECEIVE, calls.key, 0, call.peer, call.tag)
+        is_sent = calls.sent_at == call.number  # it may still be pickling
+        return cls(Kind.SEND, calls.key, 0, call.peer, call.tag) if is_sent else None
 
 
 class ThreadWait(NamedTuple):

@@ -1,7 +1,5 @@
 """Ranks that wait for each other forever are found; those that may make progress are not."""
 
-from threading import get_ident
-
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -10,6 +8,7 @@ import chainermn
 from chainermn._diagnostics import flight_recorder
 from chainermn._diagnostics.deadlocks.rank_progress import Progress
 from chainermn._diagnostics.deadlocks.wait_graph import Kind, RankState, ThreadWait, Wait, WaitGraph
+from chainermn._operations.call import Call
 
 SIZE = MPI.COMM_WORLD.size
 WORLD = ('FlightRecord', (0, 1, 2), 1)
@@ -151,32 +150,30 @@ def test_a_collective_is_waited_for_by_its_number(own):
     calls, messages = own._flight_records()
     assert calls.count == calls.entered
     kind = Kind.COLLECTIVE if SIZE > 1 else Kind.UNCHECKED
-    assert Wait.of(calls, 'barrier') == Wait(kind, calls.key, calls.count)
-    assert Wait.of(messages, 'barrier') is None  # no message
+    assert Wait.of(calls, Call.of('barrier')) == Wait(kind, calls.key, calls.count)
+    assert Wait.of(messages, Call.of('barrier')) is None  # no message
 
 
 @needs_others
-def test_a_message_is_waited_for_in_the_operation_of_the_newest_record_of_its_thread(own):
+def test_a_message_is_waited_for_by_its_call(own):
     calls, messages = own._flight_records()
-    thread, other = get_ident(), -1
 
-    def wait(operation):
-        return Wait.of(messages, operation, thread)
+    def recorded(operation, peer, tag):
+        call = messages.record_own(operation)
+        call.peer, call.tag = peer, tag
+        return call
 
-    messages.count += 1
-    messages.record(('send', 1, 5, None, thread))
-    assert wait('send') is None  # it may still be pickling
+    send = recorded('send', 1, 5)
+    assert Wait.of(messages, send) is None  # it may still be pickling
     messages.count_sent(1, 5)
-    messages.count += 1
-    messages.record(('recv', 1, 8, None, other))
-    assert wait('send') == Wait(Kind.SEND, messages.key, 0, 1, 5)
-    assert wait('recv') is None
-    assert Wait.of(messages, 'recv', other) == Wait(Kind.RECEIVE, messages.key, 0, 1, 8)
-    assert Wait.of(calls, 'send', thread) is None
-    messages.count += 1
-    messages.record(('wait', -2, -1, None, thread))
-    assert wait('wait') == wait('waitall') == Wait(Kind.RECEIVE, messages.key, 0, -2, -1)
-    assert wait('send') is None
+    recv = recorded('recv', 1, 8)  # of another thread
+    assert Wait.of(messages, send) == Wait(Kind.SEND, messages.key, 0, 1, 5)
+    assert Wait.of(messages, recv) == Wait(Kind.RECEIVE, messages.key, 0, 1, 8)
+    assert Wait.of(messages, Call.of('recv')) is None  # it is not recorded yet
+    assert Wait.of(calls, send) is None
+    assert Wait.of(messages, recorded('wait', -2, -1)) == Wait(
+        Kind.RECEIVE, messages.key, 0, -2, -1)
+    assert Wait.of(messages, Call.of('waitall')) is None  # which calls wait
     messages.sent.clear()
     own.barrier()
 
@@ -196,7 +193,7 @@ def test_create_communicator_waits_for_ranks_that_have_not_called_it():
     calls = flight_recorder.CreationRecord(MPI.COMM_WORLD)
     try:
         n = flight_recorder.creations()[calls.ranks]
-        assert Wait.of(calls, 'create_communicator') == Wait(Kind.CREATION, calls.key, n)
+        assert Wait.of(calls, Call.of('create_communicator')) == Wait(Kind.CREATION, calls.key, n)
         assert Progress.own().creations[calls.ranks] == n
     finally:
         flight_recorder.creations()[calls.ranks] -= 1  # as none has been created
