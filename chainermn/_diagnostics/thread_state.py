@@ -129,7 +129,7 @@ class Snapshot:
         site = _call_site(_caller(self._innermost))
         call, records = self._calls[-1], self._records[-1]
         if call.operation == 'refuse' and records and records[0].newest is not None:
-            call = records[0].newest  # an error that this rank raises on all ranks, as of its operation
+            call = records[0].newest  # an error for all ranks is that of its operation
         if call.peer is not None:
             records = tuple(record for record in records if isinstance(record, MessageRecord))
         key, of = (records[0].key, _of(records[0])) if records else (None, '')
