@@ -45,7 +45,7 @@ def work(kind: str, folder: str) -> None:
     def switch(on: bool) -> None:
         comm._tracer = tracer if on else None
         check._exchange = exchanges[on]
-        recorder._runtime.get(recorder._Recorder).timeline = timeline if on else None
+        recorder.runtime.get(recorder._Recorder).timeline = timeline if on else None
 
     one = np.ones(1, 'f')
     trained = {}

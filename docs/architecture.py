@@ -20,7 +20,9 @@ ORDER = [
     'testing', 'links', 'datasets', 'iterators', 'extensions', 'kvstore', '_commands',
     'functions', 'optimizers', 'nccl', 'global_except_hook', '_timeline', '_process', '_types',
 ]
-PER_ROW = 6
+#: Facade, entry point, and names without an idea of their own.
+HIDDEN = {'__init__', '__main__', '_at_import', '_types', '_version'}
+PER_ROW = 7
 WIDTH, HEIGHT, LOW, GAP, MARGIN = 156, 98, 44, 14, 16
 BETWEEN = 44  # layers
 
@@ -52,8 +54,8 @@ def place(layers: list[set[str]]) -> dict[str, tuple[int, int, int, int]]:
     """Return left, top, width and height of the box of each module."""
     places = {}
     y = MARGIN
-    for modules in layers:
-        names = sorted(modules - {'__main__'}, key=lambda module: (
+    for modules in (each for each in layers if each - HIDDEN):
+        names = sorted(modules - HIDDEN, key=lambda module: (
             ORDER.index(module) if module in ORDER else len(ORDER), module))
         for start in range(0, len(names), PER_ROW):
             row = names[start:start + PER_ROW]
@@ -73,14 +75,13 @@ def draw() -> str:
     places = place(layers)
     lines, boxes = [], []
     for module, (x, y, width, height) in places.items():
-        for other in sorted(imports[module] if module != '__init__' else ()):
+        for other in sorted(imports[module] - HIDDEN):
             left, top, its_width, _ = places[other]
             start = min(max(left + its_width / 2, x + 20), x + width - 20)
             end = min(max(start, left + 20), left + its_width - 20)
             lines.append(LINE.format(start, y + height, end, top - 2))
-        name = 'chainermn' if module == '__init__' else module
-        boxes.append(BOX.format(x, y, width, height, '#f8f6ee' if name[0] == '_' else '#eef3f8'))
-        boxes.append(TEXT.format(x + 8, y + 18, 13, ' font-weight="bold"', name))
+        boxes.append(BOX.format(x, y, width, height, '#f8f6ee' if module[0] == '_' else '#eef3f8'))
+        boxes.append(TEXT.format(x + 8, y + 18, 13, ' font-weight="bold"', module))
         for n, text in enumerate(textwrap.wrap(ideas[module], width // 6 - 3)):
             boxes.append(TEXT.format(x + 8, y + 34 + 14 * n, 11, '', html.escape(text)))
     size = (2 * MARGIN + PER_ROW * (WIDTH + GAP) - GAP,

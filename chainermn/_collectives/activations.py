@@ -6,45 +6,13 @@ the receiver whether to send its gradient.
 from __future__ import annotations
 
 import itertools
-import struct
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from chainermn._collectives.marks import Mark, unexpected
+from chainermn._collectives.point_to_point import Messages
 from chainermn._diagnostics import call_site
-from chainermn._diagnostics.deadlocks.pairwise import mismatch
-from chainermn._operations import call_signature
 from chainermn._types import Arrays
-
-if TYPE_CHECKING:  # it imports this module
-    from chainermn._collectives.point_to_point import Messages
-
-_STRUCT = struct.Struct('=q?H')  # number, needs_gradient, length of the text
-_MAX_TEXT = 500
-
-#: Maximum size of a mark, in bytes.
-MAX_SIZE = call_signature.SIZE + _STRUCT.size + _MAX_TEXT
-
-
-class Mark(NamedTuple):
-    """The header of a message with an array or several arrays."""
-
-    kind: str  # 'activation' or 'gradient'
-    number: int  # of the activation
-    needs_gradient: bool
-    text: str  # the call of the sender, for errors
-
-    def packed(self) -> bytes:
-        text = self.text.encode()[:_MAX_TEXT]
-        return call_signature.pack(self.kind) + _STRUCT.pack(
-            self.number, self.needs_gradient, len(text)) + text
-
-    @classmethod
-    def unpack(cls, kind: str, data: memoryview) -> tuple[Mark, memoryview]:
-        """Read a mark from the data after its signature; return the mark and the rest."""
-        number, needs_gradient, length = _STRUCT.unpack_from(data)
-        end = _STRUCT.size + length
-        text = bytes(data[_STRUCT.size:end]).decode(errors='replace')
-        return cls(kind, number, needs_gradient, text), data[end:]
 
 
 class Activation(NamedTuple):
@@ -55,7 +23,7 @@ class Activation(NamedTuple):
     number: int  # unique on the sender; -1 if ``comm.send`` sent it without a mark
     needs_gradient: bool
     call: str  # of send or recv
-    caller: str = ''  # the part of the program that called it, or ''
+    caller: str = ''  # the part of the program that called it, or its call site
 
 
 class Activations:
@@ -76,18 +44,21 @@ class Activations:
     def send(self, data: Arrays, dest: int, tag: int, needs_gradient: bool, caller: str = ''
              ) -> Activation:
         """Send an activation; return once the receiver has begun to receive it."""
-        call = _call(caller, f'send to rank {dest} with tag {tag}')
+        site = call_site.locate()
+        call = _call(caller, f'send to rank {dest} with tag {tag}', site)
         number = next(self._numbers)
         self._messages.send_marked(
             'send_activation', Mark('activation', number, needs_gradient, call), data, dest, tag,
             caller)
-        return Activation(dest, tag, number, needs_gradient, call, caller)
+        return Activation(dest, tag, number, needs_gradient, call, caller or f'the send at {site}')
 
     def recv(self, source: int, tag: int, caller: str = '') -> tuple[Arrays, Activation]:
         """Receive an activation."""
-        call = _call(caller, f'recv from rank {source} with tag {tag}')
+        site = call_site.locate()
+        call = _call(caller, f'recv from rank {source} with tag {tag}', site)
         mark, data, source, tag = self._messages.recv_marked(
-            'recv_activation', source, tag, call, caller)
+            'recv_activation', source, tag, caller)
+        caller = caller or f'the recv at {site}'
         if mark is None:
             return data, Activation(source, tag, -1, True, call, caller)
         if mark.kind == 'gradient':
@@ -112,7 +83,7 @@ class Activations:
         while not self._has_arrived(peer, number, tag):
             try:
                 mark, gradients, _, _ = self._messages.recv_marked(
-                    'recv_gradient', peer, tag, call, caller)
+                    'recv_gradient', peer, tag, caller)
                 if mark is None:
                     return gradients
                 if mark.kind == 'activation':
@@ -135,14 +106,6 @@ class Activations:
             return True
 
 
-def _call(caller: str, text: str) -> str:
+def _call(caller: str, text: str, site: str) -> str:
     """Describe a call for errors."""
-    return f'{caller}: ' * bool(caller) + f'{text}, called at {call_site.locate()}'
-
-
-def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
-    """Return the error for a gradient where data was expected, or the reverse."""
-    got, expected = ('a gradient', 'data') if mark.kind == 'gradient' else ('data', 'a gradient')
-    return mismatch(
-        f'chainermn.functions: rank {rank} got {got} from rank {source} where it expected '
-        f'{expected}', {rank: call, source: mark.text})
+    return f'{caller}: ' * bool(caller) + f'{text}, called at {site}'

@@ -29,7 +29,7 @@ class Payloads:
         self._rank = mpi_comm.rank
         self._numbers = itertools.count()
         reserved = tags.reserved()
-        self.notices, self._collective = reserved.notice, reserved.collective
+        self._collective = reserved.collective
         self._n_numbers = min(reserved)
 
     def new_number(self) -> int:

@@ -20,14 +20,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from chainermn._collectives import activations
-from chainermn._collectives.activations import Mark
+from chainermn._collectives import marks
+from chainermn._collectives.marks import Mark
 from chainermn._collectives.nonblocking import (
     Receive,
     Receives,
     Request,
     blocking,
-    blocking_receive,
     non_blocking,
 )
 from chainermn._collectives.payloads import Payloads
@@ -35,10 +34,10 @@ from chainermn._consistency import tags
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._consistency.signature_exchange import wait
 from chainermn._diagnostics import call_site, unusable
-from chainermn._diagnostics.deadlocks.pairwise import Deadlocks, PeerWait
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations import call_signature
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.call_signature import CallSignature
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
@@ -50,7 +49,7 @@ from chainermn._types import Array, Arrays, NoResult, Object, ReceivedArray
 #: Largest payload, in bytes, that is sent with its signature.
 INLINE = 8192
 _MAX_MESSAGE = (  # NumPy has up to 64 dimensions
-    activations.MAX_SIZE + call_signature.SIZE + 64 * 8 + INLINE)
+    marks.MAX_SIZE + call_signature.SIZE + 64 * 8 + INLINE)
 
 #: The first byte of a pickle.  A small object is sent without a signature, which starts with the
 #: number of its operation.
@@ -76,7 +75,6 @@ class Messages:
         self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag, self._any_tag = tags.largest_tag(), MPI.ANY_TAG
-        self.deadlocks = Deadlocks(payloads, self._payloads.notices, self.calls)
         self.pending = Pending()
         self._receives: list[Request[ReceivedArray]] = []
         self._messages: list[bytearray] = []  # to receive into
@@ -202,16 +200,10 @@ class Messages:
         self._began(operation, dest, tag, caller)
         first, number, rest = self._parts(operation, data, dest, tag)
         self.calls.count_sent(dest, tag)
-        self.deadlocks.n_marked_sent[dest] += 1
-        request = self._mpi_comm.Issend(mark.packed() + first, dest, tag)
-        try:
-            self.deadlocks.wait(request, dest, PeerWait(True, tag, mark.text), self.receiving)
-        except BaseException:
-            self.pending.record(mark.text, [request])
-            raise
+        self._ssend(mark.packed() + first, dest, tag)
         self._send_rest(rest, dest, number)
 
-    def recv_marked(self, operation: str, source: int, tag: int, call: str, caller: str = ''
+    def recv_marked(self, operation: str, source: int, tag: int, caller: str = ''
                     ) -> tuple[Mark | None, Arrays, int, int]:
         """Receive an array or a tuple of arrays, with or without a mark.
 
@@ -221,21 +213,10 @@ class Messages:
         self._check_other(source, tag, 'source', wildcards=True)
         self._began(operation, source, tag, caller)
         status = MPI.Status()
-        message = bytearray(_MAX_MESSAGE)
-        request = blocking_receive(self._mpi_comm, message, source, tag)
-        if source < 0:
-            self._wait(request, status)
-        else:
-            try:
-                self.deadlocks.wait(
-                    request, source, PeerWait(False, tag, call), self.receiving, status)
-            except BaseException:
-                request.Cancel()
-                request.Wait()
-                raise
+        signature, body = blocking(
+            _receive_header(self._mpi_comm, source, tag, status), self._wait)
         source, tag = status.Get_source(), status.Get_tag()
-        mark, data = blocking(
-            self._finish(*_split(message, status), source, tag, 'send'), self._wait)
+        mark, data = blocking(self._finish(signature, body, source, tag, 'send'), self._wait)
         return mark, data, source, tag
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Arrays]:
@@ -300,7 +281,7 @@ class Messages:
             if request.Test(status):
                 return
             os.sched_yield()
-        request.Wait(status)
+        wait(request, status)
 
     def _send_rest(self, messages: Iterable[Array | bytes], dest: int, number: int) -> None:
         """Send the messages that follow a signature."""
@@ -312,7 +293,7 @@ class Messages:
 
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
         """Check peer and tag; raise on this rank only, since there is no rank to notify."""
-        if not array_buffers.is_integer(peer) or not array_buffers.is_integer(tag):
+        if not is_integer(peer) or not is_integer(tag):
             advice = '' if name == 'dest' or not hasattr(peer, 'dtype') else (
                 '; the received array is returned: x = comm.recv(source, tag)')
             raise TypeError(
@@ -394,7 +375,7 @@ class Messages:
         """Receive the data after a signature; raise if it is a marked gradient."""
         mark, received = yield from self._finish(signature, body, source, tag, call)
         if mark is not None and mark.kind == 'gradient':
-            raise activations.unexpected(
+            raise marks.unexpected(
                 self.rank, mark, source,
                 f'recv from rank {source} with tag {tag}, called at {call_site.locate()}')
         return received
@@ -414,7 +395,6 @@ class Messages:
               ) -> Receives[tuple[Mark | None, Arrays]]:
         mark = None
         if signature.operation in ('activation', 'gradient'):
-            self.deadlocks.n_marked_received[source] += 1
             mark, body = Mark.unpack(signature.operation, body)
             signature, body = call_signature.unpack(body), body[call_signature.SIZE:]
         if signature.failed:

@@ -110,7 +110,7 @@ class ConsistencyCheck:
         """Compare the signatures of all ranks; a mismatch raises the same error on all of them.
 
         Args:
-            signature: From ``_signature.pack``.
+            signature: From ``call_signature.pack``.
             details: The contents of the signature's digest, for the error.
 
         Returns:
@@ -128,7 +128,7 @@ class ConsistencyCheck:
         """Like :meth:`same`, and returns the data of all ranks, which has the same size.
 
         Args:
-            signature: From ``_signature.pack``.
+            signature: From ``call_signature.pack``.
             block: At most ``capacity`` bytes.
             details: As for :meth:`same`.
 
@@ -149,7 +149,7 @@ class ConsistencyCheck:
             data: At most ``capacity`` bytes.
 
         Returns:
-            The signature of each rank, of the size ``_signature.SIZE``, with its data appended.
+            The signature of each rank, of the size ``call_signature.SIZE``, with its data appended.
         """
         self.calls.record(signature)
         if self._size == 1:
@@ -170,7 +170,7 @@ class ConsistencyCheck:
             data: Of the root, at most ``capacity`` bytes.
 
         Returns:
-            The signature, of the size ``_signature.SIZE``, with the data appended.
+            The signature, of the size ``call_signature.SIZE``, with the data appended.
         """
         self.calls.record(signature)
         if self._size == 1:
@@ -300,7 +300,7 @@ class ConsistencyCheck:
 class CalledBy:
     """Sets the caller of the operations in a context, unless there is one, and its update."""
 
-    __slots__ = '_caller', '_check', '_outer', '_update'
+    __slots__ = '_caller', '_check', '_count', '_outer', '_update'
 
     def __init__(self, check: ConsistencyCheck, caller: Caller, update: Update) -> None:
         self._check = check
@@ -311,13 +311,17 @@ class CalledBy:
         check = self._check
         self._outer = check.caller, check.update
         if check.caller is PROGRAM:
+            self._count = check.calls.count
             check.set_caller(self._caller)
         if self._update is not NO_UPDATE:
             check.update = self._update
 
     def __exit__(self, *error: object) -> None:
-        caller, self._check.update = self._outer
-        self._check.set_caller(caller)
+        check = self._check
+        caller, check.update = self._outer
+        if caller is PROGRAM:
+            check.calls.n_by_callers += check.calls.count - self._count
+            check.set_caller(PROGRAM)
 
 
 def _one_line(error: Exception) -> str:

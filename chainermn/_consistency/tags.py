@@ -9,7 +9,6 @@ from chainermn._process.mpi import MPI
 class Tags(NamedTuple):
     """The greatest tags; smaller ones number the payloads of messages."""
 
-    notice: int  # of a deadlock
     collective: int  # of objects in collectives
     check: int  # of the consistency check
 
@@ -17,7 +16,7 @@ class Tags(NamedTuple):
 def reserved() -> Tags:
     """Return the reserved tags."""
     largest = largest_tag()
-    return Tags(largest, largest - 1, largest - 2)
+    return Tags(largest, largest - 1)
 
 
 def largest_tag() -> int:

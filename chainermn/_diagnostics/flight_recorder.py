@@ -57,8 +57,8 @@ class FlightRecord:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', '_has_sites', 'conflict', 'count', 'inside', 'left_at', 'number',
-                 'ranks', 'ring', 'timeout', 'waits_for_all')
+    __slots__ = ('__weakref__', '_has_sites', 'conflict', 'count', 'inside', 'left_at',
+                 'n_by_callers', 'number', 'ranks', 'ring', 'timeout', 'waits_for_all')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
@@ -68,6 +68,8 @@ class FlightRecord:
         #: Timeout per operation in seconds, 0 for none, ``None`` for the default.
         self.timeout: float | None = None
         self.count: int = 0
+        #: How many of the calls an extension or another part of this package made.
+        self.n_by_callers: int = 0
         #: The count when this rank left an incomplete operation.
         self.left_at: int = 0
         #: The innermost call that waits for all ranks, of one thread at a time.
@@ -271,6 +273,11 @@ def creations() -> collections.Counter[WorldRanks]:
 def everything() -> list[FlightRecord]:
     """Return the flight records of all existing communicators, in order of creation."""
     return list(runtime.get(_Records).everything.values())
+
+
+def n_calls_of_program() -> int:
+    """Return how many calls the program itself has made, on all existing communicators."""
+    return sum(calls.count - calls.n_by_callers for calls in everything())
 
 
 def summary(calls: Iterable[Call]) -> str:

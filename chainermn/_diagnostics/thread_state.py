@@ -59,13 +59,15 @@ class Snapshot:
             return ThreadState('', call.text if call else '', '', _call_site(self._innermost),
                                self._thread)
         call, records = self._calls[-1], self._records[-1]
+        if call.operation == 'refuse' and records and records[0].newest is not None:
+            call = records[0].newest  # an error for all ranks is that of its operation
         if call.peer is not None:
             records = tuple(record for record in records if isinstance(record, MessageRecord))
         service = next((record.key for record in flight_recorder.everything() if isinstance(
             record, ServiceRecord) and record.thread == self._ident), None)
         return ThreadState(
             # Some are never recorded: they call other operations, or are create_communicator.
-            self._name, call.text if call.number else '', _of(records[0]) if records else '',
+            call.operation, call.text if call.number else '', _of(records[0]) if records else '',
             _call_site(_caller(self._innermost)), self._thread, (*self._waits(),), service)
 
     def _waits(self) -> Iterator[Wait]:

@@ -90,9 +90,9 @@ class Caller:
     def set_digests(self, state: int, harmless: int) -> None:
         """Replace the digests of what :meth:`set_state` describes."""
         self._state_digest, self._harmless_digest = state, harmless
-        self.digest = ((self._short_digest ^ state) & _MASK) + 1 if self.name else 0
+        self.digest = digest = ((self._short_digest ^ state) & _MASK) + 1 if self.name else 0
         #: Differs, too, if the ranks differ in what may differ.
-        self.identity = self.digest if self._are_accepted else self.digest ^ harmless
+        self.identity = digest if self._are_accepted else digest ^ harmless
 
     def accept_differences(self) -> None:
         """No longer tell apart what may differ."""

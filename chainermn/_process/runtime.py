@@ -1,7 +1,7 @@
 """The runtime: all state that belongs to this process, and what a forked child gets of it.
 
 A module that needs such state defines a :class:`Part`, and gets the one of this process by
-``_runtime.get(Part)``.  So a fork is handled in one place, in the order in which the parts were
+``runtime.get(Part)``.  So a fork is handled in one place, in the order in which the parts were
 created, and a test can replace everything by a second :class:`Runtime`.
 """
 from __future__ import annotations

@@ -5,6 +5,7 @@ import inspect
 from typing import cast
 
 from chainermn._types import Attribute, Object
+from chainermn.communicators import _version7
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 #: Operations that only communicators have; mpi4py's have other names.
@@ -44,6 +45,12 @@ def as_communicator(value: object, operation: str) -> CommunicatorBase:
     return cast(CommunicatorBase, named(value))
 
 
+def overrides(comm: CommunicatorBase, name: str) -> bool:
+    """Return whether a communicator of the program has its own method of this name."""
+    actual: object = comm._actual if isinstance(comm, _Completed) else comm
+    return _version7.overrides(type(actual), name)
+
+
 class _Completed:
     """Forwards to an object; has CommunicatorBase's operations where the object has none."""
 
@@ -54,7 +61,9 @@ class _Completed:
         if name == '_actual':  # not yet, while it is unpickled
             raise AttributeError(name)
         try:
-            return getattr(self._actual, name)
+            if not _version7.needs_default(type(self._actual), name):
+                return getattr(self._actual, name)
+            raise AttributeError(name)
         except AttributeError:
             default = inspect.getattr_static(CommunicatorBase, name, None)
             if default is None or name.startswith('__') or getattr(

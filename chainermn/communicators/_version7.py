@@ -16,10 +16,25 @@ import numpy as np
 from chainermn._collectives.activations import Activation
 from chainermn._consistency.mismatch import RemoteError, remote_error
 from chainermn._operations import common_error
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import raise_together
-from chainermn._transport.array_buffers import is_integer
 from chainermn._transport.elementwise import check_op
 from chainermn._types import Array, Arrays, Object, ReceivedArray
+
+#: Operations that version 7 lacks, and the methods of version 7 that their defaults call.  A class
+#: that overrides one of these methods, to count, log or compress, gets the default: it expects its
+#: method to be called wherever version 7 called it.
+CALLED: dict[str, tuple[str, ...]] = {
+    'allgather_obj': ('gather_obj', 'bcast_obj'),
+    'scatter_obj': ('send_obj', 'recv_obj'),
+    'allreduce_many': ('allreduce', 'allgather'),
+    'multi_node_mean': ('allreduce',),
+    'reduce': ('gather',),
+    'reduce_scatter': ('alltoall',),
+    'new_group': ('split',),
+    **dict.fromkeys(['_send_activation', '_recv_activation', '_send_gradient', '_recv_gradient'],
+                    ('send', 'recv')),
+}
 
 _T = TypeVar('_T')
 _Comm = TypeVar('_Comm', bound='Version7')
@@ -52,6 +67,18 @@ class Version7(Protocol):
     def gather_obj(self, obj: Object) -> list[Object] | None: ...
     def allgather_obj(self, obj: Object) -> list[Object]: ...
     def _share_error(self, operation: str, error: Exception | None) -> None: ...
+
+
+def overrides(cls: type, name: str) -> bool:
+    """Return whether a class outside of this package defines a method of a communicator."""
+    owner = next((each for each in cls.__mro__ if name in vars(each)), None)
+    return owner is not None and not owner.__module__.startswith('chainermn.')
+
+
+def needs_default(cls: type, name: str) -> bool:
+    """Return whether a class overrides methods that an operation called in version 7."""
+    return not overrides(cls, name) and any(
+        overrides(cls, called) for called in CALLED.get(name, ()))
 
 
 def share_error(comm: Version7, operation: str, error: Exception | None) -> None:

@@ -610,9 +610,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
 
         Returns:
             An object for :meth:`_recv_gradient`.  Its attribute ``needs_gradient`` is the argument.
-
-        Raises:
-            ValueError: If two ranks wait for each other; the error on both ranks names both calls.
         """
         return _version7.send_activation(self, data, dest, tag, needs_gradient)
 
@@ -628,7 +625,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             attribute ``needs_gradient`` tells whether the sender calls :meth:`_recv_gradient`.
 
         Raises:
-            ValueError: If a gradient arrives, or if two ranks wait for each other.
+            ValueError: If a gradient arrives.
         """
         return _version7.recv_activation(self, source, tag)
 
@@ -638,9 +635,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         Args:
             gradients: Array, or a tuple of arrays.
             activation: The second result of :meth:`_recv_activation`.
-
-        Raises:
-            ValueError: If two ranks wait for each other.
         """
         if activation.needs_gradient:
             self.send(gradients, activation.peer, activation.tag)
@@ -655,7 +649,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             The array, or a tuple of arrays.
 
         Raises:
-            ValueError: If data other than a gradient arrives, or if two ranks wait for each other.
+            ValueError: If data other than a gradient arrives.
         """
         return self.recv(activation.peer, activation.tag)
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from chainermn._collectives import tracer
-from chainermn._collectives.activations import Activation, Activations
+from chainermn._collectives.activations import Activations
 from chainermn._collectives.models import ModelOperations
 from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
@@ -28,7 +28,7 @@ from chainermn._timeline import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.base import Group, Prepare
 from chainermn._transport.mpi_transport import MpiTransport
-from chainermn.communicators import _introduction
+from chainermn.communicators import _introduction, _version7
 from chainermn.communicators._version7 import checked_members
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -46,6 +46,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     Collective: every rank creates one.  A subclass names a transport, or defines
     ``multi_node_mean_grad(self, model, zero_fill=False)`` to average gradients in its own way.
+    If a subclass overrides a method that ChainerMN 7 has, such as ``gather_obj``, the operations
+    that version 7 lacks, such as ``allgather_obj``, call that method.
     ``split`` creates communicators of the same class, so ``mpi_comm`` must be the only argument
     without a default.
 
@@ -70,6 +72,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__()
+        _use_defaults(type(self))
         timeouts.check_environment()
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
@@ -92,7 +95,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._has_debug_variable = environment.flag(environment.DEBUG)
         self._to_free: list[Callable[[], Any]] = [
             functools.partial(lifecycle.remove_check, self._consistency),
-            self._messages.deadlocks.drain, signatures.Free, self._arrays.Free]
+            signatures.Free, self._arrays.Free]
         lifetime.hold(self._messages, self._consistency.calls.key, self._to_free,
                        self._messages.pending)
         self._topology = topology.of(self._rank, [each.place for each in introductions])
@@ -149,39 +152,13 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
     def batched_copy(self, value: bool) -> None:
         self._group.batched_copy = value
 
-    # --- messages of chainermn.functions: a subclass may send and receive in its own way -------
-
-    def _has_own_messages(self) -> bool:
-        return (type(self).send is not MpiCommunicatorBase.send
-                or type(self).recv is not MpiCommunicatorBase.recv)
-
-    def _send_activation(self, data: Any, dest: int, tag: int, needs_gradient: bool
-                         ) -> Activation:
-        if self._has_own_messages():
-            return CommunicatorBase._send_activation(self, data, dest, tag, needs_gradient)
-        return super()._send_activation(data, dest, tag, needs_gradient)
-
-    def _recv_activation(self, source: int, tag: int) -> tuple[Any, Activation]:
-        if self._has_own_messages():
-            return CommunicatorBase._recv_activation(self, source, tag)
-        return super()._recv_activation(source, tag)
-
-    def _send_gradient(self, gradients: Any, activation: Activation) -> None:
-        if self._has_own_messages():
-            CommunicatorBase._send_gradient(self, gradients, activation)
-        else:
-            super()._send_gradient(gradients, activation)
-
-    def _recv_gradient(self, activation: Activation) -> Any:
-        if self._has_own_messages():
-            return CommunicatorBase._recv_gradient(self, activation)
-        return super()._recv_gradient(activation)
-
     # --- timeout -----------------------------------------------------------------------------
 
     def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight records of this communicator."""
         return self._consistency.calls, self._messages.calls
+
+    _n_calls_of_program = staticmethod(flight_recorder.n_calls_of_program)
 
     @property
     def timeout(self) -> float | None:
@@ -310,6 +287,13 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         for name in ('_consistency', '_arrays', '_messages', '_activations', '_mpi_transport',
                      '_transport'):
             setattr(self, name, unusable)
+
+
+def _use_defaults(cls: type[MpiCommunicatorBase]) -> None:
+    """Make operations that version 7 lacks call the methods that a class overrides."""
+    for name in _version7.CALLED:
+        if _version7.needs_default(cls, name):  # not before: methods may be added to the class
+            setattr(cls, name, getattr(CommunicatorBase, name))
 
 
 def _prepared_by(check: ConsistencyCheck) -> Prepare:

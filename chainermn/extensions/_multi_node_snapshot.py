@@ -49,8 +49,9 @@ def multi_node_snapshot(comm: CommunicatorBase, snapshot: chainer_snapshot._Snap
     to the same folder gets an error that names the job.
 
     With several sets and the default writer, all ranks compare the iteration at every snapshot, so
-    the trigger must fire in the same iterations on all ranks.  Files beyond ``n_retains`` are
-    removed once all sets have written the newer one.
+    the trigger must fire in the same iterations on all ranks.  With ``autoload``, the condition of
+    the snapshot must be true in the same iterations, too; without, rank 0 warns once.  Files beyond
+    ``n_retains`` are removed once all sets have written the newer one.
 
     In data-parallel training all ranks are replicas of each other.  Another number of ranks can
     resume from such a snapshot; see ``maybe_load`` of the checkpointer.
@@ -225,6 +226,7 @@ class _MultiNodeSnapshot(chainer.training.Extension):
     def _complete(self, next_iteration: int | None) -> None:
         """Wait until the last snapshot is on the disk, or raise on all ranks."""
         if self._is_collective:
+            self._saver.may_be_incomplete = not self.autoload  # like in ChainerMN 7
             if next_iteration is None:
                 self._saver.flush()
             else:
@@ -324,9 +326,18 @@ class _Writer(snapshot_writers.Writer):
 def _check_order(*arguments: object) -> None:
     """Raise TypeError, on all ranks if possible, unless the first two arguments are in order."""
     comm, snapshot, _ = arguments
-    if is_communicator(comm) and callable(snapshot) and hasattr(snapshot, 'filename'):
+    is_in_order = is_communicator(comm)
+    filename = getattr(snapshot, 'filename', None)
+    if is_in_order and callable(snapshot) and (isinstance(filename, str) or callable(filename)):
         return
+    function = getattr(snapshot, '__name__', '')
+    kind = f'function {function}' if function else type(snapshot).__name__
     error = TypeError(
+        'multi_node_snapshot needs a snapshot such as extensions.snapshot(), whose attribute '
+        f'filename is text or a function; the {kind} has '
+        + (f'filename={filename!r}' if hasattr(snapshot, 'filename') else 'no filename')
+        + (f'. Call it: {function}().' if function else '.')
+    ) if is_in_order else TypeError(
         'multi_node_snapshot takes a communicator, a snapshot and the replica sets, in this order: '
         'multi_node_snapshot(comm, extensions.snapshot()). It got '
         + ', '.join(type(argument).__name__ for argument in arguments) + '.')

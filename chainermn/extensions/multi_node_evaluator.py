@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import chainer
 
 from chainermn._operations.on_all_ranks import raise_together
-from chainermn._types import Array
-from chainermn.communicators._recognize import as_communicator
+from chainermn._types import Array, Object
+from chainermn.communicators._recognize import as_communicator, overrides
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
 from chainermn.extensions._observation import Value, to_host
@@ -44,7 +44,8 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     of the evaluator, because ``evaluate`` is overridden, all ranks have the same weight. NaN stays
     NaN.
 
-    An exception in ``evaluate`` on one rank is raised on all ranks.
+    An exception in ``evaluate`` on one rank is raised on all ranks, and so is a TypeError if it
+    returns something else than a dict of numbers.
 
     Args:
         actual_evaluator: Evaluator, such as :class:`chainer.training.extensions.Evaluator`, or any
@@ -72,14 +73,17 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     if not callable(original_evaluate):
         communicator.refuse('create_multi_node_evaluator', TypeError(
             'create_multi_node_evaluator needs an evaluator as its first argument, not '
-            f'{actual_evaluator!r}.'))
+            f'{type(actual_evaluator).__name__}. Its method evaluate() returns a dict of '
+            'numbers.'))
 
     def evaluate() -> dict[str, Value]:
         counts: list[int] = []
         with raise_together(communicator, 'evaluate'), \
                 _counted_iterators(actual_evaluator, counts):
-            observation = {key: to_host(value) for key, value in original_evaluate().items()}
+            observation = _checked(original_evaluate())
         with communicator.called_by('create_multi_node_evaluator'):
+            if overrides(communicator, 'allreduce_obj'):
+                return _reduced(communicator, sum(counts), observation)
             by_rank = communicator.allgather_obj((sum(counts), observation))
         return _weighted_means(by_rank)
 
@@ -88,6 +92,20 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     evaluator._mn_communicator = communicator
     evaluator.evaluate = evaluate
     return actual_evaluator
+
+
+def _checked(observation: Object) -> dict[str, Value]:
+    """Return the result of an evaluator with values in host memory, if these are numbers."""
+    if not isinstance(observation, Mapping):
+        raise TypeError("evaluate() must return a dict of numbers, such as {'loss': 0.5}, not "
+                        f'{observation!r}')
+    values = {key: to_host(value) for key, value in observation.items()}
+    for key, value in values.items():
+        if isinstance(value, (type(None), str, bytes, list, tuple, dict, set)) or getattr(
+                getattr(value, 'dtype', None), 'kind', 'f') in 'OSU':
+            raise TypeError(f'evaluate() must return numbers or arrays of numbers, but the value '
+                            f'of {key!r} is {value!r}')
+    return values
 
 
 class _CountingIterator(Delegate, wraps='iterator'):
@@ -137,12 +155,28 @@ def _counted_iterators(evaluator: Any, counts: list[int]) -> Iterator[None]:
 
 def _weighted_means(by_rank: list[tuple[int, dict[str, Value]]]) -> dict[str, Value]:
     """Return the mean of each key over the ranks, weighted by their numbers of examples."""
-    means: dict[str, Value] = {}
-    for key in sorted({key for _, observation in by_rank for key in observation}):
-        reports = [(n, observation[key]) for n, observation in by_rank if key in observation]
-        total = sum(n for n, _ in reports)
-        if total == 0:  # no iterator was used, or all shards are empty
-            reports, total = [(1, value) for _, value in reports], len(reports)
-        # A rank with an empty shard may report NaN, and 0 times NaN would be NaN.
-        means[key] = sum(value * (n / total) for n, value in reports if n > 0)
-    return means
+    weights = _weights(by_rank)
+    # A rank with an empty shard may report NaN, and 0 times NaN would be NaN.
+    return {key: sum(by_rank[rank][1][key] * weight for rank, weight in weights[key].items())
+            for key in weights}
+
+
+def _reduced(comm: CommunicatorBase, n_examples: int, observation: dict[str, Value]
+             ) -> dict[str, Value]:
+    """Return the same means, from one ``allreduce_obj`` for each key like ChainerMN 7."""
+    weights = _weights(comm.allgather_obj((n_examples, [*observation])))
+    return {key: comm.allreduce_obj(
+        observation[key] * weights[key][comm.rank] if comm.rank in weights[key] else 0.)
+            for key in weights}
+
+
+def _weights(by_rank: Sequence[tuple[int, Collection[str]]]) -> dict[str, dict[int, float]]:
+    """Return the weight of each rank that counts, for each key, in the order of the keys."""
+    weights = {}
+    for key in sorted({key for _, keys in by_rank for key in keys}, key=str):
+        counts = {rank: n for rank, (n, keys) in enumerate(by_rank) if key in keys}
+        if not any(counts.values()):  # no iterator was used, or all shards are empty
+            counts = dict.fromkeys(counts, 1)
+        total = sum(counts.values())
+        weights[key] = {rank: n / total for rank, n in counts.items() if n > 0}
+    return weights

@@ -17,8 +17,11 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+import chainer
+
 from chainermn._types import Array, Model, Object, Optimizer, Parameter, Serializer
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
+from chainermn.optimizers._accumulation import loaded, once
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
@@ -29,9 +32,11 @@ if TYPE_CHECKING:
 class _DoubleBufferingOptimizer(MultiNodeOptimizer):
     """See :func:`chainermn.create_multi_node_optimizer`."""
 
-    communicated_target: Model  # the copy of the model, None before the first broadcast
-    _queue: GradientQueue  # after the first broadcast
+    communicated_target: Model  # the copy of the model, None before the first update
+    _queue: GradientQueue  # after the first update
     _means: dict[str, Array]  # of the gradients in flight, by path
+    _loaded: dict[str, Array]  # means of a snapshot, by path, until the next update
+    _loaded_scale: float | None  # their loss scale
     _has_sent: bool  # whether the next update steps
 
     def __init__(
@@ -41,9 +46,11 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
         super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
         self.communicated_target = None
         self._means, self._has_sent = {}, False
+        self._loaded, self._loaded_scale = {}, None
 
     def setup(self, link: Model) -> MultiNodeOptimizer:
         self._drop()
+        self._loaded = {}
         self.communicated_target = None
         return super().setup(link)
 
@@ -82,13 +89,45 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
             param1._loss_scale, param2._loss_scale = param2._loss_scale, param1._loss_scale
 
     def serialize(self, serializer: Serializer) -> None:
-        """Save or load the optimizer, once no gradients are in flight.
+        """Save or load the optimizer, and the means that its next update steps with.
 
         Args:
             serializer: A Chainer serializer or deserializer.
         """
         self.wait()
         super().serialize(serializer)
+        is_loading = isinstance(serializer, chainer.Deserializer)
+        if is_loading or self._has_sent:
+            self._serialize_means(serializer['chainermn']['double_buffering'], is_loading)
+
+    def _serialize_means(self, serializer: Serializer, is_loading: bool) -> None:
+        """Save or load the mean gradients, and their loss scale, which may have changed since."""
+        means = serializer['means']
+        if is_loading:
+            self._loaded_scale = float(loaded(serializer, 'loss_scale', 0.)) or None
+            self._loaded = {path: mean for path, _ in once(self.target)
+                            if (mean := loaded(means, path, None)) is not None}
+            self._has_sent = bool(self._loaded)
+            return
+        if not self._loaded:
+            params = {path: param for path, param in once(self.communicated_target)
+                      if param.is_initialized and param.grad is not None}
+            self._loaded_scale = next((param._loss_scale for param in params.values()), None)
+        serializer('loss_scale', self._loaded_scale or 0.)
+        for path, mean in (self._loaded or {
+                path: param.grad for path, param in params.items()}).items():
+            means(path, mean)
+
+    def _restore(self) -> None:
+        """Put the loaded means into the copy of the model.  Collective: every rank calls it."""
+        if self.communicated_target is None:  # a resumed run does not broadcast
+            self._create_buffer()
+        for path, param in once(self.communicated_target) if self._loaded else ():
+            if param.is_initialized:
+                mean = self._loaded.get(path)
+                param.grad = None if mean is None else param.device.send(mean)
+                param._loss_scale = self._loaded_scale
+        self._loaded = {}
 
     def _enter_join(self, joined: Join | None) -> NoReturn:
         """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
@@ -97,14 +136,20 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
             'double_buffering=False.'))
 
     def _broadcast(self) -> None:
+        self._loaded = {}
         self._drop()
         super()._broadcast()
+        self._create_buffer()
+
+    def _create_buffer(self) -> None:
+        """Copy the model.  Collective: every rank calls it."""
         self.communicated_target = copy.deepcopy(self.target)
         # All ranks are here: create the queue, or drop gradients left by another optimizer.
         self._queue = self.communicator.mean_queue()
         self._queue.cancel()
 
     def _step(self, *args: Object, **kwds: Object) -> None:
+        self._restore()
         arrived = self._drop()
         self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
                          for model in (self.target, self.communicated_target)))

@@ -28,7 +28,7 @@ from chainermn.optimizers._optimizer_proxy import OptimizerProxy, fill_missing_g
 from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
 from chainermn.optimizers._sharded_states import sharded_update
 from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate, as_updated
-from chainermn.optimizers._update_watch import UpdateWatch
+from chainermn.optimizers._update_watch import UpdateWatch, watch
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
@@ -134,7 +134,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._caller = self._settings.caller
         self._settings.is_compared = False
         self._progress = _UpdateProgress()
-        self._watch = UpdateWatch(actual_optimizer, communicator)
+        self._watch = watch(actual_optimizer, communicator)
         self._span = (communicator.span if environment.text(environment.TIMELINE)
                       else contextlib.nullcontext)
         self._takes_zero_fill = takes(communicator, False)
@@ -186,15 +186,13 @@ class MultiNodeOptimizer(OptimizerProxy):
             2
         """
         self._check_set_up()
-        if not self._watch.is_over:
-            self._watch.end()
         # After an error, an update without a loss function completes the update of that error.
         if lossfun is not None or not self._progress.is_started:
             self._progress.n_started += 1
         self._progress.is_started = True
         accumulation = self._accumulation
         with self._span('forward'):
-            loss = None if lossfun is None else lossfun(*args, **kwds)
+            loss = None if lossfun is None else self._loss(lossfun, args, kwds)
         named = sorted(self.actual_optimizer.target.namedparams())
         seen = _seen(named)
         is_changed = seen != self.target_params
@@ -243,7 +241,6 @@ class MultiNodeOptimizer(OptimizerProxy):
         _foreign_optimizer.serialize(
             self.actual_optimizer, serializer, self.communicator.rank == 0)
         self._accumulation.serialize(serializer, self.target)
-        self._watch.restart()
         if self._sharding is not None and not isinstance(serializer, chainer.Deserializer):
             self._sharding.serialize(serializer, self.target)
         compression = self.compression
@@ -298,6 +295,24 @@ class MultiNodeOptimizer(OptimizerProxy):
                 'the multi-node optimizer has no model. Call optimizer.setup(model) first' + (
                     '.' if hasattr(actual, 'target') else
                     f'; {type(actual).__name__}.setup must set the attribute target.')))
+
+    def _loss(self, lossfun: Callable[..., Variable], args: tuple[Object, ...],
+              kwds: dict[str, Object]) -> Variable:
+        if not callable(lossfun):
+            self.communicator.refuse('the multi-node optimizer', TypeError(
+                f'update(lossfun, ...) takes a function that returns the loss, not a '
+                f'{type(lossfun).__name__}. For a loss that you have computed, call '
+                'model.cleargrads(), loss.backward() and optimizer.update().'))
+        loss = lossfun(*args, **kwds)
+        if not hasattr(loss, 'backward'):
+            self.communicator.refuse('the multi-node optimizer', TypeError(
+                'the function of update(lossfun, ...) must return the loss, a scalar Variable, not '
+                f'{loss!r}.'))
+        if isinstance(loss, chainer.Variable) and loss.size != 1 and loss.grad is None:
+            self.communicator.refuse('the multi-node optimizer', ValueError(
+                f'the loss of update(lossfun, ...) has the shape {loss.shape}; return a scalar, '
+                'such as F.mean(loss).'))
+        return loss
 
     def _check_model(self, loss: Variable, named: Named) -> None:
         """Raise ValueError on all ranks if the loss only depends on parameters of another model."""
@@ -355,10 +370,14 @@ class MultiNodeOptimizer(OptimizerProxy):
     def _update_parameters(self, *args: Object, **kwds: Object) -> None:
         """Let the actual optimizer step, with the mean gradients."""
         with self._span('update'):
-            if self._sharding is None:
-                self.actual_optimizer.update(None, *args, **kwds)
-            else:
+            if self._sharding is not None:
                 self._sharding.update(self.actual_optimizer)
+            else:
+                self._watch.is_averaged = True
+                try:
+                    self.actual_optimizer.update(None, *args, **kwds)
+                finally:
+                    self._watch.is_averaged = False
         self._check_replicas()
 
     def _exchange(self) -> None:
@@ -456,7 +475,6 @@ class MultiNodeOptimizer(OptimizerProxy):
             what: The operation of the other rank.
             layout: The result of :meth:`_layout` there, or ``None`` if it is not needed.
         """
-        self._watch.end()
         self.actual_optimizer.target.cleargrads()
         params = dict(self.actual_optimizer.target.namedparams())
         if what == 'broadcast':

@@ -102,7 +102,7 @@ class OptimizerSettings:
             self._note_rules(rules)
         self._named = named
         # One list of what is cheap to read: this takes most of the time.
-        seen = [*vars(optimizer.hyperparam).values(), optimizer._loss_scale,
+        seen = [*optimizer.hyperparam.__dict__.values(), optimizer._loss_scale,
                 optimizer._use_fp32_update, *map(_is_enabled, self._of_chainer),
                 *map(len, self._hyperparams), any(self._hooks)]
         if self._has_more:

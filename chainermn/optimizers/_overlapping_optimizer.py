@@ -8,9 +8,10 @@
     step                                        with all means
 
 Parameters are assigned to buckets in the order in which backward finishes them on rank 0 in the
-first update.  The exchange of a bucket starts when its gradients and all previous buckets are
-complete, so the order is the same on all ranks.  Gradients that are missing at the end of backward,
-such as the gradients of a layer that this rank's loss did not use, are exchanged then.
+first update, also after resuming.  The exchange of a bucket starts when its gradients and all
+previous buckets are complete, so the order is the same on all ranks.  Gradients that are missing at
+the end of backward, such as the gradients of a layer that this rank's loss did not use, are
+exchanged then.
 """
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class _Buckets:
 
     Attributes:
         paths: The paths of the parameters of each bucket.
-        queue: Averages the gradients, once the ranks have exchanged parameters.
+        are_assigned: Whether the parameters have been assigned to buckets, perhaps to none.
+        queue: Averages the gradients, once parameters are assigned to buckets.
         order: Paths in the order in which backward finished them, in the last update.
         n_early: Buckets submitted during backward, in the last update.
         has_failed: Whether a failed update, of any optimizer, has left gradients in the queue.
@@ -53,6 +55,7 @@ class _Buckets:
 
     def __init__(self) -> None:
         self.paths: list[list[str]] = []
+        self.are_assigned = False
         self.order: list[str] = []
         self.n_early = 0
         self.has_failed = False
@@ -151,8 +154,13 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
 
     def _broadcast(self) -> None:
         super()._broadcast()
+        self._assign()
+
+    def _assign(self) -> None:
+        """Assign the parameters to buckets.  Collective: every rank calls it."""
         # All ranks are here: create the queue, or drop gradients left by another optimizer.
         buckets = self._buckets
+        buckets.are_assigned = True
         buckets.queue = self.communicator.mean_queue()
         buckets.queue.cancel()
         if not (buckets.queue.is_profitable or self._always):
@@ -165,6 +173,8 @@ class _OverlappingOptimizer(MultiNodeOptimizer):
                 {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
 
     def _exchange(self) -> None:
+        if not self._buckets.are_assigned:  # a resumed run does not broadcast
+            self._assign()
         if not self._buckets.paths:
             super()._exchange()
             return

@@ -1,123 +1,87 @@
-"""Warns if the program only updates the actual optimizer, so that the ranks drift apart."""
+"""Warns if the program calls ``update`` of the actual optimizer, so that the ranks drift apart."""
 from __future__ import annotations
 
-import atexit
+import functools
 import os
 import sys
 import warnings
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from chainer.optimizer import GradientMethod
 
-from chainermn._process import runtime
 from chainermn._types import Object, Optimizer
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
+_ATTRIBUTE = '_chainermn_watch'  # of the actual optimizer
 _SEVERAL = 3  # steps
+
 _update = GradientMethod.update
 
 
+@functools.wraps(_update)
 def _watched_update(self: Optimizer, lossfun: Object = None, *args: Object, **kwds: Object) -> None:
-    """Update as Chainer's method, which it replaces while there are watches."""
     _update(self, lossfun, *args, **kwds)
-    for each in list(runtime.get(_UpdateWatches).watches):
-        each.note_step(self)
-
-
-class _UpdateWatches(runtime.Part):
-    """The watches of this process."""
-
-    def __init__(self) -> None:
-        self.watches: weakref.WeakSet[UpdateWatch] = weakref.WeakSet()
-        atexit.register(self.check)
-
-    def add(self, watch: UpdateWatch) -> None:
-        self.watches.add(watch)
-        if GradientMethod.update is _update:
-            GradientMethod.update = _watched_update
-
-    def remove(self, watch: UpdateWatch) -> None:
-        self.watches.discard(watch)
-        if not self.watches and GradientMethod.update is _watched_update:
-            GradientMethod.update = _update
-
-    def check(self) -> None:
-        for each in list(self.watches):
-            each.check()
-            self.remove(each)
+    watch = getattr(self, _ATTRIBUTE, None)
+    if watch is not None and not watch.is_averaged:
+        watch.note_step(self)
 
 
 class UpdateWatch:
-    """Whether the ranks average before the actual optimizer steps.
+    """Counts the steps of an optimizer with gradients that were not averaged.
 
-    Checked at its third step, when the multi-node optimizer is deleted, and at the end of the
-    program.  A program that calls at least as many operations as the optimizer steps may average by
-    itself.
+    Gradients may be averaged if the program itself has called an operation since the last step:
+    on any communicator, and not by an extension or a link of this package.
 
     Args:
-        actual_optimizer: The optimizer of this rank.
-        communicator: The communicator of the multi-node optimizer.
+        optimizer: The optimizer.
+        n_calls: Returns how many operations the program has called.
+
+    Attributes:
+        is_averaged: Whether a multi-node optimizer makes the current step.
     """
 
-    def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase) -> None:
-        self.is_over = communicator.rank > 0 or communicator.size == 1
-        self._actual_optimizer = actual_optimizer
+    def __init__(self, optimizer: Optimizer, n_calls: Callable[[], int]) -> None:
+        self.is_averaged = False
+        self._id = id(optimizer)
+        self._n_alone = 0
+        self._n_calls = n_calls
+        self._n_seen = n_calls()
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
         self._place = frame.f_code.co_filename, frame.f_lineno  # that creates the optimizer
-        records: Callable[[], Iterable[Object]] = getattr(communicator, '_flight_records', tuple)
-        self._records = list(records())  # not the communicator, which may be finalized
-        self.restart()
-        if not self.is_over:
-            runtime.get(_UpdateWatches).add(self)
-
-    def end(self) -> None:
-        """Stop: the program uses a multi-node optimizer for the actual one."""
-        watches = runtime.get(_UpdateWatches)
-        for each in [*watches.watches]:
-            if each._actual_optimizer is self._actual_optimizer:
-                each.is_over = True
-                watches.remove(each)
-        self.is_over = True
 
     def note_step(self, optimizer: Optimizer) -> None:
-        """Check at the third step of the actual optimizer, or later ones."""
-        if optimizer is self._actual_optimizer:
-            self._n_steps += 1
-            if self._n_steps >= _SEVERAL:
-                self.check()
-
-    def restart(self) -> None:
-        """Ignore the steps so far."""
-        self._n_steps = 0
-        self._n_operations = self._count()
-
-    def check(self) -> None:
-        """Warn if the actual optimizer stepped alone.
+        """Count a step that the program makes with the optimizer, or with a copy.
 
         Warns:
-            RuntimeWarning: Once, on rank 0.
+            RuntimeWarning: At the third step of the optimizer with gradients that were not
+                averaged.
         """
-        if self.is_over or self not in runtime.get(_UpdateWatches).watches:
+        before, self._n_seen = self._n_seen, self._n_calls()
+        if before != self._n_seen or id(optimizer) != self._id:
             return
-        if self._n_steps > self._count() - self._n_operations:
-            self.end()
-            name = type(self._actual_optimizer).__name__
+        self._n_alone += 1
+        if self._n_alone == _SEVERAL:
+            name = type(optimizer).__name__
             warnings.warn_explicit(
                 f'the ranks do not average gradients: the program called {name}.update '
-                f'({self._n_steps} steps) instead of update of the multi-node optimizer created '
+                f'({_SEVERAL} steps) instead of update of the multi-node optimizer created '
                 'here, so each rank trains a different model. Pass the multi-node optimizer to the '
                 'updater, or call its update method.', RuntimeWarning, *self._place)
 
-    def _count(self) -> int:
-        return sum(record.count for record in self._records)
 
-    def __del__(self) -> None:
-        if hasattr(self, '_n_operations') and not self.is_over:  # not in a failed copy
-            self.check()
-            self.end()
+def watch(actual_optimizer: Optimizer, communicator: CommunicatorBase) -> UpdateWatch:
+    """Return the watch of an optimizer; it only watches on rank 0 of several."""
+    found = getattr(actual_optimizer, _ATTRIBUTE, None)
+    if found is not None:
+        return found
+    n_calls = getattr(communicator, '_n_calls_of_program', None)  # not if of a third party
+    created = UpdateWatch(actual_optimizer, n_calls or int)
+    if n_calls and communicator.rank == 0 and communicator.size > 1 and (
+            isinstance(actual_optimizer, GradientMethod)):
+        setattr(actual_optimizer, _ATTRIBUTE, created)
+        if GradientMethod.update is _update:
+            GradientMethod.update = _watched_update
+    return created

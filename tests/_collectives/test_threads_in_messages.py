@@ -212,23 +212,3 @@ def test_gradients_in_another_order_than_the_threads_wait(pair):
             time.sleep(.02)  # so that several threads wait
             received[n].grad = np.full(3, float(n))
             received[n].backward()
-
-
-def test_a_thread_that_will_send_is_no_deadlock(pair):
-    """Two ranks wait for each other in chainermn.functions, but one of them has another thread."""
-    comm, other = pair
-    if other is None:
-        return
-    x = np.ones(2, 'f')
-    if comm.rank % 2 == 0:
-        def receive():
-            np.testing.assert_array_equal(F.recv(comm, other, tag=5).array, x)
-
-        def send():
-            time.sleep(2.5)  # longer than the time after which a deadlock is reported
-            F.send(x, comm, other, 7)
-
-        run(receive, send)
-    else:
-        np.testing.assert_array_equal(F.recv(comm, other, tag=7).array, x)
-        F.send(x, comm, other, 5)

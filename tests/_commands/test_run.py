@@ -262,7 +262,7 @@ def test_a_killed_supervisor(tmp_path, env):
     write(tmp_path, """
         import os, pathlib, signal, time
         pid, words = os.getpid(), ''
-        while '_supervisor.py' not in words:
+        while 'supervisor.py' not in words:
             pid = int(pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
             words = pathlib.Path(f'/proc/{pid}/cmdline').read_text()
         os.kill(pid, signal.SIGKILL)

@@ -53,6 +53,33 @@ def test_an_invalid_argument_is_reported_by_its_rank(tmp_path):
     assert 'TypeError: allreduce failed on rank 0' in done.stdout
 
 
+# Rank 0 waits in the shutdown of the first communicator, so it takes no part in the error.
+LAST_CALLS = {
+    'KVStore.push': """
+kv = chainermn.kvstore.create('dist_sync')
+kv.init('key', np.zeros(3))
+def update(key, gradient, weight):
+    raise ZeroDivisionError('of the updater')
+kv.set_updater(update)
+kv.push('key', np.ones(3))
+""",
+    'raise_on_all_ranks': """
+second = chainermn.create_communicator('naive')
+if comm.rank == 1: second.refuse('loading', ZeroDivisionError('of the updater'))
+"""}
+
+
+@pytest.mark.parametrize('name', LAST_CALLS)
+def test_an_error_in_the_last_call_of_another_communicator_is_named(tmp_path, name):
+    done = run(tmp_path, LAST_CALLS[name])
+    assert done.returncode != 0
+    first = next(line for line in done.stdout.splitlines() if 'aborts the job' in line)
+    operation = 'loading' if name == 'raise_on_all_ranks' else name
+    assert f'waits in {operation} #' in first
+    assert 'failed on this rank (ZeroDivisionError: of the updater)' in first
+    assert 'script.py:' in first
+
+
 EXITS_FROM_CREATION = """
 from chainermn._transport import lifetime
 if comm.rank == 1:

@@ -105,7 +105,7 @@ def test_it_exits_with_the_ranks(tmp_path):
 
 ORPHANS = """
 import pathlib
-from chainermn._system import launcher
+from chainermn._process import launcher
 process = launcher.process()
 assert process
 pathlib.Path(sys.argv[1], f'rank{comm.rank}').write_text(str(os.getpid()))

@@ -27,7 +27,7 @@ def test_a_lost_connection_is_restored_until_the_command_ends(monkeypatch):
         rank.start()
         while not links.are_complete:
             links.poll()
-        link, = links._received
+        link, = links._handshakes
         # RST instead of FIN, as after a failure of the network
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
         links._drop(link)

@@ -125,7 +125,7 @@ def test_a_folder_that_is_not_for_writing(tmp_path):
     write(tmp_path / 'file', b'old')
     os.chmod(tmp_path, 0o555)
     script = ('import os, sys\n'
-              'from chainermn._system import atomic_file\n'
+              'from chainermn._process import atomic_file\n'
               'os.setuid(65534)\n'
               'try:\n'
               '    with atomic_file.open_atomic(sys.argv[1]) as file:\n'

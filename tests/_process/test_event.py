@@ -16,7 +16,7 @@ pytestmark = pytest.mark.mpi_skip
 def test_tell(setup, expected):
     program = f"""
 import logging
-from chainermn._system import event
+from chainermn._process import event
 {setup}
 event.tell('epoch %d', 3)
 """

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.mpi_skip
 START = '''
 import atexit, ctypes, sys, threading
 atexit.register(lambda: print('outcome', outcome.status, uncaught, flush=True))
-from chainermn._system import exit_status
+from chainermn._process import exit_status
 from chainermn._process.exit_status import listen
 outcome = exit_status.outcome()
 uncaught = []

@@ -119,7 +119,7 @@ def test_a_name_is_claimed_by_one_rank_of_a_job(tmp_path):
     (tmp_path / 'script.py').write_text('''
 import os, socket
 socket.setdefaulttimeout(10)  # MPI still uses a connection without a timeout
-from chainermn._system import launcher
+from chainermn._process import launcher
 from mpi4py import MPI
 claims = [launcher.claim(name) for name in ('report', 'report', 'other')]
 assert MPI.COMM_WORLD.allreduce(sum(claims)) == 3
@@ -135,7 +135,7 @@ assert os.environ.get('PMI_FD') is None or os.get_blocking(int(os.environ['PMI_F
 
 CLAIM = '''
 import os
-from chainermn._system import launcher
+from chainermn._process import launcher
 found = [launcher.claim(name) for name in ('report', 'error 0', 'new \\udcff', 'other')]
 if os.getuid() == 0:
     os.setuid(65534)

@@ -38,7 +38,7 @@ def test_not_to_a_file_that_has_taken_the_number(tmp_path):
         ['/bin/sh', '-c', f'exec "{sys.executable}" -c "$0" 2>&-', f'''
 import os
 assert os.open({str(path)!r}, os.O_WRONLY | os.O_CREAT) == 2
-from chainermn._system import streams
+from chainermn._process import streams
 streams.write('a message')
 print('went on')
 '''], timeout=50, text=True, stdout=subprocess.PIPE)

@@ -32,11 +32,11 @@ def check(comm):
 def test_unreferenced_communicators_are_freed():
     for _ in range(50):
         check(chainermn.create_communicator('naive'))
-    assert len(lifetime._runtime.get(lifetime._Communicators).held) < 30
+    assert len(lifetime.runtime.get(lifetime._Communicators).held) < 30
     comm = chainermn.create_communicator('naive')
-    before = len(lifetime._runtime.get(lifetime._Communicators).held)
+    before = len(lifetime.runtime.get(lifetime._Communicators).held)
     comm.finalize()
-    assert len(lifetime._runtime.get(lifetime._Communicators).held) == before - 1
+    assert len(lifetime.runtime.get(lifetime._Communicators).held) == before - 1
 
 
 @pytest.mark.limit(200)
@@ -62,7 +62,7 @@ def test_communicator_in_use_on_one_rank_is_not_freed():
     gc.collect()
     chainermn.create_communicator('naive').finalize()
     if comm.size > 1 and comm.rank == 0:
-        assert kept._flight_records()[0].key in lifetime._runtime.get(lifetime._Communicators).held
+        assert kept._flight_records()[0].key in lifetime.runtime.get(lifetime._Communicators).held
     comm.barrier()
     comm.finalize()
 

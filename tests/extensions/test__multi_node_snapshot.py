@@ -655,7 +655,7 @@ def test_snapshots_that_some_sets_do_not_take_are_an_error_on_all_ranks(comm, fo
         snapshot = extensions.snapshot()
         trigger = (3 if comm.rank == last else 2, 'iteration')
     else:
-        snapshot = extensions.snapshot(condition=lambda: comm.rank != last)
+        snapshot = extensions.snapshot(condition=lambda: comm.rank != last, autoload=True)
         trigger = (2, 'iteration')
     trainer.extend(multi_node_snapshot(comm, snapshot, sets), trigger=trigger)
     match = (f'rank 0: iteration 2(.|\n)*rank {last}: iteration 3' if what == 'trigger'
@@ -663,6 +663,22 @@ def test_snapshots_that_some_sets_do_not_take_are_an_error_on_all_ranks(comm, fo
     with pytest.raises(ValueError, match=match) as caught:
         trainer.run(show_loop_exception_msg=False)
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize('n_retains', [-1, 1])
+def test_a_condition_of_one_rank_without_autoload(comm, folder, n_retains):
+    """As in ChainerMN 7, only that rank's files are written; the warning comes once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        run_with_snapshots(comm, folder, [[rank] for rank in range(comm.size)], 0,
+                           condition=lambda: comm.rank == 0, n_retains=n_retains)
+    assert names(folder) == [f'snapshot_iter_{i}.0' for i in ((2, 4, 6) if n_retains < 0 else [6])]
+    texts = [str(each.message) for each in caught if each.category is RuntimeWarning]
+    assert len(texts) == (comm.rank == 0)
+    for text in texts:
+        assert 'a snapshot of iteration 2 is incomplete\n  rank 0: wrote a file' in text
+        assert 'rank 1: wrote no file' in text and 'autoload could not resume' in text
 
 
 @pytest.mark.compares_calls

@@ -1,5 +1,6 @@
 """send and recv against the same graph in one process."""
 import os
+import random
 import re
 
 import chainer
@@ -270,3 +271,62 @@ def test_data_is_not_taken_for_a_gradient(comm):
         mnf.recv(comm, 0)
         mnf.send(x, comm, 0)  # without backward
     check_next_message(comm)
+
+
+@pytest.mark.compares_calls
+def test_the_flight_record_names_what_a_gradient_belongs_to(comm):
+    """The report of a deadlock shows the newest call."""
+    if comm.rank == 0:
+        mnf.send(chainer.Variable(np.ones(2, np.float32)), comm, 1).backward()  # to be named
+        operation, forward = 'recv_gradient', f'the send at {line_of("to be named")}'
+    elif comm.rank == 1:
+        y = mnf.recv(comm, 0)  # named, too
+        F.sum(y).backward()
+        operation, forward = 'send_gradient', f'the recv at {line_of("named, too")}'
+    if comm.rank < 2:
+        call = comm._messages.calls.newest
+        assert (call.operation, call.peer) == (operation, 1 - comm.rank)
+        assert call.details.endswith(f' rank {1 - comm.rank} tag 0 of {forward}')
+
+
+@pytest.mark.compares_calls
+@pytest.mark.parametrize('seed', range(4))
+def test_random_messages_among_others(comm, seed):
+    """Gradients in the opposite order, while messages of the communicator are in flight."""
+    rng = random.Random(seed)
+    sent, received, requests = {}, {}, []
+    messages = [(number, *rng.sample(range(comm.size), 2), rng.randrange(2), rng.choice([1, 5000]),
+                 rng.choice(['gradient', 'gradient', 'array', 'send', 'isend', 'send_obj']))
+                for number in range(12)]
+    for number, source, dest, tag, size, way in messages:
+        value = np.full(size, number, np.float32)
+        if comm.rank == source:
+            if way == 'gradient':
+                x = chainer.Variable(value)
+                sent[number] = x, mnf.send(x, comm, dest, tag)
+            elif way == 'array':
+                sent[number] = None, mnf.send(value, comm, dest, tag)
+            elif way == 'send_obj':
+                comm.send_obj(number, dest, 8)
+            elif way == 'isend':
+                requests.append(comm.isend(value, dest, 7))
+            else:
+                comm.send(value, dest, tag)
+        elif comm.rank == dest and way in ('gradient', 'array', 'send'):
+            y = comm.recv(source, tag) if way == 'send' else mnf.recv(comm, source, tag=tag)
+            np.testing.assert_array_equal(getattr(y, 'array', y), value)
+            received[number] = y
+    for number, source, dest, _, size, way in reversed(messages):
+        if comm.rank == dest and way in ('gradient', 'array'):
+            F.sum(received[number] * (number + 1)).backward()
+        elif comm.rank == source and number in sent:
+            x, delegate = sent[number]
+            delegate.backward()
+            if x is not None:
+                np.testing.assert_array_equal(x.grad, [number + 1] * size)
+    for number, source, dest, _, size, way in messages:
+        if comm.rank == dest and way == 'isend':
+            np.testing.assert_array_equal(comm.recv(source, 7), [number] * size)
+        elif comm.rank == dest and way == 'send_obj':
+            assert comm.recv_obj(source, tag=8) == number
+    comm.waitall(requests)

@@ -98,7 +98,7 @@ def test_a_training_loop(tmp_path, name, delegate):
 
 
 def test_rank_0_cuts_the_graph_but_rank_1_asks_for_a_gradient(tmp_path):
-    """Nothing is taken for something else: the job ends, and the error names both calls."""
+    """Nothing is taken for something else: the job ends, and the report names both calls."""
     status, output, got, gradients = run(
         tmp_path, 'send(z.array * 10, comm, 1)', 'a = send(lin(x), comm, 0)', 'F.sum(t * .5)')
     assert status != 0
@@ -107,6 +107,6 @@ def test_rank_0_cuts_the_graph_but_rank_1_asks_for_a_gradient(tmp_path):
     question, loss = (next(n for n, line in enumerate(lines, 1) if line.endswith(f'# {text}'))
                       for text in ('question', 'of the loss'))
     sent = next(n for n, line in enumerate(lines, 1) if 'QUESTION' in line)
-    assert (f'  rank 0: recv from rank 1 with tag 0, called at train.py:{question}\n'
-            f'  rank 1: backward, called at train.py:{loss}, waits for the gradient of send to '
-            f'rank 0 with tag 0, called at train.py:{sent}\n') in output
+    assert (f'deadlock: rank 0 waits in recv_activation #3 from rank 1 tag 0 (train.py:{question}) '
+            'for rank 1; rank 1 waits in recv_gradient #3 from rank 0 tag 0 of the send at '
+            f'train.py:{sent} (train.py:{loss}) for rank 0\n') in output

@@ -169,6 +169,18 @@ def test_correct_programs_stay_silent(create, comm, mode):
     comm.check_replicas(optimizer.target)
 
 
+def test_noise_of_an_optimizer_of_the_store(create, comm):
+    """Each key has one server, which draws it."""
+    store, sgd = create('dist_sync'), optimizers.SGD(1.).setup(L.Linear(1, 1))
+    sgd.add_hook(optimizer_hooks.GradientNoise(0.01))
+    store.set_optimizer(sgd)
+    store.init('w', np.zeros(2, 'f'))
+    np.random.seed(comm.rank)
+    for _ in range(2):
+        store.push('w', np.ones(2, 'f'))
+    assert len({x.tobytes() for x in comm.allgather(store.pull('w'))}) == 1
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.compares_calls
 def test_noise_of_the_workers(create, comm, same_error):

@@ -276,30 +276,6 @@ def test_a_message_of_one_rank_to_itself_is_an_error_on_all(comm, rank_in, rank_
     assert text in message and 'send_activation' not in message
 
 
-@pytest.mark.compares_calls
-@pytest.mark.parametrize('first', ['send', 'recv'])
-def test_two_links_that_wait_for_each_other(comm, first):
-    if comm.rank > 1:
-        return
-    peer = 1 - comm.rank
-    model = MultiNodeChainList(comm)
-    if first == 'recv':
-        model.add_link(Part(0), rank_in=peer, rank_out=peer)
-    else:
-        model.add_link(Part(0), rank_out=peer)
-        model.add_link(Double(), rank_in=peer)
-    with pytest.raises(ValueError, match='ranks 0 and 1 wait for each other') as caught:
-        model(X)
-    if first == 'send':
-        comm.recv(peer, 0)  # it was sent
-    for rank in range(2):
-        rank_in = 1 - rank if first == 'recv' else None
-        words = ('from', 'out') if first == 'recv' else ('to', 'in')
-        assert (f'  rank {rank}: link 0 (Part, rank_in={rank_in}, rank_out={1 - rank}) of '
-                f'MultiNodeChainList, {words[0]} a link with rank_{words[1]}={rank} on rank '
-                f'{1 - rank}: {first} ' in str(caught.value))
-
-
 PROGRAM = '''
 import chainer, chainermn, numpy as np
 comm = chainermn.create_communicator('naive')
@@ -330,7 +306,17 @@ for _ in range(2):
      [f'link 0 (Linear, rank_in={(rank - 1) % 3}, rank_out={(rank + 1) % 3}) of '
       f'MultiNodeChainList, from a link with rank_out={rank} on rank {(rank - 1) % 3}'
       for rank in range(3)]),
-], ids=['forgotten rank_in', 'forgotten rank_out', 'cycle'])
+    # Both send first.
+    ('if rank < 2: link(rank_out=1 - rank)\nlink(rank_in=1 - rank if rank < 2 else None)',
+     [f'link 0 (Linear, rank_in=None, rank_out={1 - rank}) of MultiNodeChainList, to a link with '
+      f'rank_in={rank} on rank {1 - rank}' for rank in range(2)]),
+    # Rank 1 does not run backward.
+    ('link(rank_out=1) if rank == 0 else link(rank_in=0) if rank == 1 else link()\n'
+     'if rank == 1: model(), model()',
+     ['rank 0 waits in recv_gradient #2 from rank 1 tag 0 of link 0 (Linear, rank_in=None, '
+      'rank_out=1) of MultiNodeChainList', 'rank 1 waits in recv_activation #2 from rank 0 tag 0 '
+      'of link 0 (Linear, rank_in=0, rank_out=None) of MultiNodeChainList']),
+], ids=['forgotten rank_in', 'forgotten rank_out', 'cycle', 'both send first', 'no backward'])
 def test_a_job_that_cannot_continue_ends_and_names_the_link(tmp_path, add, expected):
     path = tmp_path / 'train.py'
     path.write_text(PROGRAM.replace('ADD', add))

@@ -150,8 +150,7 @@ def test_an_argument_of_a_hook_that_changes(comm, same_error):
         (optimizer.target[1].b.update_rule if of_rule else optimizer).add_hook(added)
         update(optimizer, 2)
         added.rate = 0.2 if comm.rank == 0 else 0.1
-        assert 'WeightDecay(rate=0.2) on rank 0' in str(
-            same_error(lambda optimizer=optimizer: update(optimizer)))
+        assert 'WeightDecay(rate=0.2) on rank 0' in str(same_error(update, optimizer))
         added.rate = 0.2
         update(optimizer)
         comm.check_replicas(optimizer.target)

@@ -131,6 +131,25 @@ def test_another_model_is_broadcast_too(comm):
     check_same_on_all_ranks(comm, weights(model))
 
 
+def test_the_same_model_is_broadcast_again_after_setup(comm):
+    """Rank 0 may have loaded other weights."""
+    optimizer, model = make(comm)
+    for _ in range(2):
+        optimizer.update(model, *batch(comm.rank))
+    if comm.rank == 0:
+        model.copyparams(Net(seed=10))
+    expected = weights(model)
+    optimizer.setup(model)
+    optimizer.update(model, *batch(comm.rank))
+    assert optimizer.t == 0
+    check_same_on_all_ranks(comm, weights(model))
+    if comm.rank == 0:
+        for name, value in weights(model).items():
+            np.testing.assert_array_equal(value, expected[name])
+    optimizer.update(model, *batch(comm.rank))
+    assert optimizer.t == 1
+
+
 def test_ranks_that_initialize_other_parameters_all_get_the_error(comm):
     optimizer, model = make(comm)
     for _ in range(2):

@@ -43,7 +43,6 @@ class Deadlock(NamedTuple):
     play: Callable[..., Any]
     ranks: tuple[int, ...]  # sizes of jobs
     n: int  # the number of ranks that take part
-    error: str  # if chainermn.functions detect it, the first line of their error
     needs_timeout: bool  # whether only a timeout ends it
 
     def waits(self) -> dict[int, list[Wait]]:
@@ -63,22 +62,19 @@ class Deadlock(NamedTuple):
         return found
 
 
-def deadlock(n: int, bystanders: int = 0, error: str = '', needs_timeout: bool = False
-             ) -> Callable[..., Any]:
+def deadlock(n: int, bystanders: int = 0, needs_timeout: bool = False) -> Callable[..., Any]:
     """Add a program to the catalogue.
 
     Args:
         n: The number of ranks that take part.
         bystanders: The number of ranks that the job may have in addition: one is in a barrier, the
             other one computes.
-        error: The first line of the error, if chainermn.functions detect it.
         needs_timeout: Whether it is not detected, and only a timeout ends it.
     """
     def decorate(play: Callable[..., Any]) -> Callable[..., Any]:
         name = play.__name__.strip('_').replace('_', ' ')
         assert name not in CASES
-        CASES[name] = Deadlock(play, tuple(range(n, n + bystanders + 1)), n, error,
-                               needs_timeout)
+        CASES[name] = Deadlock(play, tuple(range(n, n + bystanders + 1)), n, needs_timeout)
         return play
     return decorate
 

@@ -7,12 +7,10 @@ import threading
 import time
 
 import chainer
-from deadlock_case import ARRAY, deadlock, loss, model
+from deadlock_case import ARRAY, LARGE, deadlock, loss, model
 
 import chainermn
 from chainermn import functions
-
-MUTUAL = 'chainermn.functions: ranks 0 and 1 wait for each other'
 
 
 @deadlock(3)
@@ -24,23 +22,63 @@ def ring_of_multi_node_chain_list(comm):
     parts()  # in recv_activation: 0 waits for 2, 1 waits for 0, 2 waits for 1
 
 
-@deadlock(2, error=MUTUAL)
-def multi_node_chain_list_of_two_ranks(comm):
-    """The same on two ranks, which compare their calls."""
+@deadlock(2, bystanders=1)
+def links_that_both_send_first(comm):
     parts = chainermn.MultiNodeChainList(comm)
-    parts.add_link(model(), rank_in=1 - comm.rank, rank_out=1 - comm.rank)
-    parts()
+    parts.add_link(model(), rank_out=1 - comm.rank)
+    parts.add_link(model(), rank_in=1 - comm.rank)
+    parts(ARRAY[None])  # in send_activation: 0 waits for 1, 1 waits for 0
 
 
-@deadlock(2, error=MUTUAL)
+@deadlock(2, bystanders=1)
+def functions_that_both_receive_first(comm):
+    functions.recv(comm, 1 - comm.rank)  # in recv_activation: 0 waits for 1, 1 waits for 0
+
+
+@deadlock(2)
 def functions_in_another_order(comm):
     x = chainer.Variable(ARRAY)
     if comm.rank == 0:
-        functions.send(x, comm, 1, tag=1)
+        functions.send(x, comm, 1, tag=1)  # in send_activation: 0 waits for 1
         functions.send(x, comm, 1, tag=2)
     else:
-        functions.recv(comm, 0, tag=2)
+        functions.recv(comm, 0, tag=2)  # in recv_activation: 1 waits for 0
         functions.recv(comm, 0, tag=1)
+
+
+@deadlock(2)
+def sender_that_does_not_run_backward(comm):
+    """It sends the next array while the receiver sends the gradient of the first one."""
+    x = chainer.Variable(LARGE)
+    if comm.rank == 0:
+        functions.send(x, comm, 1)
+        functions.send(x, comm, 1)  # in send_activation: 0 waits for 1
+    else:
+        y = chainer.functions.sum(functions.recv(comm, 0))
+        y.backward()  # in send_gradient: 1 waits for 0
+
+
+@deadlock(2)
+def receiver_that_does_not_run_backward(comm):
+    """It receives the next array while the sender waits for the gradient of the first one."""
+    if comm.rank == 0:
+        y = functions.send(chainer.Variable(ARRAY), comm, 1)
+        y.backward()  # in recv_gradient: 0 waits for 1
+    else:
+        functions.recv(comm, 0)
+        functions.recv(comm, 0)  # in recv_activation: 1 waits for 0
+
+
+@deadlock(2)
+def both_wait_for_gradients(comm):
+    x = chainer.Variable(ARRAY)
+    if comm.rank == 0:
+        y = functions.send(x, comm, 1)
+        functions.recv(comm, 1)
+    else:
+        functions.recv(comm, 0)
+        y = functions.send(x, comm, 0)
+    y.backward()  # in recv_gradient: 0 waits for 1, 1 waits for 0
 
 
 @deadlock(2)

@@ -100,7 +100,6 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
         took = ended - max(begun) if len(begun) == job.ranks else 0.
         problem = ('hangs' if hangs else 'no deadlock' if len(begun) < job.ranks else
                    'status 0' if process.returncode == 0 else
-                   _problem_of_error(case, output) if case.error else
                    _problem_of_timeout(case, output) if case.needs_timeout else
                    problem_of_report(case, output))
         if not problem and took > seconds(WITHIN + case.needs_timeout * TIMEOUT):
@@ -108,11 +107,6 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
         if left := left_behind(folder, []):
             problem = problem or f'left: {left}'
     return Result(problem, took, output)
-
-
-def _problem_of_error(case: Deadlock, output: str) -> str:
-    """Return what is wrong with the errors of chainermn.functions, or ''."""
-    return '' if f'ValueError: {case.error}\n' in output else 'other error'
 
 
 def _problem_of_timeout(case: Deadlock, output: str) -> str:

@@ -1,6 +1,6 @@
 """The supervisor: the parent of mpiexec; it ensures that no process of the job is left behind.
 
-It runs as a script, ``python _supervisor.py GRACE MPIEXEC ARGS...``, ends with its own parent, and
+It runs as a script, ``python supervisor.py GRACE MPIEXEC ARGS...``, ends with its own parent, and
 exits with the exit status of mpiexec, or 128 + signal number.  If its parent died, it also removes
 ``$CHAINERMN_RUN_FOLDER``, where failed ranks write their messages.
 

@@ -31,7 +31,7 @@ def mean_of_sums(of_ranks: Sequence[Shard]) -> dict[str, np.ndarray]:
     means: dict[str, np.ndarray] = {}
     for key in sorted(set[str]().union(*of_ranks)):
         saved = [sums[key] for sums in of_ranks if key in sums]
-        if key.endswith('/count'):
+        if f'/{key}'.endswith('/chainermn/accumulation/count'):
             means[key] = saved[0]
         else:  # a rank whose loss did not use the parameter has none
             total = np.sum(saved, axis=0, dtype=np.float64)

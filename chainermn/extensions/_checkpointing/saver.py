@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -62,6 +63,9 @@ class Saver:
 
     def __init__(self, comm: CommunicatorBase, title: str, writers: Sequence[int],
                  find_obsolete: Callable[[Save], list[int]], is_alone: bool = False) -> None:
+        #: Whether some of the writers may skip a save; then rank 0 warns once.
+        self.may_be_incomplete = False
+        self._has_warned = False
         self.background = BackgroundWriter()
         self.lock = JobLock(comm, title, writers, is_alone)  # outlives the thread
         self._comm = comm
@@ -95,7 +99,7 @@ class Saver:
         Raises:
             OSError: On every rank, if any rank could not write the save in flight.
             ValueError: On every rank, if they are at different iterations, or if only some of the
-                writers wrote a file.
+                writers wrote a file, unless ``may_be_incomplete`` is set.
         """
         self.wait()
         save = self._in_flight
@@ -117,11 +121,7 @@ class Saver:
             raise on_all_ranks(self._comm, not_saved(self._name_of(save), failures))
         wrote = [rank for rank, report in enumerate(reports) if report.is_written]
         if wrote and len(wrote) < len(self._writers):
-            raise on_all_ranks(self._comm, ValueError(
-                f'{self._name_of(save)} is incomplete\n' + ''.join(
-                    f'  rank {rank}: {"wrote a file" if rank in wrote else "wrote no file"}\n'
-                    for rank in self._writers)
-                + 'Use a condition that is the same on all ranks.'))
+            self._report_incomplete(save, wrote)
         self._set_obsolete(save, reports[0].obsolete)
 
     def start(self, save: Save) -> None:
@@ -152,6 +152,18 @@ class Saver:
         self.complete(None)
         with raise_together(self._comm, 'removing obsolete files'):
             self._remove_obsolete()
+
+    def _report_incomplete(self, save: Save | None, wrote: Sequence[int]) -> None:
+        text = f'{self._name_of(save)} is incomplete\n' + ''.join(
+            f'  rank {rank}: {"wrote a file" if rank in wrote else "wrote no file"}\n'
+            for rank in self._writers)
+        if not self.may_be_incomplete:
+            raise on_all_ranks(self._comm, ValueError(
+                f'{text}Use a condition that is the same on all ranks.'))
+        if self._rank == 0 and not self._has_warned:
+            warnings.warn(f'{text}autoload could not resume from it. To do that, use a condition '
+                          'that is the same on all ranks.', RuntimeWarning, stacklevel=2)
+        self._has_warned = True
 
     def _name_of(self, save: Save | None) -> str:
         return self._title if save is None else f'{self._title} of iteration {save.iteration}'

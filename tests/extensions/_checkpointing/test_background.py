@@ -99,7 +99,7 @@ arrays = {'slow': numpy.array(Slow(), dtype=object), 'x': numpy.arange(100000)}
 tag = rank_file.Tag('a-1', 1, 1, [0], 0)
 writer.start(path, lambda: rank_file.write(path, arrays, tag))
 if sys.argv[2] == 'fork' and os.fork() == 0:
-    assert not background._runtime.get(background._Writers).pending
+    assert not background.runtime.get(background._Writers).pending
     sys.exit()
 if sys.argv[2] == 'raise':
     raise ValueError('on purpose')

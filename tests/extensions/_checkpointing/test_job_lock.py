@@ -63,7 +63,7 @@ def other_job(comm, names, rank):
 
 
 def held():
-    return locking._runtime.get(locking._Locks).held
+    return locking.runtime.get(locking._Locks).held
 
 
 def has_lock(names, comm):

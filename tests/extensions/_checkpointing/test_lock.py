@@ -37,7 +37,7 @@ def kill(process):
 
 
 def held():
-    return locking._runtime.get(locking._Locks).held
+    return locking.runtime.get(locking._Locks).held
 
 
 @pytest.fixture
