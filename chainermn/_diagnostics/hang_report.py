@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from chainermn._diagnostics import call_site, flight_recorder, thread_state
-from chainermn._diagnostics.deadlocks.rank_progress import Progress
-from chainermn._diagnostics.thread_state import ThreadState
+from chainermn._diagnostics.deadlocks.rank_state import Progress, ThreadState
 from chainermn._operations.ranks import group_ranks, group_texts, ranks_text, select_groups
 
 

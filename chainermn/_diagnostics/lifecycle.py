@@ -19,7 +19,7 @@ from chainermn._diagnostics import (
     unusable,
     watchdog,
 )
-from chainermn._diagnostics.deadlocks import rank_progress
+from chainermn._diagnostics.deadlocks import rank_state
 from chainermn._diagnostics.flight_recorder import FlightRecord, world_ranks
 from chainermn._diagnostics.node_monitor import Registration
 from chainermn._operations import call_signature
@@ -160,7 +160,7 @@ def _end(*, is_finalized: bool = False) -> None:
                     f'The operation was {left}.\n')
             if _agree():
                 clean_end.run()
-            rank_progress.shutdown().may_exit = True
+            rank_state.shutdown().may_exit = True
             for callback in list(state.callbacks):
                 callback()
             watchdog.get().wait_for_shutdown()
@@ -188,7 +188,7 @@ def _agree() -> bool:
     for check in _state().checks:
         if not check.is_active:
             continue
-        rank_progress.shutdown().ending = check.calls
+        rank_state.shutdown().ending = check.calls
         try:
             check.same(call_signature.pack(END))
             check.on_shutdown()
@@ -197,5 +197,5 @@ def _agree() -> bool:
             # on the other ranks, which have not finished and report it.
             return False
         finally:
-            rank_progress.shutdown().ending = None
+            rank_state.shutdown().ending = None
     return True

@@ -5,14 +5,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import NamedTuple
 
 from chainermn._diagnostics import call_site, flight_recorder
-from chainermn._diagnostics.deadlocks import rank_progress
-from chainermn._diagnostics.deadlocks.wait_graph import ThreadWait, Wait
-from chainermn._diagnostics.flight_recorder import FlightRecord, Key, MessageRecord, ServiceRecord
+from chainermn._diagnostics.deadlocks import rank_state
+from chainermn._diagnostics.deadlocks.rank_state import ThreadState, Wait
+from chainermn._diagnostics.flight_recorder import FlightRecord, MessageRecord, ServiceRecord
 from chainermn._operations import call as calls_of_threads
 from chainermn._operations.call import Call
 from chainermn._operations.table import END
@@ -20,60 +19,6 @@ from chainermn._process.mpi import MPI
 
 #: The start of the names of the threads that ``host_links`` starts.
 HOST_LINK = 'chainermn link'
-
-
-class ThreadState(NamedTuple):
-    """The state of a thread."""
-
-    operation: str  # the current one, or ''
-    call: Call | None  # the current one, or else the newest one of this rank
-    communicator: Key | None  # of the current operation
-    of: str  # the same in words; '' for the first one of all ranks
-    call_site: str  # in the program, outside of this package and Chainer
-    thread: str  # '' for the main thread
-
-    @property
-    def text(self) -> str:
-        """The state in words, equal on ranks in the same state."""
-        location = f'at {self.call_site}'
-        if self.thread:
-            location += f' in thread {self.thread}'
-        if not self.operation:
-            last = f'; its last operation was {self.call.text}' if self.call else ''
-            return f'not in an operation: it is {location}{last}'
-        if self.operation == END:
-            return 'at the end of the program'
-        return f'in {self._operation}, called {location}'
-
-    @property
-    def outline(self) -> str:
-        """The text without arguments and peers."""
-        thread = f' in thread {self.thread}' if self.thread else ''
-        if self.operation == END:
-            return self.text
-        where = f'in {self.operation}, called' if self.operation else 'not in an operation: it is'
-        return f'{where} at {self.call_site}{thread}'
-
-    @property
-    def wait_text(self) -> str:
-        """The operation in which the thread waits, for reports of deadlocks."""
-        return self._waiting_in(self._operation)
-
-    @property
-    def wait_outline(self) -> str:
-        """The same without arguments and peers."""
-        return self._waiting_in(self.operation)
-
-    def _waiting_in(self, operation: str) -> str:
-        if self.operation == END:
-            return 'at the end of the program'
-        thread = f' in thread {self.thread}' if self.thread else ''
-        return f'in {operation} ({self.call_site}{thread})'
-
-    @property
-    def _operation(self) -> str:
-        of = f' of {self.of}' if self.of else ''
-        return f'{self.call.text if self.call else self.operation}{of}'
 
 
 class Snapshot:
@@ -101,20 +46,6 @@ class Snapshot:
         return self._name == END
 
     @property
-    def wait(self) -> ThreadWait:
-        """What this thread waits for."""
-        waits = [Wait.of(record, call)
-                 for call, records in zip(self._calls, self._records, strict=True)
-                 for record in records]
-        if self.is_finished and (ending := rank_progress.shutdown().ending) is not None:
-            waits.append(Wait.of(ending, self._calls[-1]))
-        service = next((record.key for record in flight_recorder.everything() if isinstance(
-            record, ServiceRecord) and record.thread == self._ident), None)
-        state = self.state
-        return ThreadWait(state.wait_text, tuple(wait for wait in waits if wait is not None),
-                          service, state.wait_outline)
-
-    @property
     def timeout(self) -> float | None:
         """The timeout of the communicator in seconds; ``None`` if it has none of its own."""
         records = self._records[-1] if self._records else ()
@@ -124,18 +55,26 @@ class Snapshot:
     def state(self) -> ThreadState:
         if not self._calls:
             newest = [record.newest for record in flight_recorder.everything()]
-            return ThreadState('', next(filter(None, newest), None), None, '',
-                               _call_site(self._innermost), self._thread)
-        site = _call_site(_caller(self._innermost))
+            call = next(filter(None, newest), None)
+            return ThreadState('', call.text if call else '', '', _call_site(self._innermost),
+                               self._thread)
         call, records = self._calls[-1], self._records[-1]
         if call.operation == 'refuse' and records and records[0].newest is not None:
             call = records[0].newest  # an error for all ranks is that of its operation
         if call.peer is not None:
             records = tuple(record for record in records if isinstance(record, MessageRecord))
-        key, of = (records[0].key, _of(records[0])) if records else (None, '')
-        # Some are never recorded: they call other operations, or are create_communicator.
-        return ThreadState(call.operation, call if call.number else None, key, of, site,
-                           self._thread)
+        service = next((record.key for record in flight_recorder.everything() if isinstance(
+            record, ServiceRecord) and record.thread == self._ident), None)
+        return ThreadState(
+            # Some are never recorded: they call other operations, or are create_communicator.
+            call.operation, call.text if call.number else '', _of(records[0]) if records else '',
+            _call_site(_caller(self._innermost)), self._thread, (*self._waits(),), service)
+
+    def _waits(self) -> Iterator[Wait]:
+        for call, records in zip(self._calls, self._records, strict=True):
+            yield from filter(None, (Wait.of(record, call) for record in records))
+        if self.is_finished and (ending := rank_state.shutdown().ending) is not None:
+            yield from filter(None, [Wait.of(ending, self._calls[-1])])
 
 
 def snapshots() -> dict[int, Snapshot]:

@@ -52,7 +52,6 @@ class Call:
     words: str = ''
     asked: Sequence[int] = ()
     place: tuple[CodeType, int] | None = None
-    _site: str = ''  # of a call of another rank
     begun: int = 0
 
     @classmethod
@@ -83,18 +82,11 @@ class Call:
     def site(self) -> str:
         """File and line of the program that called it, if they are known."""
         if self.place is None:
-            return self._site
+            return ''
         code, instruction = self.place
         line = next((line for start, end, line in code.co_lines()
                      if start <= instruction < end), None)
         return f'{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}'
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what other ranks may know."""
-        state = {**vars(self), '_site': self.site}
-        for name in ('owner', 'outer', 'within', 'place'):
-            state.pop(name, None)
-        return state
 
     def __repr__(self) -> str:
         return f'<Call of {self.text}>'

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pickle
 import threading
 import weakref
 
@@ -134,18 +133,6 @@ def test_the_second_exchange_of_an_operation_is_another_call():
     assert calls.ring[0] is first
     assert [each.text for each in calls.ring] == ['split #1', 'barrier #2']
     assert calls.inside is None
-
-
-def test_other_ranks_get_what_is_known_of_a_call():
-    comm = chainermn.create_communicator('naive')
-    comm.allreduce(np.ones(3, 'f'))
-    newest = comm._flight_records()[0].newest
-    newest.place = newest_place = test_operations_nest.__code__, 0
-    copy = pickle.loads(pickle.dumps(newest))
-    assert (copy.text, copy.site) == (newest.text, newest.site)
-    assert copy.text == "allreduce #1 float32 (3,) op='sum'"
-    assert copy.site == f'test_call.py:{newest_place[0].co_firstlineno}'
-    comm.finalize()
 
 
 def test_instruments_are_told_of_all_calls(instrument):

@@ -6,8 +6,8 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn._diagnostics import flight_recorder
-from chainermn._diagnostics.deadlocks.rank_progress import Progress
-from chainermn._diagnostics.deadlocks.wait_graph import Kind, RankState, ThreadWait, Wait, WaitGraph
+from chainermn._diagnostics.deadlocks.rank_state import Kind, Progress, RankState, ThreadState, Wait
+from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 from chainermn._operations.call import Call
 
 SIZE = MPI.COMM_WORLD.size
@@ -29,8 +29,8 @@ def state(*waits, entered=None, sent=None, received=None, receiving=None, create
     """The state of a rank with one thread for each list of waits; the last may answer."""
     progress = Progress(entered or {}, {(0, 1, 2): created}, {MESSAGES: sent or {}},
                         {MESSAGES: received or {}}, {MESSAGES: receiving or {}})
-    threads = tuple(ThreadWait(f'in {each[0].kind.name.lower()}' if each else 'nowhere', each,
-                               service if number == len(waits) else None)
+    threads = tuple(ThreadState(each[0].kind.name.lower() if each else '', '', '', 'a.py:1', '',
+                                each, service if number == len(waits) else None)
                     for number, each in enumerate(waits, 1))
     return RankState(progress, threads, is_finished, may_exit)
 
@@ -130,15 +130,15 @@ def test_deadlocks(states, expected):
 
 @pytest.mark.parametrize(('states', 'expected'), [
     ([receiving(1), receiving(0)],
-     'rank 0 waits in receive for rank 1; rank 1 waits in receive for rank 0'),
+     'rank 0 waits in receive (a.py:1) for rank 1; rank 1 waits in receive (a.py:1) for rank 0'),
     # Rank 0 waits for the cycle, and is no part of it.
     ([receiving(1), receiving(2), receiving(1)],
-     'rank 1 waits in receive for rank 2; rank 2 waits in receive for rank 1'),
+     'rank 1 waits in receive (a.py:1) for rank 2; rank 2 waits in receive (a.py:1) for rank 1'),
     ([receiving(-1), receiving(0), done()],
-     'rank 0 waits in receive for ranks 1-2; rank 1 waits in receive for rank 0'),
+     'rank 0 waits in receive (a.py:1) for ranks 1-2; rank 1 waits in receive (a.py:1) for rank 0'),
     ([receiving(1), receiving(2), done()],
-     'rank 0 waits in receive for rank 1; rank 1 waits in receive for rank 2; rank 2 has reached '
-     'the end of the program'),
+     'rank 0 waits in receive (a.py:1) for rank 1; rank 1 waits in receive (a.py:1) for rank 2; '
+     'rank 2 has reached the end of the program'),
 ])
 def test_a_cycle_is_described(states, expected):
     graph = WaitGraph(dict(enumerate(states)))
