@@ -10,13 +10,16 @@ from chainermn._types import Optimizer
 from chainermn.communicators import compression as compression_module
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
+from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._double_buffering import DoubleBuffering
+from chainermn.optimizers._exchange import AtOnce, Exchange, takes
 from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
-from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer, takes
+from chainermn.optimizers._full_update import FullUpdate
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._optimizer_proxy import OptimizerProxy
 from chainermn.optimizers._optimizer_settings import OptimizerSettings
-from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
-from chainermn.optimizers._own_compressor import own_compressor, register
+from chainermn.optimizers._overlapped import Overlapped
+from chainermn.optimizers._own_compressor import own_compressor
 from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 if TYPE_CHECKING:
@@ -164,27 +167,27 @@ def create_multi_node_optimizer(
     if double_buffering and not communicator._can_overlap:
         raise ValueError('This communicator does not support double buffering. '
                          'Use pure_nccl, or double_buffering=False.')
-    optimizer: MultiNodeOptimizer
-    if overlap and communicator.size > 1:
-        optimizer = _OverlappingOptimizer(actual_optimizer, communicator, zero_fill,
-                                          n_accumulations, compressor, bucket_bytes,
-                                          overlap == 'always')
-    elif double_buffering:
-        optimizer = _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill, compressor)
+    several = communicator.size > 1
+    settings = OptimizerSettings(
+        actual_optimizer, 'the multi-node optimizer', 'create_multi_node_optimizer', {
+            'n_accumulations': str(n_accumulations),
+            'double_buffering': str(bool(double_buffering)), 'overlap': repr(overlap),
+            'bucket_mb': f'{bucket_mb:g}' if overlap else 'none', 'shard_states': str(shard_states),
+            'compare_settings': str(bool(compare_settings))},
+        is_compared=compare_settings and several and OptimizerSettings.are_known(actual_optimizer),
+        noise=(True, not (shard_states and several)))  # one rank updates a parameter with hooks
+    exchange: Exchange
+    if double_buffering:
+        exchange = DoubleBuffering(actual_optimizer, communicator, zero_fill, compressor)
+    elif overlap and several:
+        exchange = Overlapped(actual_optimizer, communicator, zero_fill, compressor, bucket_bytes,
+                              overlap == 'always')
     else:
-        optimizer = MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
-                                       compressor)
-    register(optimizer)
-    optimizer._caller.set_options({
-        'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
-        'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',
-        'shard_states': str(shard_states), 'compare_settings': str(bool(compare_settings))})
-    optimizer._settings.is_compared = compare_settings and communicator.size > 1 and (
-        OptimizerSettings.are_known(actual_optimizer))
-    if shard_states and communicator.size > 1:
-        optimizer._sharding = ShardedUpdate(communicator, optimizer._caller)
-        optimizer._settings.noise = True, False  # only one rank updates a parameter with hooks
-    return optimizer
+        exchange = AtOnce(actual_optimizer, communicator, zero_fill, compressor)
+    stepper = (ShardedUpdate(communicator, settings.caller) if shard_states and several
+               else FullUpdate())
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, exchange,
+                              Accumulation(n_accumulations), stepper, settings)
 
 
 def _checked_number(n_accumulations: object) -> int:

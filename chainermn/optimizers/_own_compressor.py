@@ -3,18 +3,21 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from chainermn._process import runtime
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
-    from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
+
+
+class _User(Protocol):
+    compression: Compressor | PowerSGD | None
 
 
 class _CompressorUsers(runtime.Part):
     def __init__(self) -> None:
-        self.optimizers: weakref.WeakSet[MultiNodeOptimizer] = weakref.WeakSet()
+        self.users: weakref.WeakSet[_User] = weakref.WeakSet()
 
     def in_child(self) -> bool:
         return True
@@ -32,7 +35,7 @@ def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | Pow
     Raises:
         ValueError: If it cannot be copied.
     """
-    users = runtime.get(_CompressorUsers).optimizers
+    users = runtime.get(_CompressorUsers).users
     if compressor is None or not hasattr(compressor, 'reset') or all(
             each.compression is not compressor for each in users):
         return compressor
@@ -47,6 +50,6 @@ def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | Pow
     return own
 
 
-def register(optimizer: MultiNodeOptimizer) -> None:
-    """Remember that an optimizer uses its compressor."""
-    runtime.get(_CompressorUsers).optimizers.add(optimizer)
+def register(user: _User) -> None:
+    """Remember who uses a compressor."""
+    runtime.get(_CompressorUsers).users.add(user)

@@ -17,35 +17,38 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from chainermn._types import Array, Model, Object, Optimizer, Parameter, Serializer
+from chainermn._types import Array, Model, Optimizer, Parameter
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
-from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers._exchange import Exchange
+from chainermn.optimizers._sharded_states.partition import Shard
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
-    from chainermn.optimizers._join import Join
 
 
-class _DoubleBufferingOptimizer(MultiNodeOptimizer):
-    """See :func:`chainermn.create_multi_node_optimizer`."""
+class DoubleBuffering(Exchange):
+    """Gradients travel during the next update, which steps with their means.
 
-    communicated_target: Model  # the copy of the model, None before the first broadcast
+    Attributes:
+        communicated_target: The copy of the model; ``None`` before the first broadcast.
+    """
+
+    public = *Exchange.public, 'communicated_target', 'swap_grad', 'wait'
+
+    communicated_target: Model
     _queue: GradientQueue  # after the first broadcast
-    _means: dict[str, Array]  # of the gradients in flight, by path
-    _has_sent: bool  # whether the next update steps
 
-    def __init__(
-        self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-        compression: Compressor | PowerSGD | None = None,
-    ) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
+    def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
+                 compression: Compressor | PowerSGD | None = None) -> None:
+        super().__init__(actual_optimizer, communicator, zero_fill, compression)
         self.communicated_target = None
-        self._means, self._has_sent = {}, False
+        self._means: dict[str, Array] = {}  # of the gradients in flight, by path
+        self._has_sent = False  # whether the next update steps
 
-    def setup(self, link: Model) -> MultiNodeOptimizer:
+    def reset(self) -> None:
         self._drop()
         self.communicated_target = None
-        return super().setup(link)
+        super().reset()
 
     def wait(self) -> None:
         """Wait until the gradients in flight are means; the next update steps with them."""
@@ -56,16 +59,6 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
             for path, mean in means.items():
                 params[path].grad = mean
             self._queue.check(self.communicated_target)
-
-    def _drop(self) -> bool:
-        """Wait for the gradients in flight, and forget them.
-
-        Returns:
-            Whether there were any.
-        """
-        has_sent, self._has_sent = self._has_sent, False
-        self.wait()
-        return has_sent
 
     def swap_grad(self, target1_params: Sequence[Parameter], target2_params: Sequence[Parameter]
                   ) -> None:
@@ -81,44 +74,38 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
             # the update rule divides the gradient by this scale
             param1._loss_scale, param2._loss_scale = param2._loss_scale, param1._loss_scale
 
-    def serialize(self, serializer: Serializer) -> None:
-        """Save or load the optimizer, once no gradients are in flight.
+    def broadcast(self) -> None:
+        self._drop()
+        super().broadcast()
+        self.communicated_target = copy.deepcopy(self.actual_optimizer.target)
+        # All ranks are here: create the queue, or drop gradients left by another optimizer.
+        self._queue = self.communicator.mean_queue()
+        self._queue.cancel()
 
-        Args:
-            serializer: A Chainer serializer or deserializer.
-        """
-        self.wait()
-        super().serialize(serializer)
+    def mean(self, shard: Shard | None) -> bool:
+        has_means = self._drop()
+        self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
+                         for model in (self.actual_optimizer.target, self.communicated_target)))
+        gradients, _ = self._queue.gradients(
+            self.communicated_target, self.zero_fill, self.compression, False)
+        if gradients:
+            means = self._queue.submit(gradients, self.compression)
+            self._means = dict(zip(gradients, means, strict=True))
+        self._has_sent = True
+        return has_means
 
-    def _enter_join(self, joined: Join | None) -> NoReturn:
+    def check_join(self) -> NoReturn:
         """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
         self.communicator.refuse('join', ValueError(
             'join does not support double buffering. Create the optimizer with '
             'double_buffering=False.'))
 
-    def _broadcast(self) -> None:
-        self._drop()
-        super()._broadcast()
-        self.communicated_target = copy.deepcopy(self.target)
-        # All ranks are here: create the queue, or drop gradients left by another optimizer.
-        self._queue = self.communicator.mean_queue()
-        self._queue.cancel()
+    def _drop(self) -> bool:
+        """Wait for the gradients in flight, and forget them.
 
-    def _step(self, *args: Object, **kwds: Object) -> None:
-        arrived = self._drop()
-        self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
-                         for model in (self.target, self.communicated_target)))
-        with self.communicator.called_by(self._caller, self._current_update()):
-            if self._sharding is not None:
-                self._sharding.prepare(self.target)
-            gradients, _ = self._queue.gradients(
-                self.communicated_target, self.zero_fill, self.compression, False)
-        if gradients:
-            means = self._queue.submit(gradients, self.compression)
-            self._means = dict(zip(gradients, means, strict=True))
-        self._has_sent = True
-        self._progress.is_started = False
-        if arrived:
-            self._update_parameters(*args, **kwds)
-        else:
-            self._check_replicas()
+        Returns:
+            Whether there were any.
+        """
+        has_sent, self._has_sent = self._has_sent, False
+        self.wait()
+        return has_sent
