@@ -12,14 +12,13 @@ from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
 from chainermn.optimizers._double_buffering import DoubleBuffering
-from chainermn.optimizers._exchange import AtOnce, Exchange, takes
+from chainermn.optimizers._exchange import Exchange, takes
 from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
 from chainermn.optimizers._full_update import FullUpdate
 from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._optimizer_proxy import OptimizerProxy
 from chainermn.optimizers._optimizer_settings import OptimizerSettings
 from chainermn.optimizers._overlapped import Overlapped
-from chainermn.optimizers._own_compressor import own_compressor
 from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def create_multi_node_optimizer(
         check_optimizer(actual_optimizer, {
             'double_buffering': double_buffering, 'overlap': bool(overlap),
             'shard_states': bool(shard_states)})
-        compressor = own_compressor(compression_module.get(compression))
+        compressor = compression_module.get(compression)
         if compressor is not None and not takes(communicator, compression=None):
             raise ValueError('compression is not supported by '
                              f'{type(communicator).__name__}: its multi_node_mean_grad takes no '
@@ -164,30 +163,31 @@ def create_multi_node_optimizer(
                             'not override its method update, not a '
                             f'{type(actual_optimizer).__name__}')
         bucket_bytes = _checked_size(bucket_mb)
-    if double_buffering and not communicator._can_overlap:
-        raise ValueError('This communicator does not support double buffering. '
-                         'Use pure_nccl, or double_buffering=False.')
-    several = communicator.size > 1
+        if double_buffering and not communicator._can_overlap:
+            raise ValueError('This communicator does not support double buffering. '
+                             'Use pure_nccl, or double_buffering=False.')
+
+        exchange: Exchange
+        options = actual_optimizer, communicator, zero_fill, compressor
+        if double_buffering:
+            exchange = DoubleBuffering(*options)
+        elif overlap and communicator.size > 1:
+            exchange = Overlapped(*options, bucket_bytes, overlap == 'always')
+        else:
+            exchange = Exchange(*options)
+    is_sharded = shard_states and communicator.size > 1
     settings = OptimizerSettings(
         actual_optimizer, 'the multi-node optimizer', 'create_multi_node_optimizer', {
             'n_accumulations': str(n_accumulations),
             'double_buffering': str(bool(double_buffering)), 'overlap': repr(overlap),
             'bucket_mb': f'{bucket_mb:g}' if overlap else 'none', 'shard_states': str(shard_states),
             'compare_settings': str(bool(compare_settings))},
-        is_compared=compare_settings and several and OptimizerSettings.are_known(actual_optimizer),
-        noise=(True, not (shard_states and several)))  # one rank updates a parameter with hooks
-    exchange: Exchange
-    if double_buffering:
-        exchange = DoubleBuffering(actual_optimizer, communicator, zero_fill, compressor)
-    elif overlap and several:
-        exchange = Overlapped(actual_optimizer, communicator, zero_fill, compressor, bucket_bytes,
-                              overlap == 'always')
-    else:
-        exchange = AtOnce(actual_optimizer, communicator, zero_fill, compressor)
-    stepper = (ShardedUpdate(communicator, settings.caller) if shard_states and several
-               else FullUpdate())
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, exchange,
-                              Accumulation(n_accumulations), stepper, settings)
+        is_compared=compare_settings and communicator.size > 1 and (
+            OptimizerSettings.are_known(actual_optimizer)),
+        noise=(True, not is_sharded))  # only one rank updates a parameter with hooks
+    return MultiNodeOptimizer(
+        actual_optimizer, communicator, zero_fill, exchange, Accumulation(n_accumulations),
+        ShardedUpdate(communicator, settings.caller) if is_sharded else FullUpdate(), settings)
 
 
 def _checked_number(n_accumulations: object) -> int:

@@ -14,16 +14,14 @@ optimizer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn
 
-from chainermn._types import Array, Model, Optimizer, Parameter
-from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
+from chainermn._types import Array, Model, Parameter
+from chainermn.communicators.communicator_base import GradientQueue
 from chainermn.optimizers._exchange import Exchange
 from chainermn.optimizers._sharded_states.partition import Shard
-
-if TYPE_CHECKING:
-    from chainermn.communicators.compression import Compressor, PowerSGD
 
 
 class DoubleBuffering(Exchange):
@@ -35,15 +33,10 @@ class DoubleBuffering(Exchange):
 
     public = *Exchange.public, 'communicated_target', 'swap_grad', 'wait'
 
-    communicated_target: Model
+    communicated_target: Model = None
     _queue: GradientQueue  # after the first broadcast
-
-    def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-                 compression: Compressor | PowerSGD | None = None) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill, compression)
-        self.communicated_target = None
-        self._means: dict[str, Array] = {}  # of the gradients in flight, by path
-        self._has_sent = False  # whether the next update steps
+    _means: Mapping[str, Array] = MappingProxyType({})  # of the gradients in flight, by path
+    _has_sent = False  # whether the next update steps
 
     def reset(self) -> None:
         self._drop()

@@ -1,16 +1,15 @@
-"""How gradients travel: the base class of all ways, and the simplest one, all at once."""
+"""How gradients travel: all at once, unless a subclass overrides that."""
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from chainermn._types import Array, Object, Optimizer, Parameter, Serializer, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers import _own_compressor
 from chainermn.optimizers._optimizer_proxy import compute_gradients, fill_missing_grad
 from chainermn.optimizers._optimizer_settings import Named
+from chainermn.optimizers._own_compressor import own_compressor
 from chainermn.optimizers._sharded_states.partition import Shard
 
 if TYPE_CHECKING:
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
 Completed = Callable[[Parameter, Array], Array]
 
 
-class Exchange(ABC):
-    """Replaces the gradients of a model by their means over all ranks.
+class Exchange:
+    """Replaces the gradients of a model by their means over all ranks: all after backward.
 
-    A new way to exchange them is a subclass, which has all state that it needs.
+    Subclasses exchange them earlier or later, and have all the state that they need for that.
 
     Args:
         actual_optimizer: The optimizer of the model.
         communicator: The ranks.
         zero_fill: Whether gradients that a rank lacks count as zero.
-        compression: The compressor, or ``None``.
+        compression: The compressor, or ``None``; a copy if another exchange uses it.
 
     Attributes:
         public: Names of the attributes that the multi-node optimizer has, too.
@@ -42,15 +41,15 @@ class Exchange(ABC):
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
-        self.compression = compression
-        _own_compressor.register(self)
+        self.compression = own_compressor(compression, self)
+        self._takes_zero_fill = takes(communicator, False)
 
     def reset(self) -> None:
         """Forget the model: the optimizer gets another one."""
         if self.compression is not None and hasattr(self.compression, 'reset'):
             self.compression.reset()
 
-    def begin(self) -> None:  # noqa: B027
+    def begin(self) -> None:
         """Begin an update.  The one before may have failed."""
 
     def backward(self, loss: Variable, named: Named, completed: Completed | None) -> None:
@@ -67,7 +66,6 @@ class Exchange(ABC):
         """Copy the parameters of rank 0, when some are new.  Collective: all ranks call it."""
         self.communicator.bcast_data(self.actual_optimizer.target)
 
-    @abstractmethod
     def mean(self, shard: Shard | None) -> bool:
         """Replace the gradients of the model by means.  Collective: every rank calls it.
 
@@ -77,11 +75,25 @@ class Exchange(ABC):
         Returns:
             Whether there are means, with which the optimizer steps.
         """
+        comm, target = self.communicator, self.actual_optimizer.target
+        # A user's communicator need not accept this argument if it is not used.
+        options: dict[str, Object] = {} if self.compression is None else {
+            'compression': self.compression}
+        if not self._takes_zero_fill:
+            if self.zero_fill:
+                for param in target.params(include_uninit=False):
+                    fill_missing_grad(param)
+            comm.multi_node_mean_grad(target, **options)
+        elif shard is None or options:
+            comm.multi_node_mean_grad(target, self.zero_fill, **options)
+        else:
+            comm._mean_grad_shard(target, self.zero_fill, shard)
+        return True
 
-    def wait(self) -> None:  # noqa: B027
+    def wait(self) -> None:
         """Wait for the gradients in flight."""
 
-    def check_join(self) -> None:  # noqa: B027
+    def check_join(self) -> None:
         """Raise ValueError on all ranks if exhausted ranks cannot take part in :meth:`mean`."""
 
     def serialize(self, serializer: Serializer) -> None:
@@ -98,38 +110,6 @@ class Exchange(ABC):
             compression.serialize(serializer)
         else:
             compression.reset()  # type: ignore[union-attr]
-
-
-class AtOnce(Exchange):
-    """All gradients travel after backward, before the step.
-
-    ::
-
-        backward    g4  g3  g2  g1
-        exchange                   mean ......
-        step                                   with all means
-    """
-
-    def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-                 compression: Compressor | PowerSGD | None = None) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill, compression)
-        self._takes_zero_fill = takes(communicator, False)
-
-    def mean(self, shard: Shard | None) -> bool:
-        comm, target = self.communicator, self.actual_optimizer.target
-        # A user's communicator need not accept this argument if it is not used.
-        options: dict[str, Object] = {} if self.compression is None else {
-            'compression': self.compression}
-        if not self._takes_zero_fill:
-            if self.zero_fill:
-                for param in target.params(include_uninit=False):
-                    fill_missing_grad(param)
-            comm.multi_node_mean_grad(target, **options)
-        elif shard is None or options:
-            comm.multi_node_mean_grad(target, self.zero_fill, **options)
-        else:
-            comm._mean_grad_shard(target, self.zero_fill, shard)
-        return True
 
 
 def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool:

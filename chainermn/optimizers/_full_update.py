@@ -1,13 +1,13 @@
 """The step of the actual optimizer, in which each rank updates all parameters."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import chainer
 import numpy as np
 
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
-from chainermn.optimizers import _foreign_optimizer
 from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.partition import Shard
 
@@ -35,14 +35,24 @@ class FullUpdate:
         optimizer.update(None, *args, **kwds)
 
     def serialize(self, optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
-        """Save or load the optimizer with the states of this rank."""
+        """Save or load the optimizer with the states of this rank.
+
+        Warns:
+            RuntimeWarning: On the root, if it is of another framework and cannot be saved.
+        """
         if isinstance(serializer, chainer.Deserializer) and combine.load_shard(
                 serializer, optimizer.target):
             raise ValueError(
                 'the snapshot has one shard of the states of the optimizer. Create the '
                 'optimizer with shard_states=True, or load the snapshot with '
                 'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
-        _foreign_optimizer.serialize(optimizer, serializer, is_root)
+        if hasattr(optimizer, 'serialize'):
+            optimizer.serialize(serializer)
+        elif is_root:
+            name = type(optimizer).__name__
+            warnings.warn(f'{name} has no method serialize, so snapshots do not contain its state. '
+                          f'If it has a state, define {name}.serialize(serializer).',
+                          RuntimeWarning, stacklevel=3)
 
     def common(self, saved: Mapping[str, Object]) -> dict[str, Object]:
         """Return the part of a saved optimizer that is equal on all ranks."""

@@ -162,14 +162,15 @@ class Join(AllRanks, AbstractContextManager[None]):
             return None
         self._active = active
         operation = _OPERATIONS[numbers[active[0]]]
-        layout: Shapes | None = None
+        layout = None
         if len(active) < self._comm.size:
             if self._throw:
                 self._termination = _early_termination(numbers)
                 raise self._termination
-            if self._hook.needs_layout(operation):
+            layout = self._hook.layout(operation)
+            if layout is not None:
                 with self._comm.called_by('join'):
-                    layout = self._comm.bcast_obj(self._hook.layout(operation), root=active[0])
+                    layout = self._comm.bcast_obj(layout, root=active[0])
         return operation, layout
 
     def _finish(self) -> None:

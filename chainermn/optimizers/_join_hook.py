@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import chainer
 
 from chainermn._types import Model, Object, Optimizer
-from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer, UpdateProgress
 from chainermn.optimizers._optimizer_proxy import fill_missing_grad, keep_scale
 from chainermn.optimizers._participants import AllRanks, Operation
 
@@ -29,7 +29,7 @@ class JoinHook:
         """Let the optimizer make its next updates with these ranks."""
         self._optimizer._exchange.check_join()
         self._optimizer._participants = participants
-        self._optimizer._progress.restart()
+        self._optimizer._progress = UpdateProgress()
 
     @contextlib.contextmanager
     def comparing_settings(self) -> Iterator[None]:
@@ -59,8 +59,8 @@ class JoinHook:
             optimizer._participants.announce('exchange')
             optimizer._step()
 
-    def layout(self, operation: Operation) -> Shapes:
-        """Return the argument for :meth:`main_hook` on other ranks.
+    def layout(self, operation: Operation) -> Shapes | None:
+        """Return the argument for :meth:`main_hook` on other ranks, ``None`` if none needs it.
 
         Args:
             operation: The next operation of this rank.
@@ -68,13 +68,11 @@ class JoinHook:
         Returns:
             The shapes of the parameters that are broadcast, or that have gradients.
         """
+        if operation == 'exchange' and self._optimizer.zero_fill:
+            return None  # all gradients are exchanged
         params = self._optimizer.target.namedparams(include_uninit=False)
         return {path: param.shape for path, param in params
                 if operation == 'broadcast' or param.grad is not None}
-
-    def needs_layout(self, operation: Operation) -> bool:
-        """Return whether other ranks need it; with zero_fill, all gradients are exchanged."""
-        return operation == 'broadcast' or not self._optimizer.zero_fill
 
     def main_hook(self, operation: Operation, layout: Shapes | None) -> None:
         """Take part in the update of another rank, with gradients of zero.

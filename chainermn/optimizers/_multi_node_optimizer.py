@@ -18,23 +18,22 @@ import chainer
 
 from chainermn._operations.call_signature import NO_UPDATE, Update
 from chainermn._process import environment
-from chainermn._types import Attribute, Model, Object, Optimizer, Serializer, Variable
+from chainermn._types import Model, Object, Optimizer, Serializer, Variable
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._accumulation import Accumulation
-from chainermn.optimizers._exchange import AtOnce, Exchange
+from chainermn.optimizers._exchange import Exchange
 from chainermn.optimizers._full_update import FullUpdate
-from chainermn.optimizers._loss_check import check_loss
+from chainermn.optimizers._model_checks import ModelChecks
 from chainermn.optimizers._optimizer_proxy import OptimizerProxy
 from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
 from chainermn.optimizers._participants import AllRanks
-from chainermn.optimizers._replica_check import ReplicaCheck
 from chainermn.optimizers._update_watch import UpdateWatch
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
 
-class _UpdateProgress:
+class UpdateProgress:
     """The progress of an optimizer on this rank.
 
     Attributes:
@@ -42,18 +41,10 @@ class _UpdateProgress:
             gradients.  An update that raised an error on one rank counts there, so in the next
             exchange that rank is ahead of the others.
         is_started: Whether other ranks still wait for this rank in the current update.
-        has_gradients: Whether backward has ever computed a gradient of the model.
     """
 
-    __slots__ = 'has_gradients', 'is_started', 'n_started'
-
-    def __init__(self) -> None:
-        self.has_gradients = False
-        self.restart()
-
-    def restart(self) -> None:
-        """Start with the first update after an exchange."""
-        self.n_started, self.is_started = 0, False
+    n_started = 0
+    is_started = False
 
 
 class MultiNodeOptimizer(OptimizerProxy):
@@ -84,8 +75,8 @@ class MultiNodeOptimizer(OptimizerProxy):
     _participants: AllRanks
     _stepper: FullUpdate
     _settings: OptimizerSettings  # with the options that the ranks compare
-    _progress: _UpdateProgress
-    _replica_check: ReplicaCheck
+    _progress: UpdateProgress
+    _checks: ModelChecks
     _watch: UpdateWatch
     _span: Callable[[str], AbstractContextManager[object]]  # a part of an update on the timeline
 
@@ -114,7 +105,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         stepper: FullUpdate | None = None, settings: OptimizerSettings | None = None,
     ) -> None:
         super().__init__(actual_optimizer)
-        self._exchange = exchange or AtOnce(actual_optimizer, communicator, zero_fill)
+        self._exchange = exchange or Exchange(actual_optimizer, communicator, zero_fill)
         self._accumulation = accumulation or Accumulation(1)
         self._participants = AllRanks()
         self._stepper = stepper or FullUpdate()
@@ -123,22 +114,14 @@ class MultiNodeOptimizer(OptimizerProxy):
             is_compared=False)
         self.communicator = communicator
         self.target_params = []
-        self._progress = _UpdateProgress()
-        self._replica_check = ReplicaCheck(communicator)
+        self._progress = UpdateProgress()
+        self._checks = ModelChecks(communicator)
         self._watch = UpdateWatch(actual_optimizer, communicator)
         self._span = (communicator.span if environment.text(environment.TIMELINE)
                       else contextlib.nullcontext)
 
-    def __getattr__(self, name: str) -> Attribute:
-        if not self._owns(name) and name in self._exchange.public:
-            return getattr(self._exchange, name)
-        return super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Attribute) -> None:
-        if not self._owns(name) and name in self._exchange.public:
-            setattr(self._exchange, name, value)
-        else:
-            super().__setattr__(name, value)
+    def _holder(self, name: str) -> Object:
+        return self._exchange if name in self._exchange.public else self.actual_optimizer
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._exchange.public})
@@ -162,8 +145,8 @@ class MultiNodeOptimizer(OptimizerProxy):
         self.target_params = []  # another model: the next update broadcasts it
         self._accumulation.clear()
         self._stepper.clear()
-        self._progress = _UpdateProgress()
-        self._replica_check = ReplicaCheck(self.communicator)
+        self._progress = UpdateProgress()
+        self._checks = ModelChecks(self.communicator)
         return self
 
     def update(self, lossfun: Callable[..., Variable] | None = None, *args: Object, **kwds: Object
@@ -198,8 +181,8 @@ class MultiNodeOptimizer(OptimizerProxy):
             with self._span('backward'):
                 self._exchange.backward(loss, named, accumulation.completed
                                         if accumulation.is_last and not is_changed else None)
-            if not self._progress.has_gradients:
-                self._progress.has_gradients = check_loss(loss, target, self.communicator)
+            if not self._checks.has_gradients:
+                self._checks.after_backward(loss, target)
             del loss
         if self._settings.is_compared and self._participants.are_in_step:
             self._settings.compare(named)
@@ -228,7 +211,7 @@ class MultiNodeOptimizer(OptimizerProxy):
         """
         self._exchange.wait()
         if isinstance(serializer, chainer.Deserializer):
-            self._progress.restart()
+            self._progress = UpdateProgress()
         self._stepper.serialize(self.actual_optimizer, serializer, self.communicator.rank == 0)
         self._accumulation.serialize(serializer, self.target)
         self._watch.restart()
@@ -302,13 +285,10 @@ class MultiNodeOptimizer(OptimizerProxy):
         self._progress.is_started = False
         self._participants.scale(target)
         if has_means:
-            self._update_parameters(*args, **kwds)
-        self._replica_check.after_update(target)
+            with self._span('update'):
+                self._stepper.update(self.actual_optimizer, *args, **kwds)
+        self._checks.after_update(target)
         self._progress.n_started = 0
-
-    def _update_parameters(self, *args: Object, **kwds: Object) -> None:
-        with self._span('update'):
-            self._stepper.update(self.actual_optimizer, *args, **kwds)
 
     def _current_update(self) -> Update:
         """Return what the ranks compare; nothing in a join, where the counts may differ."""

@@ -62,8 +62,8 @@ class OptimizerSettings:
                  noise: tuple[bool, bool] = (True, True)) -> None:
         self.caller = Caller(
             name, options, 'Use the same options, hooks and learning-rate extensions on all '
-            'ranks, and load snapshots on all ranks. To allow different hyperparameters and hooks, pass '
-            f'compare_settings=False to {creator}.',
+            'ranks, and load snapshots on all ranks. To allow different hyperparameters and hooks, '
+            f'pass compare_settings=False to {creator}.',
             warning=(f'hooks of {name} differ between ranks', 'If they change gradients or '
                      'parameters, the models drift apart: add them on all ranks.'))
         self.is_compared = is_compared

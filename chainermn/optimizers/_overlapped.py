@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from chainermn._types import Array, Optimizer, Parameter, Variable, VariableNode
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
-from chainermn.optimizers._exchange import AtOnce, Completed
+from chainermn.optimizers._exchange import Completed, Exchange
 from chainermn.optimizers._gradient_watch import watch
 from chainermn.optimizers._optimizer_settings import Named
 from chainermn.optimizers._sharded_states.partition import Shard
@@ -30,14 +30,11 @@ if TYPE_CHECKING:
 _SMALLEST = 2**20
 
 
-class Overlapped(AtOnce):
+class Overlapped(Exchange):
     """Gradients travel in buckets during backward; at once if that does not pay off.
 
     Args:
-        actual_optimizer: The optimizer of the model.
-        communicator: The ranks.
-        zero_fill: Whether gradients that a rank lacks count as zero.
-        compression: The compressor, or ``None``.
+        actual_optimizer, communicator, zero_fill, compression: See :class:`Exchange`.
         bucket_bytes: Size of the largest bucket.
         always: Whether to overlap even if the exchange needs the cores that the ranks compute on.
 
@@ -46,7 +43,7 @@ class Overlapped(AtOnce):
         n_early: Number of buckets submitted during backward, in the last update.
     """
 
-    public = *AtOnce.public, 'buckets', 'n_early'
+    public = *Exchange.public, 'buckets', 'n_early'
 
     _queue: GradientQueue  # once the ranks have exchanged parameters
 

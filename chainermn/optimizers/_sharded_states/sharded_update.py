@@ -24,7 +24,6 @@ from chainermn._operations.on_all_ranks import check_equal
 from chainermn._process import environment, runtime
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers import _foreign_optimizer
 from chainermn.optimizers._full_update import FullUpdate, as_updated
 from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.partition import Item, Range, Shard, partition
@@ -159,7 +158,7 @@ class ShardedUpdate(FullUpdate):
         is_loading = isinstance(serializer, chainer.Deserializer)
         if is_loading:
             self._begin_loading(optimizer.target, combine.load_shard(serializer, optimizer.target))
-        _foreign_optimizer.serialize(optimizer, serializer, is_root)
+        optimizer.serialize(serializer)
         for path, param in () if is_loading else optimizer.target.namedparams():
             if param.update_rule in self._held:
                 serializer[path](combine.ENTRY, np.array(
