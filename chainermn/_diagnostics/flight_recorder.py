@@ -59,7 +59,7 @@ class FlightRecord:
     """
 
     __slots__ = ('__weakref__', 'count', 'inside', 'left_at', 'n_by_callers', 'number', 'ranks',
-                 'record', 'ring', 'timeout', 'waits_for_all')
+                 'record', 'ring', 'timeout')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
@@ -75,8 +75,6 @@ class FlightRecord:
         self.left_at: int = 0
         #: The thread in an operation that waits for all ranks, or the error of a second thread.
         self.inside: object = None
-        #: Whether every operation waits until all ranks have entered it.
-        self.waits_for_all: bool = False
         self.ring: collections.deque[Record | _WithCallSite] = collections.deque(maxlen=LENGTH)
         self.record: Callable[[Record], None] = self.ring.append
         if environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG):
@@ -206,7 +204,6 @@ class BackgroundRecord(FlightRecord):
 
     def __init__(self, mpi_comm: MPI.Intracomm, transport: FlightRecord) -> None:
         super().__init__(mpi_comm)
-        self.waits_for_all = True
         self.number = transport.number
         self._transport = transport
         self.exchanges = 0

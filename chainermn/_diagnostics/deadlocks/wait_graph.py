@@ -37,7 +37,6 @@ class Kind(enum.Enum):
     """Which ranks an operation waits for."""
 
     COLLECTIVE = enum.auto()  # ranks that have not entered it
-    UNCHECKED = enum.auto()  # the same, but only finished ranks are certain
     CREATION = enum.auto()  # ranks that have not called create_communicator
     SEND = enum.auto()  # the receiver
     RECEIVE = enum.auto()  # the sender, or one of all ranks
@@ -69,8 +68,7 @@ class Wait(NamedTuple):
             return cls(Kind.CREATION, calls.key, creations()[calls.ranks])
         if isinstance(calls, BackgroundRecord) or not (
                 operation in _BLOCKING or isinstance(calls, MessageRecord)):
-            kind = Kind.COLLECTIVE if calls.waits_for_all else Kind.UNCHECKED
-            return cls(kind, calls.key, calls.entered)
+            return cls(Kind.COLLECTIVE, calls.key, calls.entered)
         if not isinstance(calls, MessageRecord) or operation not in _BLOCKING:
             return None
         message = calls.newest_of(thread)
@@ -211,9 +209,8 @@ class WaitGraph:
                 for other in wait.asked if other in self._states)
             return _Blockers(set(wait.asked) if are_blocked else set(), needs_all=True)
         return _Blockers({
-            other for other in ranks if other in self._states
-            and self._entered(wait, other) < wait.number
-            and (wait.kind is not Kind.UNCHECKED or self._states[other].is_finished)})
+            other for other in ranks
+            if other in self._states and self._entered(wait, other) < wait.number})
 
     def _entered(self, wait: Wait, rank: int) -> float:
         progress = self._states[rank].progress
