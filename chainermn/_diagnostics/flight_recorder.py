@@ -58,7 +58,7 @@ class FlightRecord:
     """
 
     __slots__ = ('__weakref__', '_has_sites', 'conflict', 'count', 'inside', 'left_at',
-                 'n_by_callers', 'number', 'ranks', 'ring', 'timeout', 'waits_for_all')
+                 'n_by_callers', 'number', 'ranks', 'ring', 'timeout')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
@@ -75,8 +75,6 @@ class FlightRecord:
         #: The innermost call that waits for all ranks, of one thread at a time.
         self.inside: Call | None = None
         self.conflict: Conflict | None = None
-        #: Whether every operation waits until all ranks have entered it.
-        self.waits_for_all: bool = False
         self.ring: collections.deque[Call] = collections.deque(maxlen=LENGTH)
         self._has_sites = bool(
             environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG))
@@ -224,7 +222,6 @@ class BackgroundRecord(FlightRecord):
 
     def __init__(self, mpi_comm: MPI.Intracomm, transport: FlightRecord) -> None:
         super().__init__(mpi_comm)
-        self.waits_for_all = True
         self.number = transport.number
         self._transport = transport
         self.exchanges = 0

@@ -57,8 +57,7 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
     Only ``optimizer.update`` is shadowed.  When one rank is exhausted, any other collective call on
     the same communicator, such as in ``MultiNodeBatchNormalization``, an evaluator, a checkpointer
     or an ``ObservationAggregator``, raises an error on all ranks; calls on another communicator
-    would wait forever.  If the block raises an error on one rank, all ranks raise it (but with
-    ``CHAINERMN_AGREE=0`` the others wait).
+    would wait forever.  If the block raises an error on one rank, all ranks raise it.
 
     Args:
         optimizer: Multi-node optimizer, created without double buffering.
