@@ -28,7 +28,7 @@ from chainermn.optimizers._sharded_states.partition import Shard
 
 
 class DoubleBuffering(Exchange):
-    """Gradients travel during the next update, which steps with their means.
+    """Gradients are exchanged during the next update, which steps with their means.
 
     Attributes:
         communicated_target: The copy of the model; ``None`` before the first update.

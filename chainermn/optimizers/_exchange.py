@@ -1,4 +1,4 @@
-"""How gradients travel: all at once, unless a subclass overrides that."""
+"""How gradients are exchanged: all at once, unless a subclass overrides that."""
 from __future__ import annotations
 
 import inspect

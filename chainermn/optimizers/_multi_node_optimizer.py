@@ -2,8 +2,8 @@
 
 An update is composed of objects, each of which has its own state:
 
-- :class:`~._exchange.Exchange`: how gradients travel (at once, overlapped, double buffering)
-- :class:`~._accumulation.Accumulation`: how often they do
+- :class:`~._exchange.Exchange`: how gradients are exchanged (at once, overlapped, double buffering)
+- :class:`~._accumulation.Accumulation`: how often
 - :class:`~._participants.AllRanks`: between whom (all ranks, or the active ones of a join)
 - :class:`~._full_update.FullUpdate`: how the actual optimizer steps (in full, or sharded)
 """

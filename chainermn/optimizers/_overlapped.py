@@ -32,7 +32,7 @@ _SMALLEST = 2**20
 
 
 class Overlapped(Exchange):
-    """Gradients travel in buckets during backward; at once if that does not pay off.
+    """Gradients are exchanged in buckets during backward; at once if that does not pay off.
 
     Args:
         actual_optimizer, communicator, zero_fill, compression: See :class:`Exchange`.
