@@ -39,13 +39,12 @@ def work(kind: str, folder: str) -> None:
         return blocks
 
     recorded = type(check).gather_equal
-    ways = {'without': (gather_equal, calls.ring.append),
-            'with': (recorded, calls.ring.append),
-            'with sites': (recorded, calls._record_with_call_site)}
+    ways = {'without': (gather_equal, False), 'with': (recorded, False),
+            'with sites': (recorded, True)}
 
     def turn(command: tuple[str, int]) -> float:
         way, n = command
-        function, calls.record = ways[way]
+        function, calls._has_sites = ways[way]
         check.gather_equal = types.MethodType(function, check)
         MPI.COMM_WORLD.Barrier()
         start = time.perf_counter()

@@ -2,11 +2,8 @@
 
 import functools
 
-from chainermn._diagnostics.deadlocks.rank_progress import Progress
-from chainermn._diagnostics.deadlocks.wait_graph import Kind, RankState, ThreadWait, Wait
-from chainermn._diagnostics.flight_recorder import Call
+from chainermn._diagnostics.deadlocks.rank_state import Kind, Progress, RankState, ThreadState, Wait
 from chainermn._diagnostics.hang_report import Response, compressed
-from chainermn._diagnostics.thread_state import ThreadState
 from chainermn._diagnostics.world_ranks import WorldRanks
 
 STACK = '\n'.join([
@@ -35,17 +32,17 @@ class SimulatedRank:
         self.rank = rank
         ranks = _ranks(size)
         collectives, messages = ('FlightRecord', ranks, 1), ('MessageRecord', ranks, 1)
-        call = Call(number, operation or 'barrier', details, None, None, '')
+        call = f"{operation or 'barrier'} #{number} {details}".rstrip()
         line, function = site
-        self.thread = ThreadState(operation, call, None, '', f'train.py:{line} in {function}()', '')
         self.progress = Progress({collectives: number, messages: 0}, {ranks: 1},
                                  {messages: sent or {}}, {messages: received or {}}, {messages: {}})
         key = collectives if wait is None or wait[0] is Kind.COLLECTIVE else messages
         waits = () if wait is None else (Wait(wait[0], key, *wait[1:]),)
-        self.state = RankState(self.progress, (ThreadWait(
-            self.thread.wait_text, waits, None, self.thread.wait_outline),), False, False)
+        self.thread = ThreadState(
+            operation, call, '', f'train.py:{line} in {function}()', '', waits)
+        self.state = RankState(self.progress, (self.thread,), False, False)
         self.response = Response(
-            '', [(self.thread, 60 + rank / size)], _operations(size, number, call.text),
+            '', [(self.thread, 60 + rank / size)], _operations(size, number, call),
             _stack(line, function), self.progress)
 
 

@@ -12,7 +12,6 @@ from chainermn._collectives.inline_arrays import InlineArrays, array_of, has_dat
 from chainermn._collectives.nonblocking import Request
 from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
-from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import call_signature
 from chainermn._operations.call_signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
@@ -32,9 +31,6 @@ class ArrayOperations(InlineArrays):
     _messages: Messages
     _activations: Activations
 
-    def _traced_calls(self) -> FlightRecord:
-        return self._messages.calls
-
     @operation
     def send(self, data: Array, dest: int, tag: int) -> None:
         self._messages.send(data, dest, tag)
@@ -46,13 +42,13 @@ class ArrayOperations(InlineArrays):
     @operation
     def isend(self, x: Array, dest: int, tag: int = 0) -> Request[NoResult]:
         request = self._messages.isend(x, dest, tag)
-        request.trace(self._tracer, self._messages.calls)
+        request._tracer = self._tracer
         return request
 
     @operation
     def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArray]:
         request = self._messages.irecv(source, tag)
-        request.trace(self._tracer, self._messages.calls)
+        request._tracer = self._tracer
         return request
 
     @operation('send_activation')

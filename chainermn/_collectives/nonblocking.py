@@ -122,8 +122,7 @@ class Request(Generic[_Result]):
                  are_others: Callable[[Request[object]], bool],
                  waits: Callable[[], FlightRecord] | None = None) -> None:
         self._name = name
-        self._tracer: Tracer | None = None
-        self._calls: FlightRecord | None = None
+        self._tracer: Tracer | None = None  # of the wait
         #: For warnings.
         self.call: str = f'{name}, called at {site}'
         self._steps = steps
@@ -136,14 +135,6 @@ class Request(Generic[_Result]):
         self._is_over = False  # waited for
         self._lock = threading.RLock()
         self._advance()
-
-    def trace(self, tracer: Tracer | None, calls: FlightRecord) -> None:
-        """Record the wait for this request on the timeline, if there is one."""
-        self._tracer, self._calls = tracer, calls
-
-    def _traced_calls(self) -> FlightRecord:
-        assert self._calls is not None
-        return self._calls
 
     @operation
     def wait(self) -> _Result:

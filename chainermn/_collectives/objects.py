@@ -103,7 +103,12 @@ class ObjectOperations(Operations):
     def allreduce_obj(self, obj: Object, op: str = 'sum') -> Object:
         check_op(op)
         objs = cast('list[Object]', self._gathered('allreduce_obj', obj, op=op))
-        return functools.reduce(_OPS[op], objs)
+        try:
+            return functools.reduce(_OPS[op], objs)
+        except TypeError as error:
+            raise TypeError(f'allreduce_obj cannot combine {type(obj).__name__} objects with '
+                            f'op={op!r}: {error}. Use allgather_obj(), which returns a list of '
+                            'the objects of all ranks.') from error
 
     def _gathered(self, operation: str, obj: Object, root: int = -1, op: str = ''
                   ) -> list[Object] | None:

@@ -7,55 +7,39 @@ then raises the error on all ranks, in its next collective.
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple, Protocol
 
-from chainermn._diagnostics import call_site, current_operations, thread_state
-from chainermn._diagnostics.current_operations import Thread
-from chainermn._diagnostics.flight_recorder import FlightRecord
-
-
-class _Communicator(Protocol):
-    def refuse(self, operation: str, error: Exception) -> object:
-        """Raise an error on all ranks."""
+from chainermn._diagnostics import call_site, thread_state
+from chainermn._diagnostics.flight_recorder import Conflict, FlightRecord
+from chainermn._operations import call as calls_of_threads
+from chainermn._operations.call import Call
 
 
-class _Conflict(NamedTuple):
-    """The error of a second thread, which the other ranks do not know yet."""
-
-    first: Thread
-    operation: str
-    error: RuntimeError
-
-
-def check(comm: _Communicator, operation: str, calls: FlightRecord, thread: Thread) -> None:
+def check(call: Call, calls: FlightRecord) -> None:
     """Raise if another thread is in a collective, or if one was during an earlier call.
 
     Args:
-        comm: The communicator.
-        operation: The collective that this thread calls.
-        calls: The flight record of the collectives.
-        thread: This thread.
+        call: A collective that this thread begins.
+        calls: The flight record of its communicator.
 
     Raises:
         RuntimeError: On this rank only, while another thread is in a collective; on all ranks in
             the next collective.
     """
     inside = calls.inside
-    if isinstance(inside, _Conflict):
-        if inside.first is not thread and current_operations.is_inside(inside.first, comm):
-            raise _error(operation, inside.first)
-        calls.inside = None
-        comm.refuse(inside.operation, inside.error)
-    # A signal handler may have ended the other thread's operation in between.
-    if isinstance(inside, Thread) and current_operations.is_inside(inside, comm):
-        error = _error(operation, inside)
-        calls.inside = _Conflict(inside, operation, error)
+    thread = None if inside is None else calls_of_threads.thread_of(inside)
+    if thread not in (None, threading.get_ident()):
+        error = _error(call.operation, thread)
+        calls.conflict = calls.conflict or Conflict(call.operation, error)
         raise error
+    if thread is not None:
+        call.within = inside
+    if calls.conflict is not None:
+        conflict, calls.conflict = calls.conflict, None
+        call.owner.refuse(*conflict)
 
 
-def _error(operation: str, first: Thread) -> RuntimeError:
-    ident = current_operations.ident_of(first)
-    state = thread_state.snapshots().get(-1 if ident is None else ident)
+def _error(operation: str, first: int) -> RuntimeError:
+    state = thread_state.snapshots().get(first)
     is_main = threading.current_thread() is threading.main_thread()
     own = '' if is_main else f' in thread {threading.current_thread().name}'
     return RuntimeError('\n'.join([

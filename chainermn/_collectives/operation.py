@@ -1,17 +1,16 @@
-"""The wrapper of each operation, and the base class of all families of operations."""
+"""What makes a method an operation, and the base class of all families of operations."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, overload
 
 from chainermn._collectives import one_thread
 from chainermn._collectives.foreign_arguments import explained
 from chainermn._collectives.tracer import Tracer
 from chainermn._consistency.consistency_check import CalledBy, ConsistencyCheck
-from chainermn._diagnostics import current_operations
-from chainermn._diagnostics.current_operations import local
 from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._operations.call import Call, entered
 from chainermn._operations.call_signature import NO_UPDATE, Caller, Update
 from chainermn._operations.table import BY_NAME, Waits
 from chainermn._process.mpi import MPI
@@ -27,8 +26,7 @@ def operation(name: str, /) -> Callable[[_Method], _Method]: ...
 def operation(what: Any, /) -> Any:
     """Make a method the operation of its name, or of the given name, in ``_operations/table.py``.
 
-    - The watchdog sees which operation the thread is in.
-    - The operation is recorded on the timeline, if there is one.
+    - Each call is a :class:`Call`, which the watchdog and the timeline see.
 
     If it waits for all ranks:
 
@@ -42,77 +40,40 @@ def operation(what: Any, /) -> Any:
     if not isinstance(what, str):
         return operation(what.__name__)(what)
     assert what in BY_NAME, f'{what} is not declared in _operations/table.py'
-    return functools.partial(
-        _collective if BY_NAME[what].waits_for is Waits.RANKS else _other, what)
+    if BY_NAME[what].waits_for is Waits.RANKS:
+        return entered(what, _begin, _fail)
+    return entered(what, None, _explain)
 
 
-def _collective(name: str, method: _Method) -> _Method:
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        self: Operations = args[0]  # passing on `args` as it is is faster
-        thread = local.thread
-        outer = thread.innermost
-        try:
-            thread.innermost = name, self, outer
-            calls = self._consistency.calls
-            inside = calls.inside
-            if inside is not None and inside is not thread:
-                one_thread.check(self, name, calls, thread)
-                inside = None
-            tracer = self._tracer
-            count = calls.count
-            calls.inside = thread
-            try:
-                if tracer is None or tracer.is_inside:
-                    return method(*args, **kwargs) if kwargs else method(*args)
-                return tracer.time(name, calls, method, args, kwargs)
-            except Exception as error:
-                if calls.count == count:
-                    self.refuse(name, explained(error, name, method, args, kwargs))
-                raise
-            except BaseException:
-                calls.left_at = calls.count
-                raise
-            finally:
-                if calls.inside is thread:
-                    calls.inside = inside
-        finally:
-            thread.innermost = outer
-
-    return cast(_Method, run)
+def _begin(call: Call) -> FlightRecord:
+    """Begin a collective: this thread is the only one in the collectives of its communicator."""
+    calls: FlightRecord = call.owner._consistency.calls
+    if calls.inside is not None or calls.conflict is not None:
+        one_thread.check(call, calls)
+    call.after = calls.count
+    calls.inside = call
+    return calls
 
 
-class Traced(Protocol):
-    """A class with operations that wait for less than all ranks."""
+def _fail(call: Call, calls: FlightRecord | None, error: BaseException,
+          method: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+          ) -> None:
+    """Raise an error of a collective on all ranks, unless the ranks have compared their calls."""
+    if calls is None:
+        return  # it has not begun
+    if not isinstance(error, Exception):
+        calls.left_at = calls.count
+    elif calls.count == call.after:
+        call.owner.refuse(call.operation, explained(error, call.operation, method, args, kwargs))
 
-    _tracer: Tracer | None
 
-    def _traced_calls(self) -> FlightRecord:
-        """Return the flight record of these operations."""
-
-
-def _other(name: str, method: _Method) -> _Method:
-    """Make a method an operation that waits for less than all ranks, such as a message."""
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        self: Traced = args[0]
-        thread = local.thread
-        outer = thread.innermost
-        try:
-            thread.innermost = name, self, outer
-            tracer = self._tracer
-            if tracer is None or tracer.is_inside:
-                return method(*args, **kwargs) if kwargs else method(*args)
-            return tracer.time(name, self._traced_calls(), method, args, kwargs)
-        except TypeError as error:
-            better = explained(error, name, method, args, kwargs)
-            if better is error:
-                raise
+def _explain(call: Call, begun: None, error: BaseException, method: Callable[..., object],
+             args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raise a better error if the arguments of an operation do not fit."""
+    if isinstance(error, TypeError):
+        better = explained(error, call.operation, method, args, kwargs)
+        if better is not error:
             raise better from None
-        finally:
-            thread.innermost = outer
-
-    return cast(_Method, run)
 
 
 _named = functools.lru_cache(maxsize=None)(Caller)
@@ -137,7 +98,7 @@ class Operations:
     def size(self) -> int:
         return self._size
 
-    @current_operations.recorded('refuse')
+    @entered('refuse')
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         self._consistency.refuse(operation, error)
 

@@ -16,7 +16,6 @@ import pickle
 import struct
 import time
 from collections.abc import Iterable, Mapping
-from threading import get_ident
 from typing import NoReturn
 
 import numpy as np
@@ -38,6 +37,7 @@ from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations import call_signature
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.call_signature import CallSignature
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
@@ -83,19 +83,16 @@ class Messages:
     def send(self, data: Arrays, dest: int, tag: int) -> None:
         """Send an array or a sequence of arrays; return once the receiver receives it."""
         self._check_other(dest, tag, 'dest', wildcards=False)
-        calls = self.calls
-        calls.count += 1
         # Fast path, for most messages.
         if array_buffers.is_plain(data) and data.nbytes <= INLINE and (
                 data.ndim <= call_signature.MAX_INLINE_DIMS):
             head = call_signature.pack('send', data.shape, data.dtype)
-            calls.record(('send', dest, tag, head, get_ident()))
-            calls.count_sent(dest, tag)
+            self.calls.record_message('send', dest, tag, '', head).count_sent(dest, tag)
             self._ssend(head + data.tobytes(), dest, tag)
             return
-        calls.record(('send', dest, tag, None, get_ident()))
+        self._began('send', dest, tag)
         first, number, rest = self._parts('send', data, dest, tag)
-        calls.count_sent(dest, tag)
+        self.calls.count_sent(dest, tag)
         self._ssend(first, dest, tag)
         self._send_rest(rest, dest, number)
 
@@ -117,9 +114,7 @@ class Messages:
     def recv(self, source: int, tag: int) -> ReceivedArray:
         """Receive an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
-        calls = self.calls
-        calls.count += 1
-        calls.record(('recv', source, tag, None, get_ident()))
+        calls = self.calls.record_message('recv', source, tag)
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
@@ -149,9 +144,7 @@ class Messages:
         if not (type(dest) is int is type(tag) and 0 <= dest < self._size
                 and 0 <= tag <= self._max_tag):
             self._check(dest, tag, 'dest', wildcards=False)
-        calls = self.calls
-        calls.count += 1
-        calls.record(('send_obj', dest, tag, None, get_ident()))
+        calls = self.calls.record_message('send_obj', dest, tag)
         try:
             pickled = Pickled(obj)
         except Exception as error:
@@ -182,9 +175,7 @@ class Messages:
         if not (type(source) is int is type(tag) and 0 <= source < self._size
                 and (0 <= tag <= self._max_tag or tag == self._any_tag)):
             self._check(source, tag, 'source', wildcards=True)
-        calls = self.calls
-        calls.count += 1
-        calls.record(('recv_obj', source, tag, None, get_ident()))
+        calls = self.calls.record_message('recv_obj', source, tag)
         if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
@@ -273,10 +264,7 @@ class Messages:
         return any(other is not request for other in self.receiving())
 
     def _began(self, operation: str, peer: int, tag: int, caller: str = '') -> MessageRecord:
-        calls = self.calls
-        calls.count += 1
-        calls.record((operation, peer, tag, caller or None, get_ident()))
-        return calls
+        return self.calls.record_message(operation, peer, tag, caller)
 
     def _ssend(self, message: bytes, dest: int, tag: int) -> None:
         if self._receives:
@@ -305,7 +293,7 @@ class Messages:
 
     def _check(self, peer: int, tag: int, name: str, wildcards: bool) -> None:
         """Check peer and tag; raise on this rank only, since there is no rank to notify."""
-        if not array_buffers.is_integer(peer) or not array_buffers.is_integer(tag):
+        if not is_integer(peer) or not is_integer(tag):
             advice = '' if name == 'dest' or not hasattr(peer, 'dtype') else (
                 '; the received array is returned: x = comm.recv(source, tag)')
             raise TypeError(

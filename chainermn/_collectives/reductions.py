@@ -43,12 +43,8 @@ class ReductionOperations(ArrayOperations):
                     return sum_of(blocks, x.shape, x.dtype)
                 return self._transport_reduced(x, op, False)
             if x.dtype in _NATIVE and x.nbytes < LARGE and x.flags.c_contiguous:
-                check, y = self._consistency, np.empty(x.shape, x.dtype)
-                if check.is_active:
-                    check.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
-                else:
-                    check.calls.count += 1
-                    check.calls.ring.append('allreduce')
+                self._consistency.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+                y = np.empty(x.shape, x.dtype)
                 self._arrays.Allreduce(x, y)
                 return y
         array = array_buffers.checked(x)

@@ -69,9 +69,6 @@ class Service:
         self._thread.start()
         self._calls.thread = self._thread.ident
 
-    def _traced_calls(self) -> FlightRecord:
-        return self._calls
-
     @operation
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, np.ndarray]:
         """Send requests to some ranks at once and wait for the answers.  Thread-safe.
@@ -95,10 +92,9 @@ class Service:
             raise ValueError('the store was closed on this rank, so other ranks may have ended; do '
                              'not use it after close()')
         tag = next(self._tags)
-        self._calls.count += 1
-        self._calls.record(f'ask {ranks_text(sorted(requests))}')
-        self._calls.asked[threading.get_ident()] = tuple(
-            self._calls.ranks[rank] for rank in requests if rank != self._rank)
+        call = self._calls.record_own('ask')
+        call.words = ranks_text(sorted(requests))
+        call.asked = tuple(self._calls.ranks[rank] for rank in requests if rank != self._rank)
         messages = {rank: _joined(_HEAD.pack(tag), request) for rank, request in requests.items()
                     if rank != self._rank}
         sent = [self._mpi_comm.Isend(message, rank, _REQUEST) for rank, message in messages.items()]

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from chainermn._diagnostics import lifecycle
+from chainermn._diagnostics import flight_recorder, lifecycle
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import call_signature
+from chainermn._operations.call import Call, subscribe
 from chainermn._operations.ranks import ranks_text
 from chainermn._operations.table import BY_NAME, Payload, Waits
 from chainermn._process.mpi import MPI
 from chainermn._timeline import clock_sync, recorder
 from chainermn._timeline.recorder import Timeline, now
 from chainermn._types import Array
-
-_Result = TypeVar('_Result')
 
 #: The names of parameters for data to send.
 _PAYLOADS = 'x', 'xs', 'data'
@@ -53,6 +52,7 @@ def begin(mpi_comm: MPI.Intracomm, calls: FlightRecord) -> Tracer:
             raise OSError(f'{recorder.VARIABLE}: rank {rank} cannot write its timeline: {text}')
     timeline = recorder.get()
     assert timeline is not None
+    subscribe(_by_owner)
     ranks = calls.ranks
     name = ranks_text(sorted(ranks))
     if not timeline.communicators:
@@ -91,8 +91,7 @@ class Tracer:
     def __init__(self, timeline: Timeline, name: str) -> None:
         self._timeline = timeline
         self._name = name
-        #: Whether an operation is being recorded.
-        self.is_inside: bool = False
+        self._is_inside = False  # whether an operation is being recorded
         self._arrays = ''  # description of the arrays of the model
 
     def of_service(self) -> Tracer:
@@ -103,58 +102,71 @@ class Tracer:
         """Note which arrays of a model are exchanged."""
         self._arrays = recorder.describe(arrays)
 
-    def time(self, operation: str, calls: FlightRecord, function: Callable[..., _Result],
-             args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Result:
-        """Call a function, and record it as an operation.
+    def begin(self, call: Call) -> None:
+        """Note when a call begins, unless it is nested."""
+        if not self._is_inside:
+            self._is_inside, call.begun = True, now()
 
-        Args:
-            operation: Its name.
-            calls: The flight record of the operation.
-            function: The operation, whose first argument is its communicator.
-            args: Arguments.
-            kwargs: Arguments by name.
-        """
-        timeline, comm = self._timeline, f'"comm":{recorder.quoted(self._name)}'
-        number = calls.count + 1
-        self.is_inside = True
-        begin = now()
-        try:
-            result = function(*args, **kwargs)
-        except BaseException:
-            timeline.add(operation, 'operation', begin, now(), comm)
-            timeline.write()  # the program may end here
-            raise
-        finally:
-            self.is_inside = False
-        end = now()
-        # False if nothing was exchanged, for example for a queue that exists already.
-        is_exchanged = calls.count >= number
-        if is_exchanged or operation != 'mean_queue':
-            details = self._details(operation, calls, args[1:], kwargs, result)
-            timeline.add(operation, 'operation', begin, end, comm + (
-                f',"number":{number}' if is_exchanged else '') + (
-                f',{details}' if details else ''))
-        return result
+    def end(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object,
+            error: BaseException | None) -> None:
+        """Add a call to the timeline."""
+        if not call.begun:
+            return
+        end, self._is_inside = now(), False
+        details = [f'"comm":{recorder.quoted(self._name)}']
+        if error is None:
+            number = _number(call)
+            if not number and call.operation == 'mean_queue':
+                return  # for a queue that exists already
+            details += [f'"number":{number}'] * bool(number)
+            details += filter(None, [self._details(call, args[1:], kwargs, result)])
+        self._timeline.add(call.operation, 'operation', call.begun, end, ','.join(details))
+        if error is not None:
+            self._timeline.write()  # the program may end here
 
-    def _details(self, operation: str, calls: FlightRecord, args: Sequence[Any],
-                 kwargs: Mapping[str, Any], result: object) -> str:
+    def _details(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object
+                 ) -> str:
         """Describe what was exchanged, from the arguments and the result."""
-        declared = BY_NAME[operation]
+        declared = BY_NAME[call.operation]
         if declared.payload is Payload.NOTHING:
             return ''
         if declared.payload is Payload.MODEL:
             return self._arrays
-        record = calls.newest_record
         if declared.payload is Payload.OBJECT and declared.waits_for is Waits.RANKS:
             # The signature of a small object contains its length.
-            number = call_signature.unpack(record).number if isinstance(record, bytes) else 0
+            number = call_signature.unpack(call.signature).number if call.signature else 0
             return f'"bytes":{number}' if number else ''
-        parts = [f'"peer":{record[1]},"tag":{record[2]}'] if isinstance(record, tuple) else []
-        if operation == 'recv_activation' and isinstance(result, tuple):
+        parts = [] if call.peer is None else [f'"peer":{call.peer},"tag":{call.tag}']
+        if call.operation == 'recv_activation' and isinstance(result, tuple):
             result = result[0]
         if text := _of_call(args, kwargs, result):
             parts.append(text)
         return ','.join(parts)
+
+
+def _number(call: Call) -> int:
+    """Return the number of a call, or of the first one in a collective; 0 if none exchanged."""
+    if call.number or call.after < 0:
+        return call.number
+    exchanged = any(record.count > call.after for record in flight_recorder.of_owner(call)[:1])
+    return call.after + 1 if exchanged else 0
+
+
+class _ByOwner:
+    """Tells the tracer of each communicator of its calls."""
+
+    def begin(self, call: Call) -> None:
+        tracer = getattr(call.owner, '_tracer', None)
+        if tracer is not None and call.operation in BY_NAME:
+            tracer.begin(call)
+
+    def end(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object,
+            error: BaseException | None) -> None:
+        if call.begun:
+            call.owner._tracer.end(call, args, kwargs, result, error)
+
+
+_by_owner = _ByOwner()
 
 
 def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> str:

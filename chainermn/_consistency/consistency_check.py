@@ -87,9 +87,7 @@ class ConsistencyCheck:
             Whether the signatures are identical, including parts that may differ, such as the
             device.
         """
-        calls = self.calls
-        calls.count += 1
-        calls.record(signature)
+        self.calls.record(signature)
         if not self.is_active or self._exchange.matches(self._identifier(signature)):
             return True
         self._compare(signature, details)
@@ -107,9 +105,7 @@ class ConsistencyCheck:
         Returns:
             The data of each rank; ``None`` if the signatures differ in parts that may differ.
         """
-        calls = self.calls
-        calls.count += 1
-        calls.record(signature)
+        self.calls.record(signature)
         blocks = self._exchange.gather_equal(self._identifier(signature), block)
         if blocks is None:
             self._compare(signature, details)
@@ -125,11 +121,9 @@ class ConsistencyCheck:
         Returns:
             The signature of each rank, of the size ``call_signature.SIZE``, with its data appended.
         """
+        self.calls.record(signature)
         if self._size == 1:
             return [signature + data]
-        calls = self.calls
-        calls.count += 1
-        calls.record(signature)
         messages = self._exchange.gather(self._identifier(signature), signature + data)
         if messages is None:
             self._compare(signature)  # the callers differ in what may differ, until now
@@ -148,11 +142,9 @@ class ConsistencyCheck:
         Returns:
             The signature, of the size ``call_signature.SIZE``, with the data appended.
         """
+        self.calls.record(signature)
         if self._size == 1:
             return signature + data
-        calls = self.calls
-        calls.count += 1
-        calls.record(signature)
         message = self._exchange.bcast(self._identifier(signature), signature + data, root)
         if message is None:
             self._compare(signature)  # the callers differ in what may differ, until now
@@ -171,8 +163,8 @@ class ConsistencyCheck:
         """
         if not self.is_active:
             raise error
-        self.calls.count += 1
-        self.calls.record(f'{operation} failed on this rank ({_one_line(error)})')
+        self.calls.record(None, operation)
+        self.calls.ring[-1].words = f'failed on this rank ({_one_line(error)})'
         self._refuse(operation, error, consequence)
 
     def prepared(self, nbytes: int | None, prepare: Callable[[], _T]) -> _T:
@@ -190,8 +182,9 @@ class ConsistencyCheck:
         """
         if self._size == 1:
             return prepare()
-        newest = self.calls.newest_record
-        signature = newest if isinstance(newest, bytes) else call_signature.pack('queue_gradients')
+        newest = self.calls.newest
+        signature = newest.signature if newest is not None and newest.signature is not None else (
+            call_signature.pack('queue_gradients'))
         try:
             result = prepare()
         except Exception as error:

@@ -12,13 +12,12 @@ import chainer
 
 #: The folder of this package.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: The module with the wrapper of all operations.
+WRAPPER = PACKAGE + os.path.join('_operations', 'call.py')
 #: Folders of the layers through which every operation of a communicator passes.
-LAYERS = tuple(f'{PACKAGE}{name}{os.sep}' for name in (
+LAYERS = WRAPPER, *(f'{PACKAGE}{name}{os.sep}' for name in (
     'communicators', '_collectives', '_gradients', '_transport', '_consistency', '_diagnostics',
     '_timeline'))
-#: The modules with the wrappers of operations.
-WRAPPERS = PACKAGE + os.path.join('_collectives', 'operation.py'), PACKAGE + os.path.join(
-    '_diagnostics', 'current_operations.py')
 _COMPAT = [folder + os.sep for folder in getattr(
     importlib.util.find_spec('chainer_compat'), 'submodule_search_locations', None) or ()]
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__)) + os.sep

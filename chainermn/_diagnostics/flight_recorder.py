@@ -1,25 +1,24 @@
-"""The flight recorder: the last operations of each communicator, for reports of hangs.
+"""The flight recorder: the last calls of each communicator, for reports of hangs.
 
-Every call is recorded, so recording must cost next to nothing: a ring buffer stores the packed
-signature, which exists anyway, and it is only formatted for a report.  Call sites cost more, so
-they are only recorded if ``CHAINERMN_TIMEOUT`` or ``CHAINERMN_DEBUG`` is set.
+Every call is recorded, so recording must cost next to nothing: a ring buffer keeps the calls, which
+exist anyway, and they are only formatted for a report.  Call sites cost more, so they are only
+recorded if ``CHAINERMN_TIMEOUT`` or ``CHAINERMN_DEBUG`` is set.
 """
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
-import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
-from types import CodeType
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.world_ranks import WorldRanks
 from chainermn._operations import call_signature
+from chainermn._operations.call import Call, local
 from chainermn._operations.ranks import ranks_text
-from chainermn._operations.table import END
 from chainermn._process import environment, runtime
 from chainermn._process.mpi import MPI
 
@@ -28,11 +27,13 @@ LENGTH = 64
 
 #: Identifies the calls of a communicator on all of its ranks: class name, ranks, number.
 Key: TypeAlias = tuple[str, WorldRanks, int]
-#: A message: operation, peer, tag, signature or the part of the program that called it, and the
-#: identifier of its thread.
-Message: TypeAlias = tuple[str, int, int, bytes | str | None, int]
-#: A call as it is passed to the recorder: a packed signature, a message, or text.
-Record: TypeAlias = bytes | Message | str
+
+
+class Conflict(NamedTuple):
+    """The error of a second thread in collectives, which the other ranks do not know yet."""
+
+    operation: str
+    error: RuntimeError
 
 
 class _Records(runtime.Part):
@@ -52,14 +53,12 @@ class _Records(runtime.Part):
 class FlightRecord:
     """The flight record of one communicator.  Calls are numbered from 1.
 
-    To record a call, add 1 to ``count``, then call ``record`` with a :data:`Record`.
-
     Args:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', 'count', 'inside', 'left_at', 'n_by_callers', 'number', 'ranks',
-                 'record', 'ring', 'timeout')
+    __slots__ = ('__weakref__', '_has_sites', 'conflict', 'count', 'inside', 'left_at',
+                 'n_by_callers', 'number', 'ranks', 'ring', 'timeout')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
@@ -73,20 +72,47 @@ class FlightRecord:
         self.n_by_callers: int = 0
         #: The count when this rank left an incomplete operation.
         self.left_at: int = 0
-        #: The thread in an operation that waits for all ranks, or the error of a second thread.
-        self.inside: object = None
-        self.ring: collections.deque[Record | _WithCallSite] = collections.deque(maxlen=LENGTH)
-        self.record: Callable[[Record], None] = self.ring.append
-        if environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG):
-            self.record = self._record_with_call_site
+        #: The innermost call that waits for all ranks, of one thread at a time.
+        self.inside: Call | None = None
+        self.conflict: Conflict | None = None
+        self.ring: collections.deque[Call] = collections.deque(maxlen=LENGTH)
+        self._has_sites = bool(
+            environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG))
         records = runtime.get(_Records)
         records.everything[next(records.numbers)] = self
 
-    def _record_with_call_site(self, record: Record) -> None:
-        frame = sys._getframe(1)
-        while frame.f_code.co_filename.startswith(call_site.LAYERS) and frame.f_back is not None:
-            frame = frame.f_back
-        self.ring.append(_WithCallSite(record, frame.f_code, frame.f_lasti))
+    def record(self, signature: bytes | None, operation: str = '') -> None:
+        """Record that all ranks exchange something for the collective that this rank is in.
+
+        Args:
+            signature: What they compare.
+            operation: The operation, if there is no signature.
+        """
+        call = self.inside
+        if call is None or call.number:  # not in an operation, or another exchange in one
+            if signature is not None:
+                operation = call_signature.unpack(signature).operation
+            call = Call.of(operation)
+        call.signature = signature
+        self.count = call.number = self.count + 1
+        self.ring.append(call)
+        if self._has_sites:
+            _note_site(call)
+
+    def record_own(self, operation: str) -> Call:
+        """Record that the calling thread waits for others in its innermost call; return it.
+
+        Args:
+            operation: The operation, if it is in none, or waits for the second time.
+        """
+        call = local.thread.innermost
+        if call is None or call.number:
+            call = Call.of(operation)
+        self.count = call.number = self.count + 1
+        self.ring.append(call)
+        if self._has_sites:
+            _note_site(call)
+        return call
 
     def _flight_records(self) -> tuple[FlightRecord, ...]:
         return self,
@@ -112,24 +138,9 @@ class FlightRecord:
         return f'communicator{number} of {ranks_text(self.ranks)}'
 
     @property
-    def newest_record(self) -> Record | None:
-        """The newest record, or ``None`` if there is none."""
-        newest = self.ring[-1] if self.ring else None
-        return newest.record if isinstance(newest, _WithCallSite) else newest
-
-    @property
     def newest(self) -> Call | None:
         """The newest call, or ``None`` if there is none."""
-        return next(iter(self.recorded()[-1:]), None)
-
-    def newest_of(self, thread: int) -> Call | None:
-        """Return the newest call of a thread that is in an operation."""
-        return self.newest  # one thread at a time is in a collective
-
-    def recorded(self) -> list[Call]:
-        """Return the recorded calls, the newest last."""
-        count, ring = self.count, list(self.ring)
-        return [Call.of(record, count - len(ring) + n) for n, record in enumerate(ring, 1)]
+        return self.ring[-1] if self.ring else None
 
 
 class MessageRecord(FlightRecord):
@@ -147,13 +158,22 @@ class MessageRecord(FlightRecord):
         #: The number of the call that has sent its message most recently.
         self.sent_at = 0
 
-    def newest_of(self, thread: int) -> Call | None:
-        count, ring = self.count, list(self.ring)
-        for age, recorded in enumerate(reversed(ring)):
-            message = recorded.record if isinstance(recorded, _WithCallSite) else recorded
-            if isinstance(message, tuple) and message[4] == thread:
-                return Call.of(recorded, count - age)
-        return None
+    def record_message(self, operation: str, peer: int, tag: int, caller: str = '',
+                       signature: bytes | None = None) -> MessageRecord:
+        """Record a message of the calling thread in its innermost call; return this record."""
+        call = local.thread.innermost
+        if call is None or call.number:
+            call = Call.of(operation)
+        call.peer = peer
+        call.tag = tag
+        call.signature = signature
+        if caller:
+            call.words = f'of {caller}'
+        self.count = call.number = self.count + 1
+        self.ring.append(call)
+        if self._has_sites:
+            _note_site(call)
+        return self
 
     def count_sent(self, dest: int, tag: int) -> None:
         """Count the message of the newest call, just before it leaves."""
@@ -164,15 +184,13 @@ class MessageRecord(FlightRecord):
 class ServiceRecord(FlightRecord):
     """The requests of a service, which ranks answer until all have closed it."""
 
-    __slots__ = 'asked', 'thread'
+    __slots__ = 'thread',
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__(mpi_comm)
         services = runtime.get(_Records).services
         services[self.ranks] += 1
         self.number = services[self.ranks]
-        #: The ranks in COMM_WORLD that each thread has asked most recently, by its identifier.
-        self.asked: dict[int, tuple[int, ...]] = {}
         #: The identifier of the thread that answers.
         self.thread: int | None = None
 
@@ -221,54 +239,19 @@ class BackgroundRecord(FlightRecord):
         return f'gradient queue of {ranks_text(self.ranks)}'
 
 
-class _WithCallSite(NamedTuple):
-    record: Record
-    code: CodeType
-    instruction: int
-
-    @property
-    def call_site(self) -> str:
-        """File and line; empty if no program called it, as during shutdown."""
-        if self.code.co_filename.startswith(call_site.LAYERS):
-            return ''
-        line = next((line for start, end, line in self.code.co_lines()
-                     if start <= self.instruction < end), None)
-        return f'{os.path.basename(self.code.co_filename)}:{line or self.code.co_firstlineno}'
+def _note_site(call: Call) -> None:
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(call_site.LAYERS) and frame.f_back is not None:
+        frame = frame.f_back
+    if not frame.f_code.co_filename.startswith(call_site.LAYERS):  # as during shutdown
+        call.place = frame.f_code, frame.f_lasti
 
 
-class Call(NamedTuple):
-    """A recorded call."""
-
-    number: int
-    operation: str
-    details: str
-    peer: int | None  # of a message; negative for any rank
-    tag: int | None  # of a message; negative for any tag
-    call_site: str
-
-    @classmethod
-    def of(cls, record: Record | _WithCallSite, number: int) -> Call:
-        site, peer, tag = '', None, None
-        if isinstance(record, _WithCallSite):
-            site = record.call_site
-            record = record.record
-        if isinstance(record, tuple):
-            operation, peer, tag, more, _ = record
-            details = 'to ' if 'send' in operation else 'from '
-            details += 'any rank' if peer < 0 else f'rank {peer}'
-            details += ' any tag' if tag < 0 else f' tag {tag}'
-            if isinstance(more, bytes):
-                details += f' {str(call_signature.unpack(more)).partition(" ")[2]}'
-            elif more is not None:
-                details += f' of {more}'
-        else:
-            text = str(call_signature.unpack(record)) if isinstance(record, bytes) else record
-            operation, details = (text, '') if text == END else text.partition(' ')[::2]
-        return cls(number, operation, details, peer, tag, site)
-
-    @property
-    def text(self) -> str:
-        return f'{self.operation} #{self.number} {self.details}'.rstrip()
+def of_owner(call: Call) -> tuple[FlightRecord, ...]:
+    """Return the flight records of the owner of a call."""
+    with contextlib.suppress(Exception):  # it may be finalized by now, or have no records
+        return tuple(call.owner._flight_records())
+    return ()
 
 
 def assign_number(communicator: Iterable[FlightRecord]) -> None:
@@ -294,20 +277,25 @@ def n_calls_of_program() -> int:
     return sum(calls.count - calls.n_by_callers for calls in everything())
 
 
-def summary(recorded: Iterable[Call]) -> str:
+def summary(calls: Iterable[Call]) -> str:
     """Format calls; consecutive calls that differ only in their number share one text."""
-    runs: list[tuple[Call, int]] = []
-    for call in recorded:
-        first, last = runs[-1] if runs else (None, 0)
-        if first is not None and call[1:] == first[1:] and call.number == last + 1:
-            runs[-1] = first, call.number
+    runs: list[list[Call]] = []
+    for call in calls:
+        if runs and _described(call) == _described(runs[-1][0]) and (
+                call.number == runs[-1][-1].number + 1):
+            runs[-1].append(call)
         else:
-            runs.append((call, call.number))
-    return '; '.join(
-        (f'{first.operation} #{first.number}{f"-{last}" if last > first.number else ""} '
-         f'{first.details}').rstrip() + (
-             f', called at {first.call_site}' if first.call_site else '')
-        for first, last in runs)
+            runs.append([call])
+    texts = []
+    for first, *others in runs:
+        numbers = f'{first.number}-{others[-1].number}' if others else str(first.number)
+        texts.append(f'{first.operation} #{numbers} {first.details}'.rstrip() + (
+            f', called at {first.site}' if first.site else ''))
+    return '; '.join(texts)
+
+
+def _described(call: Call) -> tuple[str, str, str]:
+    return call.operation, call.details, call.site
 
 
 def world_ranks(mpi_comm: MPI.Comm) -> WorldRanks:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from chainermn._diagnostics import call_site, flight_recorder, thread_state
-from chainermn._diagnostics.deadlocks.rank_progress import Progress
-from chainermn._diagnostics.thread_state import ThreadState
+from chainermn._diagnostics.deadlocks.rank_state import Progress, ThreadState
 from chainermn._operations.ranks import group_ranks, group_texts, ranks_text, select_groups
 
 
@@ -43,8 +42,8 @@ class Response(NamedTuple):
     def of(cls, reason: str, states: Mapping[int, tuple[ThreadState, float]]) -> Response:
         operations = []
         for calls in flight_recorder.everything():
-            if recorded := calls.recorded():
-                operations.append(f'{calls.name}: {flight_recorder.summary(recorded)}')
+            if calls.ring:
+                operations.append(f'{calls.name}: {flight_recorder.summary([*calls.ring])}')
         threads = sorted(states.values(), key=lambda each: each[0].thread)
         return cls(reason, threads, compressed('\n'.join(operations)),
                    compressed(thread_state.stacks()), Progress.own())

@@ -13,17 +13,17 @@ from typing import Protocol
 
 from chainermn import global_except_hook
 from chainermn._diagnostics import (
-    current_operations,
     dump_request,
     node_monitor,
     run_link,
     unusable,
     watchdog,
 )
-from chainermn._diagnostics.deadlocks import rank_progress
+from chainermn._diagnostics.deadlocks import rank_state
 from chainermn._diagnostics.flight_recorder import FlightRecord, world_ranks
 from chainermn._diagnostics.node_monitor import Registration
 from chainermn._operations import call_signature
+from chainermn._operations.call import entered
 from chainermn._operations.table import END
 from chainermn._process import clean_end, runtime
 from chainermn._process.mpi import MPI
@@ -141,7 +141,7 @@ def remove_callback(callback: Callable[[], None]) -> None:
 
 
 # A rank in shutdown waits for others to finish; a rank in another operation waits for it forever.
-@current_operations.recorded(END)
+@entered(END)
 def _end(*, is_finalized: bool = False) -> None:
     """Take part in the shutdown.
 
@@ -160,7 +160,7 @@ def _end(*, is_finalized: bool = False) -> None:
                     f'The operation was {left}.\n')
             if _agree():
                 clean_end.run()
-            rank_progress.shutdown().may_exit = True
+            rank_state.shutdown().may_exit = True
             for callback in list(state.callbacks):
                 callback()
             watchdog.get().wait_for_shutdown()
@@ -188,7 +188,7 @@ def _agree() -> bool:
     for check in _state().checks:
         if not check.is_active:
             continue
-        rank_progress.shutdown().ending = check.calls
+        rank_state.shutdown().ending = check.calls
         try:
             check.same(call_signature.pack(END))
             check.on_shutdown()
@@ -197,5 +197,5 @@ def _agree() -> bool:
             # on the other ranks, which have not finished and report it.
             return False
         finally:
-            rank_progress.shutdown().ending = None
+            rank_state.shutdown().ending = None
     return True

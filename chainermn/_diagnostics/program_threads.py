@@ -12,8 +12,9 @@ import threading
 from collections.abc import Collection
 from types import FrameType
 
-from chainermn._diagnostics import call_site, current_operations
+from chainermn._diagnostics import call_site
 from chainermn._diagnostics.call_site import outwards
+from chainermn._operations import call
 
 _DEBUGGERS = ('bdb', 'pdb', 'pydevd', '_pydevd_bundle', 'debugpy')
 
@@ -39,7 +40,7 @@ def are_running(blocked: Collection[int], is_finished: bool = False) -> bool:
             have used a communicator count.
     """
     frames = sys._current_frames()
-    users = current_operations.threads()
+    users = call.threads()
     if is_finished:
         frames = {ident: frame for ident, frame in frames.items()
                   if ident in users or ident in blocked}

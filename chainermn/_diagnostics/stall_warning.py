@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chainermn._diagnostics.deadlocks.wait_graph import RankState, WaitGraph
+from chainermn._diagnostics.deadlocks.rank_state import RankState
+from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 from chainermn._diagnostics.hang_report import Response
 from chainermn._operations.ranks import group_texts, ranks_text
 from chainermn._process import environment
@@ -28,7 +29,7 @@ def text(waiting: Mapping[int, RankState], answers: Mapping[int, Response], seco
         return ''
     lines = []
     shown, more = group_texts(
-        (rank, thread.text, thread.outline or thread.text)
+        (rank, thread.wait_text, thread.wait_outline)
         for rank, state in sorted(waiting.items()) for thread in state.threads)
     for where, ranks in shown:
         if awaited := graph.awaited_by(ranks, known):

@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Iterator
 from typing import NoReturn, Protocol
 
-from chainermn._diagnostics import call_site, current_operations
+from chainermn._diagnostics import call_site
+from chainermn._operations import call
 from chainermn._process import forked, runtime
 
 _SHUT_DOWN = (
@@ -92,7 +93,7 @@ def check(operation: str) -> None:
 
 def _operation() -> str:
     """Return the name of the operation, or of another method, that the program called."""
-    if name := current_operations.outermost():
+    if name := call.outermost():
         return name
     inside = itertools.takewhile(
         lambda frame: frame.f_code.co_filename.startswith(call_site.LAYERS),

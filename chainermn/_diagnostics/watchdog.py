@@ -30,9 +30,8 @@ from chainermn._diagnostics import (
     thread_state,
     timeouts,
 )
-from chainermn._diagnostics.deadlocks import rank_progress
-from chainermn._diagnostics.deadlocks.rank_progress import Progress
-from chainermn._diagnostics.deadlocks.wait_graph import RankState
+from chainermn._diagnostics.deadlocks import rank_state
+from chainermn._diagnostics.deadlocks.rank_state import Progress, RankState
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response
 from chainermn._diagnostics.host_links import HostLinks
@@ -289,8 +288,8 @@ class Watchdog(runtime.Part):
         if not blocked or any(now - self._progress[ident][1] < grace for ident in blocked) or (
                 program_threads.are_running(blocked, is_finished)):
             return None
-        state = RankState(Progress.own(), tuple(snapshot.wait for snapshot in blocked.values()),
-                          is_finished, rank_progress.shutdown().may_exit)
+        state = RankState(Progress.own(), tuple(snapshot.state for snapshot in blocked.values()),
+                          is_finished, rank_state.shutdown().may_exit)
         after = {ident: snapshot.progress for ident, snapshot in thread_state.snapshots().items()}
         has_changed = after != {ident: progress for ident, (progress, _) in self._progress.items()}
         return None if has_changed else state

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from chainermn._diagnostics.deadlocks.detector import DeadlockDetector
-from chainermn._diagnostics.deadlocks.wait_graph import RankState
+from chainermn._diagnostics.deadlocks.rank_state import RankState
 from chainermn._diagnostics.drain import drain
 from chainermn._diagnostics.flight_recorder import world_ranks
 from chainermn._diagnostics.hang_report import Response

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from chainermn._diagnostics import current_operations, lifecycle, unusable
+from chainermn._diagnostics import lifecycle, unusable
 from chainermn._diagnostics.flight_recorder import BackgroundRecord, FlightRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._gradients.codec import GradientCodec, average
@@ -28,6 +28,7 @@ from chainermn._gradients.parameters import ParameterList
 from chainermn._gradients.power_sgd import PowerSGD
 from chainermn._gradients.result_memory import ResultMemory
 from chainermn._operations import call_signature
+from chainermn._operations.call import entered
 from chainermn._process.mpi import MPI
 from chainermn._timeline import recorder
 from chainermn._transport import array_buffers
@@ -142,7 +143,7 @@ class MeanQueue:
             self._thread.start()
         return results
 
-    @current_operations.recorded('wait')
+    @entered('wait')
     def wait(self) -> None:
         """Wait until everything submitted is averaged.
 
@@ -154,8 +155,7 @@ class MeanQueue:
 
     def _wait(self) -> None:
         first: BaseException | None = None
-        self._calls.count += 1
-        self._calls.record('wait for means in the background')
+        self._calls.record_own('wait').words = 'for means in the background'
         self._urgent = True
         self._transport.set_passive_wait(False)
         try:

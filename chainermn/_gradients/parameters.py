@@ -67,6 +67,9 @@ class ParameterList(ArrayList):
         Raises:
             TypeError, ValueError: If the model is not a link, or an array cannot be exchanged.
         """
+        if isinstance(model, type):
+            raise TypeError(f'expected a model (chainer.Link) but got the class {model.__name__}; '
+                            'pass an instance')
         if not hasattr(model, 'namedparams'):
             raise TypeError(f'expected a model (chainer.Link) but got {type(model)}; for other '
                             'data use an operation for arrays or objects, such as bcast_obj')

@@ -175,8 +175,10 @@ class CallSignature(NamedTuple):
             key += (self.ndim, self.shape, self.number)
         return key
 
-    def __str__(self) -> str:
-        words = [self.operation]
+    @property
+    def arguments(self) -> str:
+        """What is known of the arguments, in words."""
+        words = []
         if self.code != NO_DTYPE:
             words.append(str(self.dtype))
             if self.declared.equal != CALL or self.shape:
@@ -187,6 +189,9 @@ class CallSignature(NamedTuple):
         if self.root >= 0:
             words.append(f'root={self.root}')
         return ' '.join(words)
+
+    def __str__(self) -> str:
+        return f'{self.operation} {self.arguments}'.rstrip()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from typing import Any
 
 import chainer
 import numpy as np
 
 from chainermn._operations import call_signature
+from chainermn._operations.arguments import is_integer
 from chainermn._process import environment
 from chainermn._transport import unsuitable
 from chainermn._types import Array, Device
@@ -68,17 +68,6 @@ def checked_root(root: int, size: int) -> int:
     if not 0 <= root < size:
         raise ValueError(f'root must be a rank from 0 to {size - 1}, not {root}')
     return operator.index(root)
-
-
-def is_integer(value: Any) -> bool:
-    """Whether a value is an integer, of Python or NumPy, and not a bool."""
-    if isinstance(value, bool):
-        return False
-    try:
-        operator.index(value)  # arrays have the method, too
-    except TypeError:
-        return False
-    return True
 
 
 def summed_in(dtype: np.dtype) -> np.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
-from chainermn._diagnostics import current_operations
+from chainermn._operations import call
 from chainermn._operations.table import BY_NAME
 
 #: By the package of a class: how to make an array of its objects.
@@ -48,6 +48,6 @@ def advice_for(dtype: np.dtype) -> str:
 
 def _object_operation() -> str:
     """Return the name of the operation for objects that is like the current one."""
-    name = current_operations.outermost().removeprefix('i')
+    name = call.outermost().removeprefix('i')
     name = 'allreduce' if name in ('reduce', 'allreduce_many', 'multi_node_mean') else name
     return f'{name}_obj' if f'{name}_obj' in BY_NAME else 'an object operation, such as bcast_obj'

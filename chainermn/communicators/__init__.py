@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast
 import chainer
 
 from chainermn._consistency import mismatch
-from chainermn._diagnostics import current_operations, lifecycle, timeouts, unusable, watchdog
+from chainermn._diagnostics import lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import CreationRecord
 from chainermn._operations import common_error
+from chainermn._operations.call import entered
 from chainermn._operations.exceptions import CollectiveMismatchError
 from chainermn._operations.ranks import ranks_text
 from chainermn._process import lazy_names
@@ -134,7 +135,7 @@ def create_communicator(communicator_name: CommunicatorName = 'pure_nccl',
         return _create(CreationRecord(mpi_comm), communicator_name, mpi_comm, kwargs, failure)
 
 
-@current_operations.recorded('create_communicator')
+@entered('create_communicator')
 def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intracomm,
             options: _Options, failure: mismatch.RemoteError | None) -> CommunicatorBase:
     """Create a communicator, or raise the same error on all ranks.

@@ -16,8 +16,8 @@ import numpy as np
 from chainermn._collectives.activations import Activation
 from chainermn._consistency.mismatch import RemoteError, remote_error
 from chainermn._operations import common_error
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import raise_together
-from chainermn._transport.array_buffers import is_integer
 from chainermn._transport.elementwise import check_op
 from chainermn._types import Array, Arrays, Object, ReceivedArray
 

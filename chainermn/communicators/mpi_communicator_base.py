@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _T = TypeVar('_T')
 
 _INT_MAX = 2**31 - 1  # of a C int
+_BARRIER = pack('barrier')
 
 
 class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase):
@@ -228,7 +229,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     @operation
     def barrier(self) -> None:
-        self._consistency.same(pack('barrier'))  # which waits for all ranks
+        self._consistency.same(_BARRIER)  # which waits for all ranks
 
     @operation
     def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:

@@ -17,8 +17,15 @@ def create_empty_dataset(dataset: Sized) -> list[tuple[()]]:
     Returns:
         ``[(), (), ...]``, one empty tuple per example.
 
+    Raises:
+        TypeError: If the data set has no length.
+
     Example:
         >>> chainermn.datasets.create_empty_dataset(['a.png', 'b.png'])
         [(), ()]
     """
+    if not hasattr(dataset, '__len__'):
+        raise TypeError('create_empty_dataset needs a data set with a length, not '
+                        f'{type(dataset).__name__}. On ranks without the data set, pass range(n) '
+                        'for n examples.')
     return [()] * len(dataset)

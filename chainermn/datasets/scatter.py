@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar, cast
 import numpy as np
 from chainer.datasets import SubDataset
 
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.exceptions import DataSizeError as DataSizeError
 from chainermn._operations.on_all_ranks import raise_together
 from chainermn._operations.ranks import group_lines, ranks_text
@@ -192,7 +193,8 @@ def _as_communicator(comm: CommunicatorLike, caller: str) -> Iterator[Communicat
             yield ours
         return
     if not hasattr(comm, 'Get_rank'):
-        raise TypeError(f'comm must be a ChainerMN or mpi4py communicator, not {comm!r}')
+        raise TypeError(f'comm must be a ChainerMN or mpi4py communicator, not '
+                        f'{type(comm).__name__}')
     ours = create_communicator('naive', mpi_comm=cast(MpiComm, comm))
     yield ours
     ours.finalize()  # not after an error: it is collective, and other ranks may not reach it
@@ -219,7 +221,7 @@ def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_eq
         kind = 'None' if dataset is None else f'of type {type(dataset).__name__}'
         raise TypeError(f'the data set of the root has no length: it is {kind}. Pass a data set '
                         'with __len__ on the root.') from error
-    order = np.random.RandomState(seed).permutation(n) if shuffle else None
+    order = _random_state(seed).permutation(n) if shuffle else None
     shards = _shards(n, size, force_equal_length)
     try:
         cut(dataset, np.arange(0))
@@ -227,6 +229,14 @@ def _plan(dataset: Dataset, size: int, shuffle: bool, seed: int | None, force_eq
         return _ScatterPlan(shards, 0), order
     is_copied = shuffle or isinstance(dataset, (list, tuple))  # the examples of a list are pickled
     return _ScatterPlan(shards, -(-size // _TURNS) if is_copied else size), order
+
+
+def _random_state(seed: int | None) -> np.random.RandomState:
+    try:
+        return np.random.RandomState(seed)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f'seed must be an integer from 0 to 2**32 - 1, or None, not {seed!r}'
+                          ) from error
 
 
 def _length(dataset: Dataset) -> int:
@@ -272,6 +282,11 @@ def _scattered(dataset: Dataset, order: np.ndarray | None, plan: _ScatterPlan,
 
 
 def _shards(n_total: int, size: int, force_equal_length: bool) -> Shards:
+    if not is_integer(n_total):
+        is_sized = hasattr(n_total, '__len__')
+        raise TypeError('n_total_samples must be an integer, not ' + (
+            f'{type(n_total).__name__}; pass the length of the data set' if is_sized
+            else repr(n_total)))
     n = operator.index(n_total)
     if n < 0:
         raise ValueError(f'n_total_samples must be at least 0, not {n}')

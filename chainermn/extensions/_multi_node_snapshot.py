@@ -326,9 +326,18 @@ class _Writer(snapshot_writers.Writer):
 def _check_order(*arguments: object) -> None:
     """Raise TypeError, on all ranks if possible, unless the first two arguments are in order."""
     comm, snapshot, _ = arguments
-    if is_communicator(comm) and callable(snapshot) and hasattr(snapshot, 'filename'):
+    is_in_order = is_communicator(comm)
+    filename = getattr(snapshot, 'filename', None)
+    if is_in_order and callable(snapshot) and (isinstance(filename, str) or callable(filename)):
         return
+    function = getattr(snapshot, '__name__', '')
+    kind = f'function {function}' if function else type(snapshot).__name__
     error = TypeError(
+        'multi_node_snapshot needs a snapshot such as extensions.snapshot(), whose attribute '
+        f'filename is text or a function; the {kind} has '
+        + (f'filename={filename!r}' if hasattr(snapshot, 'filename') else 'no filename')
+        + (f'. Call it: {function}().' if function else '.')
+    ) if is_in_order else TypeError(
         'multi_node_snapshot takes a communicator, a snapshot and the replica sets, in this order: '
         'multi_node_snapshot(comm, extensions.snapshot()). It got '
         + ', '.join(type(argument).__name__ for argument in arguments) + '.')

@@ -13,6 +13,7 @@ from typing import Protocol
 import chainer
 import numpy as np
 
+from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
 from chainermn._process import event, runtime
 from chainermn.communicators._recognize import as_communicator, is_communicator
@@ -80,7 +81,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     Raises:
         ValueError: On every rank, if the name has a slash, or an interval is less than 1.
-        TypeError: On every rank, if the first argument is the communicator.
+        TypeError: On every rank, if the first argument is not text, or an interval not an integer.
         OSError: On every rank, if any rank cannot write to its folder.
 
     Example:
@@ -109,6 +110,10 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
                 'create_multi_node_checkpointer', error)
         raise error
     comm = as_communicator(comm, 'create_multi_node_checkpointer')
+    if not isinstance(name, str) or not is_integer(cp_interval) or not is_integer(gc_interval):
+        comm.refuse('create_multi_node_checkpointer', TypeError(
+            'name must be text, and intervals must be integers; got '
+            f'{name!r}, cp_interval={cp_interval!r}, gc_interval={gc_interval!r}'))
     if '/' in name or cp_interval < 1 or gc_interval < 1:
         comm.refuse('create_multi_node_checkpointer', ValueError(
             'name must not contain a slash, and intervals must be at least 1; got '
@@ -239,6 +244,8 @@ class MultiNodeCheckpointer(chainer.training.Extension):
         self._saver.wait()
         start = time.perf_counter()
         with raise_together(self.comm, 'saving a checkpoint'):
+            if not is_integer(iteration):
+                raise TypeError(f'iteration must be an integer, not {iteration!r}')
             self._check_target(target)
             arrays = state.copy_with_random(target)
             if not self.allow_pickle:

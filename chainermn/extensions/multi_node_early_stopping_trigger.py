@@ -37,6 +37,9 @@ class MultiNodeEarlyStoppingTrigger:
                  monitor: str = 'main/loss', patience: int | None = None, mode: str = 'auto',
                  verbose: bool = False, max_trigger: tuple[float, str] = (100, 'epoch'),
                  suffix: str = '_aggregated', **kwargs: int) -> None:
+        if not isinstance(monitor, str):
+            raise TypeError('MultiNodeEarlyStoppingTrigger: monitor must be the key of a value, '
+                            f"such as 'validation/main/loss', not {monitor!r}")
         self.actual_trigger = chainer.training.triggers.EarlyStoppingTrigger(
             check_trigger=check_trigger, monitor=monitor + suffix, patience=patience, mode=mode,
             verbose=verbose, max_trigger=max_trigger, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import chainer
 
 from chainermn._operations.on_all_ranks import raise_together
-from chainermn._types import Array
+from chainermn._types import Array, Object
 from chainermn.communicators._recognize import as_communicator, overrides
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions._generic_multi_node_evaluator import GenericMultiNodeEvaluator
@@ -44,7 +44,8 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     of the evaluator, because ``evaluate`` is overridden, all ranks have the same weight. NaN stays
     NaN.
 
-    An exception in ``evaluate`` on one rank is raised on all ranks.
+    An exception in ``evaluate`` on one rank is raised on all ranks, and so is a TypeError if it
+    returns something else than a dict of numbers.
 
     Args:
         actual_evaluator: Evaluator, such as :class:`chainer.training.extensions.Evaluator`, or any
@@ -72,13 +73,14 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     if not callable(original_evaluate):
         communicator.refuse('create_multi_node_evaluator', TypeError(
             'create_multi_node_evaluator needs an evaluator as its first argument, not '
-            f'{actual_evaluator!r}.'))
+            f'{type(actual_evaluator).__name__}. Its method evaluate() returns a dict of '
+            'numbers.'))
 
     def evaluate() -> dict[str, Value]:
         counts: list[int] = []
         with raise_together(communicator, 'evaluate'), \
                 _counted_iterators(actual_evaluator, counts):
-            observation = {key: to_host(value) for key, value in original_evaluate().items()}
+            observation = _checked(original_evaluate())
         with communicator.called_by('create_multi_node_evaluator'):
             if overrides(communicator, 'allreduce_obj'):
                 return _reduced(communicator, sum(counts), observation)
@@ -90,6 +92,20 @@ def create_multi_node_evaluator(actual_evaluator: _E, communicator: Communicator
     evaluator._mn_communicator = communicator
     evaluator.evaluate = evaluate
     return actual_evaluator
+
+
+def _checked(observation: Object) -> dict[str, Value]:
+    """Return the result of an evaluator with values in host memory, if these are numbers."""
+    if not isinstance(observation, Mapping):
+        raise TypeError("evaluate() must return a dict of numbers, such as {'loss': 0.5}, not "
+                        f'{observation!r}')
+    values = {key: to_host(value) for key, value in observation.items()}
+    for key, value in values.items():
+        if isinstance(value, (type(None), str, bytes, list, tuple, dict, set)) or getattr(
+                getattr(value, 'dtype', None), 'kind', 'f') in 'OSU':
+            raise TypeError(f'evaluate() must return numbers or arrays of numbers, but the value '
+                            f'of {key!r} is {value!r}')
+    return values
 
 
 class _CountingIterator(Delegate, wraps='iterator'):
@@ -157,7 +173,7 @@ def _reduced(comm: CommunicatorBase, n_examples: int, observation: dict[str, Val
 def _weights(by_rank: Sequence[tuple[int, Collection[str]]]) -> dict[str, dict[int, float]]:
     """Return the weight of each rank that counts, for each key, in the order of the keys."""
     weights = {}
-    for key in sorted({key for _, keys in by_rank for key in keys}):
+    for key in sorted({key for _, keys in by_rank for key in keys}, key=str):
         counts = {rank: n for rank, (n, keys) in enumerate(by_rank) if key in keys}
         if not any(counts.values()):  # no iterator was used, or all shards are empty
             counts = dict.fromkeys(counts, 1)

@@ -49,6 +49,9 @@ class ObservationAggregator(chainer.training.Extension):
                  aggregated_key: str | None = None, *, comm_trigger: Trigger = (1, 'iteration'),
                  aggregator: Callable[[list[list[Value]]], Value] | None = None) -> None:
         self.comm = as_communicator(comm, 'ObservationAggregator')
+        if aggregator is not None and not callable(aggregator):
+            raise TypeError('ObservationAggregator: aggregator must be a function of the values of '
+                            f'all ranks, or None, not {aggregator!r}')
         self.original_key = original_key
         self.aggregated_key: str = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = chainer.training.get_trigger(comm_trigger)

@@ -1,6 +1,8 @@
 """A function node that can be called, as in ChainerMN 7."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import chainer
 import numpy as np
 
@@ -31,3 +33,9 @@ class Node(chainer.FunctionNode):
 def placeholder() -> chainer.Variable:
     """Return an input for a rank without one; otherwise Chainer would not run its backward."""
     return chainer.Variable(np.empty(0, np.float32))
+
+
+def are_arrays(inputs: Sequence[VariableOrArray | None]) -> bool:
+    """Return whether all inputs are Variables or arrays; ``None`` is left to the operation."""
+    types = chainer.Variable, *chainer.get_array_types()
+    return all(x is None or isinstance(x, types) for x in inputs)

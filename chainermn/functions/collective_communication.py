@@ -27,7 +27,7 @@ from chainermn._operations.on_all_ranks import raise_together
 from chainermn._types import Array, ArrayModule, Variable, VariableOrArray
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.functions._node import Gradients, Indexes, Node, placeholder
+from chainermn.functions._node import Gradients, Indexes, Node, are_arrays, placeholder
 
 
 class _Collective(Node):
@@ -37,6 +37,13 @@ class _Collective(Node):
         super().__init__()
         self.comm = as_communicator(comm, type(self).__name__)
         self.root = root
+
+    def apply(self, inputs: Sequence[VariableOrArray]) -> tuple[Variable, ...]:
+        if not are_arrays(inputs):  # Chainer would raise on this rank only
+            found = ', '.join(sorted({type(x).__name__ for x in inputs}))
+            self.comm.refuse(type(self).__name__.lower(), TypeError(
+                f'expected Variables or arrays but got {found}'))
+        return super().apply(inputs)
 
     def _zeros_for_missing(self, gys: Gradients) -> tuple[Variable, ...]:
         """Replace gradients that are ``None`` by zeros with the shapes of the outputs."""
@@ -156,7 +163,7 @@ def allgather(comm: CommunicatorBase, x: VariableOrArray) -> tuple[chainer.Varia
         >>> x.grad  # of the losses of both ranks
         array([2., 2.], dtype=float32)
     """
-    return AllGather(comm).apply((x,))
+    return AllGather(_checked_comm(comm, 'allgather(comm, x)')).apply((x,))
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> chainer.Variable:
@@ -178,6 +185,7 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> cha
         >>> chainermn.functions.reduce_scatter(comm, xs)
         variable([1., 1.])
     """
+    comm = _checked_comm(comm, 'reduce_scatter(comm, xs)')
     return ReduceScatter(comm).apply(_one_for_each_rank(comm, xs, 'reduce_scatter'))[0]
 
 
@@ -200,6 +208,7 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[VariableOrArray]) -> tuple[cha
         >>> chainermn.functions.alltoall(comm, xs)
         (variable([0., 0.]), variable([1., 0.]))
     """
+    comm = _checked_comm(comm, 'alltoall(comm, xs)')
     return AllToAll(comm).apply(_one_for_each_rank(comm, xs, 'alltoall'))
 
 
@@ -242,7 +251,7 @@ def allreduce(comm: CommunicatorBase, x: VariableOrArray) -> chainer.Variable:
         variable([3., 3.])
         >>> F.sum(y).backward()
     """
-    return AllReduce(comm).apply((x,))[0]
+    return AllReduce(_checked_comm(comm, 'allreduce(comm, x)')).apply((x,))[0]
 
 
 def bcast(comm: CommunicatorBase, x: VariableOrArray | None, root: int = 0) -> chainer.Variable:
@@ -261,6 +270,7 @@ def bcast(comm: CommunicatorBase, x: VariableOrArray | None, root: int = 0) -> c
         >>> chainermn.functions.bcast(comm, x)
         variable([1., 1.])
     """
+    comm = _checked_comm(comm, 'bcast(comm, x)')
     return Bcast(comm, root).apply((x if comm.rank == root else placeholder(),))[0]
 
 
@@ -282,6 +292,7 @@ def gather(comm: CommunicatorBase, x: VariableOrArray, root: int = 0
         >>> chainermn.functions.gather(comm, x)
         (variable([0., 0.]), variable([1., 1.]))
     """
+    comm = _checked_comm(comm, 'gather(comm, x)')
     ys = Gather(comm, root).apply((x,))
     return ys if comm.rank == root else ys[0]
 
@@ -307,14 +318,19 @@ def scatter(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None, root: 
         >>> chainermn.functions.scatter(comm, xs)
         variable([0., 0.])
     """
+    comm = _checked_comm(comm, 'scatter(comm, xs)')
     inputs = _one_for_each_rank(comm, xs, 'scatter', comm.rank == root)
     return Scatter(comm, root).apply(inputs)[0]
+
+
+def _checked_comm(comm: CommunicatorBase, call: str) -> CommunicatorBase:
+    return as_communicator(comm, f'chainermn.functions.{call}')
 
 
 def _one_for_each_rank(comm: CommunicatorBase, xs: Sequence[VariableOrArray] | None,
                        operation: str, is_sender: bool = True) -> tuple[VariableOrArray, ...]:
     """Check the inputs of a rank that sends; return them, or a placeholder on the others."""
-    with raise_together(as_communicator(comm, operation), operation):
+    with raise_together(comm, operation):
         return _checked(xs, comm.size) if is_sender else (placeholder(),)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from chainermn._types import Array, Variable, VariableOrArray, Variables
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.functions._node import Gradients, Indexes, Node, placeholder
+from chainermn.functions._node import Gradients, Indexes, Node, are_arrays, placeholder
 
 
 class _PointToPoint(Node):
@@ -31,6 +31,10 @@ class Send(_PointToPoint):
 
     def apply(self, inputs: Sequence[VariableOrArray]) -> tuple[Variable, ...]:
         self._needs_gradient = chainer.config.enable_backprop and _any_requires_grad(inputs)
+        if not are_arrays(inputs):
+            # The receiver raises the error, too.
+            self.comm._send_activation(inputs[0] if len(inputs) == 1 else inputs, self.peer_rank,
+                                       self.peer_tag, self._needs_gradient)
         return super().apply(inputs)
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -102,6 +106,8 @@ def send(x: VariableOrArray | Sequence[VariableOrArray], communicator: Communica
         >>> x.grad
         array([3., 3.], dtype=float32)
     """
+    communicator = as_communicator(
+        communicator, 'chainermn.functions.send(x, communicator, rank)')
     if rank == communicator.rank:
         raise ValueError(f'send: rank must be a different rank, not this rank ({rank})')
     xs = tuple(x) if isinstance(x, (tuple, list)) else (x,)
@@ -133,6 +139,7 @@ def recv(communicator: CommunicatorBase, rank: int,
 
     Raises:
         ValueError: As :func:`send`.
+        TypeError: If ``delegate_variable`` is not a Variable, for example because it is the tag.
 
     Example:
         >>> if comm.rank == 0:
@@ -144,10 +151,15 @@ def recv(communicator: CommunicatorBase, rank: int,
     if device is not None:
         warnings.warn('recv ignores device: arrays sent from a device arrive on the current device',
                       DeprecationWarning, stacklevel=2)
+    communicator = as_communicator(communicator, 'chainermn.functions.recv(communicator, rank)')
     if rank == communicator.rank:
         raise ValueError(f'recv: rank must be a different rank, not this rank ({rank})')
     if delegate_variable is None:
         delegate_variable = placeholder()
+    elif not are_arrays((delegate_variable,)):
+        raise TypeError(f'recv: delegate_variable must be a Variable, not {delegate_variable!r}' + (
+            f'; pass the tag by keyword, tag={delegate_variable}'
+            if isinstance(delegate_variable, int) else ''))
     node = Recv(communicator, rank, tag)
     ys = node.apply((delegate_variable,))
     return ys if node.is_tuple or force_tuple else ys[0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import chainer
 
-from chainermn._operations.on_all_ranks import raise_together
+from chainermn._operations.on_all_ranks import raise_on_all_ranks, raise_together
 from chainermn._types import Dataset, DatasetIterator, Object, Serializer
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -82,6 +82,12 @@ class _MultiNodeIterator(Delegate, chainer.dataset.Iterator, wraps='actual_itera
         self.communicator = communicator
         self.rank_master = rank_master
         self._order = None
+        with raise_on_all_ranks(communicator, 'create_multi_node_iterator'):
+            if self._is_root and not hasattr(type(actual_iterator), '__next__'):
+                raise TypeError(
+                    f'create_multi_node_iterator needs an iterator on rank {rank_master}, such as '
+                    'chainer.iterators.SerialIterator(dataset, batch_size), not '
+                    f'{type(actual_iterator).__name__}')
         self._share_progress()
 
     def __iter__(self) -> _MultiNodeIterator:

@@ -6,6 +6,7 @@ from chainer.functions.normalization import batch_normalization as chainer_bn
 from numpy.typing import DTypeLike
 
 from chainermn._types import Initializer, VariableOrArray
+from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import batch_normalization
 
@@ -41,10 +42,10 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):
                  use_beta: bool = True, initial_gamma: Initializer = None,
                  initial_beta: Initializer = None,
                  communication_backend: str = 'auto') -> None:
+        self.comm = as_communicator(comm, 'MultiNodeBatchNormalization(size, comm)')
         super().__init__(
             size, decay=decay, eps=eps, dtype=dtype, use_gamma=use_gamma, use_beta=use_beta,
             initial_gamma=initial_gamma, initial_beta=initial_beta, initial_avg_var=0)
-        self.comm = comm
         self._communication_backend = batch_normalization.get_communication_backend(
             comm, communication_backend)
 

@@ -29,6 +29,7 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
         A deep copy of the link, with the same parameters, moving averages and settings.
 
     Raises:
+        TypeError: If ``link`` is not a link.
         ValueError: If a batch normalization has an ``axis`` or is a subclass with another
             ``forward``, such as ``BatchRenormalization``, or the communicator does not support the
             backend.
@@ -40,6 +41,8 @@ def create_mnbn_model(link: _Link, comm: CommunicatorBase, communication_backend
         'MultiNodeBatchNormalization'
     """
     comm = as_communicator(comm, 'create_mnbn_model')
+    if not isinstance(link, chainer.Link):
+        raise TypeError(f'create_mnbn_model needs a model (chainer.Link), not {link!r}')
     return _Converter(comm, communication_backend).replacement(copy.deepcopy(link))
 
 

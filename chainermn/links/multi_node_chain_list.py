@@ -4,12 +4,13 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import chainer
 
 from chainermn import functions
-from chainermn._types import Model, Variable
+from chainermn._operations.arguments import is_integer
+from chainermn._types import Model, Object, Variable
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -62,6 +63,7 @@ class MultiNodeChainList(chainer.ChainList):
 
         Raises:
             ValueError: If another part has ``rank_out=None``, or a rank does not exist.
+            TypeError: If ``link`` cannot be called, or a rank is not an integer.
 
         Example:
             >>> model = chainermn.MultiNodeChainList(comm)
@@ -70,7 +72,11 @@ class MultiNodeChainList(chainer.ChainList):
             ... else:
             ...     model.add_link(L.Linear(4, 2), rank_in=0, rank_out=None)
         """
-        ranks_in, ranks_out = _as_list(rank_in), _as_list(rank_out)
+        if not callable(link) or isinstance(link, type):
+            raise TypeError('add_link: link must be a chainer.Link, not ' + (
+                f'the class {link.__name__}; create one: {link.__name__}(...)'
+                if isinstance(link, type) else repr(link)))
+        ranks_in, ranks_out = _as_list('rank_in', rank_in), _as_list('rank_out', rank_out)
         new = _described(link, len(self._ranks), ranks_in, ranks_out)
         for rank in (*(ranks_in or ()), *(ranks_out or ())):
             if not 0 <= rank < self._comm.size:
@@ -167,11 +173,15 @@ class _Graph:
         return ys if isinstance(y, (tuple, list)) else ys[0]
 
 
-def _as_list(ranks: Ranks) -> list[int] | None:
+def _as_list(name: str, ranks: Ranks) -> list[int] | None:
     if ranks is None:
         return None
-    return [operator.index(rank) for rank in (
-        [ranks] if hasattr(ranks, '__index__') else ranks)]
+    found: list[Object] = [ranks]
+    if isinstance(ranks, Iterable) and not is_integer(ranks):
+        found = [*ranks]
+    if not all(map(is_integer, found)) or (name == 'rank_in' and not found):
+        raise TypeError(f'add_link: {name} must be a rank, a list of ranks or None, not {ranks!r}')
+    return [*map(operator.index, found)]
 
 
 def _described(part: Model, number: int, ranks_in: list[int] | None, ranks_out: list[int] | None

@@ -5,6 +5,7 @@ import chainer
 from chainer.links.rnn import n_step_rnn
 
 from chainermn import functions
+from chainermn._operations.arguments import is_integer
 from chainermn._types import Model, Variable
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -30,7 +31,8 @@ def create_multi_node_n_step_rnn(
         :func:`chainermn.functions.pseudo_connect`.
 
     Raises:
-        ValueError: If ``actual_link`` is not an n-step RNN.
+        ValueError: If ``actual_link`` is not an n-step RNN, or a rank is this one or none.
+        TypeError: If a rank is not an integer.
 
     Example:
         >>> lstm = L.NStepLSTM(n_layers=1, in_size=3, out_size=4, dropout=0)
@@ -45,6 +47,16 @@ def create_multi_node_n_step_rnn(
         raise ValueError('create_multi_node_n_step_rnn: actual_link must be an n-step RNN such as '
                          f'chainer.links.NStepLSTM, not {type(actual_link)}')
     communicator = as_communicator(communicator, 'create_multi_node_n_step_rnn')
+    for name, rank in (('rank_in', rank_in), ('rank_out', rank_out)):
+        if rank is None:
+            continue
+        if not is_integer(rank):
+            raise TypeError(f'create_multi_node_n_step_rnn: {name} must be a rank or None, not '
+                            f'{rank!r}')
+        if not 0 <= rank < communicator.size or rank == communicator.rank:
+            raise ValueError(
+                f'create_multi_node_n_step_rnn: {name} must be another rank, from 0 to '
+                f'{communicator.size - 1}, or None, but is {rank} on rank {communicator.rank}')
     return _MultiNodeNStepRNN(actual_link, communicator, rank_in, rank_out)
 
 

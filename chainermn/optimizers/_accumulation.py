@@ -109,18 +109,19 @@ class Accumulation:
             serializer = serializer[name]
         if is_loading:
             self.clear()
-            self.count = int(_loaded(serializer, 'count', 0))
+            self.count = int(loaded(serializer, 'count', 0))
         else:
             serializer('count', self.count)
-        for path, param in _once(model) if self.count else ():
+        sums = serializer['sums']
+        for path, param in once(model) if self.count else ():
             if not is_loading:
                 if id(param) in self._sums:
-                    serializer(path, self._sums[id(param)])
-            elif (total := _loaded(serializer, path, None)) is not None:
+                    sums(path, self._sums[id(param)])
+            elif (total := loaded(sums, path, None)) is not None:
                 self._sums[id(param)] = param.device.send(total)
 
 
-def _loaded(serializer: Serializer, key: str, default: Object) -> Object:
+def loaded(serializer: Serializer, key: str, default: Object) -> Object:
     """Return a saved value, or ``default`` if the snapshot lacks it."""
     try:
         return serializer(key, default)
@@ -128,7 +129,7 @@ def _loaded(serializer: Serializer, key: str, default: Object) -> Object:
         return default
 
 
-def _once(model: Model) -> Iterator[tuple[str, Parameter]]:
+def once(model: Model) -> Iterator[tuple[str, Parameter]]:
     """Return the parameters with their first paths.
 
     Also uninitialized ones, which Chainer loads after the optimizer.

@@ -1,7 +1,6 @@
 """The flight recorder: the last calls of each communicator, in order, with their arguments."""
 
 import inspect
-from threading import get_ident
 
 import chainer
 import numpy as np
@@ -14,7 +13,7 @@ from chainermn._diagnostics.flight_recorder import LENGTH, FlightRecord
 
 
 def texts(calls):
-    return [call.text for call in calls.recorded()]
+    return [call.text for call in calls.ring]
 
 
 @pytest.fixture
@@ -57,19 +56,21 @@ def test_only_the_last_ones_are_recorded():
     calls = FlightRecord(MPI.COMM_WORLD)
     assert calls.newest is None
     for n in range(2 * LENGTH):
-        calls.count += 1
-        calls.record(f'operation with {n}')
-    recorded = calls.recorded()
-    assert [call.number for call in recorded] == [*range(LENGTH + 1, 2 * LENGTH + 1)]
+        calls.record(None, 'operation')
+        calls.newest.words = f'with {n}'
+    assert [call.number for call in calls.ring] == [*range(LENGTH + 1, 2 * LENGTH + 1)]
     assert calls.newest.text == f'operation #{2 * LENGTH} with {2 * LENGTH - 1}'
 
 
 def test_summary_joins_equal_calls():
     calls = FlightRecord(MPI.COMM_WORLD)
-    for what in ['a', 'a', 'a', 'b 1', 'b 2', ('recv', -2, -1, None, get_ident()), 'a']:
-        calls.count += 1
-        calls.record(what)
-    assert flight_recorder.summary(calls.recorded()) == (
+    for what in ['a', 'a', 'a', 'b 1', 'b 2', 'recv', 'a']:
+        operation, _, words = what.partition(' ')
+        call = calls.record_own(operation)
+        call.words = words
+        if operation == 'recv':
+            call.peer, call.tag = -2, -1
+    assert flight_recorder.summary(calls.ring) == (
         'a #1-3; b #4 1; b #5 2; recv #6 from any rank any tag; a #7')
 
 
@@ -89,9 +90,9 @@ def test_call_sites_are_recorded_on_request(monkeypatch):
         called = comm.barrier(), comm.bcast_data(model), comm.send_obj(1, me), comm.recv_obj(me)
         assert called == (None, None, None, 1)
         collective, messages = comm._flight_records()
-        calls = collective.recorded()[-2:] + messages.recorded()
-        assert {call.call_site for call in calls} == {site}
-        assert flight_recorder.summary(collective.recorded()).endswith(f', called at {site}')
+        calls = [*list(collective.ring)[-2:], *messages.ring]
+        assert {call.site for call in calls} == {site}
+        assert flight_recorder.summary(collective.ring).endswith(f', called at {site}')
         comm.finalize()
         monkeypatch.delenv(name)
 
@@ -100,7 +101,8 @@ def test_of_one_rank():
     comm = chainermn.create_communicator('naive', MPI.COMM_SELF)
     comm.allreduce(np.ones(1, 'f'))
     comm.barrier()
-    assert texts(comm._flight_records()[0]) == ['allreduce #1', 'barrier #2']
+    assert texts(comm._flight_records()[0]) == [
+        "allreduce #1 float32 (1,) op='sum'", 'barrier #2']
     comm.finalize()
 
 

@@ -9,8 +9,9 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn._diagnostics import current_operations, thread_state
-from chainermn._diagnostics.thread_state import ThreadState
+from chainermn._diagnostics import thread_state
+from chainermn._diagnostics.deadlocks.rank_state import ThreadState
+from chainermn._operations.call import entered
 from chainermn._operations.table import END
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
@@ -67,12 +68,12 @@ class Observes:
         return str, ()
 
 
-@current_operations.recorded(END)
+@entered(END)
 def end(observe):
     observe()
 
 
-@current_operations.recorded('operation')
+@entered('operation')
 def operation(owner, observe):
     observe()
 
@@ -81,7 +82,7 @@ def test_outside_of_operations(naive):
     naive.barrier()
     found = main(observed(lambda observe: observe()))
     assert found[1:] == ((), None, False)
-    assert found.state[:1] + found.state[2:4] == ('', None, '')
+    assert (found.state.operation, found.state.of, found.state.waits) == ('', '', ())
     assert found.state.text.startswith('not in an operation: it is at ')
 
 
@@ -96,9 +97,8 @@ def test_in_a_collective(naive, monkeypatch):
 
     found = main(observed(call))
     state = found.state
-    assert state.operation == state.call.operation == 'barrier'
-    assert (state.call.number, state.call.peer, state.call.tag) == (1, None, None)
-    assert state.communicator == naive._flight_records()[0].key
+    assert (state.operation, state.call) == ('barrier', 'barrier #1')
+    assert [wait.key for wait in state.waits] == [naive._flight_records()[0].key]
     assert state.call_site == line_in(call, 3)
     of = f' of {state.of}' if state.of else ''
     assert state.text == f'in barrier #1{of}, called at {line_in(call, 3)}'
@@ -114,17 +114,14 @@ def test_the_call_site_is_that_of_the_outermost_operation(naive):
     state = main(observed(call)).state
     # It pickles before it records the call.
     assert (state.operation, state.call, state.call_site) == (
-        'allgather_obj', None, line_in(call, 1))
-    assert state.communicator == naive._flight_records()[0].key
+        'allgather_obj', '', line_in(call, 1))
 
 
 def test_in_a_message(naive):
     naive.isend(np.ones(1), naive.rank, 3)
     state = main(observed(
         lambda observe: naive.send_obj(Observes(observe), naive.rank, 7))).state
-    assert (state.operation, state.call.number, state.call.peer, state.call.tag) == (
-        'send_obj', 2, naive.rank, 7)
-    assert state.communicator == naive._flight_records()[1].key
+    assert (state.operation, state.call) == ('send_obj', f'send_obj #2 to rank {naive.rank} tag 7')
     assert state.text.startswith(f'in send_obj #2 to rank {naive.rank} tag 7')
     naive.irecv(naive.rank, 3).wait()
     naive.recv_obj(naive.rank)
@@ -137,7 +134,8 @@ def test_progress_includes_the_calls_of_nested_operations(naive):
         operation(naive, lambda: operation(other, observe))
 
     first = main(observed(call))
-    assert first.state.communicator == naive._flight_records()[0].key
+    assert [wait.key for wait in first.state.waits] == [
+        each._flight_records()[0].key for each in (other, naive)]
     assert main(observed(call)).progress == first.progress
     other.barrier()
     assert main(observed(call)).progress != first.progress
@@ -190,5 +188,5 @@ def test_create_communicator_waits_for_its_ranks(monkeypatch):
     rank = MPI.COMM_WORLD.rank
     of = f'the communicator of rank {rank}' if MPI.COMM_WORLD.size > 1 else ''
     assert (state.operation, state.call, state.of, state.call_site) == (
-        'create_communicator', None, of, line_in(create, 6))
+        'create_communicator', '', of, line_in(create, 6))
     part.Free()

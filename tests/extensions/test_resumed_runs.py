@@ -96,7 +96,8 @@ def random_case(seed):
         added=[(name, choose(range(len(TRIGGERS))))
                for name in chance.sample(names, choose([3, 6, len(names)]))],
         ends=sorted(chance.sample(range(2, LENGTH), 2)), interval=choose([1, 2, 3]),
-        load_after=[choose(range(14)) for _ in range(3)])
+        load_after=[choose(range(14)) for _ in range(3)], overlap=choose([False, 'always']),
+        compression=choose([None, '2bit']) if how != 'snapshot' else None)
 
 
 class Model(chainer.Chain):
@@ -126,7 +127,8 @@ def run(comm, folder, case, end, load_after):
     iterator, model = make_iterator(comm, examples, case), Model(case['dropout'])
     optimizer = chainermn.create_multi_node_optimizer(
         getattr(chainer.optimizers, case['optimizer'])(), comm,
-        shard_states=case['shard_states']).setup(model)
+        shard_states=case['shard_states'], overlap=case['overlap'],
+        compression=case['compression']).setup(model)
     saver = make_saver(comm, folder, case['how'])
     if case['how'] == 'dictionary':
         target = {'optimizer': optimizer, 'model': model, 'iterator': iterator}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 
-from chainermn._diagnostics.deadlocks.wait_graph import RankState, WaitGraph
+from chainermn._diagnostics.deadlocks.rank_state import RankState
+from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 
 # A search delays the program of this rank.  If it takes more CPU seconds than the first number, the
 # detector pauses for its time multiplied by the second one.

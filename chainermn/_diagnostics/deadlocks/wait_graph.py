@@ -7,97 +7,21 @@ can ranks that wait for them.  The ranks that remain are deadlocked (Hilbrich et
 """
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import NamedTuple
 
-from chainermn._diagnostics.deadlocks.rank_progress import Counts, Progress
-from chainermn._diagnostics.flight_recorder import (
-    BackgroundRecord,
-    CreationRecord,
-    FlightRecord,
-    Key,
-    MessageRecord,
-    ServiceRecord,
-    creations,
+from chainermn._diagnostics.deadlocks.rank_state import (
+    Counts,
+    Kind,
+    RankState,
+    Wait,
 )
-from chainermn._diagnostics.world_ranks import WorldRanks
+from chainermn._diagnostics.flight_recorder import Key
 from chainermn._operations.ranks import group_ranks, ranks_text
-from chainermn._operations.table import Waits, waiting_for
 from chainermn._process.mpi import MPI
 
-#: Operations that block for messages.
-_BLOCKING = waiting_for(Waits.RECEIVER, Waits.SENDER, Waits.MESSAGES)
 #: The number of ranks of a cycle that are described: of a short one, and of a longer one.
 _SHOWN, _SHOWN_OF_MANY = 4, 2
-
-
-class Kind(enum.Enum):
-    """Which ranks an operation waits for."""
-
-    COLLECTIVE = enum.auto()  # ranks that have not entered it
-    CREATION = enum.auto()  # ranks that have not called create_communicator
-    SEND = enum.auto()  # the receiver
-    RECEIVE = enum.auto()  # the sender, or one of all ranks
-    ASK = enum.auto()  # ranks whose service has not answered
-
-
-class Wait(NamedTuple):
-    """What an operation waits for.  Ranks are those of its communicator."""
-
-    kind: Kind
-    key: Key
-    number: int = 0  # of the collective or creation
-    peer: int = 0
-    tag: int = 0
-    asked: WorldRanks = WorldRanks.of(())
-
-    @classmethod
-    def of(cls, calls: FlightRecord, operation: str, thread: int = 0) -> Wait | None:
-        """Return what the current operation of a communicator waits for, if it is known.
-
-        Args:
-            calls: A flight record of the communicator.
-            operation: The name of the operation.
-            thread: The identifier of its thread.
-        """
-        if isinstance(calls, ServiceRecord):
-            return cls(Kind.ASK, calls.key, asked=WorldRanks.of(calls.asked.get(thread, ())))
-        if isinstance(calls, CreationRecord):
-            return cls(Kind.CREATION, calls.key, creations()[calls.ranks])
-        if isinstance(calls, BackgroundRecord) or not (
-                operation in _BLOCKING or isinstance(calls, MessageRecord)):
-            return cls(Kind.COLLECTIVE, calls.key, calls.entered)
-        if not isinstance(calls, MessageRecord) or operation not in _BLOCKING:
-            return None
-        message = calls.newest_of(thread)
-        if message is None or message.operation != (
-                'wait' if operation == 'waitall' else operation):
-            return None
-        assert message.peer is not None and message.tag is not None
-        if 'send' not in message.operation:
-            return cls(Kind.RECEIVE, calls.key, 0, message.peer, message.tag)
-        is_sent = calls.sent_at == message.number  # it may still be pickling
-        return cls(Kind.SEND, calls.key, 0, message.peer, message.tag) if is_sent else None
-
-
-class ThreadWait(NamedTuple):
-    """What a thread waits for: it is blocked if one of its nested operations is."""
-
-    text: str
-    waits: tuple[Wait, ...]
-    service: Key | None = None  # for which it answers
-    outline: str = ''  # the text without arguments and peers; '' if it has none
-
-
-class RankState(NamedTuple):
-    """The state of a rank none of whose threads can make progress by itself."""
-
-    progress: Progress
-    threads: tuple[ThreadWait, ...]
-    is_finished: bool  # whether it is at the end of the program
-    may_exit: bool  # whether it enters no more operations
 
 
 class WaitGraph:
@@ -164,7 +88,7 @@ class WaitGraph:
         for thread, found in zip(self._states[rank].threads, self._blockers[rank], strict=True):
             for blockers in found:
                 if blockers.remain(waiting):
-                    yield thread.text, (blockers.ranks & waiting) - {rank}
+                    yield thread.wait_text, (blockers.ranks & waiting) - {rank}
 
     def awaited_by(self, ranks: Iterable[int], waiting: Set[int]) -> set[int]:
         """Return all ranks that some ranks wait for.

@@ -1,8 +1,7 @@
 """A deadlock is only reported if no state has changed in a confirmation round."""
 
 from chainermn._diagnostics.deadlocks.detector import DeadlockDetector
-from chainermn._diagnostics.deadlocks.rank_progress import Progress
-from chainermn._diagnostics.deadlocks.wait_graph import Kind, RankState, ThreadWait, Wait
+from chainermn._diagnostics.deadlocks.rank_state import Kind, Progress, RankState, ThreadState, Wait
 
 KEY = ('MessageRecord', (0, 1, 2, 3), 1)
 
@@ -11,10 +10,11 @@ def receiving(peer, received=None):
     """The state of a rank that waits for a message."""
     wait = Wait(Kind.RECEIVE, KEY, 0, peer, 0)
     return RankState(Progress({}, {}, {KEY: {}}, {KEY: received or {}}, {}),
-                     (ThreadWait('in receive', (wait,)),), False, False)
+                     (ThreadState('receive', '', '', 'a.py:1', '', (wait,)),), False, False)
 
 
-CYCLE = 'rank 0 waits in receive for rank 1; rank 1 waits in receive for rank 0'
+CYCLE = ('rank 0 waits in receive (a.py:1) for rank 1; '
+         'rank 1 waits in receive (a.py:1) for rank 0')
 STATES = [receiving(1), receiving(0)]
 
 

@@ -13,7 +13,8 @@ from simulated_ranks import (
     two_groups,
 )
 
-from chainermn._diagnostics.deadlocks.wait_graph import Kind, WaitGraph
+from chainermn._diagnostics.deadlocks.rank_state import Kind
+from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 
 pytestmark = pytest.mark.mpi_skip
 

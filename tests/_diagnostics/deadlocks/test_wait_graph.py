@@ -1,15 +1,14 @@
 """Ranks that wait for each other forever are found; those that may make progress are not."""
 
-from threading import get_ident
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import chainermn
 from chainermn._diagnostics import flight_recorder
-from chainermn._diagnostics.deadlocks.rank_progress import Progress
-from chainermn._diagnostics.deadlocks.wait_graph import Kind, RankState, ThreadWait, Wait, WaitGraph
+from chainermn._diagnostics.deadlocks.rank_state import Kind, Progress, RankState, ThreadState, Wait
+from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
+from chainermn._operations.call import Call
 
 SIZE = MPI.COMM_WORLD.size
 WORLD = ('FlightRecord', (0, 1, 2), 1)
@@ -30,8 +29,8 @@ def state(*waits, entered=None, sent=None, received=None, receiving=None, create
     """The state of a rank with one thread for each list of waits; the last may answer."""
     progress = Progress(entered or {}, {(0, 1, 2): created}, {MESSAGES: sent or {}},
                         {MESSAGES: received or {}}, {MESSAGES: receiving or {}})
-    threads = tuple(ThreadWait(f'in {each[0].kind.name.lower()}' if each else 'nowhere', each,
-                               service if number == len(waits) else None)
+    threads = tuple(ThreadState(each[0].kind.name.lower() if each else '', '', '', 'a.py:1', '',
+                                each, service if number == len(waits) else None)
                     for number, each in enumerate(waits, 1))
     return RankState(progress, threads, is_finished, may_exit)
 
@@ -41,8 +40,8 @@ def done(**counts):
     return state((), is_finished=True, may_exit=True, **counts)
 
 
-def in_collective(number, key=WORLD, kind=Kind.COLLECTIVE, **entered):
-    return state((Wait(kind, key, number),), entered={
+def in_collective(number, key=WORLD, **entered):
+    return state((Wait(Kind.COLLECTIVE, key, number),), entered={
         WORLD: entered.get('world', 0), OTHER: entered.get('other', 0), key: number})
 
 
@@ -76,7 +75,6 @@ no_wait = state(())
     ([None, in_collective(5, WORLD), receiving(1)], set()),
     # All have entered it: one of them may be unpickling.
     ([in_collective(5)] * 3, set()),
-    # Without the check, ranks that live may not be needed.
     ([in_collective(5, WORLD), done(entered={WORLD: 4})], {0}),
     ([in_collective(5, WORLD), done(entered={WORLD: 5})], set()),
     # A communicator that rank 1 has freed.
@@ -130,15 +128,15 @@ def test_deadlocks(states, expected):
 
 @pytest.mark.parametrize(('states', 'expected'), [
     ([receiving(1), receiving(0)],
-     'rank 0 waits in receive for rank 1; rank 1 waits in receive for rank 0'),
+     'rank 0 waits in receive (a.py:1) for rank 1; rank 1 waits in receive (a.py:1) for rank 0'),
     # Rank 0 waits for the cycle, and is no part of it.
     ([receiving(1), receiving(2), receiving(1)],
-     'rank 1 waits in receive for rank 2; rank 2 waits in receive for rank 1'),
+     'rank 1 waits in receive (a.py:1) for rank 2; rank 2 waits in receive (a.py:1) for rank 1'),
     ([receiving(-1), receiving(0), done()],
-     'rank 0 waits in receive for ranks 1-2; rank 1 waits in receive for rank 0'),
+     'rank 0 waits in receive (a.py:1) for ranks 1-2; rank 1 waits in receive (a.py:1) for rank 0'),
     ([receiving(1), receiving(2), done()],
-     'rank 0 waits in receive for rank 1; rank 1 waits in receive for rank 2; rank 2 has reached '
-     'the end of the program'),
+     'rank 0 waits in receive (a.py:1) for rank 1; rank 1 waits in receive (a.py:1) for rank 2; '
+     'rank 2 has reached the end of the program'),
 ])
 def test_a_cycle_is_described(states, expected):
     graph = WaitGraph(dict(enumerate(states)))
@@ -149,32 +147,30 @@ def test_a_collective_is_waited_for_by_its_number(own):
     own.barrier()
     calls, messages = own._flight_records()
     assert calls.count == calls.entered
-    assert Wait.of(calls, 'barrier') == Wait(Kind.COLLECTIVE, calls.key, calls.count)
-    assert Wait.of(messages, 'barrier') is None  # no message
+    assert Wait.of(calls, Call.of('barrier')) == Wait(Kind.COLLECTIVE, calls.key, calls.count)
+    assert Wait.of(messages, Call.of('barrier')) is None  # no message
 
 
 @needs_others
-def test_a_message_is_waited_for_in_the_operation_of_the_newest_record_of_its_thread(own):
+def test_a_message_is_waited_for_by_its_call(own):
     calls, messages = own._flight_records()
-    thread, other = get_ident(), -1
 
-    def wait(operation):
-        return Wait.of(messages, operation, thread)
+    def recorded(operation, peer, tag):
+        call = messages.record_own(operation)
+        call.peer, call.tag = peer, tag
+        return call
 
-    messages.count += 1
-    messages.record(('send', 1, 5, None, thread))
-    assert wait('send') is None  # it may still be pickling
+    send = recorded('send', 1, 5)
+    assert Wait.of(messages, send) is None  # it may still be pickling
     messages.count_sent(1, 5)
-    messages.count += 1
-    messages.record(('recv', 1, 8, None, other))
-    assert wait('send') == Wait(Kind.SEND, messages.key, 0, 1, 5)
-    assert wait('recv') is None
-    assert Wait.of(messages, 'recv', other) == Wait(Kind.RECEIVE, messages.key, 0, 1, 8)
-    assert Wait.of(calls, 'send', thread) is None
-    messages.count += 1
-    messages.record(('wait', -2, -1, None, thread))
-    assert wait('wait') == wait('waitall') == Wait(Kind.RECEIVE, messages.key, 0, -2, -1)
-    assert wait('send') is None
+    recv = recorded('recv', 1, 8)  # of another thread
+    assert Wait.of(messages, send) == Wait(Kind.SEND, messages.key, 0, 1, 5)
+    assert Wait.of(messages, recv) == Wait(Kind.RECEIVE, messages.key, 0, 1, 8)
+    assert Wait.of(messages, Call.of('recv')) is None  # it is not recorded yet
+    assert Wait.of(calls, send) is None
+    assert Wait.of(messages, recorded('wait', -2, -1)) == Wait(
+        Kind.RECEIVE, messages.key, 0, -2, -1)
+    assert Wait.of(messages, Call.of('waitall')) is None  # which calls wait
     messages.sent.clear()
     own.barrier()
 
@@ -194,7 +190,7 @@ def test_create_communicator_waits_for_ranks_that_have_not_called_it():
     calls = flight_recorder.CreationRecord(MPI.COMM_WORLD)
     try:
         n = flight_recorder.creations()[calls.ranks]
-        assert Wait.of(calls, 'create_communicator') == Wait(Kind.CREATION, calls.key, n)
+        assert Wait.of(calls, Call.of('create_communicator')) == Wait(Kind.CREATION, calls.key, n)
         assert Progress.own().creations[calls.ranks] == n
     finally:
         flight_recorder.creations()[calls.ranks] -= 1  # as none has been created

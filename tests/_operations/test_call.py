@@ -1,6 +1,9 @@
-"""Each thread records the operations that it is in, and only these."""
+"""Each thread knows the calls that it is in, and only these."""
 
+import gc
+import os
 import threading
+import weakref
 
 import chainer
 import numpy as np
@@ -8,7 +11,12 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
-from chainermn._diagnostics import current_operations
+from chainermn._diagnostics import flight_recorder
+from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._operations import call
+from chainermn._operations.call import entered
+from chainermn._operations.call_signature import pack
+from chainermn._process import runtime
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 ME = threading.get_ident()
@@ -16,15 +24,15 @@ ME = threading.get_ident()
 
 def current():
     """The operations of this thread, the innermost first."""
-    return [operation.name for operation in current_operations.of_thread(threading.get_ident())]
+    return [each.operation for each in call.of_thread(threading.get_ident())]
 
 
-@current_operations.recorded('outer')
+@entered('outer')
 def outer(function):
     return function()
 
 
-@current_operations.recorded('inner')
+@entered('inner')
 def inner(function):
     return function()
 
@@ -33,8 +41,8 @@ def test_operations_nest():
     assert current() == []
     assert outer(lambda: (current(), inner(current), current())) == (
         ['outer'], ['inner', 'outer'], ['outer'])
-    assert outer(lambda: inner(current_operations.outermost)) == 'outer'
-    assert (current(), current_operations.outermost()) == ([], '')
+    assert outer(lambda: inner(call.outermost)) == 'outer'
+    assert (current(), call.outermost()) == ([], '')
 
 
 @pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt, SystemExit])
@@ -58,20 +66,20 @@ def test_threads_are_independent():
     thread = threading.Thread(target=inner, args=[lambda: (begun.set(), checked.wait())])
     thread.start()
     begun.wait()
-    assert [each.name for each in current_operations.of_thread(thread.ident)] == ['inner']
+    assert [each.operation for each in call.of_thread(thread.ident)] == ['inner']
     assert current() == []
     checked.set()
     thread.join()
-    assert current_operations.of_thread(thread.ident) == []
+    assert call.of_thread(thread.ident) == []
 
 
 def test_nothing_remains_of_a_thread_that_has_ended():
-    before = len(current_operations._threads)
+    before = len(call.threads())
     threads = [threading.Thread(target=outer, args=[current]) for _ in range(5)]
     for thread in threads:
         thread.start()
         thread.join()
-    assert len(current_operations._threads) <= before
+    assert len(call.threads()) <= before
 
 
 def test_the_flight_records_of_an_owner(comm):
@@ -79,13 +87,102 @@ def test_the_flight_records_of_an_owner(comm):
         def _flight_records(self):
             raise RuntimeError
 
-    @current_operations.recorded('operation')
+    @entered('operation')
     def operation(owner):
-        return current_operations.of_thread(ME)[0].calls
+        return flight_recorder.of_owner(call.of_thread(ME)[0])
 
     assert operation(comm) == comm._flight_records()
     assert operation(comm._flight_records()[0]) == comm._flight_records()[:1]
     assert operation(Freed()) == operation(None) == ()
+
+
+def test_a_recorded_call_keeps_no_communicator_alive():
+    comm = chainermn.create_communicator('naive')
+    records = comm._flight_records()
+    model = chainer.links.Linear(2, 2)
+    comm.bcast_data(model)
+    comm.check_replicas(model)  # which calls another operation
+    comm.send_obj(Reports(), comm.rank)
+    comm.recv_obj(comm.rank)
+    comm.isend(np.ones(1), comm.rank)
+    comm.irecv(comm.rank).wait()
+    for operation, *arguments in (comm.allreduce, 'text'), (comm.send_obj, 1, 'text'):
+        with pytest.raises(TypeError):
+            operation(*arguments)
+    gc.collect()  # the errors
+    assert all(each.owner is None for record in records for each in record.ring)
+    reference = weakref.ref(comm)
+    gc.disable()
+    try:
+        del comm, operation
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_the_second_exchange_of_an_operation_is_another_call():
+    calls = FlightRecord(MPI.COMM_WORLD)
+
+    @entered('split', begin=lambda call: (setattr(calls, 'inside', call), calls)[1])
+    def operation():
+        for name in ('split', 'barrier'):
+            calls.record(pack(name))
+        return calls.inside
+
+    first = operation()
+    assert calls.ring[0] is first
+    assert [each.text for each in calls.ring] == ['split #1', 'barrier #2']
+    assert calls.inside is None
+
+
+def test_instruments_are_told_of_all_calls(instrument):
+    def fails():
+        raise ValueError('wrong')
+
+    assert outer(lambda: inner(int)) == 0
+    with pytest.raises(ValueError, match='wrong'):
+        inner(fails)
+    assert instrument.events == [
+        'begin outer', 'begin inner', 'end inner: 0 None', 'end outer: 0 None', 'begin inner',
+        "end inner: None ValueError('wrong')"]
+
+
+def test_instruments_are_told_of_operations(comm, instrument):
+    comm.allreduce_obj(1)
+    comm.send_obj(2, comm.rank)
+    assert comm.recv_obj(comm.rank) == 2
+    assert instrument.events == [
+        'begin allreduce_obj', f'end allreduce_obj: {comm.size} None', 'begin send_obj',
+        'end send_obj: None None', 'begin recv_obj', 'end recv_obj: 2 None']
+
+
+@pytest.mark.mpi_skip
+def test_a_forked_child_has_no_instruments(instrument):
+    process = os.fork()
+    if not process:
+        inner(int)
+        os._exit(len(instrument.events))
+    assert os.waitpid(process, 0)[1] == 0
+
+
+@pytest.fixture
+def instrument():
+    class Events:
+        def __init__(self):
+            self.events = []
+
+        def begin(self, call):
+            self.events.append(f'begin {call.operation}')
+
+        def end(self, call, args, kwargs, result, error):
+            assert call.owner is args[0]
+            self.events.append(f'end {call.operation}: {result} {error!r}')
+
+    events = Events()
+    call.subscribe(events)
+    call.subscribe(events)  # once
+    yield events
+    runtime.get(call._Process).instruments.remove(events)
 
 
 class Reports:
@@ -125,10 +222,11 @@ def test_a_timeline_changes_nothing(timeline):
     comm = chainermn.create_communicator('naive')
     if timeline:
         class Tracer:
-            is_inside = False
+            def begin(self, call):
+                call.begun = 1
 
-            def time(self, name, calls, method, args, kwargs):
-                return method(*args, **kwargs)
+            def end(self, call, args, kwargs, result, error):
+                pass
 
         comm._tracer = Tracer()
     assert set(comm.allgather_obj(Reports())) == {'allgather_obj'}
@@ -140,7 +238,8 @@ def test_create_communicator_is_recorded(monkeypatch):
     init = MpiCommunicatorBase.__init__
 
     def records(self, mpi_comm):
-        found.extend(current_operations.of_thread(ME))
+        found.extend((each.operation, flight_recorder.of_owner(each))
+                     for each in call.of_thread(ME))
         init(self, mpi_comm)
 
     monkeypatch.setattr(MpiCommunicatorBase, '__init__', records)

@@ -1,0 +1,175 @@
+"""The state of a rank: its threads, the operations that it has entered, and its messages.
+
+Ranks that wait send it to another rank, which finds deadlocks (``wait_graph``).  A rank in an
+operation that another rank has entered too does not wait for it: it may be unpickling, adding, or
+receiving a large array.
+"""
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, TypeAlias
+
+from chainermn._diagnostics import flight_recorder
+from chainermn._diagnostics.flight_recorder import (
+    BackgroundRecord,
+    CreationRecord,
+    FlightRecord,
+    Key,
+    MessageRecord,
+    ServiceRecord,
+    creations,
+)
+from chainermn._diagnostics.world_ranks import WorldRanks
+from chainermn._operations.call import Call
+from chainermn._operations.table import END, Waits, waiting_for
+from chainermn._process import runtime
+
+#: Operations that block for messages.
+_BLOCKING = waiting_for(Waits.RECEIVER, Waits.SENDER, Waits.MESSAGES)
+
+Counts: TypeAlias = dict[tuple[int, int], int]  # messages by peer and tag
+
+
+class Shutdown(runtime.Part):
+    """How far this rank is in the shutdown."""
+
+    def __init__(self) -> None:
+        #: The communicator whose shutdown exchange this rank is in.
+        self.ending: FlightRecord | None = None
+        #: Whether this rank enters no more shutdown exchanges.
+        self.may_exit = False
+
+
+def shutdown() -> Shutdown:
+    """Return how far this rank is in the shutdown."""
+    return runtime.get(Shutdown)
+
+
+class Progress(NamedTuple):
+    """The operations that a rank has entered, and its messages."""
+
+    entered: dict[Key, int]
+    creations: dict[WorldRanks, int]  # of communicators, by ranks
+    sent: dict[Key, Counts]
+    received: dict[Key, Counts]
+    receiving: dict[Key, Counts]  # messages whose data is still arriving
+
+    @classmethod
+    def own(cls) -> Progress:
+        """Return the progress of this rank."""
+        everything = flight_recorder.everything()
+        messages = {calls.key: calls for calls in everything if isinstance(calls, MessageRecord)}
+        return cls({calls.key: calls.entered for calls in everything},
+                   dict(creations()),
+                   {key: dict(calls.sent) for key, calls in messages.items()},
+                   {key: dict(calls.received) for key, calls in messages.items()},
+                   {key: {which: n for which, n in list(calls.receiving.items()) if n}
+                    for key, calls in messages.items()})
+
+
+class Kind(enum.Enum):
+    """Which ranks an operation waits for."""
+
+    COLLECTIVE = enum.auto()  # ranks that have not entered it
+    CREATION = enum.auto()  # ranks that have not called create_communicator
+    SEND = enum.auto()  # the receiver
+    RECEIVE = enum.auto()  # the sender, or one of all ranks
+    ASK = enum.auto()  # ranks whose service has not answered
+
+
+class Wait(NamedTuple):
+    """What an operation waits for.  Ranks are those of its communicator."""
+
+    kind: Kind
+    key: Key
+    number: int = 0  # of the collective or creation
+    peer: int = 0
+    tag: int = 0
+    asked: WorldRanks = WorldRanks.of(())
+
+    @classmethod
+    def of(cls, calls: FlightRecord, call: Call) -> Wait | None:
+        """Return what a call waits for, if it is known.
+
+        Args:
+            calls: A flight record of its owner.
+            call: A call that a thread is in.
+        """
+        if isinstance(calls, ServiceRecord):
+            return cls(Kind.ASK, calls.key, asked=WorldRanks.of(call.asked))
+        if isinstance(calls, CreationRecord):
+            return cls(Kind.CREATION, calls.key, creations()[calls.ranks])
+        if isinstance(calls, BackgroundRecord) or not (
+                call.operation in _BLOCKING or isinstance(calls, MessageRecord)):
+            return cls(Kind.COLLECTIVE, calls.key, calls.entered)
+        if not isinstance(calls, MessageRecord) or call.operation not in _BLOCKING or (
+                call.peer is None or call.tag is None):
+            return None
+        if 'send' not in call.operation:
+            return cls(Kind.RECEIVE, calls.key, 0, call.peer, call.tag)
+        is_sent = calls.sent_at == call.number  # it may still be pickling
+        return cls(Kind.SEND, calls.key, 0, call.peer, call.tag) if is_sent else None
+
+
+class ThreadState(NamedTuple):
+    """A picture of a thread, for other ranks.  It is blocked if one of its calls waits."""
+
+    operation: str  # the outermost one, or ''
+    call: str  # the same with its arguments, or else the newest call of this rank
+    of: str  # its communicator in words; '' for the first one of all ranks
+    call_site: str  # in the program, outside of this package and Chainer
+    thread: str  # '' for the main thread
+    waits: tuple[Wait, ...] = ()  # of its calls
+    service: Key | None = None  # for which it answers
+
+    @property
+    def text(self) -> str:
+        """The state in words, equal on ranks in the same state."""
+        location = f'at {self.call_site}'
+        if self.thread:
+            location += f' in thread {self.thread}'
+        if not self.operation:
+            last = f'; its last operation was {self.call}' if self.call else ''
+            return f'not in an operation: it is {location}{last}'
+        if self.operation == END:
+            return 'at the end of the program'
+        return f'in {self._operation}, called {location}'
+
+    @property
+    def outline(self) -> str:
+        """The text without arguments and peers."""
+        thread = f' in thread {self.thread}' if self.thread else ''
+        if self.operation == END:
+            return self.text
+        where = f'in {self.operation}, called' if self.operation else 'not in an operation: it is'
+        return f'{where} at {self.call_site}{thread}'
+
+    @property
+    def wait_text(self) -> str:
+        """The operation in which the thread waits, for reports of deadlocks."""
+        return self._waiting_in(self._operation)
+
+    @property
+    def wait_outline(self) -> str:
+        """The same without arguments and peers."""
+        return self._waiting_in(self.operation)
+
+    def _waiting_in(self, operation: str) -> str:
+        if self.operation == END:
+            return 'at the end of the program'
+        thread = f' in thread {self.thread}' if self.thread else ''
+        return f'in {operation} ({self.call_site}{thread})'
+
+    @property
+    def _operation(self) -> str:
+        of = f' of {self.of}' if self.of else ''
+        return f'{self.call or self.operation}{of}'
+
+
+class RankState(NamedTuple):
+    """The state of a rank none of whose threads can make progress by itself."""
+
+    progress: Progress
+    threads: tuple[ThreadState, ...]
+    is_finished: bool  # whether it is at the end of the program
+    may_exit: bool  # whether it enters no more operations

@@ -1,0 +1,152 @@
+"""Double buffering: gradients are exchanged while the next ones are computed.
+
+::
+
+    update      1          2           3            4
+    compute     g1         g2          g3           g4
+    send        -          g2 ......   g3 ......    g4 ......
+    step        -          -           mean(g2)     mean(g3)
+
+The model and its copy are the two buffers.  After each backward they swap their gradients.  Then
+the new gradients are exchanged from the copy, and the model has the previous means, for the actual
+optimizer.
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn
+
+import chainer
+
+from chainermn._types import Array, Model, Parameter, Serializer
+from chainermn.communicators.communicator_base import GradientQueue
+from chainermn.optimizers._accumulation import loaded, once
+from chainermn.optimizers._exchange import Exchange
+from chainermn.optimizers._sharded_states.partition import Shard
+
+
+class DoubleBuffering(Exchange):
+    """Gradients travel during the next update, which steps with their means.
+
+    Attributes:
+        communicated_target: The copy of the model; ``None`` before the first update.
+    """
+
+    public = *Exchange.public, 'communicated_target', 'swap_grad', 'wait'
+
+    communicated_target: Model = None
+    _queue: GradientQueue  # after the first update
+    _means: Mapping[str, Array] = MappingProxyType({})  # of the gradients in flight, by path
+    _loaded: Mapping[str, Array] = MappingProxyType({})  # means of a snapshot, until an update
+    _loaded_scale: float | None = None  # their loss scale
+    _has_sent = False  # whether the next update steps
+
+    def reset(self) -> None:
+        self._drop()
+        self._loaded = {}
+        self.communicated_target = None
+        super().reset()
+
+    def wait(self) -> None:
+        """Wait until the gradients in flight are means; the next update steps with them."""
+        means, self._means = self._means, {}  # also if waiting raises an error
+        if means:
+            self._queue.wait()
+            params = dict(self.communicated_target.namedparams())
+            for path, mean in means.items():
+                params[path].grad = mean
+            self._queue.check(self.communicated_target)
+
+    def swap_grad(self, target1_params: Sequence[Parameter], target2_params: Sequence[Parameter]
+                  ) -> None:
+        """Swap the gradients of two lists of parameters, pair by pair.
+
+        Args:
+            target1_params: Parameters.
+            target2_params: As many other parameters.
+        """
+        for param1, param2 in zip(target1_params, target2_params, strict=True):
+            if param1.is_initialized:
+                param1.grad, param2.grad = param2.grad, param1.grad
+            # the update rule divides the gradient by this scale
+            param1._loss_scale, param2._loss_scale = param2._loss_scale, param1._loss_scale
+
+    def broadcast(self) -> None:
+        self._loaded = {}
+        self._drop()
+        super().broadcast()
+        self._create_buffer()
+
+    def _create_buffer(self) -> None:
+        """Copy the model.  Collective: every rank calls it."""
+        self.communicated_target = copy.deepcopy(self.actual_optimizer.target)
+        # All ranks are here: create the queue, or drop gradients left by another optimizer.
+        self._queue = self.communicator.mean_queue()
+        self._queue.cancel()
+
+    def mean(self, shard: Shard | None) -> bool:
+        self._restore()
+        has_means = self._drop()
+        self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
+                         for model in (self.actual_optimizer.target, self.communicated_target)))
+        gradients, _ = self._queue.gradients(
+            self.communicated_target, self.zero_fill, self.compression, False)
+        if gradients:
+            means = self._queue.submit(gradients, self.compression)
+            self._means = dict(zip(gradients, means, strict=True))
+        self._has_sent = True
+        return has_means
+
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the means that the next update steps with, once none are in flight."""
+        super().serialize(serializer)
+        is_loading = isinstance(serializer, chainer.Deserializer)
+        if is_loading or self._has_sent:
+            self._serialize_means(serializer['chainermn']['double_buffering'], is_loading)
+
+    def _serialize_means(self, serializer: Serializer, is_loading: bool) -> None:
+        """Save or load the mean gradients, and their loss scale, which may have changed since."""
+        means = serializer['means']
+        if is_loading:
+            self._loaded_scale = float(loaded(serializer, 'loss_scale', 0.)) or None
+            self._loaded = {path: mean for path, _ in once(self.actual_optimizer.target)
+                            if (mean := loaded(means, path, None)) is not None}
+            self._has_sent = bool(self._loaded)
+            return
+        if not self._loaded:
+            params = {path: param for path, param in once(self.communicated_target)
+                      if param.is_initialized and param.grad is not None}
+            self._loaded_scale = next((param._loss_scale for param in params.values()), None)
+        serializer('loss_scale', self._loaded_scale or 0.)
+        for path, mean in (self._loaded or {
+                path: param.grad for path, param in params.items()}).items():
+            means(path, mean)
+
+    def _restore(self) -> None:
+        """Put the loaded means into the copy of the model.  Collective: every rank calls it."""
+        if self.communicated_target is None:  # a resumed run does not broadcast
+            self._create_buffer()
+        for path, param in once(self.communicated_target) if self._loaded else ():
+            if param.is_initialized:
+                mean = self._loaded.get(path)
+                param.grad = None if mean is None else param.device.send(mean)
+                param._loss_scale = self._loaded_scale
+        self._loaded = {}
+
+    def check_join(self) -> NoReturn:
+        """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
+        self.communicator.refuse('join', ValueError(
+            'join does not support double buffering. Create the optimizer with '
+            'double_buffering=False.'))
+
+    def _drop(self) -> bool:
+        """Wait for the gradients in flight, and forget them.
+
+        Returns:
+            Whether there were any.
+        """
+        has_sent, self._has_sent = self._has_sent, False
+        self.wait()
+        return has_sent
