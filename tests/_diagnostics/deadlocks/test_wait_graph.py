@@ -40,8 +40,8 @@ def done(**counts):
     return state((), is_finished=True, may_exit=True, **counts)
 
 
-def in_collective(number, key=WORLD, kind=Kind.COLLECTIVE, **entered):
-    return state((Wait(kind, key, number),), entered={
+def in_collective(number, key=WORLD, **entered):
+    return state((Wait(Kind.COLLECTIVE, key, number),), entered={
         WORLD: entered.get('world', 0), OTHER: entered.get('other', 0), key: number})
 
 
@@ -75,7 +75,6 @@ no_wait = state(())
     ([None, in_collective(5, WORLD), receiving(1)], set()),
     # All have entered it: one of them may be unpickling.
     ([in_collective(5)] * 3, set()),
-    # Without the check, ranks that live may not be needed.
     ([in_collective(5, WORLD), done(entered={WORLD: 4})], {0}),
     ([in_collective(5, WORLD), done(entered={WORLD: 5})], set()),
     # A communicator that rank 1 has freed.
