@@ -124,7 +124,7 @@ WRONG = [
     (lambda c: checkpointer(c, 'x', cp_interval='5'), "cp_interval='5'"),
     (lambda c: extensions.ObservationAggregator(c, 'x', aggregator=5), 'must be a function'),
     (lambda c: extensions.MultiNodeEarlyStoppingTrigger(c, monitor=5), 'must be the key'),
-    (lambda c: c.allreduce_obj({}), 'cannot combine dict objects with op=\'sum\''),
+    (lambda c: c.allreduce_obj({}), "cannot combine the objects with op='sum'; allgather_obj"),
     (lambda c: c.bcast_data(L.Linear), 'but got the class Linear; pass an instance'),
 ]
 

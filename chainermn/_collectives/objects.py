@@ -106,9 +106,8 @@ class ObjectOperations(Operations):
         try:
             return functools.reduce(_OPS[op], objs)
         except TypeError as error:
-            raise TypeError(f'allreduce_obj cannot combine {type(obj).__name__} objects with '
-                            f'op={op!r}: {error}. Use allgather_obj(), which returns a list of '
-                            'the objects of all ranks.') from error
+            raise TypeError(f'{error}. allreduce_obj cannot combine the objects with op={op!r}; '
+                            'allgather_obj returns a list of them.') from error
 
     def _gathered(self, operation: str, obj: Object, root: int = -1, op: str = ''
                   ) -> list[Object] | None:

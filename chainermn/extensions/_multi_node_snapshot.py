@@ -325,8 +325,8 @@ class _Writer(snapshot_writers.Writer):
 
 def _check_order(*arguments: object) -> None:
     """Raise TypeError, on all ranks if possible, unless the first two arguments are in order."""
-    comm, snapshot, _ = arguments
-    is_in_order = is_communicator(comm)
+    comm, snapshot, sets = arguments
+    is_in_order = is_communicator(comm) and not hasattr(sets, 'filename')
     filename = getattr(snapshot, 'filename', None)
     if is_in_order and callable(snapshot) and (isinstance(filename, str) or callable(filename)):
         return
