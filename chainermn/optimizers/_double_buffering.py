@@ -21,6 +21,7 @@ from typing import NoReturn
 from chainermn._types import Array, Model, Parameter
 from chainermn.communicators.communicator_base import GradientQueue
 from chainermn.optimizers._exchange import Exchange
+from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._sharded_states.partition import Shard
 
 
@@ -77,7 +78,7 @@ class DoubleBuffering(Exchange):
 
     def mean(self, shard: Shard | None) -> bool:
         has_means = self._drop()
-        self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
+        self.swap_grad(*([*once(sorted(model.namedparams())).values()]
                          for model in (self.actual_optimizer.target, self.communicated_target)))
         gradients, _ = self._queue.gradients(
             self.communicated_target, self.zero_fill, self.compression, False)
