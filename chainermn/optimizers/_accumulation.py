@@ -1,12 +1,11 @@
 """Gradients of several updates, accumulated until their mean is exchanged."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import chainer
 import numpy as np
 
 from chainermn._types import Array, Model, Object, Parameter, Serializer
+from chainermn.optimizers._optimizer_proxy import once
 
 #: Where it is saved.  Checkpoints treat arrays below 'chainermn' as belonging to one rank.
 _FOLDER = 'chainermn', 'accumulation'
@@ -113,11 +112,14 @@ class Accumulation:
         else:
             serializer('count', self.count)
         sums = serializer['sums']
-        for path, param in once(model) if self.count else ():
+        # Also uninitialized parameters, which Chainer loads after the optimizer.
+        params = once(sorted(model.namedparams())) if self.count else {}
+        for path, param in params.items():
+            key = path.strip('/')
             if not is_loading:
                 if id(param) in self._sums:
-                    sums(path, self._sums[id(param)])
-            elif (total := loaded(sums, path, None)) is not None:
+                    sums(key, self._sums[id(param)])
+            elif (total := loaded(sums, key, None)) is not None:
                 self._sums[id(param)] = param.device.send(total)
 
 
@@ -127,18 +129,6 @@ def loaded(serializer: Serializer, key: str, default: Object) -> Object:
         return serializer(key, default)
     except KeyError:
         return default
-
-
-def once(model: Model) -> Iterator[tuple[str, Parameter]]:
-    """Return the parameters with their first paths.
-
-    Also uninitialized ones, which Chainer loads after the optimizer.
-    """
-    seen = set[int]()
-    for path, param in sorted(model.namedparams()):
-        if id(param) not in seen:
-            seen.add(id(param))
-            yield path.strip('/'), param
 
 
 def _divided(total: Array, divisor: int, dtype: np.dtype) -> Array:

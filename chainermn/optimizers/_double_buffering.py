@@ -22,8 +22,9 @@ import chainer
 
 from chainermn._types import Array, Model, Parameter, Serializer
 from chainermn.communicators.communicator_base import GradientQueue
-from chainermn.optimizers._accumulation import loaded, once
+from chainermn.optimizers._accumulation import loaded
 from chainermn.optimizers._exchange import Exchange
+from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._sharded_states.partition import Shard
 
 
@@ -89,7 +90,7 @@ class DoubleBuffering(Exchange):
     def mean(self, shard: Shard | None) -> bool:
         self._restore()
         has_means = self._drop()
-        self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
+        self.swap_grad(*([*once(sorted(model.namedparams())).values()]
                          for model in (self.actual_optimizer.target, self.communicated_target)))
         gradients, _ = self._queue.gradients(
             self.communicated_target, self.zero_fill, self.compression, False)
@@ -111,12 +112,12 @@ class DoubleBuffering(Exchange):
         means = serializer['means']
         if is_loading:
             self._loaded_scale = float(loaded(serializer, 'loss_scale', 0.)) or None
-            self._loaded = {path: mean for path, _ in once(self.actual_optimizer.target)
+            self._loaded = {path: mean for path in _by_path(self.actual_optimizer.target)
                             if (mean := loaded(means, path, None)) is not None}
             self._has_sent = bool(self._loaded)
             return
         if not self._loaded:
-            params = {path: param for path, param in once(self.communicated_target)
+            params = {path: param for path, param in _by_path(self.communicated_target).items()
                       if param.is_initialized and param.grad is not None}
             self._loaded_scale = next((param._loss_scale for param in params.values()), None)
         serializer('loss_scale', self._loaded_scale or 0.)
@@ -128,7 +129,8 @@ class DoubleBuffering(Exchange):
         """Put the loaded means into the copy of the model.  Collective: every rank calls it."""
         if self.communicated_target is None:  # a resumed run does not broadcast
             self._create_buffer()
-        for path, param in once(self.communicated_target) if self._loaded else ():
+        params = _by_path(self.communicated_target) if self._loaded else {}
+        for path, param in params.items():
             if param.is_initialized:
                 mean = self._loaded.get(path)
                 param.grad = None if mean is None else param.device.send(mean)
@@ -150,3 +152,8 @@ class DoubleBuffering(Exchange):
         has_sent, self._has_sent = self._has_sent, False
         self.wait()
         return has_sent
+
+
+def _by_path(model: Model) -> dict[str, Parameter]:
+    """Return the parameters, also uninitialized ones, by the names under which they are saved."""
+    return {path.strip('/'): param for path, param in once(sorted(model.namedparams())).items()}

@@ -1,6 +1,8 @@
 """A proxy of an optimizer, whose gradients are computed as by ``Optimizer.update``."""
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import chainer
 
 from chainermn._types import Optimizer, Parameter, Variable
@@ -33,6 +35,12 @@ def keep_scale(optimizer: Optimizer) -> None:
     if scale is not None:
         for param in optimizer.target.params():
             param._loss_scale = scale
+
+
+def once(named: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
+    """Return parameters by path, shared ones by their first path only."""
+    paths: dict[int, str] = {}
+    return {path: param for path, param in named if paths.setdefault(id(param), path) == path}
 
 
 def fill_missing_grad(param: Parameter) -> None:

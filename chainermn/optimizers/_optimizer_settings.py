@@ -111,11 +111,7 @@ class OptimizerSettings:
                 *map(len, self._hyperparams), any(self._hooks)]
         if self._has_more:
             seen.append(self._more())
-        try:
-            is_changed = seen != self._seen
-        except Exception:  # of a value that cannot be compared, such as an array
-            is_changed = True
-        if is_changed:
+        if not _are_equal(seen, self._seen):
             self._note_change(seen)
         elif not self._has_state:
             return

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chainermn._types import Array, Optimizer, Parameter, Variable, VariableNode
+from chainermn._types import Array, Optimizer, Variable, VariableNode
 from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
 from chainermn.optimizers._exchange import Completed, Exchange
 from chainermn.optimizers._gradient_watch import watch
+from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._optimizer_settings import Named
 from chainermn.optimizers._sharded_states.partition import Shard
 
@@ -87,7 +88,7 @@ class Overlapped(Exchange):
 
     def backward(self, loss: Variable, named: Named, completed: Completed | None) -> None:
         self._order = []
-        params = _once(named)
+        params = once(named)
         paths = {param.node: path for path, param in params.items()}
         missing = [set(bucket) for bucket in self.buckets]
         bucket_of = {path: bucket for bucket in missing for path in bucket}
@@ -122,7 +123,7 @@ class Overlapped(Exchange):
         if not (self._queue.is_profitable or self._always):
             return
         target = self.actual_optimizer.target
-        params = _once(sorted(target.namedparams(include_uninit=False)))
+        params = once(sorted(target.namedparams(include_uninit=False)))
         finished = [path for path in self._order if path in params]
         others = [path for path in params if path not in set(finished)]
         self.buckets = self.communicator.bcast_obj([
@@ -167,13 +168,6 @@ class Overlapped(Exchange):
         if gradients:
             means = self._queue.submit(gradients, self.compression)
             self._means.update(zip(gradients, means, strict=True))
-
-
-def _once(named: Named) -> dict[str, Parameter]:
-    """Return the initialized parameters by path, shared ones by their first path."""
-    paths: dict[int, str] = {}
-    return {path: param for path, param in named
-            if param.is_initialized and paths.setdefault(id(param), path) == path}
 
 
 def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:

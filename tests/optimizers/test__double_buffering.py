@@ -231,6 +231,19 @@ def test_gradients_travel_compressed(comm, tmp_path):
     optimizer.wait()
 
 
+def test_attributes_of_the_exchange(comm):
+    model = Parabola([1.0, 2.0])
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizers.SGD(LR), comm, double_buffering=True).setup(model)
+    assert isinstance(optimizer, chainermn.MultiNodeOptimizer)
+    assert {'wait', 'swap_grad', 'communicated_target', 'zero_fill'} <= set(dir(optimizer))
+    assert optimizer.communicated_target is None
+    optimizer.update(model, np.ones(2))
+    assert type(optimizer.communicated_target) is Parabola
+    assert optimizer.communicated_target is not model
+    assert not hasattr(optimizer, 'buckets')
+
+
 @pytest.mark.parametrize('odd', ['all ranks', 'last rank'])
 def test_n_accumulations_are_rejected(comm, odd):
     n = 2 if odd == 'all ranks' or comm.rank == comm.size - 1 else 1

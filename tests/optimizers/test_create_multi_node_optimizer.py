@@ -78,6 +78,14 @@ def test_double_buffering_needs_a_communicator_that_overlaps(comm):
         create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering=True)
 
 
+def test_double_buffering_on_one_rank_is_an_error_on_all(comm, same_error):
+    last = comm.size - 1
+    error = same_error(lambda: create_multi_node_optimizer(
+        optimizers.SGD(), comm, double_buffering=comm.rank == last).setup(
+            chainer.links.Linear(1, 1)).update(), failed=last)
+    assert 'does not support double buffering' in str(error)
+
+
 def test_zero_fill_is_the_default(comm):
     optimizer = create_multi_node_optimizer(optimizers.SGD(1), comm)
     assert optimizer.zero_fill is True

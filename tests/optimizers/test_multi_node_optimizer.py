@@ -7,6 +7,8 @@ from chainer import optimizers, training
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 import chainermn
+from chainermn.optimizers import _MultiNodeOptimizer
+from chainermn.optimizers._exchange import Exchange
 
 pytestmark = pytest.mark.every_size
 
@@ -314,6 +316,74 @@ def test_is_a_proxy_of_the_actual_optimizer(comm):
     assert actual.needs_broadcast is False
     with pytest.raises(AttributeError, match="'SGD' object has no attribute 'nonsense'"):
         _ = optimizer.nonsense
+
+
+class TwiceTheMean(Exchange):
+    """Another way to exchange gradients, which skips every other step."""
+
+    public = *Exchange.public, 'n_exchanges'
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.n_exchanges = 0
+
+    def mean(self, shard):
+        self.n_exchanges += 1
+        for param in self.actual_optimizer.target.params(include_uninit=False):
+            param.grad = 2 * self.communicator.allreduce(param.grad) / self.communicator.size
+        return self.n_exchanges % 2 == 0
+
+
+def test_another_way_to_exchange_is_one_class(comm):
+    model, sgd = chainer.Link(), optimizers.SGD(0.5)
+    with model.init_scope():
+        model.w = chainer.Parameter(np.full(2, comm.rank + 1.))
+    optimizer = chainermn.MultiNodeOptimizer(
+        sgd, comm, True, TwiceTheMean(sgd, comm, True)).setup(model)
+    for n in range(4):  # the first one broadcasts
+        optimizer.update(lambda: chainer.functions.sum(model.w) * (comm.rank + 1.))
+        assert optimizer.n_exchanges == n
+    assert optimizer.t == 1
+    np.testing.assert_allclose(model.w.array, 1 - 0.5 * (comm.size + 1))
+    optimizer.n_exchanges = 9
+    assert 'n_exchanges' in dir(optimizer)
+    assert optimizer._exchange.n_exchanges == 9
+    assert not hasattr(sgd, 'n_exchanges')
+
+
+class Derived(_MultiNodeOptimizer):
+    """As programs for ChainerMN 7 derive from its class."""
+
+    def update(self, lossfun=None, *args, **kwds):
+        super().update(lossfun, *args, **kwds)
+        self.actual_optimizer.n_updates = getattr(self, 'n_updates', 0) + 1
+
+
+@pytest.mark.parametrize('zero_fill', [True, False])
+def test_a_derived_class(comm, zero_fill):
+    optimizer, plain = (make(optimizers.SGD(0.1), comm, zero_fill).setup(Net(comm.rank))
+                        for make in (Derived, lambda actual, comm, zero_fill:
+                                     chainermn.create_multi_node_optimizer(
+                                         actual, comm, zero_fill=zero_fill)))
+    for step in range(3):
+        for each in optimizer, plain:
+            each.update(each.target, *batch(comm.size * step + comm.rank))
+    assert (optimizer.n_updates, optimizer.t, optimizer.zero_fill) == (3, 2, zero_fill)
+    np.testing.assert_equal(weights(optimizer.target), weights(plain.target))
+    check_same_on_all_ranks(comm, weights(optimizer.target))
+
+
+@pytest.mark.parametrize('options, more', [
+    ({}, []), ({'overlap': 'always'}, ['buckets', 'n_early']), ({'n_accumulations': 2}, []),
+    ({'shard_states': True}, [])])
+def test_attributes_of_the_exchange(comm, options, more):
+    optimizer, _ = make(comm, **options)
+    present = [name for name in ('buckets', 'n_early', 'wait', 'swap_grad', 'communicated_target')
+               if hasattr(optimizer, name)]
+    assert present == (more if comm.size > 1 else [])
+    optimizer.zero_fill = False
+    assert optimizer.zero_fill is False
+    assert not hasattr(optimizer.actual_optimizer, 'zero_fill')
 
 
 def test_is_changed_compares_with_the_last_call(comm):

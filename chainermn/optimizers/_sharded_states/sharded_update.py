@@ -25,6 +25,7 @@ from chainermn._process import environment, runtime
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers._full_update import FullUpdate, as_updated
+from chainermn.optimizers._optimizer_proxy import once
 from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.partition import Item, Range, Shard, partition
 
@@ -262,11 +263,8 @@ class ShardedUpdate(FullUpdate):
 
 def _with_rules(target: Model) -> dict[str, Parameter]:
     """Return the initialized parameters that the optimizer updates, each under one path."""
-    params: dict[int, tuple[str, Parameter]] = {}
-    for path, param in sorted(target.namedparams(include_uninit=False)):
-        if param.update_rule is not None:
-            params.setdefault(id(param), (path, param))
-    return dict(params.values())
+    return once((path, param) for path, param in sorted(target.namedparams(include_uninit=False))
+                if param.update_rule is not None)
 
 
 def _is_divisible(rule: UpdateRule) -> bool:
