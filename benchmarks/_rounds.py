@@ -28,7 +28,6 @@ Launcher = Callable[[list[str]], list[str]]
 #: Kinds of processes, and what differs in their environment.
 KINDS = {
     'ours': {},
-    'ours, unchecked': {'CHAINERMN_AGREE': '0'},
     'ours, timed': {'CHAINERMN_TIMELINE': 'timeline.json'},
     'old': {'CHAINERMN_OVERLAY': '0'},  # the chainermn that Chainer carries
     'chainer': {'CHAINER_USE_TORCH': 'never'},  # ours, without PyTorch's kernels
@@ -74,7 +73,7 @@ def environment(kind: str) -> dict[str, str]:
     """Return the environment of the processes of a kind, with one thread each."""
     env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
     env |= dict.fromkeys(['OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'], '1')
-    env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_AGREE': '1', 'CHAINERMN_TIMELINE': ''}
+    env |= {'CHAINERMN_OVERLAY': '1', 'CHAINERMN_TIMELINE': ''}
     return env | KINDS[kind]
 
 

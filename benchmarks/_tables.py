@@ -26,8 +26,8 @@ TABLES = {
                 'communicator': 'first `create_communicator`, 4 ranks'}),
     'collectives': Table(
         'How long does an operation on small data take, in microseconds?',
-        ['ranks', 'operation', 'mpi4py', 'ChainerMN 8', 'without consistency check', 'ChainerMN 7'],
-        r'^(\S[^\n]*?) +([\d.]+)' + r' +([\d.]+) \([\d.]+\)' * 3 + '$',
+        ['ranks', 'operation', 'mpi4py', 'ChainerMN 8', 'ChainerMN 7'],
+        r'^(\S[^\n]*?) +([\d.]+)' + r' +([\d.]+) \([\d.]+\)' * 2 + '$',
         r'^(\d+) ranks; load'),
     'scale': Table(
         'What does a rank cost in a job with many ranks, in milliseconds of CPU time?',

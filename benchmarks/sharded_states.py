@@ -49,7 +49,7 @@ def work(kind: str, folder: str) -> None:
             optimizer = steps[shard]
             world.Barrier()
             start = time.perf_counter()
-            optimizer._update_parameters()
+            optimizer._stepper.update(optimizer.actual_optimizer)
             seconds.append(world.allreduce(time.perf_counter() - start, MPI.MAX))
             state.append(world.allreduce(sum(
                 value.nbytes for param in optimizer.target.params()

@@ -24,6 +24,14 @@ from chainermn._types import Array
 _PAYLOADS = 'x', 'xs', 'data'
 
 
+def check_all_on(are_on: Sequence[bool]) -> None:
+    """Raise ValueError, on all ranks, if only some of the ranks record a timeline."""
+    ranks = [rank for rank, is_on in enumerate(are_on) if is_on]
+    if 0 < len(ranks) < len(are_on):
+        raise ValueError(f'{recorder.VARIABLE} is set only on {ranks_text(ranks)}; set it on all '
+                         'ranks or on none')
+
+
 def begin(mpi_comm: MPI.Intracomm, calls: FlightRecord) -> Tracer:
     """Add a communicator to the timeline of each rank.  Collective: every rank calls it.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from chainermn import global_except_hook
 from chainermn._consistency import mismatch
@@ -29,11 +29,8 @@ from chainermn._operations.call_signature import (
     identifier,
     identifier_of_caller,
 )
-from chainermn._operations.ranks import ranks_text
 from chainermn._operations.table import END
-from chainermn._process import environment
 from chainermn._process.mpi import MPI
-from chainermn._timeline import recorder
 
 _T = TypeVar('_T')
 
@@ -42,46 +39,19 @@ _T = TypeVar('_T')
 _LARGE = 2**23
 
 
-class Settings(NamedTuple):
-    """Settings of the environment, which must be equal on all ranks."""
-
-    is_enabled: bool
-    is_timed: bool
-
-    @classmethod
-    def own(cls) -> Settings:
-        return cls(environment.flag(environment.AGREE, default=True), recorder.is_on())
-
-    @staticmethod
-    def check(by_rank: Sequence[Settings]) -> None:
-        """Raise ValueError, on all ranks, if the settings of some ranks differ."""
-        off = [rank for rank, settings in enumerate(by_rank) if not settings.is_enabled]
-        if 0 < len(off) < len(by_rank):
-            raise ValueError(f'CHAINERMN_AGREE is 0 only on {ranks_text(off)}; set it to the same '
-                             'value on all ranks')
-        timed = [rank for rank, settings in enumerate(by_rank) if settings.is_timed]
-        if 0 < len(timed) < len(by_rank):
-            raise ValueError(f'{recorder.VARIABLE} is set only on {ranks_text(timed)}; set it on '
-                             'all ranks or on none')
-
-
 class ConsistencyCheck:
     """The consistency check of one communicator.
 
     Args:
         mpi_comm: A duplicate of the communicator.  Nothing else uses its collectives, and the tag
             ``tags.reserved().check``.
-
-    With ``CHAINERMN_AGREE=0`` in the environment, operations exchange signatures only if they need
-    their contents, and an error is raised only on its own rank.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.mpi_comm = mpi_comm
         self.calls = FlightRecord(mpi_comm)
-        self.enabled = Settings.own().is_enabled
-        #: Whether :meth:`same` exchanges anything.
-        self.is_active = self.calls.waits_for_all = self.enabled and mpi_comm.size > 1
+        #: Whether there are other ranks to compare calls with.
+        self.is_active = mpi_comm.size > 1
         #: Whether the last mismatch showed that ranks have reached the end of the program.
         self.has_finished_ranks = False
         #: Called once all ranks are known to have reached the end of the program.
@@ -115,7 +85,7 @@ class ConsistencyCheck:
 
         Returns:
             Whether the signatures are identical, including parts that may differ, such as the
-            device.  True if the check is disabled.
+            device.
         """
         self.calls.record(signature)
         if not self.is_active or self._exchange.matches(self._identifier(signature)):
@@ -220,7 +190,7 @@ class ConsistencyCheck:
             result = prepare()
         except Exception as error:
             operation = call_signature.unpack(signature).operation
-            if not self.is_active or (nbytes is not None and nbytes < _LARGE):
+            if nbytes is not None and nbytes < _LARGE:
                 advice = ('Use less memory, for example fewer ranks per node.\n'
                           if isinstance(error, MemoryError) else '')
                 global_except_hook.abort_job(
@@ -228,7 +198,7 @@ class ConsistencyCheck:
                     f'{_one_line(error)}\n{advice}')
             self._refuse(operation, error, mismatch.NOT_SENT)
         # Without counting: it is the same operation.
-        if self.is_active and (nbytes is None or nbytes >= _LARGE) and not (
+        if (nbytes is None or nbytes >= _LARGE) and not (
                 self._exchange.matches(self._identifier(signature))):
             self._compare(signature)
         return result

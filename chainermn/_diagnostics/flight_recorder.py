@@ -51,7 +51,7 @@ class FlightRecord:
     """
 
     __slots__ = ('__weakref__', '_has_sites', 'before', 'conflict', 'count', 'inside', 'left_at',
-                 'n_by_callers', 'number', 'ranks', 'ring', 'timeout', 'waits_for_all')
+                 'n_by_callers', 'number', 'ranks', 'ring', 'timeout')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         #: Ranks in COMM_WORLD.
@@ -70,8 +70,6 @@ class FlightRecord:
         self.before: int = 0
         #: The operation and error of a second thread, which the other ranks do not know yet.
         self.conflict: tuple[str, RuntimeError] | None = None
-        #: Whether every operation waits until all ranks have entered it.
-        self.waits_for_all: bool = False
         self.ring: collections.deque[Call] = collections.deque(maxlen=LENGTH)
         self._has_sites = bool(
             environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG))
@@ -205,7 +203,6 @@ class BackgroundRecord(FlightRecord):
 
     def __init__(self, mpi_comm: MPI.Intracomm, transport: FlightRecord) -> None:
         super().__init__(mpi_comm)
-        self.waits_for_all = True
         self.number = transport.number
         self._transport = transport
         self.exchanges = 0

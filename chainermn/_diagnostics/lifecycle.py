@@ -33,7 +33,7 @@ class Check(Protocol):
     """The consistency check of a communicator."""
 
     calls: FlightRecord
-    is_active: bool  # whether it exchanges anything
+    is_active: bool  # whether there are other ranks
     has_finished_ranks: bool  # whether its last mismatch showed finished ranks
     on_shutdown: Callable[[], None]
 
@@ -182,7 +182,7 @@ def _incomplete_operation() -> str:
 
 
 def _agree() -> bool:
-    """Return whether all ranks have ended; without consistency checks, at least this one."""
+    """Return whether all ranks have ended."""
     if any(check.has_finished_ranks for check in _state().checks):
         return False  # another rank has finished, and waits for this one in MPI_Finalize
     for check in _state().checks:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 
-AGREE = 'CHAINERMN_AGREE'
 CUDA_AWARE = 'CHAINERMN_CUDA_AWARE'
 DEBUG = 'CHAINERMN_DEBUG'
 DEBUG_EVERY = 'CHAINERMN_DEBUG_EVERY'

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from chainermn._consistency import mismatch
-from chainermn._consistency.consistency_check import Settings
 from chainermn._consistency.mismatch import RemoteError
 from chainermn._diagnostics import lifecycle
 from chainermn._diagnostics.flight_recorder import Key, world_ranks
 from chainermn._diagnostics.node_monitor import Registration
 from chainermn._process import runtime
 from chainermn._process.mpi import MPI
+from chainermn._timeline import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.topology import Place
 
@@ -30,7 +30,7 @@ class Introduction(NamedTuple):
     """What a rank tells the others."""
 
     place: Place
-    settings: Settings
+    has_timeline: bool  # whether it records one
     registration: Registration | None
     unreferenced: set[Key]
     arguments: Arguments | None
@@ -58,7 +58,7 @@ def introduce(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> li
     """
     registration = lifecycle.prepare(mpi_comm)
     introductions = mpi_comm.allgather(Introduction(
-        topology.here(), Settings.own(), registration,
+        topology.here(), recorder.is_on(), registration,
         lifetime.unreferenced(world_ranks(mpi_comm)), arguments))
     if registration is not None:
         lifecycle.start(mpi_comm, [each.place.host for each in introductions],

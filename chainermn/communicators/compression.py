@@ -10,8 +10,8 @@ A compressor is any object with two methods::
 ``len(x)`` only.  ``key`` names the stream: a string, an integer or a tuple of these.  A compressor
 with state, such as error feedback, keeps it per key.  It also has ``serialize(serializer)``, like a
 Chainer link, and ``reset()``, which drops the state.  If a method raises an error on one rank, the
-same error is raised on all ranks, and the gradients are invalid; it is only raised on that rank
-with ``CHAINERMN_AGREE=0``, and with overlap on NCCL.
+same error is raised on all ranks, and the gradients are invalid; with overlap on NCCL, it is only
+raised on that rank.
 
 The state belongs to one model.  If two multi-node optimizers get the same compressor, the second
 one uses a copy.  If you call ``multi_node_mean_grad(model, compression=...)`` for several models,

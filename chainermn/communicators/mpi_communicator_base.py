@@ -15,7 +15,7 @@ from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
 from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
-from chainermn._consistency.consistency_check import ConsistencyCheck, Settings
+from chainermn._consistency.consistency_check import ConsistencyCheck
 from chainermn._diagnostics import flight_recorder, lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
@@ -78,7 +78,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
         introductions = _introduction.take(mpi_comm)
-        Settings.check([each.settings for each in introductions])
+        tracer.check_all_on([each.has_timeline for each in introductions])
         lifecycle.wait_until_ready()  # before collectives of all ranks
         lifetime.free(flight_recorder.world_ranks(mpi_comm), self._rank,
                       [each.unreferenced for each in introductions])
@@ -88,8 +88,7 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         # MPI keeps collectives and messages of one communicator apart.
         self._messages = Messages(self._arrays, signatures)
         self._activations = Activations(self._messages)
-        if self._consistency.enabled:  # otherwise other ranks may still receive
-            self._consistency.on_shutdown = _while_alive(self._messages.warn_of_unmatched)
+        self._consistency.on_shutdown = _while_alive(self._messages.warn_of_unmatched)
         flight_recorder.assign_number(self._flight_records())
         self._sums = {}
         self._has_debug_variable = environment.flag(environment.DEBUG)
@@ -231,8 +230,6 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
     @operation
     def barrier(self) -> None:
         self._consistency.same(_BARRIER)  # which waits for all ranks
-        if not self._consistency.is_active:
-            self._arrays.Barrier()
 
     @operation
     def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:

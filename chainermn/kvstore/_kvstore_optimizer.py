@@ -12,9 +12,14 @@ from chainermn._operations.on_all_ranks import raise_on_all_ranks
 from chainermn.kvstore._kvstore import KVStore
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import assign
-from chainermn.optimizers._optimizer_proxy import OptimizerProxy, fill_missing_grad
+from chainermn.optimizers._full_update import init_state
+from chainermn.optimizers._optimizer_proxy import (
+    OptimizerProxy,
+    compute_gradients,
+    fill_missing_grad,
+    keep_scale,
+)
 from chainermn.optimizers._optimizer_settings import Named, OptimizerSettings
-from chainermn.optimizers._sharded_states.sharded_update import as_updated
 
 _Parameters: TypeAlias = dict[str, chainer.Parameter]
 
@@ -112,16 +117,15 @@ class _KVStoreOptimizer(OptimizerProxy):
     _settings: OptimizerSettings
 
     def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
-                 compare_settings: bool) -> None:
+                 compare_settings: bool, noise: tuple[bool, bool] = (True, True)) -> None:
         super().__init__(actual_optimizer)
         self.kvstore = kvstore
         self._initialized = set()
         self._settings = OptimizerSettings(
-            actual_optimizer, 'the KVStore optimizer', 'create_kvstore_optimizer')
-        self._settings.is_compared = compare_settings
-        self._settings.caller.set_options({
-            'update_on_kvstore': str(isinstance(self, _StoreUpdate)),
-            'compare_settings': str(bool(compare_settings))})
+            actual_optimizer, 'the KVStore optimizer', 'create_kvstore_optimizer', {
+                'update_on_kvstore': str(isinstance(self, _StoreUpdate)),
+                'compare_settings': str(bool(compare_settings))},
+            is_compared=compare_settings, noise=noise)
 
     def setup(self, link: chainer.Link) -> _KVStoreOptimizer:
         """Set the model to train; see :meth:`chainer.Optimizer.setup`.
@@ -161,7 +165,7 @@ class _KVStoreOptimizer(OptimizerProxy):
         """
         self.actual_optimizer._check_set_up()
         if lossfun is not None:
-            self._compute_gradients(lossfun(*args, **kwds))
+            compute_gradients(self.actual_optimizer, lossfun(*args, **kwds))
         named = sorted(self.target.namedparams())
         parameters = _initialized(named)
         new = [path for path in parameters if path not in self._initialized]
@@ -223,16 +227,12 @@ class _WorkerUpdate(_KVStoreOptimizer):
         scales = dict.fromkeys(new, 1 / self.kvstore.num_workers)
         self.kvstore._backend.server.scales.update(scales)
         for path in new:
-            parameter = parameters[path]
-            rule = parameter.update_rule
-            if rule is not None and rule.enabled and rule.state is None:
-                # As in the first step; otherwise Chainer could not load a snapshot taken before.
-                rule._init_states(as_updated(rule, parameter))
+            init_state(parameters[path])
 
     def _step(self, parameters: _Parameters) -> None:
         for parameter in parameters.values():  # also those of disabled rules, for hooks
             fill_missing_grad(parameter)
-        self._keep_scale()
+        keep_scale(self.actual_optimizer)
         self._push(parameters)
         means = self.kvstore.pull(list(parameters), priority=_priorities(parameters))
         # New arrays: backward may share one between parameters, or with a read-only view.
@@ -246,8 +246,8 @@ class _StoreUpdate(_KVStoreOptimizer):
 
     def __init__(self, actual_optimizer: chainer.optimizer.GradientMethod, kvstore: KVStore,
                  compare_settings: bool) -> None:
-        super().__init__(actual_optimizer, kvstore, compare_settings)
-        self._settings.noise = False, False  # each key has one server, which draws it
+        super().__init__(actual_optimizer, kvstore, compare_settings,
+                         noise=(False, False))  # each key has one server, which draws it
         updater = kvstore._backend.server.updater
         assert isinstance(updater, OptimizerUpdater)
         updater.is_loss_scaled = True

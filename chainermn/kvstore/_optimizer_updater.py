@@ -56,8 +56,8 @@ class OptimizerUpdater:
         self.optimizer = optimizer
         self.rescale_grad = float(rescale_grad)
         self.settings = OptimizerSettings(
-            optimizer, 'the optimizer of the KVStore', 'set_optimizer')
-        self.settings.is_compared = compare_settings
+            optimizer, 'the optimizer of the KVStore', 'set_optimizer',
+            is_compared=compare_settings)
         #: Whether gradients are multiplied by the loss scale of the optimizer.
         self.is_loss_scaled = False
         #: How often a key is updated with each gradient, if not once.

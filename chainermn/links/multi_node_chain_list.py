@@ -176,9 +176,10 @@ class _Graph:
 def _as_list(name: str, ranks: Ranks) -> list[int] | None:
     if ranks is None:
         return None
-    is_one = is_integer(ranks) or not isinstance(ranks, Iterable)
-    found: list[Object] = [ranks] if is_one else [*ranks]  # type: ignore[misc]
-    if not found or not all(map(is_integer, found)):
+    found: list[Object] = [ranks]
+    if isinstance(ranks, Iterable) and not is_integer(ranks):
+        found = [*ranks]
+    if not all(map(is_integer, found)) or (name == 'rank_in' and not found):
         raise TypeError(f'add_link: {name} must be a rank, a list of ranks or None, not {ranks!r}')
     return [*map(operator.index, found)]
 

@@ -10,13 +10,15 @@ from chainermn._types import Optimizer
 from chainermn.communicators import compression as compression_module
 from chainermn.communicators._recognize import as_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers._double_buffering_optimizer import _DoubleBufferingOptimizer
+from chainermn.optimizers._accumulation import Accumulation
+from chainermn.optimizers._double_buffering import DoubleBuffering
+from chainermn.optimizers._exchange import Exchange, takes
 from chainermn.optimizers._foreign_optimizer import check_optimizer, has_plain_update
-from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer, takes
+from chainermn.optimizers._full_update import FullUpdate
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers._optimizer_proxy import OptimizerProxy
 from chainermn.optimizers._optimizer_settings import OptimizerSettings
-from chainermn.optimizers._overlapping_optimizer import _OverlappingOptimizer
-from chainermn.optimizers._own_compressor import own_compressor, register
+from chainermn.optimizers._overlapped import Overlapped
 from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 if TYPE_CHECKING:
@@ -136,7 +138,7 @@ def create_multi_node_optimizer(
         check_optimizer(actual_optimizer, {
             'double_buffering': double_buffering, 'overlap': bool(overlap),
             'shard_states': bool(shard_states)})
-        compressor = own_compressor(compression_module.get(compression))
+        compressor = compression_module.get(compression)
         if compressor is not None and not takes(communicator, compression=None):
             raise ValueError('compression is not supported by '
                              f'{type(communicator).__name__}: its multi_node_mean_grad takes no '
@@ -161,30 +163,31 @@ def create_multi_node_optimizer(
                             'not override its method update, not a '
                             f'{type(actual_optimizer).__name__}')
         bucket_bytes = _checked_size(bucket_mb)
-    if double_buffering and not communicator._can_overlap:
-        raise ValueError('This communicator does not support double buffering. '
-                         'Use pure_nccl, or double_buffering=False.')
-    optimizer: MultiNodeOptimizer
-    if overlap and communicator.size > 1:
-        optimizer = _OverlappingOptimizer(actual_optimizer, communicator, zero_fill,
-                                          n_accumulations, compressor, bucket_bytes,
-                                          overlap == 'always')
-    elif double_buffering:
-        optimizer = _DoubleBufferingOptimizer(actual_optimizer, communicator, zero_fill, compressor)
-    else:
-        optimizer = MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, n_accumulations,
-                                       compressor)
-    register(optimizer)
-    optimizer._caller.set_options({
-        'n_accumulations': str(n_accumulations), 'double_buffering': str(bool(double_buffering)),
-        'overlap': repr(overlap), 'bucket_mb': f'{bucket_mb:g}' if overlap else 'none',
-        'shard_states': str(shard_states), 'compare_settings': str(bool(compare_settings))})
-    optimizer._settings.is_compared = compare_settings and communicator.size > 1 and (
-        OptimizerSettings.are_known(actual_optimizer))
-    if shard_states and communicator.size > 1:
-        optimizer._sharding = ShardedUpdate(communicator, optimizer._caller)
-        optimizer._settings.noise = True, False  # only one rank updates a parameter with hooks
-    return optimizer
+        if double_buffering and not communicator._can_overlap:
+            raise ValueError('This communicator does not support double buffering. '
+                             'Use pure_nccl, or double_buffering=False.')
+
+        exchange: Exchange
+        options = actual_optimizer, communicator, zero_fill, compressor
+        if double_buffering:
+            exchange = DoubleBuffering(*options)
+        elif overlap and communicator.size > 1:
+            exchange = Overlapped(*options, bucket_bytes, overlap == 'always')
+        else:
+            exchange = Exchange(*options)
+    is_sharded = shard_states and communicator.size > 1
+    settings = OptimizerSettings(
+        actual_optimizer, 'the multi-node optimizer', 'create_multi_node_optimizer', {
+            'n_accumulations': str(n_accumulations),
+            'double_buffering': str(bool(double_buffering)), 'overlap': repr(overlap),
+            'bucket_mb': f'{bucket_mb:g}' if overlap else 'none', 'shard_states': str(shard_states),
+            'compare_settings': str(bool(compare_settings))},
+        is_compared=compare_settings and communicator.size > 1 and (
+            OptimizerSettings.are_known(actual_optimizer)),
+        noise=(True, not is_sharded))  # only one rank updates a parameter with hooks
+    return MultiNodeOptimizer(
+        actual_optimizer, communicator, zero_fill, exchange, Accumulation(n_accumulations),
+        ShardedUpdate(communicator, settings.caller) if is_sharded else FullUpdate(), settings)
 
 
 def _checked_number(n_accumulations: object) -> int:

@@ -46,25 +46,29 @@ class Delegate:
     def _owns(cls, name: str) -> bool:
         return name in cls._own or (name.startswith('__') and name.endswith('__'))
 
+    def _holder(self, name: str) -> Object:
+        """Return the object with an attribute that the proxy has not: the wrapped one."""
+        return getattr(self, self._wraps)
+
     def __getattr__(self, name: str) -> Attribute:  # only called if the proxy has no such attribute
         # While a proxy is copied or unpickled it has no attributes yet; looking up the wrapped
         # object would recurse forever.
         if self._owns(name):
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}',
                                  name=name, obj=self)
-        return getattr(getattr(self, self._wraps), name)
+        return getattr(self._holder(name), name)
 
     def __setattr__(self, name: str, value: Attribute) -> None:
         if self._owns(name):
             object.__setattr__(self, name, value)
         else:
-            setattr(getattr(self, self._wraps), name, value)
+            setattr(self._holder(name), name, value)
 
     def __delattr__(self, name: str) -> None:
         if self._owns(name):
             object.__delattr__(self, name)
         else:
-            delattr(getattr(self, self._wraps), name)
+            delattr(self._holder(name), name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(getattr(self, self._wraps))})

@@ -4,12 +4,11 @@ A wrapper that forwards to a Chainer optimizer has everything that Chainer's opt
 """
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 from chainer.optimizer import GradientMethod
 
-from chainermn._types import Optimizer, Serializer
+from chainermn._types import Optimizer
 
 #: What multi-node optimizers with other options read.
 _OF_CHAINER = 't', '_loss_scale', 'call_hooks'
@@ -51,18 +50,3 @@ def _listed(names: list[str]) -> str:
 def has_plain_update(optimizer: Optimizer) -> bool:
     """Return whether ``update`` is GradientMethod's, perhaps of a wrapped optimizer."""
     return getattr(optimizer.update, '__func__', None) is GradientMethod.update
-
-
-def serialize(optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
-    """Save or load an optimizer, if it can.
-
-    Warns:
-        RuntimeWarning: On the root, if the optimizer cannot be serialized.
-    """
-    if hasattr(optimizer, 'serialize'):
-        optimizer.serialize(serializer)
-    elif is_root:
-        name = type(optimizer).__name__
-        warnings.warn(f'{name} has no method serialize, so snapshots do not contain its state. '
-                      f'If it has a state, define {name}.serialize(serializer).', RuntimeWarning,
-                      stacklevel=3)

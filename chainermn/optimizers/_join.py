@@ -17,17 +17,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-import chainer
+import numpy as np
 
 from chainermn._operations.on_all_ranks import check_equal
 from chainermn._process import runtime
-from chainermn._types import Model, Object, Optimizer
+from chainermn._types import Array, Model
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers._multi_node_optimizer import Exchange, MultiNodeOptimizer, Shapes
+from chainermn.optimizers._join_hook import JoinHook, Shapes
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers._participants import AllRanks, Operation
 
 #: The numbers that ranks exchange: exhausted, or the next operation.
 _OUT, _BROADCAST, _EXCHANGE = range(3)
-_CODES: dict[Exchange, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
+_CODES: dict[Operation, int] = {'broadcast': _BROADCAST, 'exchange': _EXCHANGE}
 _OPERATIONS = {code: operation for operation, code in _CODES.items()}
 _ENTER = 4  # and above: the options
 
@@ -55,8 +57,7 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
     Only ``optimizer.update`` is shadowed.  When one rank is exhausted, any other collective call on
     the same communicator, such as in ``MultiNodeBatchNormalization``, an evaluator, a checkpointer
     or an ``ObservationAggregator``, raises an error on all ranks; calls on another communicator
-    would wait forever.  If the block raises an error on one rank, all ranks raise it (but with
-    ``CHAINERMN_AGREE=0`` the others wait).
+    would wait forever.  If the block raises an error on one rank, all ranks raise it.
 
     Args:
         optimizer: Multi-node optimizer, created without double buffering.
@@ -85,24 +86,24 @@ def join(optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool = Tru
         >>> optimizer.t  # of 3 updates, the first only copied the parameters
         2
     """
-    if not hasattr(optimizer, '_enter_join'):
+    if not hasattr(optimizer, '_participants'):
         raise TypeError(f'join needs a multi-node optimizer, not {optimizer!r}. '
                         'Create one with chainermn.create_multi_node_optimizer().')
     if not enable:
         return contextlib.nullcontext()
-    return Join(optimizer, bool(divide_by_initial_world_size), bool(throw_on_early_termination))
+    return Join(optimizer.communicator, JoinHook(optimizer), bool(divide_by_initial_world_size),
+                bool(throw_on_early_termination))
 
 
-class Join(AbstractContextManager[None]):
-    """See :func:`join`.
+class Join(AllRanks, AbstractContextManager[None]):
+    """See :func:`join`."""
 
-    The optimizer calls :meth:`announce` before an exchange and :meth:`factor` after it.
-    """
+    are_in_step = False
 
-    def __init__(self, optimizer: MultiNodeOptimizer, divide_by_initial_world_size: bool,
-                 throw: bool) -> None:
-        self._optimizer = optimizer
-        self._comm = optimizer.communicator
+    def __init__(self, communicator: CommunicatorBase, hook: JoinHook,
+                 divide_by_initial_world_size: bool, throw: bool) -> None:
+        self._comm = communicator
+        self._hook = hook
         self._divide_by_initial_world_size = divide_by_initial_world_size
         self._throw = throw
         self._active: list[int] = []  # in the last turn with active ranks
@@ -113,9 +114,9 @@ class Join(AbstractContextManager[None]):
         if self._comm in runtime.get(_Joins).communicators:
             self._comm.refuse('join', RuntimeError(
                 'this communicator is already in a join. Leave that context first.'))
-        self._optimizer._enter_join(self)
+        self._hook.enter(self)
         try:
-            with self._optimizer._comparing_settings():
+            with self._hook.comparing_settings():
                 numbers = self._comm._join_turn(
                     _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
             check_equal(self._comm, [
@@ -123,7 +124,7 @@ class Join(AbstractContextManager[None]):
                 f'throw_on_early_termination={bool(number & 1)}' for number in numbers],
                 'join: the arguments differ between ranks', 'Pass the same arguments on all ranks.')
         except BaseException:
-            self._optimizer._enter_join(None)
+            self._hook.enter(AllRanks())
             raise
         runtime.get(_Joins).communicators.append(self._comm)
 
@@ -140,64 +141,45 @@ class Join(AbstractContextManager[None]):
                 self._raise_on_all_ranks(error)
         finally:
             runtime.get(_Joins).communicators.remove(self._comm)
-            self._optimizer._enter_join(None)
+            self._hook.enter(AllRanks())
 
-    def announce(self, what: Exchange) -> None:
-        """Start an operation of this rank, which is active.  Collective: every rank calls it.
+    def announce(self, operation: Operation) -> None:
+        self._turn(_CODES[operation])
 
-        Args:
-            what: The operation.
-        """
-        self._turn(_CODES[what])
+    def scale(self, model: Model) -> None:
+        if not self._divide_by_initial_world_size and len(self._active) < self._comm.size:
+            factor = self._comm.size / len(self._active)
+            params = {id(param): param for param in model.params(include_uninit=False)}
+            for param in params.values():  # once per shared parameter
+                _multiply(param.grad, factor)
 
-    def factor(self) -> float:
-        """Return the number to multiply means over all ranks with."""
-        return 1 if self._divide_by_initial_world_size else self._comm.size / len(self._active)
-
-    def _turn(self, number: int) -> tuple[Exchange, Shapes | None] | None:
+    def _turn(self, number: int) -> tuple[Operation, Shapes | None] | None:
         """Send a number to all ranks; return the operation of the active ranks, None if none."""
         numbers = self._comm._join_turn(number)
         active = [rank for rank, number in enumerate(numbers) if number != _OUT]
         if not active:
             return None
         self._active = active
-        what = _OPERATIONS[numbers[active[0]]]
-        layout: Shapes | None = None
+        operation = _OPERATIONS[numbers[active[0]]]
+        layout = None
         if len(active) < self._comm.size:
             if self._throw:
                 self._termination = _early_termination(numbers)
                 raise self._termination
-            # With zero_fill, exhausted ranks need no layout: all gradients are exchanged.
-            if what == 'broadcast' or not self._optimizer.zero_fill:
+            layout = self._hook.layout(operation)
+            if layout is not None:
                 with self._comm.called_by('join'):
-                    layout = self._comm.bcast_obj(self._optimizer._layout(what), root=active[0])
-        return what, layout
+                    layout = self._comm.bcast_obj(layout, root=active[0])
+        return operation, layout
 
     def _finish(self) -> None:
         """Shadow the active ranks until there are none."""
-        self._optimizer._flush(self._divide_by_initial_world_size)
+        self._hook.flush(self._divide_by_initial_world_size)
         while turn := self._turn(_OUT):
-            self._optimizer._shadow(*turn)
-        if not self._active or self._comm.size == 1:
-            return
-        root = self._active[-1]
-        is_root = self._comm.rank == root
-        actual = self._optimizer.actual_optimizer
-        parts = {name: part for name, part in (
-            ('model', self._optimizer.target), ('optimizer', actual)) if hasattr(part, 'serialize')}
-        saved = {name: _saved(part) for name, part in parts.items()} if is_root else {}
-        if is_root and self._optimizer._sharding is not None:  # each rank has its own states
-            saved['optimizer'] = {key: value for key, value in saved['optimizer'].items()
-                                  if key.split('/')[-1] in ('t', 'epoch')}
-        with self._comm.called_by('join'):
-            state = self._comm.bcast_obj(
-                (saved, dict(_hyperparameters(actual))) if is_root else None, root=root)
-        if not is_root:
-            for name, part in parts.items():
-                # Not strict: uninitialized parameters have no state in the optimizer.
-                chainer.serializers.NpzDeserializer(state[0][name], strict=False).load(part)
-            _hyperparameters(actual).update(state[1])
-        self._comm._join_turn(_OUT)  # raises on all ranks if one could not load it
+            self._hook.main_hook(*turn)
+        if self._active and self._comm.size > 1:
+            self._hook.post_hook(self._active[-1])
+            self._comm._join_turn(_OUT)  # raises on all ranks if one could not load it
 
     def _raise_on_all_ranks(self, error: Exception) -> None:
         """Raise the error on all ranks, unless they have raised it already."""
@@ -222,12 +204,9 @@ def _early_termination(numbers: Sequence[int | None]) -> RuntimeError:
                         'throw_on_early_termination=False.')
 
 
-def _saved(part: Model | Optimizer) -> dict[str, Object]:
-    serializer = chainer.serializers.DictionarySerializer()
-    serializer.save(part)
-    return serializer.target
-
-
-def _hyperparameters(actual_optimizer: Optimizer) -> dict[str, Object]:
-    """Return the hyperparameters, such as the learning rate, which Chainer does not save."""
-    return getattr(getattr(actual_optimizer, 'hyperparam', None), '__dict__', {})
+def _multiply(grad: Array | None, factor: float) -> None:
+    """Multiply in place; compute float16 in float32."""
+    if grad is not None:
+        wide = np.promote_types(grad.dtype, np.float32)
+        with np.errstate(over='ignore', invalid='ignore'):
+            grad[...] = grad.astype(wide, copy=False) * wide.type(factor)

@@ -1,4 +1,4 @@
-"""A proxy of an optimizer: computes gradients as ``Optimizer.update`` does, but exchanges them."""
+"""A proxy of an optimizer, whose gradients are computed as by ``Optimizer.update``."""
 from __future__ import annotations
 
 import chainer
@@ -12,26 +12,27 @@ class OptimizerProxy(Delegate, wraps='actual_optimizer'):
 
     actual_optimizer: Optimizer
 
-    def _compute_gradients(self, loss: Variable) -> None:
-        """Replace the gradients of all parameters by those of a loss."""
-        optimizer = self.actual_optimizer
-        if getattr(optimizer, '_use_cleargrads', True):
-            optimizer.target.cleargrads()
-        else:
-            optimizer.target.zerograds()
-        loss.backward(loss_scale=getattr(optimizer, '_loss_scale', None))
-        self._keep_scale()
 
-    def _keep_scale(self) -> None:
-        """Let the update rules divide all gradients by the loss scale.
+def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
+    """Replace the gradients of all parameters of an optimizer by those of a loss."""
+    if getattr(optimizer, '_use_cleargrads', True):
+        optimizer.target.cleargrads()
+    else:
+        optimizer.target.zerograds()
+    loss.backward(loss_scale=getattr(optimizer, '_loss_scale', None))
+    keep_scale(optimizer)
 
-        Backward sets the scale of a parameter only if this rank's loss used it, but the mean
-        gradients of the others are scaled, too.
-        """
-        scale = getattr(self.actual_optimizer, '_loss_scale', None)
-        if scale is not None:
-            for param in self.actual_optimizer.target.params():
-                param._loss_scale = scale
+
+def keep_scale(optimizer: Optimizer) -> None:
+    """Let the update rules divide all gradients by the loss scale.
+
+    Backward sets the scale of a parameter only if this rank's loss used it, but the mean gradients
+    of the others are scaled, too.
+    """
+    scale = getattr(optimizer, '_loss_scale', None)
+    if scale is not None:
+        for param in optimizer.target.params():
+            param._loss_scale = scale
 
 
 def fill_missing_grad(param: Parameter) -> None:

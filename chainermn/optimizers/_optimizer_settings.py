@@ -8,7 +8,7 @@ from __future__ import annotations
 import array
 import operator
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import chainer
 import numpy as np
@@ -47,23 +47,27 @@ class OptimizerSettings:
         actual_optimizer: The optimizer.
         name: The name of its proxy, for errors.
         creator: The function that creates the proxy and has the argument ``compare_settings``.
+        options: Options of the proxy, by name, which must always be equal.
+        is_compared: Whether ranks compare the settings.
+        noise: Whether all ranks draw the noise of the optimizer's hooks, and whether all draw that
+            of the hooks of update rules.
 
     Attributes:
         caller: The caller of the exchange.
         is_compared: Whether ranks compare the settings.
-        noise: Whether all ranks draw the noise of the optimizer's hooks, and whether all draw that
-            of the hooks of update rules.
     """
 
-    def __init__(self, actual_optimizer: Optimizer, name: str, creator: str) -> None:
+    def __init__(self, actual_optimizer: Optimizer, name: str, creator: str,
+                 options: Mapping[str, str] | None = None, is_compared: bool = True,
+                 noise: tuple[bool, bool] = (True, True)) -> None:
         self.caller = Caller(
-            name, advice='Use the same options, hooks and learning-rate extensions on all ranks, '
-            'and load snapshots on all ranks. To allow different hyperparameters and hooks, pass '
-            f'compare_settings=False to {creator}.',
+            name, options, 'Use the same options, hooks and learning-rate extensions on all '
+            'ranks, and load snapshots on all ranks. To allow different hyperparameters and hooks, '
+            f'pass compare_settings=False to {creator}.',
             warning=(f'hooks of {name} differ between ranks', 'If they change gradients or '
                      'parameters, the models drift apart: add them on all ranks.'))
-        self.is_compared = True
-        self.noise = True, True
+        self.is_compared = is_compared
+        self._noise = noise
         self._optimizer = actual_optimizer
         self._named: Named = []
         self._rules: list[Object] = []
@@ -165,7 +169,7 @@ class OptimizerSettings:
 
         On a GPU, CuPy draws it, whose state cannot be read.
         """
-        by_optimizer, by_rules = self.noise
+        by_optimizer, by_rules = self._noise
         hooks = self._hooks[:2] * by_optimizer + self._hooks[2:] * by_rules
         if any(_draws_noise(hook) for each in hooks for hook in each.values()) and any(
                 param.device.xp is np for _, param in self._named):

@@ -6,47 +6,44 @@ import weakref
 from typing import TYPE_CHECKING
 
 from chainermn._process import runtime
+from chainermn._types import Object
 
 if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
-    from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
 
 
 class _CompressorUsers(runtime.Part):
     def __init__(self) -> None:
-        self.optimizers: weakref.WeakSet[MultiNodeOptimizer] = weakref.WeakSet()
+        #: Objects with a compressor as their attribute ``compression``.
+        self.users: weakref.WeakSet[Object] = weakref.WeakSet()
 
     def in_child(self) -> bool:
         return True
 
 
-def own_compressor(compressor: Compressor | PowerSGD | None) -> Compressor | PowerSGD | None:
-    """Return a compressor that no other optimizer uses.
+def own_compressor(compressor: Compressor | PowerSGD | None, user: Object
+                   ) -> Compressor | PowerSGD | None:
+    """Return a compressor that nobody else uses.
 
     Args:
-        compressor: The compressor of a new optimizer.
+        compressor: A compressor.
+        user: The object whose attribute ``compression`` it becomes.
 
     Returns:
-        The compressor, or a copy without state if it has state and another optimizer uses it.
+        The compressor, or a copy without state if it has state and somebody else uses it.
 
     Raises:
         ValueError: If it cannot be copied.
     """
-    users = runtime.get(_CompressorUsers).optimizers
-    if compressor is None or not hasattr(compressor, 'reset') or all(
-            each.compression is not compressor for each in users):
-        return compressor
-    try:
-        own = copy.deepcopy(compressor)
-    except Exception as error:
-        raise ValueError(
-            f'the compressor {type(compressor).__name__} is already used by another multi-node '
-            f'optimizer, and has state that cannot be copied ({type(error).__name__}: {error}). '
-            'Create a separate compressor for each optimizer.') from error
-    own.reset()
-    return own
-
-
-def register(optimizer: MultiNodeOptimizer) -> None:
-    """Remember that an optimizer uses its compressor."""
-    runtime.get(_CompressorUsers).optimizers.add(optimizer)
+    users = runtime.get(_CompressorUsers).users
+    if hasattr(compressor, 'reset') and any(each.compression is compressor for each in users):
+        try:
+            compressor = copy.deepcopy(compressor)
+        except Exception as error:
+            raise ValueError(
+                f'the compressor {type(compressor).__name__} is already used by another multi-node '
+                f'optimizer, and has state that cannot be copied ({type(error).__name__}: {error}).'
+                ' Create a separate compressor for each optimizer.') from error
+        compressor.reset()  # type: ignore[union-attr]
+    users.add(user)
+    return compressor

@@ -189,9 +189,8 @@ def check(done, ranks, why):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('ranks', [1, 2, 3])
-@pytest.mark.parametrize('env', [{}, {'CHAINERMN_AGREE': '0'}], ids=['agree', 'do not agree'])
-def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks, env):
-    done = run(tmp_path, AT_THE_END, ranks, **env)
+def test_operations_raise_after_the_end_of_the_program(tmp_path, ranks):
+    done = run(tmp_path, AT_THE_END, ranks)
     check(done, ranks, 'the communicators of this rank were shut down at the end of the program')
 
 

@@ -123,8 +123,6 @@ JOBS = {
        for name, (body, _) in HANGS.items()},
     **{name: ([body], {'timeout': '1000'}) for name, (body, _) in DEADLOCKS.items()},
     **{name: ([body, 2], {'timeout': '0'}) for name, body in ENDED.items()},
-    'without check': (['if comm.rank == 0: comm.barrier()'],
-                          {'timeout': '0', 'CHAINERMN_AGREE': '0'}),
     'limit of a part': (['comm.set_config("timeout", 1)\npart = comm.split(0, comm.rank)\n'
                          'load() if comm.rank else part.barrier()', 2], {'timeout': '1000'}),
     'limit of a queue': (['comm.set_config("timeout", 1)\n'
@@ -182,12 +180,6 @@ def check_ended(name, status, output):
     assert 'rank 1 is at the end of the program' in output
 
 
-def check_ended_without_consistency_checks(name, status, output):
-    assert status != 0
-    assert 'rank 0 waits in barrier #4 (script.py:13) for ranks 1-2; ' in output
-    assert 'rank 1 has reached the end of the program' in output
-
-
 def check_only_itself(name, status, output):
     """Before the first communicator each rank reports only itself."""
     assert status != 0
@@ -228,7 +220,6 @@ CHECKS = {
     **dict.fromkeys(HANGS, check_hang),
     **dict.fromkeys(DEADLOCKS, check_deadlock),
     **dict.fromkeys(ENDED, check_ended),
-    'without check': check_ended_without_consistency_checks,
     'limit of a part': check_part,
     'limit of a queue': check_part,
     'no limit': check_silent,

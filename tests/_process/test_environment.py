@@ -20,11 +20,11 @@ def test_flags(monkeypatch, value, expected):
 
 @pytest.mark.parametrize('default', [False, True])
 def test_unset_or_empty_is_the_default(monkeypatch, default):
-    monkeypatch.delenv(environment.AGREE, raising=False)
-    assert environment.flag(environment.AGREE, default) == default
-    monkeypatch.setenv(environment.AGREE, '')
-    assert environment.flag(environment.AGREE, default) == default
-    assert environment.text(environment.AGREE) == ''
+    monkeypatch.delenv(environment.DEBUG, raising=False)
+    assert environment.flag(environment.DEBUG, default) == default
+    monkeypatch.setenv(environment.DEBUG, '')
+    assert environment.flag(environment.DEBUG, default) == default
+    assert environment.text(environment.DEBUG) == ''
 
 
 def test_defaults_of_mpi(monkeypatch):

@@ -1,6 +1,6 @@
 """Code and pages use the field's terms: private words of earlier versions do not come back.
 
-``CHAINERMN_AGREE`` and ``refuse`` are public names and stay.
+``refuse`` is a public name and stays; pages name ``CHAINERMN_AGREE``, which is ignored.
 """
 
 import pathlib

@@ -4,8 +4,8 @@
 [--jobs 8] [--python PYTHON]``
 
 Each job plays several programs. One rank of each is late by up to 5 seconds: in user code, a
-thread, mpi4py, pickling, a debugger; or it is stopped. Every fourth job runs without consistency
-checks (``CHAINERMN_AGREE=0``). A job passes if it ends with status 0 and ChainerMN reports nothing.
+thread, mpi4py, pickling, a debugger; or it is stopped. A job passes if it ends with status 0 and
+ChainerMN reports nothing.
 """
 
 from __future__ import annotations
@@ -40,20 +40,17 @@ class Job(NamedTuple):
     ranks: int
     first: int
     number: int
-    checks: bool = True
     longest: float = LONGEST
 
     def __str__(self) -> str:
         return (f'--seed {self.seed} --ranks {self.ranks} --first {self.first} --count '
-                f'{self.number}' + ('' if self.checks else ' --no-checks'))
+                f'{self.number}')
 
 
 def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
     """Run a job; return what is wrong, or '', and its output."""
     env = mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1'}
     env.pop('CHAINERMN_TIMEOUT', None)
-    if not job.checks:
-        env['CHAINERMN_AGREE'] = '0'
     process = subprocess.Popen(
         [str(pathlib.Path(python).with_name('mpiexec')), '-n', str(job.ranks), python,
          '-W', 'ignore', str(HERE / 'correct_program.py'),
@@ -80,14 +77,12 @@ def main() -> int:
     parser.add_argument('--first', type=int, default=0, help='number of the first program')
     parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
     parser.add_argument('--jobs', type=int, default=8, help='jobs at a time; default: %(default)s')
-    parser.add_argument('--no-checks', action='store_true', help='all with CHAINERMN_AGREE=0')
     parser.add_argument('--python', default=sys.executable, metavar='PYTHON',
                         help='Python of another environment; default: this one')
     args = parser.parse_args()
     sizes = itertools.cycle(map(int, args.ranks.split(',')))
     end = args.first + args.count
-    chosen = [Job(args.seed, next(sizes), first, min(PER_JOB, end - first),
-                  not args.no_checks and (first // PER_JOB) % 4 != 3)
+    chosen = [Job(args.seed, next(sizes), first, min(PER_JOB, end - first))
               for first in range(args.first, end, PER_JOB)]
     start, n_wrong = time.perf_counter(), 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

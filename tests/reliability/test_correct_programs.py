@@ -16,8 +16,8 @@ _spec.loader.exec_module(correct_programs)
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize('job', [
-    correct_programs.Job(1, ranks, 0, 4, ranks != 4, longest=3) for ranks in (2, 3, 4)] + [
-    pytest.param(correct_programs.Job(2, ranks, first, 10, first != 10), marks=pytest.mark.full)
+    correct_programs.Job(1, ranks, 0, 4, longest=3) for ranks in (2, 3, 4)] + [
+    pytest.param(correct_programs.Job(2, ranks, first, 10), marks=pytest.mark.full)
     for ranks in (2, 3, 4) for first in (0, 10, 20)], ids=str)
 def test_nothing_is_reported(job):
     problem, output = correct_programs.run(job)

@@ -71,7 +71,6 @@ class Kind(enum.Enum):
     """Which ranks an operation waits for."""
 
     COLLECTIVE = enum.auto()  # ranks that have not entered it
-    UNCHECKED = enum.auto()  # the same, but only finished ranks are certain
     CREATION = enum.auto()  # ranks that have not called create_communicator
     SEND = enum.auto()  # the receiver
     RECEIVE = enum.auto()  # the sender, or one of all ranks
@@ -102,8 +101,7 @@ class Wait(NamedTuple):
             return cls(Kind.CREATION, calls.key, creations()[calls.ranks])
         if isinstance(calls, BackgroundRecord) or not (
                 call.operation in _BLOCKING or isinstance(calls, MessageRecord)):
-            kind = Kind.COLLECTIVE if calls.waits_for_all else Kind.UNCHECKED
-            return cls(kind, calls.key, calls.entered)
+            return cls(Kind.COLLECTIVE, calls.key, calls.entered)
         if not isinstance(calls, MessageRecord) or call.operation not in _BLOCKING or (
                 call.peer is None or call.tag is None):
             return None

@@ -133,9 +133,8 @@ class WaitGraph:
                 for other in wait.asked if other in self._states)
             return _Blockers(set(wait.asked) if are_blocked else set(), needs_all=True)
         return _Blockers({
-            other for other in ranks if other in self._states
-            and self._entered(wait, other) < wait.number
-            and (wait.kind is not Kind.UNCHECKED or self._states[other].is_finished)})
+            other for other in ranks
+            if other in self._states and self._entered(wait, other) < wait.number})
 
     def _entered(self, wait: Wait, rank: int) -> float:
         progress = self._states[rank].progress

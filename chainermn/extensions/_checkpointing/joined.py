@@ -9,6 +9,7 @@ from chainermn._types import Object
 from chainermn.extensions._checkpointing.rank_file import accumulated, sharded_states
 from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.combine import StateShard
+from chainermn.optimizers._sharded_states.sharded_update import ShardedUpdate
 
 _SUFFIX = f'/{combine.ENTRY}'
 
@@ -72,7 +73,8 @@ def _shardings(target: object) -> list[bool]:
     optimizers: list[Object] = [target]
     if updater is not None and hasattr(updater, 'get_all_optimizers'):
         optimizers = list(updater.get_all_optimizers().values())
-    return [getattr(optimizer, '_sharding', None) is not None for optimizer in optimizers]
+    return [isinstance(getattr(optimizer, '_stepper', None), ShardedUpdate)
+            for optimizer in optimizers]
 
 
 class JoinedArrays(Mapping[str, np.ndarray]):

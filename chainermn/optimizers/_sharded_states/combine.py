@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import chainer
 
-from chainermn._types import Object
+from chainermn._types import Model, Object, Serializer
+from chainermn.optimizers._sharded_states.partition import Shard
 
 #: The name of the entry in snapshots that tells which elements of a parameter the state beside it
 #: belongs to: begin, end, and the shape of the parameter.
@@ -67,3 +68,24 @@ def join(path: str, shape: tuple[int, ...], parts: Iterable[StateShard]) -> dict
 def has_size(value: Object, size: int) -> bool:
     """Return whether a value is an array of ``size`` elements."""
     return isinstance(value, chainer.get_array_types()) and value.size == size
+
+
+def load_shard(serializer: Serializer, target: Model) -> Shard:
+    """Load which elements the states in a snapshot belong to.
+
+    Args:
+        serializer: A Chainer deserializer.
+        target: The model.
+
+    Returns:
+        The elements, for each parameter whose state was saved by a sharded optimizer.
+    """
+    found: Shard = {}
+    for path, _ in target.namedparams():
+        try:
+            entry = serializer[path](ENTRY, None)
+        except KeyError:  # saved by an optimizer that is not sharded
+            continue
+        if entry is not None:
+            found[path] = int(entry[0]), int(entry[1])
+    return found

@@ -21,9 +21,10 @@ from chainermn._gradients import tied_arrays
 from chainermn._gradients.elementwise_rules import is_elementwise
 from chainermn._operations.call_signature import Caller
 from chainermn._operations.on_all_ranks import check_equal
-from chainermn._process import runtime
+from chainermn._process import environment, runtime
 from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._full_update import FullUpdate, as_updated
 from chainermn.optimizers._sharded_states import combine
 from chainermn.optimizers._sharded_states.partition import Item, Range, Shard, partition
 
@@ -57,8 +58,8 @@ class _States(runtime.Part):
         return True  # which may save the optimizer
 
 
-class ShardedUpdate:
-    """The shard of this rank.
+class ShardedUpdate(FullUpdate):
+    """Each rank updates its shard of the parameters, and keeps its states.
 
     Args:
         communicator: The ranks that share the states.
@@ -73,14 +74,17 @@ class ShardedUpdate:
         self._rules: list[UpdateRule] = []
         self._shards: list[Shard] = []
         #: The elements that this rank updates, of each parameter.
-        self.shard: Shard = {}
+        self._elements: Shard = {}
         self._pieces: dict[str, Parameter] = {}  # with the elements of this rank's shard
         self._owner = object()
         self._held = runtime.get(_States).by_rule
+        self._has_debug_variable = environment.flag(environment.DEBUG)
 
     def clear(self) -> None:
-        """Forget the partition, since the optimizer gets another model."""
-        self._items, self._rules, self._shards, self.shard, self._pieces = [], [], [], {}, {}
+        self._items, self._rules, self._shards, self._elements, self._pieces = [], [], [], {}, {}
+
+    def begin(self, target: Model) -> None:
+        self.prepare(target)
 
     def prepare(self, target: Model) -> None:
         """Partition the parameters, if they or their states have changed since the last call.
@@ -110,23 +114,24 @@ class ShardedUpdate:
             f'update rule of {item.path}': item.description for item in items})
         found = comm.allgather_obj([self._find(rule) for rule in rules])
         self._shards = partition(items, comm.size)
-        self.shard = {item.path: self._shards[comm.rank].get(item.path, (0, 0)) for item in items}
+        self._elements = {path: self._shards[comm.rank].get(path, (0, 0)) for path in params}
         by_param = zip(*found, strict=True)
         for (path, param), states in zip(params.items(), by_param, strict=True):
-            begin, end = self.shard[path]
+            begin, end = self._elements[path]
             is_complete = end - begin == param.size
             self._pieces[path] = param if is_complete else _piece(param, begin, end)
             self._distribute(path, param, states)
         self._items, self._rules = items, rules
 
-    def update(self, optimizer: Optimizer) -> None:
-        """Step like ``GradientMethod.update``, but update this rank's shard, and exchange it.
+    def shard(self, optimizer: Optimizer) -> Shard | None:
+        # Hooks of the optimizer, its loss scale and debug mode need all gradients.
+        hooks = optimizer._hookable
+        needs_all = (optimizer._loss_scale is not None or hooks._pre_update_hooks
+                     or hooks._post_update_hooks or self._has_debug_variable or chainer.is_debug())
+        return None if needs_all else self._elements
 
-        Collective: every rank calls it.
-
-        Args:
-            optimizer: The actual optimizer, a ``chainer.optimizer.GradientMethod``.
-        """
+    def update(self, optimizer: Optimizer, *args: Object, **kwds: Object) -> None:
+        """Step like ``GradientMethod.update``, but update this rank's shard, and exchange it."""
         optimizer = optimizer.update.__self__  # of a wrapper, the wrapped one
         params = _with_rules(optimizer.target)
         paths = {id(param): path for path, param in params.items()}
@@ -148,24 +153,26 @@ class ShardedUpdate:
         optimizer.call_hooks('post')
         optimizer.update_loss_scale()
 
-    def serialize(self, serializer: Serializer, target: Model) -> None:
-        """Save which elements the states of this rank belong to.
-
-        Args:
-            serializer: A Chainer serializer, after the optimizer has saved the states.
-            target: The model.
-        """
-        for path, param in target.namedparams():
+    def serialize(self, optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
+        """Save or load also which elements the states of this rank belong to."""
+        is_loading = isinstance(serializer, chainer.Deserializer)
+        if is_loading:
+            self._begin_loading(optimizer.target, combine.load_shard(serializer, optimizer.target))
+        optimizer.serialize(serializer)
+        for path, param in () if is_loading else optimizer.target.namedparams():
             if param.update_rule in self._held:
                 serializer[path](combine.ENTRY, np.array(
                     [*self._held[param.update_rule].elements, *param.shape]))
 
-    def begin_loading(self, target: Model, loaded: Shard) -> None:
+    def common(self, saved: Mapping[str, Object]) -> dict[str, Object]:
+        return {key: value for key, value in saved.items() if key.split('/')[-1] in ('t', 'epoch')}
+
+    def _begin_loading(self, target: Model, loaded: Shard) -> None:
         """Drop all states, since those in the snapshot may have other lengths.
 
         Args:
             target: The model.
-            loaded: The result of :func:`load_shard`.
+            loaded: The elements that the states in the snapshot belong to.
         """
         self.clear()
         for path, param in target.namedparams():
@@ -185,7 +192,7 @@ class ShardedUpdate:
         if not piece.size:
             rule.t += rule.enabled
             return
-        begin, end = self.shard[path]
+        begin, end = self._elements[path]
         flat = param.array.reshape(-1)  # a copy if the array is not contiguous
         piece.array = elements = flat[begin:end]
         piece.grad = None if param.grad is None else param.grad.reshape(-1)[begin:end]
@@ -251,34 +258,6 @@ class ShardedUpdate:
         self._held[rule] = _StateElements((begin, end), self._owner)
         if rule.enabled:
             rule._init_states(as_updated(rule, piece))
-
-
-def load_shard(serializer: Serializer, target: Model) -> Shard:
-    """Load which elements the states in a snapshot belong to.
-
-    Args:
-        serializer: A Chainer deserializer.
-        target: The model.
-
-    Returns:
-        The elements, for each parameter whose state was saved by a sharded optimizer.
-    """
-    found: Shard = {}
-    for path, _ in target.namedparams():
-        try:
-            entry = serializer[path](combine.ENTRY, None)
-        except KeyError:  # saved by an optimizer that is not sharded
-            continue
-        if entry is not None:
-            found[path] = int(entry[0]), int(entry[1])
-    return found
-
-
-def as_updated(rule: UpdateRule, param: Parameter) -> Parameter:
-    """Return the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
-    if not rule._use_fp32_update or param.dtype != np.float16:
-        return param
-    return chainer.Parameter(param.array.astype(np.float32))
 
 
 def _with_rules(target: Model) -> dict[str, Parameter]:

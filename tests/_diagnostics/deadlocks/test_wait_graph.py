@@ -76,9 +76,8 @@ no_wait = state(())
     # All have entered it: one of them may be unpickling.
     ([in_collective(5)] * 3, set()),
     # Without the check, ranks that live may not be needed.
-    ([in_collective(5, WORLD, Kind.UNCHECKED), in_collective(3, OTHER, Kind.UNCHECKED)], set()),
-    ([in_collective(5, WORLD, Kind.UNCHECKED), done(entered={WORLD: 4})], {0}),
-    ([in_collective(5, WORLD, Kind.UNCHECKED), done(entered={WORLD: 5})], set()),
+    ([in_collective(5, WORLD), done(entered={WORLD: 4})], {0}),
+    ([in_collective(5, WORLD), done(entered={WORLD: 5})], set()),
     # A communicator that rank 1 has freed.
     ([in_collective(5), state((Wait(Kind.COLLECTIVE, OTHER, 3),), entered={OTHER: 3})], set()),
     ([creating, in_collective(5, WORLD)], {0, 1}),
@@ -155,8 +154,7 @@ def test_a_collective_is_waited_for_by_its_number(own):
     own.barrier()
     calls, messages = own._flight_records()
     assert calls.count == calls.entered
-    kind = Kind.COLLECTIVE if SIZE > 1 else Kind.UNCHECKED
-    assert Wait.of(calls, call_of('barrier')) == Wait(kind, calls.key, calls.count)
+    assert Wait.of(calls, call_of('barrier')) == Wait(Kind.COLLECTIVE, calls.key, calls.count)
     assert Wait.of(messages, call_of('barrier')) is None  # no message
 
 

@@ -111,10 +111,8 @@ if what == 'blocked' and comm.rank == 0:  # as if the folder were read only; roo
 
 
 @pytest.mark.slow
-@pytest.mark.sample(1)
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason='starts mpiexec itself')
-@pytest.mark.parametrize('agree', ['1', '0'])
-def test_a_failure_after_the_training_keeps_the_files(tmp_path, agree):
+def test_a_failure_after_the_training_keeps_the_files(tmp_path):
     """A restart does not train again; after a clean end, nothing is left."""
     script = tmp_path / 'script.py'
     here = os.path.dirname(os.path.abspath(__file__))
@@ -124,23 +122,21 @@ def test_a_failure_after_the_training_keeps_the_files(tmp_path, agree):
         done = subprocess.run(
             ['mpiexec', '-n', '2', sys.executable, str(script), what, str(rank)], text=True,
             cwd=tmp_path, timeout=seconds(60), capture_output=True,
-            env={**os.environ, 'CHAINERMN_AGREE': agree, 'PYTHONWARNINGS': 'default'})
+            env={**os.environ, 'PYTHONWARNINGS': 'default'})
         trained = re.search(r'trained (.*)', done.stdout)
         assert trained, done.stderr
         return trained[1], done
 
-    failures = [('error', 1), ('exit', 0), ('kill', 1)] if agree == '1' else [('error', 1)]
-    for i, (what, rank) in enumerate(failures):
+    for i, (what, rank) in enumerate([('error', 1), ('exit', 0), ('kill', 1)]):
         trained, done = run(what, rank)
         assert trained == ('[]' if i else '[1, 2, 3]') and done.returncode != 0, done.stderr
         assert {'run.0.3', 'run.1.3'} <= set(saves(tmp_path / 'out')), what
     trained, done = run('nothing')
     assert trained == '[]' and done.returncode == 0, done.stderr
     assert os.listdir(tmp_path / 'out') == []
-    if agree == '1':
-        trained, done = run('finalized')
-        assert trained == '[1, 2, 3]' and done.returncode == 0, done.stderr
-        assert os.listdir(tmp_path / 'out') == []
-        _, done = run('blocked')  # rank 0 cannot remove it, and the other rank does not wait
-        assert done.returncode == 0 and done.stderr.count('were not removed') == 1, done.stderr
-        assert 'rank 0: ' in done.stderr and os.listdir(tmp_path / 'out') == ['run.0.3']
+    trained, done = run('finalized')
+    assert trained == '[1, 2, 3]' and done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path / 'out') == []
+    _, done = run('blocked')  # rank 0 cannot remove it, and the other rank does not wait
+    assert done.returncode == 0 and done.stderr.count('were not removed') == 1, done.stderr
+    assert 'rank 0: ' in done.stderr and os.listdir(tmp_path / 'out') == ['run.0.3']

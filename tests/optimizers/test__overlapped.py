@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import chainermn
 from chainermn.links import create_mnbn_model
-from chainermn.optimizers import _overlapping_optimizer
+from chainermn.optimizers import _overlapped
 
 ALWAYS = 'always'  # also where the ranks need all cores
 N_IN, N_OUT, BATCH = 6, 4, 5
@@ -656,7 +656,7 @@ def test_invalid_arguments(comm, change):
 @pytest.mark.mpi_skip
 def test_first_and_last_buckets_are_smaller():
     mb = 2**20
-    buckets = _overlapping_optimizer._assigned({f'/{n}': mb for n in range(200)}, 25 * mb)
+    buckets = _overlapped._assigned({f'/{n}': mb for n in range(200)}, 25 * mb)
     assert [path for bucket in buckets for path in bucket] == [f'/{n}' for n in range(200)]
     sizes = [len(bucket) for bucket in buckets]
     largest = sizes.index(25)
@@ -670,8 +670,8 @@ def test_first_and_last_buckets_are_smaller():
 def test_buckets_of_large_parameters():
     mb = 2**20
     sizes = {'/a': 20 * mb, '/b': 8, '/c': 20 * mb, '/d': 8}
-    assert _overlapping_optimizer._assigned(sizes, 25 * mb) == [['/a', '/b'], ['/c', '/d']]
-    assert _overlapping_optimizer._assigned(sizes, 1) == [['/a'], ['/b'], ['/c'], ['/d']]
+    assert _overlapped._assigned(sizes, 25 * mb) == [['/a', '/b'], ['/c', '/d']]
+    assert _overlapped._assigned(sizes, 1) == [['/a'], ['/b'], ['/c'], ['/d']]
 
 
 

@@ -14,45 +14,40 @@ optimizer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn
 
 import chainer
 
-from chainermn._types import Array, Model, Object, Optimizer, Parameter, Serializer
-from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
+from chainermn._types import Array, Model, Parameter, Serializer
+from chainermn.communicators.communicator_base import GradientQueue
 from chainermn.optimizers._accumulation import loaded, once
-from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer
-
-if TYPE_CHECKING:
-    from chainermn.communicators.compression import Compressor, PowerSGD
-    from chainermn.optimizers._join import Join
+from chainermn.optimizers._exchange import Exchange
+from chainermn.optimizers._sharded_states.partition import Shard
 
 
-class _DoubleBufferingOptimizer(MultiNodeOptimizer):
-    """See :func:`chainermn.create_multi_node_optimizer`."""
+class DoubleBuffering(Exchange):
+    """Gradients are exchanged during the next update, which steps with their means.
 
-    communicated_target: Model  # the copy of the model, None before the first update
+    Attributes:
+        communicated_target: The copy of the model; ``None`` before the first update.
+    """
+
+    public = *Exchange.public, 'communicated_target', 'swap_grad', 'wait'
+
+    communicated_target: Model = None
     _queue: GradientQueue  # after the first update
-    _means: dict[str, Array]  # of the gradients in flight, by path
-    _loaded: dict[str, Array]  # means of a snapshot, by path, until the next update
-    _loaded_scale: float | None  # their loss scale
-    _has_sent: bool  # whether the next update steps
+    _means: Mapping[str, Array] = MappingProxyType({})  # of the gradients in flight, by path
+    _loaded: Mapping[str, Array] = MappingProxyType({})  # means of a snapshot, until an update
+    _loaded_scale: float | None = None  # their loss scale
+    _has_sent = False  # whether the next update steps
 
-    def __init__(
-        self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
-        compression: Compressor | PowerSGD | None = None,
-    ) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill, compression=compression)
-        self.communicated_target = None
-        self._means, self._has_sent = {}, False
-        self._loaded, self._loaded_scale = {}, None
-
-    def setup(self, link: Model) -> MultiNodeOptimizer:
+    def reset(self) -> None:
         self._drop()
         self._loaded = {}
         self.communicated_target = None
-        return super().setup(link)
+        super().reset()
 
     def wait(self) -> None:
         """Wait until the gradients in flight are means; the next update steps with them."""
@@ -63,16 +58,6 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
             for path, mean in means.items():
                 params[path].grad = mean
             self._queue.check(self.communicated_target)
-
-    def _drop(self) -> bool:
-        """Wait for the gradients in flight, and forget them.
-
-        Returns:
-            Whether there were any.
-        """
-        has_sent, self._has_sent = self._has_sent, False
-        self.wait()
-        return has_sent
 
     def swap_grad(self, target1_params: Sequence[Parameter], target2_params: Sequence[Parameter]
                   ) -> None:
@@ -88,13 +73,34 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
             # the update rule divides the gradient by this scale
             param1._loss_scale, param2._loss_scale = param2._loss_scale, param1._loss_scale
 
-    def serialize(self, serializer: Serializer) -> None:
-        """Save or load the optimizer, and the means that its next update steps with.
+    def broadcast(self) -> None:
+        self._loaded = {}
+        self._drop()
+        super().broadcast()
+        self._create_buffer()
 
-        Args:
-            serializer: A Chainer serializer or deserializer.
-        """
-        self.wait()
+    def _create_buffer(self) -> None:
+        """Copy the model.  Collective: every rank calls it."""
+        self.communicated_target = copy.deepcopy(self.actual_optimizer.target)
+        # All ranks are here: create the queue, or drop gradients left by another optimizer.
+        self._queue = self.communicator.mean_queue()
+        self._queue.cancel()
+
+    def mean(self, shard: Shard | None) -> bool:
+        self._restore()
+        has_means = self._drop()
+        self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
+                         for model in (self.actual_optimizer.target, self.communicated_target)))
+        gradients, _ = self._queue.gradients(
+            self.communicated_target, self.zero_fill, self.compression, False)
+        if gradients:
+            means = self._queue.submit(gradients, self.compression)
+            self._means = dict(zip(gradients, means, strict=True))
+        self._has_sent = True
+        return has_means
+
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the means that the next update steps with, once none are in flight."""
         super().serialize(serializer)
         is_loading = isinstance(serializer, chainer.Deserializer)
         if is_loading or self._has_sent:
@@ -105,7 +111,7 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
         means = serializer['means']
         if is_loading:
             self._loaded_scale = float(loaded(serializer, 'loss_scale', 0.)) or None
-            self._loaded = {path: mean for path, _ in once(self.target)
+            self._loaded = {path: mean for path, _ in once(self.actual_optimizer.target)
                             if (mean := loaded(means, path, None)) is not None}
             self._has_sent = bool(self._loaded)
             return
@@ -129,41 +135,18 @@ class _DoubleBufferingOptimizer(MultiNodeOptimizer):
                 param._loss_scale = self._loaded_scale
         self._loaded = {}
 
-    def _enter_join(self, joined: Join | None) -> NoReturn:
+    def check_join(self) -> NoReturn:
         """Raise ValueError: other ranks cannot shadow gradients that arrive one update later."""
         self.communicator.refuse('join', ValueError(
             'join does not support double buffering. Create the optimizer with '
             'double_buffering=False.'))
 
-    def _broadcast(self) -> None:
-        self._loaded = {}
-        self._drop()
-        super()._broadcast()
-        self._create_buffer()
+    def _drop(self) -> bool:
+        """Wait for the gradients in flight, and forget them.
 
-    def _create_buffer(self) -> None:
-        """Copy the model.  Collective: every rank calls it."""
-        self.communicated_target = copy.deepcopy(self.target)
-        # All ranks are here: create the queue, or drop gradients left by another optimizer.
-        self._queue = self.communicator.mean_queue()
-        self._queue.cancel()
-
-    def _step(self, *args: Object, **kwds: Object) -> None:
-        self._restore()
-        arrived = self._drop()
-        self.swap_grad(*([*{id(param): param for _, param in sorted(model.namedparams())}.values()]
-                         for model in (self.target, self.communicated_target)))
-        with self.communicator.called_by(self._caller, self._current_update()):
-            if self._sharding is not None:
-                self._sharding.prepare(self.target)
-            gradients, _ = self._queue.gradients(
-                self.communicated_target, self.zero_fill, self.compression, False)
-        if gradients:
-            means = self._queue.submit(gradients, self.compression)
-            self._means = dict(zip(gradients, means, strict=True))
-        self._has_sent = True
-        self._progress.is_started = False
-        if arrived:
-            self._update_parameters(*args, **kwds)
-        else:
-            self._check_replicas()
+        Returns:
+            Whether there were any.
+        """
+        has_sent, self._has_sent = self._has_sent, False
+        self.wait()
+        return has_sent

@@ -1,0 +1,121 @@
+"""How gradients are exchanged: all at once, unless a subclass overrides that."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
+
+from chainermn._types import Array, Object, Optimizer, Parameter, Serializer, Variable
+from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers._optimizer_proxy import compute_gradients, fill_missing_grad
+from chainermn.optimizers._optimizer_settings import Named
+from chainermn.optimizers._own_compressor import own_compressor
+from chainermn.optimizers._sharded_states.partition import Shard
+
+if TYPE_CHECKING:
+    from chainermn.communicators.compression import Compressor, PowerSGD
+
+#: Returns what a gradient of this update contributes to the mean.
+Completed = Callable[[Parameter, Array], Array]
+
+
+class Exchange:
+    """Replaces the gradients of a model by their means over all ranks: all after backward.
+
+    Subclasses exchange them earlier or later, and have all the state that they need for that.
+
+    Args:
+        actual_optimizer: The optimizer of the model.
+        communicator: The ranks.
+        zero_fill: Whether gradients that a rank lacks count as zero.
+        compression: The compressor, or ``None``; a copy if another exchange uses it.
+
+    Attributes:
+        public: Names of the attributes that the multi-node optimizer has, too.
+    """
+
+    public: ClassVar[tuple[str, ...]] = 'zero_fill', 'compression'
+
+    def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
+                 compression: Compressor | PowerSGD | None = None) -> None:
+        self.actual_optimizer = actual_optimizer
+        self.communicator = communicator
+        self.zero_fill = zero_fill
+        self.compression = own_compressor(compression, self)
+        self._takes_zero_fill = takes(communicator, False)
+
+    def reset(self) -> None:
+        """Forget the model: the optimizer gets another one."""
+        if self.compression is not None and hasattr(self.compression, 'reset'):
+            self.compression.reset()
+
+    def begin(self) -> None:
+        """Begin an update.  The one before may have failed."""
+
+    def backward(self, loss: Variable, named: Named, completed: Completed | None) -> None:
+        """Compute the gradients of this rank.
+
+        Args:
+            loss: The loss.
+            named: All parameters of the model.
+            completed: Returns what to exchange; ``None`` if this update exchanges no gradients.
+        """
+        compute_gradients(self.actual_optimizer, loss)
+
+    def broadcast(self) -> None:
+        """Copy the parameters of rank 0, when some are new.  Collective: all ranks call it."""
+        self.communicator.bcast_data(self.actual_optimizer.target)
+
+    def mean(self, shard: Shard | None) -> bool:
+        """Replace the gradients of the model by means.  Collective: every rank calls it.
+
+        Args:
+            shard: The elements of gradients that this rank needs; ``None``: all.
+
+        Returns:
+            Whether there are means, with which the optimizer steps.
+        """
+        comm, target = self.communicator, self.actual_optimizer.target
+        # A user's communicator need not accept this argument if it is not used.
+        options: dict[str, Object] = {} if self.compression is None else {
+            'compression': self.compression}
+        if not self._takes_zero_fill:
+            if self.zero_fill:
+                for param in target.params(include_uninit=False):
+                    fill_missing_grad(param)
+            comm.multi_node_mean_grad(target, **options)
+        elif shard is None or options:
+            comm.multi_node_mean_grad(target, self.zero_fill, **options)
+        else:
+            comm._mean_grad_shard(target, self.zero_fill, shard)
+        return True
+
+    def wait(self) -> None:
+        """Wait for the gradients in flight."""
+
+    def check_join(self) -> None:
+        """Raise ValueError on all ranks if exhausted ranks cannot take part in :meth:`mean`."""
+
+    def serialize(self, serializer: Serializer) -> None:
+        """Save or load the gradients that this rank has not sent yet."""
+        compression = self.compression
+        if compression is None or not hasattr(compression, 'serialize'):
+            return
+        serializer = serializer['compression']
+        try:
+            rank = serializer('rank', self.communicator.rank)
+        except KeyError:  # saved without compression
+            rank = None
+        if rank == self.communicator.rank:
+            compression.serialize(serializer)
+        else:
+            compression.reset()  # type: ignore[union-attr]
+
+
+def takes(communicator: CommunicatorBase, *args: object, **kwds: object) -> bool:
+    """Return whether multi_node_mean_grad has these parameters; in a user's class it may not."""
+    try:
+        inspect.signature(communicator.multi_node_mean_grad).bind(None, *args, **kwds)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""The step of the actual optimizer, in which each rank updates all parameters."""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import chainer
+import numpy as np
+
+from chainermn._types import Model, Object, Optimizer, Parameter, Serializer, UpdateRule
+from chainermn.optimizers._sharded_states import combine
+from chainermn.optimizers._sharded_states.partition import Shard
+
+
+class FullUpdate:
+    """Each rank updates all parameters, and keeps the states of all."""
+
+    def clear(self) -> None:
+        """Forget the model: the optimizer gets another one."""
+
+    def begin(self, target: Model) -> None:
+        """Prepare the first step, once all ranks have the same parameters."""
+        for param in target.params():
+            init_state(param)
+
+    def prepare(self, target: Model) -> None:
+        """Prepare an exchange.  Collective: every rank calls it."""
+
+    def shard(self, optimizer: Optimizer) -> Shard | None:
+        """Return the elements of gradients that this rank needs for a step; ``None``: all."""
+        return None
+
+    def update(self, optimizer: Optimizer, *args: Object, **kwds: Object) -> None:
+        """Step with the mean gradients.  Collective: every rank calls it."""
+        optimizer.update(None, *args, **kwds)
+
+    def serialize(self, optimizer: Optimizer, serializer: Serializer, is_root: bool) -> None:
+        """Save or load the optimizer with the states of this rank.
+
+        Warns:
+            RuntimeWarning: On the root, if it is of another framework and cannot be saved.
+        """
+        if isinstance(serializer, chainer.Deserializer) and combine.load_shard(
+                serializer, optimizer.target):
+            raise ValueError(
+                'the snapshot has one shard of the states of the optimizer. Create the '
+                'optimizer with shard_states=True, or load the snapshot with '
+                'chainermn.create_multi_node_checkpointer, which joins the files of all ranks.')
+        if hasattr(optimizer, 'serialize'):
+            optimizer.serialize(serializer)
+        elif is_root:
+            name = type(optimizer).__name__
+            warnings.warn(f'{name} has no method serialize, so snapshots do not contain its state. '
+                          f'If it has a state, define {name}.serialize(serializer).',
+                          RuntimeWarning, stacklevel=3)
+
+    def common(self, saved: Mapping[str, Object]) -> dict[str, Object]:
+        """Return the part of a saved optimizer that is equal on all ranks."""
+        return dict(saved)
+
+
+def init_state(param: Parameter) -> None:
+    """Initialize the state of a parameter before the first step.
+
+    Otherwise Chainer could not load a snapshot taken before it.
+    """
+    rule = param.update_rule
+    if param.is_initialized and rule is not None and rule.enabled and rule.state is None:
+        rule._init_states(as_updated(rule, param))
+
+
+def as_updated(rule: UpdateRule, param: Parameter) -> Parameter:
+    """Return the parameter that the rule updates: with ``use_fp32_update`` a float32 copy."""
+    if not rule._use_fp32_update or param.dtype != np.float16:
+        return param
+    return chainer.Parameter(param.array.astype(np.float32))

@@ -1,0 +1,132 @@
+"""An optimizer in a join, on a rank that has exhausted its batches: it shadows the others."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import chainer
+
+from chainermn._types import Model, Object, Optimizer
+from chainermn.optimizers._multi_node_optimizer import MultiNodeOptimizer, UpdateProgress
+from chainermn.optimizers._optimizer_proxy import fill_missing_grad, keep_scale
+from chainermn.optimizers._participants import AllRanks, Operation
+
+#: Shapes of parameters, by path.
+Shapes = dict[str, tuple[int, ...]]
+
+
+class JoinHook:
+    """What a join does with an optimizer; the names are PyTorch's.
+
+    Args:
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, optimizer: MultiNodeOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def enter(self, participants: AllRanks) -> None:
+        """Let the optimizer make its next updates with these ranks."""
+        self._optimizer._exchange.check_join()
+        self._optimizer._participants = participants
+        self._optimizer._progress = UpdateProgress()
+
+    @contextlib.contextmanager
+    def comparing_settings(self) -> Iterator[None]:
+        """Return a context in which the next operation compares settings, for the last time."""
+        settings = self._optimizer._settings
+        if settings.is_compared and (target := self._optimizer.target) is not None:
+            # At the end of a join, all ranks get t and the states of one.
+            settings.compare(sorted(target.namedparams()), with_t=False)
+        try:
+            with self._optimizer.communicator.called_by(settings.caller):
+                yield
+        finally:
+            settings.forget()
+
+    def flush(self, as_if_whole: bool) -> None:
+        """Exchange accumulated gradients.
+
+        Args:
+            as_if_whole: Whether to divide them by ``n_accumulations`` instead of by the number of
+                updates so far.
+        """
+        optimizer, accumulation = self._optimizer, self._optimizer._accumulation
+        optimizer._exchange.begin()
+        if accumulation.count:
+            accumulation.give(optimizer.target,
+                              accumulation.n if as_if_whole else accumulation.count)
+            optimizer._participants.announce('exchange')
+            optimizer._step()
+
+    def layout(self, operation: Operation) -> Shapes | None:
+        """Return the argument for :meth:`main_hook` on other ranks, ``None`` if none needs it.
+
+        Args:
+            operation: The next operation of this rank.
+
+        Returns:
+            The shapes of the parameters that are broadcast, or that have gradients.
+        """
+        if operation == 'exchange' and self._optimizer.zero_fill:
+            return None  # all gradients are exchanged
+        params = self._optimizer.target.namedparams(include_uninit=False)
+        return {path: param.shape for path, param in params
+                if operation == 'broadcast' or param.grad is not None}
+
+    def main_hook(self, operation: Operation, layout: Shapes | None) -> None:
+        """Take part in the update of another rank, with gradients of zero.
+
+        Args:
+            operation: The operation of the other rank.
+            layout: The result of :meth:`layout` there, or ``None`` if it is not needed.
+        """
+        optimizer, target = self._optimizer, self._optimizer.target
+        optimizer._exchange.begin()
+        target.cleargrads()
+        params = dict(target.namedparams())
+        if operation == 'broadcast':
+            for path, shape in (layout or {}).items():
+                if path in params and not params[path].is_initialized:
+                    params[path].initialize(shape)
+            optimizer._broadcast()
+            optimizer.is_changed(target)
+            return
+        for path in layout or {}:
+            if path in params and params[path].is_initialized:
+                fill_missing_grad(params[path])
+        keep_scale(optimizer.actual_optimizer)
+        optimizer._step()
+
+    def post_hook(self, root: int) -> None:
+        """Get the model and the state of the optimizer of a rank.  Collective: every rank calls it.
+
+        Args:
+            root: The rank that finished last.
+        """
+        comm, actual = self._optimizer.communicator, self._optimizer.actual_optimizer
+        parts = {name: part for name, part in (
+            ('model', actual.target), ('optimizer', actual)) if hasattr(part, 'serialize')}
+        is_root = comm.rank == root
+        saved = {name: _saved(part) for name, part in parts.items()} if is_root else {}
+        if 'optimizer' in saved:
+            saved['optimizer'] = self._optimizer._stepper.common(saved['optimizer'])
+        with comm.called_by('join'):
+            state = comm.bcast_obj((saved, dict(_hyperparameters(actual))) if is_root else None,
+                                   root=root)
+        if not is_root:
+            for name, part in parts.items():
+                # Not strict: uninitialized parameters have no state in the optimizer.
+                chainer.serializers.NpzDeserializer(state[0][name], strict=False).load(part)
+            _hyperparameters(actual).update(state[1])
+
+
+def _saved(part: Model | Optimizer) -> dict[str, Object]:
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(part)
+    return serializer.target
+
+
+def _hyperparameters(actual_optimizer: Optimizer) -> dict[str, Object]:
+    """Return the hyperparameters, such as the learning rate, which Chainer does not save."""
+    return getattr(getattr(actual_optimizer, 'hyperparam', None), '__dict__', {})

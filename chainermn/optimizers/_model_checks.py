@@ -1,0 +1,66 @@
+"""Checks of the model: the loss depends on it, and in debug mode it is the same on all ranks."""
+from __future__ import annotations
+
+import chainer
+
+from chainermn._process import environment
+from chainermn._types import FunctionNode, Model, Variable
+from chainermn.communicators.communicator_base import CommunicatorBase
+
+_INTERVAL = 100  # updates
+
+
+class ModelChecks:
+    """The checks of one model.
+
+    Args:
+        communicator: The ranks that train it.
+
+    Attributes:
+        has_gradients: Whether backward has ever computed a gradient of the model.
+    """
+
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        self.has_gradients = False
+        self._communicator = communicator
+        self._has_debug_variable = environment.flag(environment.DEBUG)
+        self._n_updates = 0
+
+    def after_backward(self, loss: Variable, model: Model) -> None:
+        """Raise ValueError on all ranks if the loss only depends on parameters of another model."""
+        self.has_gradients = any(param.grad is not None for param in model.params())
+        if not self.has_gradients and _depends_on_parameters(loss):
+            self._communicator.refuse('the multi-node optimizer', ValueError(
+                'the loss of update(lossfun, ...) depends on no parameter of the '
+                f'{type(model).__name__} passed to setup(), but on those of another model. '
+                'Pass the same model to setup() and update().'))
+
+    def after_update(self, model: Model) -> None:
+        """In debug mode, compare the models of all ranks after every k-th update."""
+        if self._has_debug_variable or chainer.is_debug():
+            self._n_updates += 1
+            if self._n_updates % _interval() == 0:
+                self._communicator.check_replicas(model)
+
+
+def _depends_on_parameters(loss: Variable) -> bool:
+    """Return whether a parameter of any model needs the gradient of a loss."""
+    found, seen = [loss.creator_node], set[FunctionNode | None]()
+    while found:
+        function = found.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        for node in function.inputs:
+            if isinstance(node.get_variable_or_none(), chainer.Parameter) and node.requires_grad:
+                return True
+            found.append(node.creator_node)
+    return False
+
+
+def _interval() -> int:
+    text = environment.text(environment.DEBUG_EVERY) or str(_INTERVAL)
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f'{environment.DEBUG_EVERY} must be a number of updates, 1 or more, '
+                         f'not {text!r}')
+    return int(text)

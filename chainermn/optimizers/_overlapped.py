@@ -1,0 +1,198 @@
+"""Overlap: gradients are exchanged while backward computes those of the layers before.
+
+::
+
+    backward    g4  g3      g2  g1
+    buckets         [g4 g3]     [g2 g1]
+    exchange            mean ......  mean ......
+    step                                        with all means
+
+Parameters are assigned to buckets in the order in which backward finishes them on rank 0 in the
+first update, also after resuming.  The exchange of a bucket starts when its gradients and all
+previous buckets are complete, so the order is the same on all ranks.  Gradients that are missing at
+the end of backward, such as the gradients of a layer that this rank's loss did not use, are
+exchanged then.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chainermn._types import Array, Optimizer, Parameter, Variable, VariableNode
+from chainermn.communicators.communicator_base import CommunicatorBase, GradientQueue
+from chainermn.optimizers._exchange import Completed, Exchange
+from chainermn.optimizers._gradient_watch import watch
+from chainermn.optimizers._optimizer_settings import Named
+from chainermn.optimizers._sharded_states.partition import Shard
+
+if TYPE_CHECKING:
+    from chainermn.communicators.compression import Compressor, PowerSGD
+
+#: Bytes of a bucket below which its exchange takes hardly less time.
+_SMALLEST = 2**20
+
+
+class Overlapped(Exchange):
+    """Gradients are exchanged in buckets during backward; at once if that does not pay off.
+
+    Args:
+        actual_optimizer, communicator, zero_fill, compression: See :class:`Exchange`.
+        bucket_bytes: Size of the largest bucket.
+        always: Whether to overlap even if the exchange needs the cores that the ranks compute on.
+
+    Attributes:
+        buckets: The paths of the parameters of each bucket.
+        n_early: Number of buckets submitted during backward, in the last update.
+    """
+
+    public = *Exchange.public, 'buckets', 'n_early'
+
+    _queue: GradientQueue  # once parameters are assigned to buckets
+
+    def __init__(self, actual_optimizer: Optimizer, communicator: CommunicatorBase, zero_fill: bool,
+                 compression: Compressor | PowerSGD | None, bucket_bytes: int, always: bool
+                 ) -> None:
+        super().__init__(actual_optimizer, communicator, zero_fill, compression)
+        self._bucket_bytes = bucket_bytes
+        self._always = always
+        self._clear()
+
+    def _clear(self) -> None:
+        self.buckets: list[list[str]] = []
+        #: Whether the parameters have been assigned to buckets, perhaps to none.
+        self._are_assigned = False
+        self.n_early = 0
+        #: Paths in the order in which backward finished them, in the last update.
+        self._order: list[str] = []
+        #: Whether a failed update, of any optimizer, has left gradients in the queue.
+        self._has_failed = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget the gradients of an update."""
+        #: Gradients that were complete before the end of backward, by path.
+        self._early: dict[str, Array] = {}
+        #: Of the submitted gradients, by path.
+        self._means: dict[str, Array] = {}
+        self._n_submitted = 0  # buckets
+        #: Paths of gradients that changed after they were submitted.
+        self._late: list[str] = []
+
+    def reset(self) -> None:
+        self._clear()
+        super().reset()
+
+    def begin(self) -> None:
+        self._has_failed = bool(self.buckets) and self._queue.pending
+        self._forget()
+
+    def backward(self, loss: Variable, named: Named, completed: Completed | None) -> None:
+        self._order = []
+        params = _once(named)
+        paths = {param.node: path for path, param in params.items()}
+        missing = [set(bucket) for bucket in self.buckets]
+        bucket_of = {path: bucket for bucket in missing for path in bucket}
+
+        def ready(node: VariableNode, gradient: Array) -> None:
+            path = paths[node]
+            self._order.append(path)
+            if completed is not None and not self._has_failed and path in bucket_of:
+                self._early[path] = gradient
+                bucket_of[path].discard(path)
+                while self._n_submitted < len(missing) and not missing[self._n_submitted]:
+                    self._submit({path: completed(params[path], self._early[path])
+                                  for path in self.buckets[self._n_submitted]})
+                    self._n_submitted += 1
+
+        with watch(loss, paths, ready):
+            super().backward(loss, named, completed)
+        self.n_early = self._n_submitted
+        self._late = [path for path in self._means
+                      if params[path].grad is not self._early[path]]
+
+    def broadcast(self) -> None:
+        super().broadcast()
+        self._assign()
+
+    def _assign(self) -> None:
+        """Assign the parameters to buckets.  Collective: every rank calls it."""
+        self._are_assigned = True
+        # All ranks are here: create the queue, or drop gradients left by another optimizer.
+        self._queue = self.communicator.mean_queue()
+        self._queue.cancel()
+        if not (self._queue.is_profitable or self._always):
+            return
+        target = self.actual_optimizer.target
+        params = _once(sorted(target.namedparams(include_uninit=False)))
+        finished = [path for path in self._order if path in params]
+        others = [path for path in params if path not in set(finished)]
+        self.buckets = self.communicator.bcast_obj([
+            bucket for paths in (finished, others) for bucket in _assigned(
+                {path: params[path].array.nbytes for path in paths}, self._bucket_bytes)])
+
+    def mean(self, shard: Shard | None) -> bool:
+        if not self._are_assigned:  # a resumed run does not broadcast
+            self._assign()
+        if not self.buckets:
+            return super().mean(shard)
+        target = self.actual_optimizer.target
+        gradients, is_notified = self._queue.gradients(
+            target, self.zero_fill, self.compression, self._has_failed or bool(self._late))
+        late: list[list[str] | None] = []
+        if is_notified:
+            late = self.communicator.allgather_obj(None if self._has_failed else self._late)
+            if None in late:
+                self._queue.cancel()
+                self._forget()
+                late = []
+        for bucket in self.buckets[self._n_submitted:]:
+            self._submit({path: gradients[path] for path in bucket if path in gradients})
+        self._submit({path: gradient for path, gradient in gradients.items()
+                      if path not in self._means})
+        # Gradients that changed on some rank: in later updates, exchange them after backward.
+        if again := sorted({path for paths in late for path in paths or ()}):
+            self._submit({path: gradients[path] for path in again})
+            self.buckets = [[path for path in bucket if path not in again]
+                            for bucket in self.buckets]
+        self._queue.wait()
+        if self._means:
+            params = dict(target.namedparams(include_uninit=False))
+            for path, mean in self._means.items():
+                params[path].grad = mean
+        self._queue.check(target)
+        self._forget()
+        return True
+
+    def _submit(self, gradients: dict[str, Array]) -> None:
+        """Start to average gradients."""
+        if gradients:
+            means = self._queue.submit(gradients, self.compression)
+            self._means.update(zip(gradients, means, strict=True))
+
+
+def _once(named: Named) -> dict[str, Parameter]:
+    """Return the initialized parameters by path, shared ones by their first path."""
+    paths: dict[int, str] = {}
+    return {path: param for path, param in named
+            if param.is_initialized and paths.setdefault(id(param), path) == path}
+
+
+def _assigned(sizes: dict[str, int], bucket_bytes: int) -> list[list[str]]:
+    """Assign parameters of these sizes to buckets, in order.
+
+    A larger parameter gets its own bucket, with small ones that follow, such as its bias.  The
+    first buckets are smaller, each at most half of what was sent before, so that the exchange
+    starts early.  The last buckets are smaller, each at most a third of what is left, because
+    little of backward remains to hide their exchange.  None is made smaller than 1 MiB.
+    """
+    buckets: list[list[str]] = []
+    total = sum(sizes.values())
+    free = assigned = 0
+    for path, size in sizes.items():
+        if not buckets or size > free:
+            buckets.append([])
+            small = min(assigned // 2, (total - assigned) // 3)
+            free = min(bucket_bytes, max(_SMALLEST, small, size + size // 8))
+        buckets[-1].append(path)
+        free -= size
+        assigned += size
+    return buckets

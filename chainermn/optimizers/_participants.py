@@ -1,0 +1,25 @@
+"""With whom a rank makes its updates: with all ranks, or in a join, where some are exhausted."""
+from __future__ import annotations
+
+from typing import Literal
+
+from chainermn._types import Model
+
+#: What all ranks do together in an update.
+Operation = Literal['broadcast', 'exchange']
+
+
+class AllRanks:
+    """All ranks, each with its own batches; the base class of :class:`~._join.Join`.
+
+    Attributes:
+        are_in_step: Whether all ranks are at the same update, so that they can compare it.
+    """
+
+    are_in_step = True
+
+    def announce(self, operation: Operation) -> None:
+        """Start an operation of this rank.  Collective: every rank calls it."""
+
+    def scale(self, model: Model) -> None:
+        """Turn means over all ranks into means over the ranks that have gradients."""
