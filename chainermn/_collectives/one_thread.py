@@ -9,17 +9,20 @@ from __future__ import annotations
 import threading
 
 from chainermn._diagnostics import call_site, thread_state
-from chainermn._diagnostics.flight_recorder import Conflict, FlightRecord
+from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import call as calls_of_threads
 from chainermn._operations.call import Call
 
 
-def check(call: Call, calls: FlightRecord) -> None:
+def check(call: Call, calls: FlightRecord) -> bool:
     """Raise if another thread is in a collective, or if one was during an earlier call.
 
     Args:
         call: A collective that this thread begins.
         calls: The flight record of its communicator.
+
+    Returns:
+        Whether this thread is in a collective already.
 
     Raises:
         RuntimeError: On this rank only, while another thread is in a collective; on all ranks in
@@ -29,13 +32,12 @@ def check(call: Call, calls: FlightRecord) -> None:
     thread = None if inside is None else calls_of_threads.thread_of(inside)
     if thread not in (None, threading.get_ident()):
         error = _error(call.operation, thread)
-        calls.conflict = calls.conflict or Conflict(call.operation, error)
+        calls.conflict = calls.conflict or (call.operation, error)
         raise error
-    if thread is not None:
-        call.within = inside
     if calls.conflict is not None:
         conflict, calls.conflict = calls.conflict, None
         call.owner.refuse(*conflict)
+    return thread is not None
 
 
 def _error(operation: str, first: int) -> RuntimeError:

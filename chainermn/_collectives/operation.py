@@ -45,12 +45,12 @@ def operation(what: Any, /) -> Any:
     return entered(what, None, _explain)
 
 
-def _begin(call: Call) -> FlightRecord:
-    """Begin a collective: this thread is the only one in the collectives of its communicator."""
+def _begin(call: Call) -> FlightRecord | None:
+    """Begin a collective, unless it is a part of another one of its communicator."""
     calls: FlightRecord = call.owner._consistency.calls
-    if calls.inside is not None or calls.conflict is not None:
-        one_thread.check(call, calls)
-    call.after = calls.count
+    if (calls.inside is not None or calls.conflict is not None) and one_thread.check(call, calls):
+        return None
+    calls.before = calls.count
     calls.inside = call
     return calls
 
@@ -60,10 +60,10 @@ def _fail(call: Call, calls: FlightRecord | None, error: BaseException,
           ) -> None:
     """Raise an error of a collective on all ranks, unless the ranks have compared their calls."""
     if calls is None:
-        return  # it has not begun
+        return  # it has not begun, or the collective around it does this
     if not isinstance(error, Exception):
         calls.left_at = calls.count
-    elif calls.count == call.after:
+    elif calls.count == calls.before:
         call.owner.refuse(call.operation, explained(error, call.operation, method, args, kwargs))
 
 

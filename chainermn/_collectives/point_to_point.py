@@ -87,8 +87,14 @@ class Messages:
         if array_buffers.is_plain(data) and data.nbytes <= INLINE and (
                 data.ndim <= call_signature.MAX_INLINE_DIMS):
             head = call_signature.pack('send', data.shape, data.dtype)
-            self.calls.record_message('send', dest, tag, '', head).count_sent(dest, tag)
-            self._ssend(head + data.tobytes(), dest, tag)
+            calls = self.calls
+            calls.record_message('send', dest, tag, head)
+            calls.sent[dest, tag] += 1  # as in count_sent
+            calls.sent_at = calls.count
+            if self._receives:
+                self._ssend(head + data.tobytes(), dest, tag)
+            else:
+                self._mpi_comm.Ssend(head + data.tobytes(), dest, tag)
             return
         self._began('send', dest, tag)
         first, number, rest = self._parts('send', data, dest, tag)
@@ -114,7 +120,8 @@ class Messages:
     def recv(self, source: int, tag: int) -> ReceivedArray:
         """Receive an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
-        calls = self.calls.record_message('recv', source, tag)
+        calls = self.calls
+        calls.record_message('recv', source, tag)
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
@@ -144,12 +151,14 @@ class Messages:
         if not (type(dest) is int is type(tag) and 0 <= dest < self._size
                 and 0 <= tag <= self._max_tag):
             self._check(dest, tag, 'dest', wildcards=False)
-        calls = self.calls.record_message('send_obj', dest, tag)
+        calls = self.calls
+        calls.record_message('send_obj', dest, tag)
         try:
             pickled = Pickled(obj)
         except Exception as error:
             self._fail_send('send_obj', error, dest, tag)
-        calls.count_sent(dest, tag)
+        calls.sent[dest, tag] += 1  # as in count_sent
+        calls.sent_at = calls.count
         first, number = pickled.stream, -1
         rest: Iterable[Array | bytes] = ()
         if len(first) > INLINE or pickled.buffers or first[0] != _PICKLE:  # of an old protocol
@@ -175,7 +184,8 @@ class Messages:
         if not (type(source) is int is type(tag) and 0 <= source < self._size
                 and (0 <= tag <= self._max_tag or tag == self._any_tag)):
             self._check(source, tag, 'source', wildcards=True)
-        calls = self.calls.record_message('recv_obj', source, tag)
+        calls = self.calls
+        calls.record_message('recv_obj', source, tag)
         if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
@@ -264,7 +274,10 @@ class Messages:
         return any(other is not request for other in self.receiving())
 
     def _began(self, operation: str, peer: int, tag: int, caller: str = '') -> MessageRecord:
-        return self.calls.record_message(operation, peer, tag, caller)
+        call = self.calls.record_message(operation, peer, tag)
+        if caller:
+            call.words = f'of {caller}'
+        return self.calls
 
     def _ssend(self, message: bytes, dest: int, tag: int) -> None:
         if self._receives:

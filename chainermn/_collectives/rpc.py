@@ -92,7 +92,7 @@ class Service:
             raise ValueError('the store was closed on this rank, so other ranks may have ended; do '
                              'not use it after close()')
         tag = next(self._tags)
-        call = self._calls.record_own('ask')
+        call = self._calls.record(operation='ask')
         call.words = ranks_text(sorted(requests))
         call.asked = tuple(self._calls.ranks[rank] for rank in requests if rank != self._rank)
         messages = {rank: _joined(_HEAD.pack(tag), request) for rank, request in requests.items()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from chainermn._diagnostics import flight_recorder, lifecycle
+from chainermn._diagnostics import lifecycle
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import call_signature
 from chainermn._operations.call import Call, subscribe
@@ -91,7 +91,8 @@ class Tracer:
     def __init__(self, timeline: Timeline, name: str) -> None:
         self._timeline = timeline
         self._name = name
-        self._is_inside = False  # whether an operation is being recorded
+        self._call: Call | None = None  # that is being recorded
+        self._begun = 0
         self._arrays = ''  # description of the arrays of the model
 
     def of_service(self) -> Tracer:
@@ -104,23 +105,22 @@ class Tracer:
 
     def begin(self, call: Call) -> None:
         """Note when a call begins, unless it is nested."""
-        if not self._is_inside:
-            self._is_inside, call.begun = True, now()
+        if self._call is None:
+            self._call, self._begun = call, now()
 
     def end(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object,
             error: BaseException | None) -> None:
         """Add a call to the timeline."""
-        if not call.begun:
+        if call is not self._call:
             return
-        end, self._is_inside = now(), False
+        end, self._call = now(), None
         details = [f'"comm":{recorder.quoted(self._name)}']
         if error is None:
-            number = _number(call)
-            if not number and call.operation == 'mean_queue':
+            if not call.number and call.operation == 'mean_queue':
                 return  # for a queue that exists already
-            details += [f'"number":{number}'] * bool(number)
+            details += [f'"number":{call.number}'] * bool(call.number)
             details += filter(None, [self._details(call, args[1:], kwargs, result)])
-        self._timeline.add(call.operation, 'operation', call.begun, end, ','.join(details))
+        self._timeline.add(call.operation, 'operation', self._begun, end, ','.join(details))
         if error is not None:
             self._timeline.write()  # the program may end here
 
@@ -144,26 +144,17 @@ class Tracer:
         return ','.join(parts)
 
 
-def _number(call: Call) -> int:
-    """Return the number of a call, or of the first one in a collective; 0 if none exchanged."""
-    if call.number or call.after < 0:
-        return call.number
-    exchanged = any(record.count > call.after for record in flight_recorder.of_owner(call)[:1])
-    return call.after + 1 if exchanged else 0
-
-
 class _ByOwner:
     """Tells the tracer of each communicator of its calls."""
 
     def begin(self, call: Call) -> None:
-        tracer = getattr(call.owner, '_tracer', None)
-        if tracer is not None and call.operation in BY_NAME:
+        if call.operation in BY_NAME and (tracer := getattr(call.owner, '_tracer', None)):
             tracer.begin(call)
 
     def end(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], result: object,
             error: BaseException | None) -> None:
-        if call.begun:
-            call.owner._tracer.end(call, args, kwargs, result, error)
+        if tracer := getattr(call.owner, '_tracer', None):
+            tracer.end(call, args, kwargs, result, error)
 
 
 _by_owner = _ByOwner()

@@ -163,8 +163,9 @@ class ConsistencyCheck:
         """
         if not self.is_active:
             raise error
-        self.calls.record(None, operation)
-        self.calls.ring[-1].words = f'failed on this rank ({_one_line(error)})'
+        call = self.calls.record(operation=operation)
+        call.operation = operation  # instead of 'refuse'
+        call.words = f'failed on this rank ({_one_line(error)})'
         self._refuse(operation, error, consequence)
 
     def prepared(self, nbytes: int | None, prepare: Callable[[], _T]) -> _T:

@@ -12,7 +12,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from chainermn._diagnostics import call_site
 from chainermn._diagnostics.world_ranks import WorldRanks
@@ -27,13 +27,6 @@ LENGTH = 64
 
 #: Identifies the calls of a communicator on all of its ranks: class name, ranks, number.
 Key: TypeAlias = tuple[str, WorldRanks, int]
-
-
-class Conflict(NamedTuple):
-    """The error of a second thread in collectives, which the other ranks do not know yet."""
-
-    operation: str
-    error: RuntimeError
 
 
 class _Records(runtime.Part):
@@ -57,7 +50,7 @@ class FlightRecord:
         mpi_comm: The communicator.
     """
 
-    __slots__ = ('__weakref__', '_has_sites', 'conflict', 'count', 'inside', 'left_at',
+    __slots__ = ('__weakref__', '_has_sites', 'before', 'conflict', 'count', 'inside', 'left_at',
                  'n_by_callers', 'number', 'ranks', 'ring', 'timeout')
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
@@ -72,42 +65,31 @@ class FlightRecord:
         self.n_by_callers: int = 0
         #: The count when this rank left an incomplete operation.
         self.left_at: int = 0
-        #: The innermost call that waits for all ranks, of one thread at a time.
+        #: The call that waits for all ranks, of one thread at a time, and the count before it.
         self.inside: Call | None = None
-        self.conflict: Conflict | None = None
+        self.before: int = 0
+        #: The operation and error of a second thread, which the other ranks do not know yet.
+        self.conflict: tuple[str, RuntimeError] | None = None
         self.ring: collections.deque[Call] = collections.deque(maxlen=LENGTH)
         self._has_sites = bool(
             environment.text(environment.TIMEOUT) or environment.flag(environment.DEBUG))
         records = runtime.get(_Records)
         records.everything[next(records.numbers)] = self
 
-    def record(self, signature: bytes | None, operation: str = '') -> None:
-        """Record that all ranks exchange something for the collective that this rank is in.
+    def record(self, signature: bytes | None = None, operation: str = '') -> Call:
+        """Record that this rank waits for others, in the call that it is in; return it.
 
         Args:
-            signature: What they compare.
-            operation: The operation, if there is no signature.
+            signature: What the ranks compare.
+            operation: The operation, unless there is a signature.
         """
-        call = self.inside
+        call = self.inside or local.thread.innermost
         if call is None or call.number:  # not in an operation, or another exchange in one
+            call = Call()
+            call.operation = operation
             if signature is not None:
-                operation = call_signature.unpack(signature).operation
-            call = Call.of(operation)
+                call.operation = call_signature.unpack(signature).operation
         call.signature = signature
-        self.count = call.number = self.count + 1
-        self.ring.append(call)
-        if self._has_sites:
-            _note_site(call)
-
-    def record_own(self, operation: str) -> Call:
-        """Record that the calling thread waits for others in its innermost call; return it.
-
-        Args:
-            operation: The operation, if it is in none, or waits for the second time.
-        """
-        call = local.thread.innermost
-        if call is None or call.number:
-            call = Call.of(operation)
         self.count = call.number = self.count + 1
         self.ring.append(call)
         if self._has_sites:
@@ -158,22 +140,21 @@ class MessageRecord(FlightRecord):
         #: The number of the call that has sent its message most recently.
         self.sent_at = 0
 
-    def record_message(self, operation: str, peer: int, tag: int, caller: str = '',
-                       signature: bytes | None = None) -> MessageRecord:
-        """Record a message of the calling thread in its innermost call; return this record."""
+    def record_message(self, operation: str, peer: int, tag: int,
+                       signature: bytes | None = None) -> Call:
+        """Record a message of the calling thread in its innermost call; return it."""
         call = local.thread.innermost
         if call is None or call.number:
-            call = Call.of(operation)
+            call = Call()
+            call.operation = operation
         call.peer = peer
         call.tag = tag
         call.signature = signature
-        if caller:
-            call.words = f'of {caller}'
         self.count = call.number = self.count + 1
         self.ring.append(call)
         if self._has_sites:
             _note_site(call)
-        return self
+        return call
 
     def count_sent(self, dest: int, tag: int) -> None:
         """Count the message of the newest call, just before it leaves."""

@@ -59,8 +59,6 @@ class Snapshot:
             return ThreadState('', call.text if call else '', '', _call_site(self._innermost),
                                self._thread)
         call, records = self._calls[-1], self._records[-1]
-        if call.operation == 'refuse' and records and records[0].newest is not None:
-            call = records[0].newest  # an error for all ranks is that of its operation
         if call.peer is not None:
             records = tuple(record for record in records if isinstance(record, MessageRecord))
         service = next((record.key for record in flight_recorder.everything() if isinstance(

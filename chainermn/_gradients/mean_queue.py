@@ -155,7 +155,7 @@ class MeanQueue:
 
     def _wait(self) -> None:
         first: BaseException | None = None
-        self._calls.record_own('wait').words = 'for means in the background'
+        self._calls.record(operation='wait').words = 'for means in the background'
         self._urgent = True
         self._transport.set_passive_wait(False)
         try:

@@ -28,8 +28,6 @@ class Call:
         owner: The communicator, or another object with operations; ``None`` once the call is over,
             so that a flight record keeps no communicator alive.
         outer: The call around it in the same thread.
-        within: The same, if it is a collective of the same communicator.
-        after: Of a collective: the number of calls that were recorded before it.
         number: Its number in the flight record, from 1; 0 if it is not recorded (yet).
         signature: What the ranks compare, or that of a message.
         peer: Of a message, negative for any rank.
@@ -37,14 +35,11 @@ class Call:
         words: More about it, for reports.
         asked: The ranks in COMM_WORLD that a request of a service goes to.
         place: The code and the instruction of the program that called it, if it is known.
-        begun: When it began, if an instrument needs it.
     """
 
     operation: str = ''
     owner: Any = None
     outer: Call | None = None
-    within: Call | None = None
-    after: int = -1
     number: int = 0
     signature: bytes | None = None
     peer: int | None = None
@@ -52,14 +47,6 @@ class Call:
     words: str = ''
     asked: Sequence[int] = ()
     place: tuple[CodeType, int] | None = None
-    begun: int = 0
-
-    @classmethod
-    def of(cls, operation: str, number: int = 0, words: str = '') -> Call:
-        """Return a call that no thread is in."""
-        call = cls()
-        call.operation, call.number, call.words = operation, number, words
-        return call
 
     @property
     def details(self) -> str:
@@ -88,9 +75,6 @@ class Call:
                      if start <= instruction < end), None)
         return f'{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}'
 
-    def __repr__(self) -> str:
-        return f'<Call of {self.text}>'
-
 
 # CPython stores attributes in an array instead of a dict if the first object of a class has them.
 _first = Call()
@@ -115,12 +99,6 @@ class Instrument(Protocol):
             result: Its result.
             error: The error that it raised, or ``None``.
         """
-
-
-class Exclusive(Protocol):
-    """What one thread at a time may be in: the collectives of a communicator."""
-
-    inside: Call | None
 
 
 class Thread:
@@ -156,13 +134,14 @@ class _Local(threading.local):
 local = _Local()
 
 
-def entered(operation: str, begin: Callable[[Call], Exclusive] | None = None,
+def entered(operation: str, begin: Callable[[Call], Any] | None = None,
             fail: Callable[..., None] | None = None) -> Callable[[_Function], _Function]:
     """Make a function an operation.  Its owner is its first argument, if any.
 
     Args:
         operation: The name of the operation.
-        begin: Called first, as ``begin(call)``; sets ``inside`` of what it returns to the call.
+        begin: Called first, as ``begin(call)``; may return an object whose ``inside`` is the call
+            until its end.
         fail: Called as ``fail(call, begun, error, function, args, kwargs)`` with what ``begin``
             returned, or ``None``; may raise a better error.
     """
@@ -189,8 +168,8 @@ def entered(operation: str, begin: Callable[[Call], Exclusive] | None = None,
                     fail(call, exclusive, error, function, args, kwargs)
                 raise
             finally:
-                if exclusive is not None and exclusive.inside is call:
-                    exclusive.inside = None if outer is None else call.within
+                if exclusive is not None:
+                    exclusive.inside = None
                 thread.innermost = outer
                 call.owner = None
 

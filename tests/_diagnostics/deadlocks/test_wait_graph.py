@@ -143,22 +143,25 @@ def test_a_cycle_is_described(states, expected):
     assert graph.cycle(graph.deadlocked()) == expected
 
 
+def call_of(operation):
+    call = Call()
+    call.operation = operation
+    return call
+
+
 def test_a_collective_is_waited_for_by_its_number(own):
     own.barrier()
     calls, messages = own._flight_records()
     assert calls.count == calls.entered
-    assert Wait.of(calls, Call.of('barrier')) == Wait(Kind.COLLECTIVE, calls.key, calls.count)
-    assert Wait.of(messages, Call.of('barrier')) is None  # no message
+    assert Wait.of(calls, call_of('barrier')) == Wait(Kind.COLLECTIVE, calls.key, calls.count)
+    assert Wait.of(messages, call_of('barrier')) is None  # no message
 
 
 @needs_others
 def test_a_message_is_waited_for_by_its_call(own):
     calls, messages = own._flight_records()
 
-    def recorded(operation, peer, tag):
-        call = messages.record_own(operation)
-        call.peer, call.tag = peer, tag
-        return call
+    recorded = messages.record_message
 
     send = recorded('send', 1, 5)
     assert Wait.of(messages, send) is None  # it may still be pickling
@@ -166,11 +169,11 @@ def test_a_message_is_waited_for_by_its_call(own):
     recv = recorded('recv', 1, 8)  # of another thread
     assert Wait.of(messages, send) == Wait(Kind.SEND, messages.key, 0, 1, 5)
     assert Wait.of(messages, recv) == Wait(Kind.RECEIVE, messages.key, 0, 1, 8)
-    assert Wait.of(messages, Call.of('recv')) is None  # it is not recorded yet
+    assert Wait.of(messages, call_of('recv')) is None  # it is not recorded yet
     assert Wait.of(calls, send) is None
     assert Wait.of(messages, recorded('wait', -2, -1)) == Wait(
         Kind.RECEIVE, messages.key, 0, -2, -1)
-    assert Wait.of(messages, Call.of('waitall')) is None  # which calls wait
+    assert Wait.of(messages, call_of('waitall')) is None  # which calls wait
     messages.sent.clear()
     own.barrier()
 
@@ -190,7 +193,7 @@ def test_create_communicator_waits_for_ranks_that_have_not_called_it():
     calls = flight_recorder.CreationRecord(MPI.COMM_WORLD)
     try:
         n = flight_recorder.creations()[calls.ranks]
-        assert Wait.of(calls, Call.of('create_communicator')) == Wait(Kind.CREATION, calls.key, n)
+        assert Wait.of(calls, call_of('create_communicator')) == Wait(Kind.CREATION, calls.key, n)
         assert Progress.own().creations[calls.ranks] == n
     finally:
         flight_recorder.creations()[calls.ranks] -= 1  # as none has been created
