@@ -111,7 +111,7 @@ class Thread:
         self.instruments = instruments
 
 
-class _Process(runtime.Part):
+class _Threads(runtime.Part):
     """The threads of this process with operations, and the instruments that are told of them."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class _Process(runtime.Part):
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        process = runtime.get(_Process)
+        process = runtime.get(_Threads)
         self.thread = process.threads[threading.get_ident()] = Thread(process.instruments)
 
 
@@ -197,14 +197,14 @@ def _observed(instruments: Sequence[Instrument], call: Call, function: Callable[
 
 def subscribe(instrument: Instrument) -> None:
     """Tell an instrument, once, of all calls from now on."""
-    instruments = runtime.get(_Process).instruments
+    instruments = runtime.get(_Threads).instruments
     if instrument not in instruments:
         instruments.append(instrument)
 
 
 def of_thread(ident: int) -> list[Call]:
     """Return the calls that a thread is in, the innermost first."""
-    thread = runtime.get(_Process).threads.get(ident)
+    thread = runtime.get(_Threads).threads.get(ident)
     call = None if thread is None else thread.innermost
     found = []
     while call is not None:
@@ -220,7 +220,7 @@ def thread_of(call: Call) -> int | None:
 
 def threads() -> frozenset[int]:
     """Return the identifiers of the threads that have used an operation."""
-    return frozenset(runtime.get(_Process).threads.keys())
+    return frozenset(runtime.get(_Threads).threads.keys())
 
 
 def outermost() -> str:
