@@ -182,7 +182,7 @@ def instrument():
     call.subscribe(events)
     call.subscribe(events)  # once
     yield events
-    runtime.get(call._Process).instruments.remove(events)
+    runtime.get(call._Threads).instruments.remove(events)
 
 
 class Reports:
