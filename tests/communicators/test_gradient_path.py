@@ -1,4 +1,4 @@
-"""The path of a gradient: six modules, each entered once."""
+"""The path of a mean gradient, from the communicator to shared memory."""
 
 import os
 import sys
