@@ -160,9 +160,21 @@ def entered(operation: str, begin: Callable[[Call], Any] | None = None,
                 thread.innermost = call
                 if begin is not None:
                     exclusive = begin(call)
-                if thread.instruments:
-                    return _observed(thread.instruments, call, function, args, kwargs)
-                return function(*args, **kwargs) if kwargs else function(*args)
+                if not thread.instruments:
+                    return function(*args, **kwargs) if kwargs else function(*args)
+                # Here, not in a function: warnings count the frames to the program.
+                observers, result, failure = [*thread.instruments], None, None
+                for each in observers:
+                    each.begin(call)
+                try:
+                    result = function(*args, **kwargs)
+                except BaseException as raised:
+                    failure = raised
+                    raise
+                finally:
+                    for each in observers:
+                        each.end(call, args, kwargs, result, failure)
+                return result
             except BaseException as error:
                 if fail is not None:
                     fail(call, exclusive, error, function, args, kwargs)
@@ -176,23 +188,6 @@ def entered(operation: str, begin: Callable[[Call], Any] | None = None,
         return cast(_Function, run)
 
     return decorate
-
-
-def _observed(instruments: Sequence[Instrument], call: Call, function: Callable[..., Any],
-              args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function between the beginning and the end of a call for its instruments."""
-    observers, result, error = [*instruments], None, None
-    for each in observers:
-        each.begin(call)
-    try:
-        result = function(*args, **kwargs)
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        for each in observers:
-            each.end(call, args, kwargs, result, error)
-    return result
 
 
 def subscribe(instrument: Instrument) -> None:
