@@ -5,6 +5,7 @@ of the consistency check, which ends when the last rank enters.
 """
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from chainermn._diagnostics import lifecycle
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import call_signature
-from chainermn._operations.call import Call, subscribe
+from chainermn._operations.call import Call, subscribe, unsubscribe
 from chainermn._operations.ranks import ranks_text
 from chainermn._operations.table import BY_NAME, Payload, Waits
 from chainermn._process.mpi import MPI
@@ -53,6 +54,7 @@ def begin(mpi_comm: MPI.Intracomm, calls: FlightRecord) -> Tracer:
     timeline = recorder.get()
     assert timeline is not None
     subscribe(_by_owner)
+    timeline.on_close = functools.partial(unsubscribe, _by_owner)
     ranks = calls.ranks
     name = ranks_text(sorted(ranks))
     if not timeline.communicators:

@@ -197,6 +197,13 @@ def subscribe(instrument: Instrument) -> None:
         instruments.append(instrument)
 
 
+def unsubscribe(instrument: Instrument) -> None:
+    """Undo :func:`subscribe`."""
+    instruments = runtime.get(_Threads).instruments
+    if instrument in instruments:
+        instruments.remove(instrument)
+
+
 def of_thread(ident: int) -> list[Call]:
     """Return the calls that a thread is in, the innermost first."""
     thread = runtime.get(_Threads).threads.get(ident)

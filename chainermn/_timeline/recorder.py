@@ -152,6 +152,8 @@ class Timeline:
         path.unlink(missing_ok=True)  # others may own it or be able to read it
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self.origin: int = now()
+        #: Called when the file is complete.
+        self.on_close: Callable[[], None] = lambda: None
         #: The number of communicators, by the names of their ranks.
         self.communicators: collections.Counter[str] = collections.Counter()
         #: Groups of ranks whose clocks were compared, with a function that compares them again; in
@@ -227,6 +229,7 @@ class Timeline:
         if not self._is_closed:
             self._is_closed = True
             os.close(self._file)
+        self.on_close()
 
     def _line(self, row: int, name: str, category: str, begin: int, end: int, details: str) -> str:
         return (f'{_head(self._pid, row, name, category)},"ts":{(begin - self.origin) / 1000},'

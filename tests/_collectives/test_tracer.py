@@ -14,6 +14,7 @@ from time_limits import seconds
 
 import chainermn
 from chainermn._collectives import operation
+from chainermn._operations import call
 from chainermn._timeline import recorder
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
@@ -242,3 +243,11 @@ def test_unwritable_file_on_one_rank(name, why, folder, monkeypatch):
     text = error_on_all_ranks(OSError)
     assert text.startswith(f'CHAINERMN_TIMELINE: rank {size - 1} cannot write its timeline: ')
     assert why in text
+
+
+def test_nothing_is_told_of_calls_once_the_timeline_is_closed(events):
+    comm = chainermn.create_communicator('naive')
+    assert call.local.thread.instruments
+    events()
+    assert not call.local.thread.instruments
+    comm.barrier()

@@ -16,7 +16,6 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import call
 from chainermn._operations.call import entered
 from chainermn._operations.call_signature import pack
-from chainermn._process import runtime
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 ME = threading.get_ident()
@@ -182,7 +181,7 @@ def instrument():
     call.subscribe(events)
     call.subscribe(events)  # once
     yield events
-    runtime.get(call._Threads).instruments.remove(events)
+    call.unsubscribe(events)
 
 
 class Reports:

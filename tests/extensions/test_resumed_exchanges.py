@@ -13,21 +13,15 @@ from chainer import functions as F
 from chainer.training import extensions
 from each_case import each_case
 from killed_jobs import make_saver, new_folder
+from overlapping_communicator import OverlappingCommunicator
 
 import chainermn
-from chainermn.communicators.naive_communicator import NaiveCommunicator
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:DeprecationWarning',
                                         'ignore:.*saved by . ranks:RuntimeWarning')
 
 UPDATES, NAMES = 9, ['count', 'loss_scale', 'means', 'sums']
 THRESHOLD = .5
-
-
-class OverlappingCommunicator(NaiveCommunicator):
-    """Averages in a thread, as if it were on a device."""
-
-    _can_overlap = True
 
 
 @pytest.fixture(scope='module')

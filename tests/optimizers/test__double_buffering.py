@@ -5,17 +5,11 @@ import numpy as np
 import pytest
 from chainer import optimizers
 from chainer.optimizer_hooks import GradientClipping
+from overlapping_communicator import OverlappingCommunicator
 
 import chainermn
-from chainermn.communicators.naive_communicator import NaiveCommunicator
 
 LR = 0.25
-
-
-class OverlappingCommunicator(NaiveCommunicator):
-    """Averages in a thread, as if it were on a device."""
-
-    _can_overlap = True
 
 
 @pytest.fixture(scope='module')

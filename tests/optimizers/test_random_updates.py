@@ -2,15 +2,9 @@
 
 import one_process
 import pytest
+from overlapping_communicator import OverlappingCommunicator
 
 import chainermn
-from chainermn.communicators.naive_communicator import NaiveCommunicator
-
-
-class OverlappingCommunicator(NaiveCommunicator):
-    """Averages in a thread, as if it were on a device."""
-
-    _can_overlap = True
 
 
 @pytest.fixture(scope='module', params=['naive', 'flat'])
