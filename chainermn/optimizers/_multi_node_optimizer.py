@@ -268,10 +268,6 @@ class MultiNodeOptimizer(OptimizerProxy):
             self.communicator.refuse('the multi-node optimizer', TypeError(
                 'the function of update(lossfun, ...) must return the loss, a scalar Variable, not '
                 f'{loss!r}.'))
-        if isinstance(loss, chainer.Variable) and loss.size != 1 and loss.grad is None:
-            self.communicator.refuse('the multi-node optimizer', ValueError(
-                f'the loss of update(lossfun, ...) has the shape {loss.shape}; return a scalar, '
-                'such as F.mean(loss).'))
         return loss
 
     def _begin(self, has_loss: bool) -> None:

@@ -16,12 +16,24 @@ class OptimizerProxy(Delegate, wraps='actual_optimizer'):
 
 
 def compute_gradients(optimizer: Optimizer, loss: Variable) -> None:
-    """Replace the gradients of all parameters of an optimizer by those of a loss."""
+    """Replace the gradients of all parameters of an optimizer by those of a loss.
+
+    Raises:
+        ValueError: If the loss is not a scalar, so that backward fails.
+    """
     if getattr(optimizer, '_use_cleargrads', True):
         optimizer.target.cleargrads()
     else:
         optimizer.target.zerograds()
-    loss.backward(loss_scale=getattr(optimizer, '_loss_scale', None))
+    # With communication in the graph, backward may start at a loss that is not a scalar.
+    is_scalar = getattr(loss, 'size', 1) <= 1 or loss.grad is not None
+    try:
+        loss.backward(loss_scale=getattr(optimizer, '_loss_scale', None))
+    except Exception as error:
+        if is_scalar:
+            raise
+        raise ValueError(f'the loss of update(lossfun, ...) has the shape {loss.shape}; return a '
+                         'scalar, such as F.mean(loss).') from error
     keep_scale(optimizer)
 
 

@@ -215,14 +215,14 @@ def test_waiting_for_hosts(folder, event):
 IMPATIENT = """
 import pathlib, sys
 from chainermn import __main__
-from chainermn._commands.run import _links, _pool
-_pool._LOST_AFTER, _pool._PROBE_INTERVAL, _pool._PER_HOST = 2, .5, 0
-poll = _links.Links.poll
+from chainermn._commands.run import job_links, pool
+pool._LOST_AFTER, pool._PROBE_INTERVAL, pool._PER_HOST = 2, .5, 0
+poll = job_links.Links.poll
 def note(links):
     poll(links)
     if links.are_complete:
         pathlib.Path('connected').touch()
-_links.Links.poll = note
+job_links.Links.poll = note
 sys.exit(__main__.main(sys.argv[1:]))
 """
 

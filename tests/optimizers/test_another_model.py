@@ -112,3 +112,25 @@ class Critic(chainer.Chain):
 
     def forward(self, x):
         return F.sum(self.layer(x))
+
+
+@pytest.mark.mpi(min_size=2)
+@each_case('connected', [
+    lambda sent: sent,  # what functions.send returns is empty
+    lambda sent: chainermn.functions.pseudo_connect(sent, chainer.Variable(np.zeros(3, 'f')))[0]])
+def test_a_loss_that_is_no_scalar_but_waits_for_a_gradient(comm, connected):
+    model = L.Linear(3, 2)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(1.), comm).setup(model)
+
+    def lossfun():
+        if comm.rank == 0:
+            return connected(chainermn.functions.send(model(np.ones((1, 3), 'f')), comm, 1))
+        if comm.rank == 1:
+            return F.sum(chainermn.functions.recv(comm, 0))
+        return F.sum(model(np.zeros((1, 3), 'f')))
+
+    optimizer.update(lossfun)
+    before = model.W.array.copy()
+    optimizer.update(lossfun)
+    # Only rank 0 has a gradient of W, of ones.
+    np.testing.assert_allclose(before - model.W.array, 1 / comm.size, rtol=1e-5)
