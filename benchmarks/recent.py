@@ -28,7 +28,7 @@ def work(kind: str, folder: str) -> None:
     from chainermn._operations.call_signature import identifier
 
     comm = chainermn.create_communicator('naive')
-    check = comm._consistency
+    check = comm._context.check
     calls, x = check.calls, np.ones(1, 'f')
 
     def gather_equal(self, signature, block):

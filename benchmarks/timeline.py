@@ -37,7 +37,7 @@ def work(kind: str, folder: str) -> None:
     from chainermn._timeline import recorder
 
     comm = chainermn.create_communicator('flat')
-    check = comm._consistency
+    check = comm._context.check
     tracer, timeline = comm._tracer, recorder.get()
     exchanges = {True: check._exchange,
                  False: SignatureExchange(check.mpi_comm, call_signature.SIZE)}

@@ -41,8 +41,8 @@ def work() -> None:
         lambda: comm.multi_node_mean_grad(model), comm.barrier, lambda: comm.bcast_data(model),
         lambda: comm.allreduce(x), lambda: comm.bcast(x), lambda: comm.gather(x),
         lambda: comm.gather_obj(1.5)), strict=True))
-    exchange, received = comm._consistency._exchange, []
-    mpi_comm, status = comm._consistency.mpi_comm, MPI.Status()
+    exchange, received = comm._context.check._exchange, []
+    mpi_comm, status = comm._context.check.mpi_comm, MPI.Status()
 
     def counted(message, dest, source):
         mpi_comm.Sendrecv(message, dest, exchange._tag, exchange._received, source, exchange._tag,

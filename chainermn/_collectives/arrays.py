@@ -7,11 +7,17 @@ from typing import TypeVar
 import numpy as np
 
 from chainermn._collectives import nonblocking
-from chainermn._collectives.activations import Activation, Activations
-from chainermn._collectives.inline_arrays import InlineArrays, array_of, has_data
+from chainermn._collectives.activations import Activation
+from chainermn._collectives.context import Communicator, Context
+from chainermn._collectives.inline_arrays import (
+    array_of,
+    has_data,
+    inline_data,
+    inline_stack,
+    received,
+)
 from chainermn._collectives.nonblocking import Request
 from chainermn._collectives.operation import operation
-from chainermn._collectives.point_to_point import Messages
 from chainermn._operations import call_signature
 from chainermn._operations.call_signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
@@ -25,187 +31,207 @@ _T = TypeVar('_T')
 _HOMOGENEOUS, _SHORT, _LONG = range(3)
 
 
-class ArrayOperations(InlineArrays):
-    """Array operations of a communicator on MPI."""
+@operation
+def send(comm: Communicator, data: Array, dest: int, tag: int) -> None:
+    comm._context.messages.send(data, dest, tag)
 
-    _messages: Messages
-    _activations: Activations
 
-    @operation
-    def send(self, data: Array, dest: int, tag: int) -> None:
-        self._messages.send(data, dest, tag)
+@operation
+def recv(comm: Communicator, source: int, tag: int) -> ReceivedArray:
+    return comm._context.messages.recv(source, tag)
 
-    @operation
-    def recv(self, source: int, tag: int) -> ReceivedArray:
-        return self._messages.recv(source, tag)
 
-    @operation
-    def isend(self, x: Array, dest: int, tag: int = 0) -> Request[NoResult]:
-        request = self._messages.isend(x, dest, tag)
-        request._tracer = self._tracer
-        return request
+@operation
+def isend(comm: Communicator, x: Array, dest: int, tag: int = 0) -> Request[NoResult]:
+    context = comm._context
+    request = context.messages.isend(x, dest, tag)
+    request._tracer = context.tracer
+    return request
 
-    @operation
-    def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArray]:
-        request = self._messages.irecv(source, tag)
-        request._tracer = self._tracer
-        return request
 
-    @operation('send_activation')
-    def _send_activation(self, data: Array, dest: int, tag: int, needs_gradient: bool
-                         ) -> Activation:
-        return self._activations.send(
-            data, dest, tag, needs_gradient, self._consistency.caller.name)
+@operation
+def irecv(comm: Communicator, source: int, tag: int = 0) -> Request[ReceivedArray]:
+    context = comm._context
+    request = context.messages.irecv(source, tag)
+    request._tracer = context.tracer
+    return request
 
-    @operation('recv_activation')
-    def _recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
-        return self._activations.recv(source, tag, self._consistency.caller.name)
 
-    @operation('send_gradient')
-    def _send_gradient(self, gradients: Array, activation: Activation) -> None:
-        self._activations.send_gradient(gradients, activation)
+@operation('send_activation')
+def send_activation(comm: Communicator, data: Array, dest: int, tag: int, needs_gradient: bool
+                    ) -> Activation:
+    context = comm._context
+    return context.activations.send(
+        data, dest, tag, needs_gradient, context.check.caller.name)
 
-    @operation('recv_gradient')
-    def _recv_gradient(self, activation: Activation) -> Array:
-        return self._activations.recv_gradient(activation)
 
-    @operation
-    def waitall(self, requests: Sequence[Request[_T]]) -> list[_T]:
-        return nonblocking.waitall(requests)
+@operation('recv_activation')
+def recv_activation(comm: Communicator, source: int, tag: int) -> tuple[Array, Activation]:
+    context = comm._context
+    return context.activations.recv(source, tag, context.check.caller.name)
 
-    @operation
-    def bcast(self, x: Array, root: int = 0, max_buf_len: int | None = None) -> Array:
-        root = array_buffers.checked_root(root, self.size)
-        array = array_buffers.checked(x) if self.rank == root else None
-        signature = pack('bcast', root=root) if array is None else packed('bcast', array, root)
-        message = self._consistency.bcast(
-            signature, root, b'' if array is None else self._inline(array))
-        if len(message) > SIZE:
-            return array_of(message) if array is None else _result(x, array)
-        call = unpack(message)
-        shape = self._shapes([call] * self._size, array)[root]
-        received = self._transport_for(call.device).bcast(
-            array, shape, call.dtype, call.device, root)
-        return received if array is None else _result(x, array)
 
-    @operation
-    def gather(self, x: Array, root: int = 0) -> tuple[Array, ...] | None:
-        root = array_buffers.checked_root(root, self.size)
-        array = array_buffers.checked(x)
-        signature = packed('gather', array, root)
-        messages = self._consistency.gather(signature, self._inline(array))
-        if has_data(messages):
-            return self._received(messages, signature, array) if self._rank == root else None
-        calls = [*map(unpack, messages)]
-        return self._transport_of(calls).gather(array, self._shapes(calls, array), root)
+@operation('send_gradient')
+def send_gradient(comm: Communicator, gradients: Array, activation: Activation) -> None:
+    comm._context.activations.send_gradient(gradients, activation)
 
-    @operation
-    def allgather(self, x: Array) -> tuple[Array, ...]:
-        array = array_buffers.checked(x)
-        signature = packed('allgather', array)
-        messages = self._consistency.gather(signature, self._inline(array))
-        if has_data(messages):
-            return self._received(messages, signature, array)
-        calls = [*map(unpack, messages)]
-        return self._transport_of(calls).allgather(array, self._shapes(calls, array))
 
-    @operation
-    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
-        arrays: list[Array] | None = None
-        if (stack := self._inline_stack(xs)) is not None:
-            shape, dtype, data = stack
-            signature = pack('alltoall', shape, dtype, number=_HOMOGENEOUS)
-        else:
-            arrays, data = self._checked_sequence(xs), b''
-            kind, shape = _kind_of([array.shape for array in arrays])
-            signature = pack('alltoall', shape, arrays[0].dtype, number=kind,
-                             device=array_buffers.on_device(arrays[0]))
-        messages = self._consistency.gather(signature, data)
-        if has_data(messages):
-            return self._received(messages, signature, xs[self._rank], self._rank)
-        arrays = [*xs] if arrays is None else arrays
-        shapes = [array.shape for array in arrays]
-        calls = [*map(unpack, messages)]
-        kind = max(call.number for call in calls)
-        if kind == _HOMOGENEOUS and len({call.shape for call in calls}) > 1:
-            kind = _SHORT
-        if kind == _LONG:
-            shapes = self._arrays.alltoall(shapes)
-        elif kind == _SHORT:
-            theirs = bytearray(SIZE * self.size)
-            self._arrays.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), theirs)
-            shapes = [unpack(theirs, SIZE * rank).shape for rank in range(self.size)]
-        return self._transport_of(calls).alltoall(arrays, shapes, kind == _HOMOGENEOUS)
+@operation('recv_gradient')
+def recv_gradient(comm: Communicator, activation: Activation) -> Array:
+    return comm._context.activations.recv_gradient(activation)
 
-    @operation
-    def scatter(self, xs: Array, root: int = 0) -> Array:
-        root = array_buffers.checked_root(root, self.size)
-        if self._rank != root:
-            return self._scattered(root)
-        if (stack := self._inline_stack(xs)) is not None:
-            shape, dtype, data = stack
-            self._consistency.bcast(
-                pack('scatter', shape, dtype, root, number=_HOMOGENEOUS), root, data)
-            return xs[root].copy()
-        arrays = self._checked_sequence(xs)
-        shapes = [array.shape for array in arrays]
-        kind, shape = _kind_of(shapes)
-        dtype, device = arrays[0].dtype, array_buffers.on_device(arrays[0])
-        self._consistency.bcast(
-            pack('scatter', shape, dtype, root, number=kind, device=device), root)
-        if kind == _LONG:
-            self._arrays.scatter(shapes, root)
-        elif kind == _SHORT:
-            self._arrays.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
+
+@operation
+def waitall(comm: Communicator, requests: Sequence[Request[_T]]) -> list[_T]:
+    return nonblocking.waitall(requests)
+
+
+@operation
+def bcast(comm: Communicator, x: Array, root: int = 0, max_buf_len: int | None = None) -> Array:
+    context = comm._context
+    root = array_buffers.checked_root(root, context.size)
+    array = array_buffers.checked(x) if context.rank == root else None
+    signature = pack('bcast', root=root) if array is None else packed('bcast', array, root)
+    message = context.check.bcast(
+        signature, root, b'' if array is None else inline_data(context, array))
+    if len(message) > SIZE:
+        return array_of(message) if array is None else _result(x, array)
+    call = unpack(message)
+    shape = _shapes(context, [call] * context.size, array)[root]
+    result = context.transport_for(call.device).bcast(
+        array, shape, call.dtype, call.device, root)
+    return result if array is None else _result(x, array)
+
+
+@operation
+def gather(comm: Communicator, x: Array, root: int = 0) -> tuple[Array, ...] | None:
+    context = comm._context
+    root = array_buffers.checked_root(root, context.size)
+    array = array_buffers.checked(x)
+    signature = packed('gather', array, root)
+    messages = context.check.gather(signature, inline_data(context, array))
+    if has_data(messages):
+        return received(context, messages, signature, array) if context.rank == root else None
+    calls = [*map(unpack, messages)]
+    return _transport_of(context, calls).gather(array, _shapes(context, calls, array), root)
+
+
+@operation
+def allgather(comm: Communicator, x: Array) -> tuple[Array, ...]:
+    context = comm._context
+    array = array_buffers.checked(x)
+    signature = packed('allgather', array)
+    messages = context.check.gather(signature, inline_data(context, array))
+    if has_data(messages):
+        return received(context, messages, signature, array)
+    calls = [*map(unpack, messages)]
+    return _transport_of(context, calls).allgather(array, _shapes(context, calls, array))
+
+
+@operation
+def alltoall(comm: Communicator, xs: Sequence[Array]) -> tuple[Array, ...]:
+    context = comm._context
+    arrays: list[Array] | None = None
+    if (stack := inline_stack(context, xs)) is not None:
+        shape, dtype, data = stack
+        signature = pack('alltoall', shape, dtype, number=_HOMOGENEOUS)
+    else:
+        arrays, data = checked_sequence(context, xs), b''
+        kind, shape = _kind_of([array.shape for array in arrays])
+        signature = pack('alltoall', shape, arrays[0].dtype, number=kind,
+                         device=array_buffers.on_device(arrays[0]))
+    messages = context.check.gather(signature, data)
+    if has_data(messages):
+        return received(context, messages, signature, xs[context.rank], context.rank)
+    arrays = [*xs] if arrays is None else arrays
+    shapes = [array.shape for array in arrays]
+    calls = [*map(unpack, messages)]
+    kind = max(call.number for call in calls)
+    if kind == _HOMOGENEOUS and len({call.shape for call in calls}) > 1:
+        kind = _SHORT
+    if kind == _LONG:
+        shapes = context.mpi_comm.alltoall(shapes)
+    elif kind == _SHORT:
+        theirs = bytearray(SIZE * context.size)
+        context.mpi_comm.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), theirs)
+        shapes = [unpack(theirs, SIZE * rank).shape for rank in range(context.size)]
+    return _transport_of(context, calls).alltoall(arrays, shapes, kind == _HOMOGENEOUS)
+
+
+@operation
+def scatter(comm: Communicator, xs: Array, root: int = 0) -> Array:
+    context = comm._context
+    root = array_buffers.checked_root(root, context.size)
+    if context.rank != root:
+        return _scattered(context, root)
+    if (stack := inline_stack(context, xs)) is not None:
+        shape, dtype, data = stack
+        context.check.bcast(
+            pack('scatter', shape, dtype, root, number=_HOMOGENEOUS), root, data)
+        return xs[root].copy()
+    arrays = checked_sequence(context, xs)
+    shapes = [array.shape for array in arrays]
+    kind, shape = _kind_of(shapes)
+    dtype, device = arrays[0].dtype, array_buffers.on_device(arrays[0])
+    context.check.bcast(
+        pack('scatter', shape, dtype, root, number=kind, device=device), root)
+    if kind == _LONG:
+        context.mpi_comm.scatter(shapes, root)
+    elif kind == _SHORT:
+        context.mpi_comm.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
                                  bytearray(SIZE), root)
-        return self._transport_for(device).scatter(
-            arrays, arrays[root].shape, dtype, device, kind == _HOMOGENEOUS, root)
+    return context.transport_for(device).scatter(
+        arrays, arrays[root].shape, dtype, device, kind == _HOMOGENEOUS, root)
 
-    def _scattered(self, root: int) -> Array:
-        """Receive the array that the root scatters to this rank."""
-        message = self._consistency.bcast(pack('scatter', root=root), root)
-        if len(message) > SIZE:
-            return array_of(message, self._rank)
-        call = unpack(message)
-        shape = call.shape
-        if call.number == _LONG:
-            shape = self._arrays.scatter(None, root)
-        elif call.number == _SHORT:
-            mine = bytearray(SIZE)
-            self._arrays.Scatter(None, mine, root)
-            shape = unpack(mine).shape
-        return self._transport_for(call.device).scatter(
-            [], shape, call.dtype, call.device, call.number == _HOMOGENEOUS, root)
 
-    def _transport_of(self, calls: Sequence[CallSignature]) -> MpiTransport:
-        """Return the transport for the arrays of these calls."""
-        devices = {call.device for call in calls}
-        return self._transport_for(calls[self._rank].device, len(devices) == 1)
+def _scattered(context: Context, root: int) -> Array:
+    """Receive the array that the root scatters to this rank."""
+    message = context.check.bcast(pack('scatter', root=root), root)
+    if len(message) > SIZE:
+        return array_of(message, context.rank)
+    call = unpack(message)
+    shape = call.shape
+    if call.number == _LONG:
+        shape = context.mpi_comm.scatter(None, root)
+    elif call.number == _SHORT:
+        mine = bytearray(SIZE)
+        context.mpi_comm.Scatter(None, mine, root)
+        shape = unpack(mine).shape
+    return context.transport_for(call.device).scatter(
+        [], shape, call.dtype, call.device, call.number == _HOMOGENEOUS, root)
 
-    def _checked_sequence(self, xs: Array) -> list[Array]:
-        """Check one array per rank, all of one dtype."""
-        if not isinstance(xs, (tuple, list)):
-            xs = array_buffers.checked(xs)
-            if xs.ndim == 0:
-                raise TypeError(f'expected one array for each of the {self.size} ranks but got an '
-                                'array without dimensions')
-        arrays = [array_buffers.checked(x) for x in xs]
-        if len(arrays) != self.size:
-            raise ValueError(f'expected one array for each of the {self.size} ranks but got '
-                             f'{len(arrays)}')
-        if len({array.dtype for array in arrays}) > 1:
-            raise TypeError('the arrays for the ranks must have the same dtype but are '
-                            + ', '.join(str(array.dtype) for array in arrays))
-        if len({*map(array_buffers.on_device, arrays)}) > 1:
-            raise TypeError('the arrays for the ranks must all be on the host, or all on a device')
-        return arrays
 
-    def _shapes(self, calls: Sequence[CallSignature], array: Array | None
-                ) -> list[tuple[int, ...]]:
-        """Return the shapes on all ranks; shapes with many dimensions need a second exchange."""
-        if any(call.ndim > call_signature.MAX_INLINE_DIMS for call in calls):
-            return self._arrays.allgather(getattr(array, 'shape', ()))
-        return [call.shape for call in calls]
+def _transport_of(context: Context, calls: Sequence[CallSignature]) -> MpiTransport:
+    """Return the transport for the arrays of these calls."""
+    devices = {call.device for call in calls}
+    return context.transport_for(calls[context.rank].device, len(devices) == 1)
+
+
+def checked_sequence(context: Context, xs: Array) -> list[Array]:
+    """Check one array per rank, all of one dtype."""
+    if not isinstance(xs, (tuple, list)):
+        xs = array_buffers.checked(xs)
+        if xs.ndim == 0:
+            raise TypeError(f'expected one array for each of the {context.size} ranks but got an '
+                            'array without dimensions')
+    arrays = [array_buffers.checked(x) for x in xs]
+    if len(arrays) != context.size:
+        raise ValueError(f'expected one array for each of the {context.size} ranks but got '
+                         f'{len(arrays)}')
+    if len({array.dtype for array in arrays}) > 1:
+        raise TypeError('the arrays for the ranks must have the same dtype but are '
+                        + ', '.join(str(array.dtype) for array in arrays))
+    if len({*map(array_buffers.on_device, arrays)}) > 1:
+        raise TypeError('the arrays for the ranks must all be on the host, or all on a device')
+    return arrays
+
+
+def _shapes(context: Context, calls: Sequence[CallSignature], array: Array | None
+            ) -> list[tuple[int, ...]]:
+    """Return the shapes on all ranks; shapes with many dimensions need a second exchange."""
+    if any(call.ndim > call_signature.MAX_INLINE_DIMS for call in calls):
+        return context.mpi_comm.allgather(getattr(array, 'shape', ()))
+    return [call.shape for call in calls]
 
 
 def _result(x: Array, array: Array) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainermn._collectives.operation import Operations
+from chainermn._collectives.context import Context
 from chainermn._consistency.signature_exchange import Data
 from chainermn._operations.call_signature import CODES, MAX_INLINE_DIMS, SIZE, unpack
 from chainermn._process.mpi import MPI
@@ -18,61 +18,63 @@ from chainermn._transport.mpi_transport import mpi_op
 from chainermn._types import Array
 
 
-class InlineArrays(Operations):
-    """Decides which arrays are exchanged with their signature.  Empty arrays are not."""
+def is_inline(context: Context, array: Array) -> bool:
+    """Return whether an array is sent with the signature of its call.  Empty arrays are not."""
+    return (0 < array.nbytes <= context.check.capacity and array.ndim <= MAX_INLINE_DIMS
+            and not array_buffers.on_device(array))
 
-    def _is_inline(self, array: Array) -> bool:
-        return (0 < array.nbytes <= self._consistency.capacity and array.ndim <= MAX_INLINE_DIMS
-                and not array_buffers.on_device(array))
 
-    def _inline(self, array: Array) -> bytes:
-        """Return the data of an array to append to its signature; empty if sent separately."""
-        return array.tobytes() if self._is_inline(array) else b''
+def inline_data(context: Context, array: Array) -> bytes:
+    """Return the data of an array to append to its signature; empty if sent separately."""
+    return array.tobytes() if is_inline(context, array) else b''
 
-    def _inline_stack(self, xs: Array | Sequence[Array]
-                      ) -> tuple[tuple[int, ...], np.dtype, bytes] | None:
-        """Return the shape, dtype and data of one array per rank to append to their signature.
 
-        Returns:
-            ``None`` if they are invalid, differ in shape or dtype, or are sent separately.
-        """
-        if type(xs) not in (np.ndarray, tuple, list) or (
-                getattr(xs, 'shape', True) == () or len(xs) != self._size):
+def inline_stack(context: Context, xs: Array | Sequence[Array]
+                 ) -> tuple[tuple[int, ...], np.dtype, bytes] | None:
+    """Return the shape, dtype and data of one array per rank to append to their signature.
+
+    Returns:
+        ``None`` if they are invalid, differ in shape or dtype, or are sent separately.
+    """
+    if type(xs) not in (np.ndarray, tuple, list) or (
+            getattr(xs, 'shape', True) == () or len(xs) != context.size):
+        return None
+    first = xs[0]
+    if type(first) is not np.ndarray:
+        return None
+    shape, dtype = first.shape, first.dtype
+    if dtype not in CODES or len(shape) > MAX_INLINE_DIMS or not (
+            0 < first.nbytes * context.size <= context.check.capacity):
+        return None
+    if type(xs) is np.ndarray:
+        return shape, dtype, xs.tobytes()
+    for x in xs:
+        if type(x) is not np.ndarray or x.shape != shape or x.dtype != dtype:
             return None
-        first = xs[0]
-        if type(first) is not np.ndarray:
-            return None
-        shape, dtype = first.shape, first.dtype
-        if dtype not in CODES or len(shape) > MAX_INLINE_DIMS or not (
-                0 < first.nbytes * self._size <= self._consistency.capacity):
-            return None
-        if type(xs) is np.ndarray:
-            return shape, dtype, xs.tobytes()
-        for x in xs:
-            if type(x) is not np.ndarray or x.shape != shape or x.dtype != dtype:
-                return None
-        return shape, dtype, b''.join([x.tobytes() for x in xs])
+    return shape, dtype, b''.join([x.tobytes() for x in xs])
 
-    def _received(self, messages: Sequence[Data], signature: bytes, own: Array, index: int = 0
-                  ) -> tuple[Array, ...]:
-        """Return the array of each rank, or one of several of its arrays.
 
-        Args:
-            messages: The signature of each rank, with its data appended.
-            signature: That of this rank.
-            own: The array of this rank, which is copied.
-            index: Which of the arrays of each rank, all of the same shape.
-        """
-        shape, dtype, start = own.shape, own.dtype, SIZE + index * own.nbytes
-        arrays = []
-        for rank, message in enumerate(messages):
-            if rank == self._rank:
-                arrays.append(own.copy())
-            elif message.startswith(signature):  # of the same shape
-                arrays.append(np.ndarray(shape, dtype, message, start))
-            else:
-                arrays.append(array_of(message, index))
-        return tuple(arrays)
+def received(context: Context, messages: Sequence[Data], signature: bytes, own: Array,
+             index: int = 0) -> tuple[Array, ...]:
+    """Return the array of each rank, or one of several of its arrays.
+
+    Args:
+        context: The context of the communicator.
+        messages: The signature of each rank, with its data appended.
+        signature: That of this rank.
+        own: The array of this rank, which is copied.
+        index: Which of the arrays of each rank, all of the same shape.
+    """
+    shape, dtype, start = own.shape, own.dtype, SIZE + index * own.nbytes
+    arrays = []
+    for rank, message in enumerate(messages):
+        if rank == context.rank:
+            arrays.append(own.copy())
+        elif message.startswith(signature):  # of the same shape
+            arrays.append(np.ndarray(shape, dtype, message, start))
+        else:
+            arrays.append(array_of(message, index))
+    return tuple(arrays)
 
 
 def has_data(messages: Sequence[Data]) -> bool:

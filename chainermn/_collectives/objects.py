@@ -8,9 +8,9 @@ from typing import cast
 
 import numpy as np
 
+from chainermn._collectives.context import Communicator, Context
 from chainermn._collectives.inline_arrays import has_data
-from chainermn._collectives.operation import Operations, operation
-from chainermn._collectives.point_to_point import Messages
+from chainermn._collectives.operation import operation
 from chainermn._operations.call_signature import SIZE, pack, unpack
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
@@ -28,120 +28,127 @@ _OPS: dict[str, Callable[[Object, Object], Object]] = {
     'sum': operator.add, 'prod': operator.mul, 'max': max, 'min': min}
 
 
-class ObjectOperations(Operations):
-    """Object operations of a communicator on MPI."""
+@operation
+def send_obj(comm: Communicator, obj: Object, dest: int, tag: int = 0) -> None:
+    comm._context.messages.send_obj(obj, dest, tag)
 
-    _messages: Messages
 
-    @operation
-    def send_obj(self, obj: Object, dest: int, tag: int = 0) -> None:
-        self._messages.send_obj(obj, dest, tag)
+@operation
+def recv_obj(comm: Communicator, source: int, status: MPI.Status | None = None, tag: int = -1
+             ) -> Object:
+    # The value of ANY_TAG depends on the MPI library.
+    return comm._context.messages.recv_obj(source, MPI.ANY_TAG if tag == -1 else tag, status)
 
-    @operation
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = -1
-                 ) -> Object:
-        # The value of ANY_TAG depends on the MPI library.
-        return self._messages.recv_obj(source, MPI.ANY_TAG if tag == -1 else tag, status)
 
-    @operation
-    def bcast_obj(self, obj: Object, max_buf_len: int = 256 * 1024 * 1024, root: int = 0) -> Object:
-        root = array_buffers.checked_root(root, self.size)
-        pickled = Pickled(obj) if self.rank == root else None
-        number = 0 if pickled is None else _nbytes(pickled, _SINGLE)
-        data = pickled.stream if pickled is not None and (
-            0 < number <= self._consistency.capacity) else b''
-        message = self._consistency.bcast(
-            pack('bcast_obj', (), None, root, '', False, number), root, data)
-        if len(message) > SIZE:
-            return obj if pickled is not None else load(message[SIZE:], (), root, self._rank)
-        nbytes = unpack(message).number
-        lengths = [nbytes] if nbytes else self._arrays.bcast(
-            None if pickled is None else [part.nbytes for part in pickled.parts], root)
-        parts = self._consistency.prepared(sum(lengths), lambda: [
-            np.empty(length, np.uint8) for length in lengths
-        ] if pickled is None else pickled.parts)
-        for part in parts:
-            for chunk in chunks(part):
-                self._arrays.Bcast(chunk, root)
-        return obj if pickled is not None else load(parts[0], parts[1:], root, self.rank)
+@operation
+def bcast_obj(comm: Communicator, obj: Object, max_buf_len: int = 256 * 1024 * 1024,
+              root: int = 0) -> Object:
+    context = comm._context
+    root = array_buffers.checked_root(root, context.size)
+    pickled = Pickled(obj) if context.rank == root else None
+    number = 0 if pickled is None else _nbytes(pickled, _SINGLE)
+    data = pickled.stream if pickled is not None and (
+        0 < number <= context.check.capacity) else b''
+    message = context.check.bcast(
+        pack('bcast_obj', (), None, root, '', False, number), root, data)
+    if len(message) > SIZE:
+        return obj if pickled is not None else load(message[SIZE:], (), root, context.rank)
+    nbytes = unpack(message).number
+    lengths = [nbytes] if nbytes else context.mpi_comm.bcast(
+        None if pickled is None else [part.nbytes for part in pickled.parts], root)
+    parts = context.check.prepared(sum(lengths), lambda: [
+        np.empty(length, np.uint8) for length in lengths
+    ] if pickled is None else pickled.parts)
+    for part in parts:
+        for chunk in chunks(part):
+            context.mpi_comm.Bcast(chunk, root)
+    return obj if pickled is not None else load(parts[0], parts[1:], root, context.rank)
 
-    @operation
-    def gather_obj(self, obj: Object, root: int = 0) -> list[Object] | None:
-        return self._gathered('gather_obj', obj, array_buffers.checked_root(root, self.size))
 
-    @operation
-    def allgather_obj(self, obj: Object) -> list[Object]:
-        return cast('list[Object]', self._gathered('allgather_obj', obj))
+@operation
+def gather_obj(comm: Communicator, obj: Object, root: int = 0) -> list[Object] | None:
+    context = comm._context
+    return _gathered(context, 'gather_obj', obj, array_buffers.checked_root(root, context.size))
 
-    @operation
-    def scatter_obj(self, objs: Sequence[Object] | None, root: int = 0) -> Object:
-        pickled: list[Pickled] = []
-        root = array_buffers.checked_root(root, self.size)
-        if self.rank == root:
-            if objs is None or len(objs) != self.size:
-                raise ValueError(f'expected one object for each of the {self.size} ranks but got '
-                                 f'{objs if objs is None else len(objs)}')
-            pickled = [Pickled(obj) for obj in objs]
-        lengths = [_nbytes(each, _SMALL) for each in pickled]
-        number = max(lengths) if lengths and all(lengths) else 0
-        sent = b''.join([each.stream.ljust(number) for each in pickled]) if number else b''
-        message = self._consistency.bcast(
-            pack('scatter_obj', root=root, number=number), root,
-            sent if len(sent) <= self._consistency.capacity else b'')
-        length = unpack(message).number
-        if not length:
-            return self._messages.exchange(dict(enumerate(pickled)), [root])[0]
-        if len(message) > SIZE:
-            start = SIZE + length * self.rank
-            received = message[start:start + length]
-        else:
-            received = bytearray(length)
-            self._arrays.Scatter(sent or None, received, root)
-        return load(received, (), root, self.rank)
 
-    @operation
-    def allreduce_obj(self, obj: Object, op: str = 'sum') -> Object:
-        check_op(op)
-        objs = cast('list[Object]', self._gathered('allreduce_obj', obj, op=op))
-        try:
-            return functools.reduce(_OPS[op], objs)
-        except TypeError as error:
-            raise TypeError(f'{error}. allreduce_obj cannot combine the objects with op={op!r}; '
-                            'allgather_obj returns a list of them.') from error
+@operation
+def allgather_obj(comm: Communicator, obj: Object) -> list[Object]:
+    return cast('list[Object]', _gathered(comm._context, 'allgather_obj', obj))
 
-    def _gathered(self, operation: str, obj: Object, root: int = -1, op: str = ''
-                  ) -> list[Object] | None:
-        """Return the objects of all ranks on the root, or on all ranks if there is none."""
-        pickled, is_receiver = Pickled(obj), root in (-1, self._rank)
-        number = _nbytes(pickled, _SMALL)
-        messages = self._consistency.gather(
-            pack(operation, (), None, root, op, False, number),
-            pickled.stream if 0 < number <= self._consistency.capacity else b'')
-        if has_data(messages):
-            if not is_receiver:
-                return None
-            streams: Sequence[Buffer] = [message[SIZE:] for message in messages]
-        else:
-            lengths = [unpack(message).number for message in messages]
-            if not all(lengths):
-                dests = [root] if root >= 0 else range(self.size)
-                objs = self._messages.exchange(dict.fromkeys(dests, pickled),
-                                               range(self.size) if is_receiver else ())
-                return objs if is_receiver else None
-            streams = self._gathered_streams(pickled.stream, max(lengths), root)
+
+@operation
+def scatter_obj(comm: Communicator, objs: Sequence[Object] | None, root: int = 0) -> Object:
+    context = comm._context
+    pickled: list[Pickled] = []
+    root = array_buffers.checked_root(root, context.size)
+    if context.rank == root:
+        if objs is None or len(objs) != context.size:
+            raise ValueError(f'expected one object for each of the {context.size} ranks but got '
+                             f'{objs if objs is None else len(objs)}')
+        pickled = [Pickled(obj) for obj in objs]
+    lengths = [_nbytes(each, _SMALL) for each in pickled]
+    number = max(lengths) if lengths and all(lengths) else 0
+    sent = b''.join([each.stream.ljust(number) for each in pickled]) if number else b''
+    message = context.check.bcast(
+        pack('scatter_obj', root=root, number=number), root,
+        sent if len(sent) <= context.check.capacity else b'')
+    length = unpack(message).number
+    if not length:
+        return context.messages.exchange(dict(enumerate(pickled)), [root])[0]
+    if len(message) > SIZE:
+        start = SIZE + length * context.rank
+        received = message[start:start + length]
+    else:
+        received = bytearray(length)
+        context.mpi_comm.Scatter(sent or None, received, root)
+    return load(received, (), root, context.rank)
+
+
+@operation
+def allreduce_obj(comm: Communicator, obj: Object, op: str = 'sum') -> Object:
+    check_op(op)
+    objs = cast('list[Object]', _gathered(comm._context, 'allreduce_obj', obj, op=op))
+    try:
+        return functools.reduce(_OPS[op], objs)
+    except TypeError as error:
+        raise TypeError(f'{error}. allreduce_obj cannot combine the objects with op={op!r}; '
+                        'allgather_obj returns a list of them.') from error
+
+
+def _gathered(context: Context, operation: str, obj: Object, root: int = -1, op: str = ''
+              ) -> list[Object] | None:
+    """Return the objects of all ranks on the root, or on all ranks if there is none."""
+    pickled, is_receiver = Pickled(obj), root in (-1, context.rank)
+    number = _nbytes(pickled, _SMALL)
+    messages = context.check.gather(
+        pack(operation, (), None, root, op, False, number),
+        pickled.stream if 0 < number <= context.check.capacity else b'')
+    if has_data(messages):
         if not is_receiver:
             return None
-        return [load(stream, (), source, self._rank) for source, stream in enumerate(streams)]
+        streams: Sequence[Buffer] = [message[SIZE:] for message in messages]
+    else:
+        lengths = [unpack(message).number for message in messages]
+        if not all(lengths):
+            dests = [root] if root >= 0 else range(context.size)
+            objs = context.messages.exchange(dict.fromkeys(dests, pickled),
+                                             range(context.size) if is_receiver else ())
+            return objs if is_receiver else None
+        streams = _gathered_streams(context, pickled.stream, max(lengths), root)
+    if not is_receiver:
+        return None
+    return [load(stream, (), source, context.rank) for source, stream in enumerate(streams)]
 
-    def _gathered_streams(self, stream: bytes, length: int, root: int) -> list[memoryview]:
-        """Gather pickles, padded to a length; with a root, the result is only valid there."""
-        padded, received = stream.ljust(length), bytearray(length * self.size)
-        if root < 0:
-            self._arrays.Allgather(padded, received)
-        else:
-            self._arrays.Gather(padded, received if root == self.rank else None, root)
-        view = memoryview(received)
-        return [view[length * source:length * (source + 1)] for source in range(self.size)]
+
+def _gathered_streams(context: Context, stream: bytes, length: int, root: int) -> list[memoryview]:
+    """Gather pickles, padded to a length; with a root, the result is only valid there."""
+    padded, received = stream.ljust(length), bytearray(length * context.size)
+    if root < 0:
+        context.mpi_comm.Allgather(padded, received)
+    else:
+        context.mpi_comm.Gather(padded, received if root == context.rank else None, root)
+    view = memoryview(received)
+    return [view[length * source:length * (source + 1)] for source in range(context.size)]
 
 
 def _nbytes(pickled: Pickled, most: int) -> int:

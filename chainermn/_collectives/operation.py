@@ -1,20 +1,14 @@
-"""What makes a method an operation, and the base class of all families of operations."""
+"""What makes a function over a communicator an operation."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from chainermn._collectives import one_thread
 from chainermn._collectives.foreign_arguments import explained
-from chainermn._collectives.tracer import Tracer
-from chainermn._consistency.consistency_check import CalledBy, ConsistencyCheck
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations.call import Call, entered
-from chainermn._operations.call_signature import NO_UPDATE, Caller, Update
 from chainermn._operations.table import BY_NAME, Waits
-from chainermn._process.mpi import MPI
-from chainermn._transport.mpi_transport import MpiTransport
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])
 
@@ -24,7 +18,9 @@ def operation(method: _Method, /) -> _Method: ...
 @overload
 def operation(name: str, /) -> Callable[[_Method], _Method]: ...
 def operation(what: Any, /) -> Any:
-    """Make a method the operation of its name, or of the given name, in ``_operations/table.py``.
+    """Make a function the operation of its name, or of the given name, in ``_operations/table.py``.
+
+    Its first argument is the communicator.
 
     - Each call is a :class:`Call`, which the watchdog and the timeline see.
 
@@ -47,7 +43,7 @@ def operation(what: Any, /) -> Any:
 
 def _begin(call: Call) -> FlightRecord | None:
     """Begin a collective, unless it is a part of another one of its communicator."""
-    calls: FlightRecord = call.owner._consistency.calls
+    calls: FlightRecord = call.owner._context.check.calls
     if (calls.inside is not None or calls.conflict is not None) and one_thread.check(call, calls):
         return None
     calls.before = calls.count
@@ -74,46 +70,3 @@ def _explain(call: Call, begun: None, error: BaseException, method: Callable[...
         better = explained(error, call.operation, method, args, kwargs)
         if better is not error:
             raise better from None
-
-
-_named = functools.lru_cache(maxsize=None)(Caller)
-
-
-class Operations:
-    """The attributes of the communicator that every family of operations uses."""
-
-    _consistency: ConsistencyCheck
-    _arrays: MPI.Intracomm  # for data that no transport carries
-    _transport: MpiTransport
-    _mpi_transport: MpiTransport
-    _tracer: Tracer | None = None
-    _rank: int
-    _size: int
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @entered('refuse')
-    def refuse(self, operation: str, error: Exception) -> NoReturn:
-        self._consistency.refuse(operation, error)
-
-    def called_by(self, caller: Caller | str, update: Update = NO_UPDATE) -> CalledBy:
-        return CalledBy(
-            self._consistency, _named(caller) if isinstance(caller, str) else caller, update)
-
-    def _transport_for(self, on_device: bool, homogeneous: bool = True) -> MpiTransport:
-        """Select the transport for arrays.
-
-        Args:
-            on_device: Whether the arrays of this rank are on a device.
-            homogeneous: Whether ``on_device`` is equal on all ranks.
-        """
-        if homogeneous and self._transport.carries(on_device):
-            return self._transport
-        return self._mpi_transport
-

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainermn._collectives.arrays import ArrayOperations, packed
-from chainermn._collectives.inline_arrays import reduced, sum_of
+from chainermn._collectives.arrays import checked_sequence, packed
+from chainermn._collectives.context import Communicator, Context
+from chainermn._collectives.inline_arrays import is_inline, reduced, sum_of
 from chainermn._collectives.operation import operation
 from chainermn._gradients.parameters import ParameterList
 from chainermn._operations import call_signature
@@ -24,154 +25,164 @@ _NATIVE = {dtype for dtype in call_signature.DTYPES if dtype.kind != 'b' and dty
 _MAX_SUMS = 1024
 
 
-class ReductionOperations(ArrayOperations):
-    """Reductions of a communicator on MPI."""
+@operation
+def allreduce(comm: Communicator, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
+    context = comm._context
+    # Fast paths, for most calls.
+    if type(x) is np.ndarray and out is None and type(op) is str and op == 'sum':
+        signature = context.inline_sums.get((x.shape, x.dtype))
+        if signature is None:
+            signature = _sum_signature(context, x)
+        if signature:
+            blocks = context.check.gather_equal(signature, x.tobytes())
+            if blocks is not None:
+                return sum_of(blocks, x.shape, x.dtype)
+            return _transport_reduced(context, x, op, False)
+        if x.dtype in _NATIVE and x.nbytes < LARGE and x.flags.c_contiguous:
+            context.check.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
+            y = np.empty(x.shape, x.dtype)
+            context.mpi_comm.Allreduce(x, y)
+            return y
+    array = array_buffers.checked(x)
+    check_op(op, array.dtype)
+    signature = packed('allreduce', array, op=op)
+    if out is None:
+        return _reduced(context, signature, array, op)
+    _check_out(out, array)
+    target = out if _is_plain(out) else None
+    if target is not None and np.may_share_memory(array, target):
+        array = target if _same_elements(array, target) else array.copy()
+    result = _reduced(context, signature, array, op, target)
+    if result is not out:
+        (np.asarray(out) if isinstance(out, np.ndarray) else out)[...] = result
+    return out
 
-    #: Signatures of sums that are exchanged inline, by shape and dtype; empty for other sums.
-    _sums: dict[tuple[tuple[int, ...], np.dtype], bytes]
 
-    @operation
-    def allreduce(self, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
-        # Fast paths, for most calls.
-        if type(x) is np.ndarray and out is None and type(op) is str and op == 'sum':
-            signature = self._sums.get((x.shape, x.dtype))
-            if signature is None:
-                signature = self._sum_signature(x)
-            if signature:
-                blocks = self._consistency.gather_equal(signature, x.tobytes())
-                if blocks is not None:
-                    return sum_of(blocks, x.shape, x.dtype)
-                return self._transport_reduced(x, op, False)
-            if x.dtype in _NATIVE and x.nbytes < LARGE and x.flags.c_contiguous:
-                self._consistency.same(pack('allreduce', x.shape, x.dtype, -1, op, False))
-                y = np.empty(x.shape, x.dtype)
-                self._arrays.Allreduce(x, y)
-                return y
-        array = array_buffers.checked(x)
+@operation
+def allreduce_many(comm: Communicator, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
+    context = comm._context
+    if not isinstance(xs, (tuple, list)):
+        raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}; pass [*xs], '
+                        'or for one array call allreduce')
+    arrays = [array_buffers.checked(x) for x in xs]
+    for array in arrays:
         check_op(op, array.dtype)
-        signature = packed('allreduce', array, op=op)
-        if out is None:
-            return self._reduced(signature, array, op)
-        _check_out(out, array)
-        target = out if _is_plain(out) else None
-        if target is not None and np.may_share_memory(array, target):
-            array = target if _same_elements(array, target) else array.copy()
-        result = self._reduced(signature, array, op, target)
-        if result is not out:
-            (np.asarray(out) if isinstance(out, np.ndarray) else out)[...] = result
-        return out
+    check_op(op)
+    homogeneous = _checked_arrays(context, 'allreduce_many', arrays, op)
+    groups: dict[tuple[np.dtype, bool], list[int]] = {}
+    for i, array in enumerate(arrays):
+        key = array_buffers.summed_in(array.dtype), array_buffers.on_device(array)
+        groups.setdefault(key, []).append(i)
+    results: list[Array] = [None] * len(arrays)
+    for (dtype, device), members in groups.items():
+        group = ArrayList.of([arrays[i] for i in members])
+        sums = context.transport_for(device, homogeneous).sums(group) if op == 'sum' else None
+        if sums is not None:
+            for i, total in zip(members, sums, strict=True):
+                results[i] = total
+            continue
+        flat = context.check.prepared(
+            sum(array.nbytes for array in group), functools.partial(packing.pack, group, dtype))
+        total = _transport_reduced(context, flat, op, homogeneous)
+        start = 0
+        for i, array in zip(members, group, strict=True):
+            part = total[start:start + array.size].reshape(array.shape)
+            with np.errstate(over='ignore'):
+                results[i] = part.astype(array.dtype, copy=False)
+            start += array.size
+    return tuple(results)
 
-    @operation
-    def allreduce_many(self, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
-        if not isinstance(xs, (tuple, list)):
-            raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}; pass [*xs], '
-                            'or for one array call allreduce')
-        arrays = [array_buffers.checked(x) for x in xs]
-        for array in arrays:
-            check_op(op, array.dtype)
-        check_op(op)
-        homogeneous = self._checked_arrays('allreduce_many', arrays, op)
-        groups: dict[tuple[np.dtype, bool], list[int]] = {}
-        for i, array in enumerate(arrays):
-            key = array_buffers.summed_in(array.dtype), array_buffers.on_device(array)
-            groups.setdefault(key, []).append(i)
-        results: list[Array] = [None] * len(arrays)
-        for (dtype, device), members in groups.items():
-            group = ArrayList.of([arrays[i] for i in members])
-            sums = self._transport_for(device, homogeneous).sums(group) if op == 'sum' else None
-            if sums is not None:
-                for i, total in zip(members, sums, strict=True):
-                    results[i] = total
-                continue
-            flat = self._consistency.prepared(
-                sum(array.nbytes for array in group), functools.partial(packing.pack, group, dtype))
-            total = self._transport_reduced(flat, op, homogeneous)
-            start = 0
-            for i, array in zip(members, group, strict=True):
-                part = total[start:start + array.size].reshape(array.shape)
-                with np.errstate(over='ignore'):
-                    results[i] = part.astype(array.dtype, copy=False)
-                start += array.size
-        return tuple(results)
 
-    @operation
-    def reduce(self, x: Array, op: str = 'sum', root: int = 0) -> Array:
-        root = array_buffers.checked_root(root, self.size)
-        array = array_buffers.checked(x)
-        check_op(op, array.dtype)
-        homogeneous = self._consistency.same(packed('reduce', array, root, op))
-        transport = self._transport_for(array_buffers.on_device(array), homogeneous)
-        return combined(array, op, self._consistency.prepared, transport.reduce, root)
+@operation
+def reduce(comm: Communicator, x: Array, op: str = 'sum', root: int = 0) -> Array:
+    context = comm._context
+    root = array_buffers.checked_root(root, context.size)
+    array = array_buffers.checked(x)
+    check_op(op, array.dtype)
+    homogeneous = context.check.same(packed('reduce', array, root, op))
+    transport = context.transport_for(array_buffers.on_device(array), homogeneous)
+    return combined(array, op, context.check.prepared, transport.reduce, root)
 
-    @operation
-    def reduce_scatter(self, xs: Array, op: str = 'sum') -> Array:
-        arrays = self._checked_sequence(xs)
-        check_op(op, arrays[0].dtype)
-        homogeneous = self._checked_arrays('reduce_scatter', arrays, op)
-        sizes = [array.size for array in arrays]
-        transport = self._transport_for(array_buffers.on_device(arrays[0]), homogeneous)
-        prepared = self._consistency.prepared
-        flat = prepared(sum(array.nbytes for array in arrays), lambda: packing.pack(arrays))
-        result = combined(flat, op, prepared, transport.reduce_scatter, sizes)
-        return result.reshape(arrays[self.rank].shape)
 
-    @operation
-    def multi_node_mean(self, x: Array) -> Array:
-        array = array_buffers.checked(x)
-        if array.dtype.kind != 'f':
-            raise TypeError(f'expected a floating-point array but got {array.dtype}; pass '
-                            'x.astype(numpy.float32)')
-        summed = array.astype(array_buffers.summed_in(array.dtype), copy=False)
-        mean = self._reduced(packed('multi_node_mean', array), summed, 'sum')
-        mean *= mean.dtype.type(1 / self.size)
-        return mean.astype(array.dtype, copy=False)
+@operation
+def reduce_scatter(comm: Communicator, xs: Array, op: str = 'sum') -> Array:
+    context = comm._context
+    arrays = checked_sequence(context, xs)
+    check_op(op, arrays[0].dtype)
+    homogeneous = _checked_arrays(context, 'reduce_scatter', arrays, op)
+    sizes = [array.size for array in arrays]
+    transport = context.transport_for(array_buffers.on_device(arrays[0]), homogeneous)
+    prepared = context.check.prepared
+    flat = prepared(sum(array.nbytes for array in arrays), lambda: packing.pack(arrays))
+    result = combined(flat, op, prepared, transport.reduce_scatter, sizes)
+    return result.reshape(arrays[context.rank].shape)
 
-    def _checked_arrays(self, operation: str, arrays: Sequence[Array], op: str) -> bool:
-        """Check that arrays match on all ranks; return whether their devices do too."""
-        listed = ParameterList.named({f'xs[{i}]': array for i, array in enumerate(arrays)})
-        layout = listed.layout(allows_mixed_devices=True)
-        device = any(array_buffers.on_device(array) for array in arrays)
-        return self._consistency.same(
-            pack(operation, op=op, device=device, number=layout.digest), layout.described)
 
-    def _sum_signature(self, x: Array) -> bytes:
-        """Return the signature of a sum that is exchanged inline; empty for others."""
-        signature = b''
-        if self._consistency.is_active and x.dtype in _NATIVE and self._is_inline(x):
-            signature = pack('allreduce', x.shape, x.dtype, -1, 'sum', False)
-        if len(self._sums) >= _MAX_SUMS:
-            self._sums.clear()
-        self._sums[x.shape, x.dtype] = signature
-        return signature
+@operation
+def multi_node_mean(comm: Communicator, x: Array) -> Array:
+    context = comm._context
+    array = array_buffers.checked(x)
+    if array.dtype.kind != 'f':
+        raise TypeError(f'expected a floating-point array but got {array.dtype}; pass '
+                        'x.astype(numpy.float32)')
+    summed = array.astype(array_buffers.summed_in(array.dtype), copy=False)
+    mean = _reduced(context, packed('multi_node_mean', array), summed, 'sum')
+    mean *= mean.dtype.type(1 / context.size)
+    return mean.astype(array.dtype, copy=False)
 
-    def _reduced(self, signature: bytes, array: Array, op: str, out: Array | None = None) -> Array:
-        """Compare the calls, and reduces the arrays of all ranks, in the shape of this one.
 
-        Args:
-            signature: The signature of the call, with the shape and device of the array.
-            array: Array.
-            op: The operation.
-            out: C-ordered host array that may receive the result; it may be ``array`` itself.
-        """
-        if not self._consistency.is_active or not self._is_inline(array):
-            return self._transport_reduced(array, op, self._consistency.same(signature), out)
-        blocks = self._consistency.gather_equal(signature, array.tobytes())
-        if blocks is None:  # the arrays of other ranks are on devices
-            return self._transport_reduced(array, op, False, out)
-        return reduced(blocks, op, array.shape, array.dtype)
+def _checked_arrays(context: Context, operation: str, arrays: Sequence[Array], op: str) -> bool:
+    """Check that arrays match on all ranks; return whether their devices do too."""
+    listed = ParameterList.named({f'xs[{i}]': array for i, array in enumerate(arrays)})
+    layout = listed.layout(allows_mixed_devices=True)
+    device = any(array_buffers.on_device(array) for array in arrays)
+    return context.check.same(
+        pack(operation, op=op, device=device, number=layout.digest), layout.described)
 
-    def _transport_reduced(self, array: Array, op: str, homogeneous: bool, out: Array | None = None
-                           ) -> Array:
-        """Reduce the arrays of all ranks, after the consistency check.
 
-        Args:
-            array: Array.
-            op: The operation.
-            homogeneous: Whether the arrays are on a device on all ranks or on none.
-            out: C-ordered host array that may receive the result; it may be ``array`` itself.
-        """
-        transport = self._transport_for(array_buffers.on_device(array), homogeneous)
-        return combined(array, op, self._consistency.prepared, transport.allreduce, out)
+def _sum_signature(context: Context, x: Array) -> bytes:
+    """Return the signature of a sum that is exchanged inline; empty for others."""
+    signature = b''
+    if context.check.is_active and x.dtype in _NATIVE and is_inline(context, x):
+        signature = pack('allreduce', x.shape, x.dtype, -1, 'sum', False)
+    if len(context.inline_sums) >= _MAX_SUMS:
+        context.inline_sums.clear()
+    context.inline_sums[x.shape, x.dtype] = signature
+    return signature
+
+
+def _reduced(context: Context, signature: bytes, array: Array, op: str, out: Array | None = None
+             ) -> Array:
+    """Compare the calls, and reduce the arrays of all ranks, in the shape of this one.
+
+    Args:
+        context: The context of the communicator.
+        signature: The signature of the call, with the shape and device of the array.
+        array: Array.
+        op: The operation.
+        out: C-ordered host array that may receive the result; it may be ``array`` itself.
+    """
+    if not context.check.is_active or not is_inline(context, array):
+        return _transport_reduced(context, array, op, context.check.same(signature), out)
+    blocks = context.check.gather_equal(signature, array.tobytes())
+    if blocks is None:  # the arrays of other ranks are on devices
+        return _transport_reduced(context, array, op, False, out)
+    return reduced(blocks, op, array.shape, array.dtype)
+
+
+def _transport_reduced(context: Context, array: Array, op: str, homogeneous: bool,
+                       out: Array | None = None) -> Array:
+    """Reduce the arrays of all ranks, after the consistency check.
+
+    Args:
+        context: The context of the communicator.
+        array: Array.
+        op: The operation.
+        homogeneous: Whether the arrays are on a device on all ranks or on none.
+        out: C-ordered host array that may receive the result; it may be ``array`` itself.
+    """
+    transport = context.transport_for(array_buffers.on_device(array), homogeneous)
+    return combined(array, op, context.check.prepared, transport.allreduce, out)
 
 
 def _is_plain(x: Array) -> bool:

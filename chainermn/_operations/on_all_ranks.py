@@ -41,14 +41,21 @@ def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
 
 
 class ErrorSharer(Protocol):
-    """A communicator, of which only this is needed."""
+    """The channel of a communicator, of which only this is needed."""
 
-    def _share_error(self, operation: str, error: Exception | None) -> None:
+    def share_error(self, operation: str, error: Exception | None) -> None:
         """Raise an error of any rank on all ranks."""
 
 
+class HasChannel(Protocol):
+    """A communicator, of which only the channel is needed."""
+
+    @property
+    def _channel(self) -> ErrorSharer: ...
+
+
 @contextlib.contextmanager
-def raise_together(comm: ErrorSharer, operation: str) -> Iterator[None]:
+def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
     """Raise an error of the block on all ranks.  Collective: every rank enters the block.
 
     Unlike :func:`raise_on_all_ranks` it also works with a communicator of a third party, whose
@@ -64,9 +71,9 @@ def raise_together(comm: ErrorSharer, operation: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        comm._share_error(operation, error)
+        comm._channel.share_error(operation, error)
     else:
-        comm._share_error(operation, None)
+        comm._channel.share_error(operation, None)
 
 
 class Ranks(Protocol):

@@ -53,6 +53,10 @@ class MpiTransport:
     needs_device: ClassVar[bool] = False
     #: Whether a model may be on a device on some ranks and on the host on others.
     allows_mixed_devices: ClassVar[bool] = True
+    #: Whether the queue of gradients works on a device, so that double buffering helps.
+    can_overlap: ClassVar[bool] = False
+    #: Whether NCCL sends the arrays that are on a device.
+    has_nccl: ClassVar[bool] = False
 
     def __init__(self, group: Group) -> None:
         self.group = group

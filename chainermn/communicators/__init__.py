@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import chainer
 
+from chainermn._collectives import rank_info
+from chainermn._collectives.rank_info import Arguments
 from chainermn._consistency import mismatch
 from chainermn._diagnostics import lifecycle, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import CreationRecord
@@ -22,11 +24,9 @@ from chainermn._process import lazy_names
 from chainermn._process.mpi import MPI
 from chainermn._types import Object
 from chainermn.communicators import (  # noqa: F401  (they need no GPU)
-    _introduction,
     flat_communicator,
     naive_communicator,
 )
-from chainermn.communicators._introduction import Arguments
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
@@ -162,9 +162,9 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         failure = failure or mismatch.RemoteError.of('create_communicator', error)
     call = f'create_communicator({name!r}' + ''.join(
         f', {item}={value!r}' for item, value in sorted(config.items())) + ')'
-    introductions = _introduction.introduce(
+    ranks = rank_info.exchange(
         mpi_comm, Arguments(call, failure, lacks_nccl, _has_torch()))
-    arguments = [each.arguments for each in introductions if each.arguments is not None]
+    arguments = [each.arguments for each in ranks if each.arguments is not None]
     calls, failures = [each.call for each in arguments], [each.failure for each in arguments]
     common = None
     if any(failures):
@@ -179,7 +179,7 @@ def _create(creation: CreationRecord, name: CommunicatorName, mpi_comm: MPI.Intr
         if communicator_class is not _class_of('pure_nccl'):
             config.pop('allreduce_grad_dtype', None)
     assert communicator_class is not None
-    with _introduction.kept(mpi_comm, introductions):
+    with rank_info.exchanged(mpi_comm, ranks):
         communicator = communicator_class(mpi_comm=mpi_comm)
     for item, value in config.items():
         communicator.set_config(item, value)

@@ -17,9 +17,9 @@ from chainermn._collectives.activations import Activation
 from chainermn._consistency.mismatch import RemoteError, remote_error
 from chainermn._operations import common_error
 from chainermn._operations.arguments import is_integer
-from chainermn._operations.on_all_ranks import raise_together
+from chainermn._operations.on_all_ranks import ErrorSharer, raise_together
 from chainermn._transport.elementwise import check_op
-from chainermn._types import Array, Arrays, Object, ReceivedArray
+from chainermn._types import Array, Arrays, Model, Object, ReceivedArray
 
 #: Operations that version 7 lacks, and the methods of version 7 that their defaults call.  A class
 #: that overrides one of these methods, to count, log or compress, gets the default: it expects its
@@ -32,8 +32,13 @@ CALLED: dict[str, tuple[str, ...]] = {
     'reduce': ('gather',),
     'reduce_scatter': ('alltoall',),
     'new_group': ('split',),
-    **dict.fromkeys(['_send_activation', '_recv_activation', '_send_gradient', '_recv_gradient'],
+    'mean_queue': ('multi_node_mean_grad',),
+}
+#: The same for the methods of ``Channel``.
+_CALLED_BY_CHANNEL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(['send_activation', 'recv_activation', 'send_gradient', 'recv_gradient'],
                     ('send', 'recv')),
+    'mean_grad_shard': ('multi_node_mean_grad',),
 }
 
 _T = TypeVar('_T')
@@ -66,7 +71,10 @@ class Version7(Protocol):
     def bcast_obj(self, obj: Object) -> Object: ...
     def gather_obj(self, obj: Object) -> list[Object] | None: ...
     def allgather_obj(self, obj: Object) -> list[Object]: ...
-    def _share_error(self, operation: str, error: Exception | None) -> None: ...
+    @property
+    def _channel(self) -> ErrorSharer: ...
+    def bcast(self, x: Array, *, root: int) -> Array: ...
+    def multi_node_mean_grad(self, model: Model, zero_fill: bool) -> None: ...
 
 
 def overrides(cls: type, name: str) -> bool:
@@ -79,6 +87,12 @@ def needs_default(cls: type, name: str) -> bool:
     """Return whether a class overrides methods that an operation called in version 7."""
     return not overrides(cls, name) and any(
         overrides(cls, called) for called in CALLED.get(name, ()))
+
+
+def overridden_in_channel(cls: type) -> list[str]:
+    """Return the methods of ``Channel`` that called methods which a class overrides."""
+    return [name for name, called in _CALLED_BY_CHANNEL.items()
+            if any(overrides(cls, each) for each in called)]
 
 
 def share_error(comm: Version7, operation: str, error: Exception | None) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
@@ -27,6 +27,7 @@ from chainermn._consistency import debug_checks
 from chainermn._operations.call_signature import NO_UPDATE
 from chainermn._types import Object, ReceivedArray
 from chainermn.communicators import _version7
+from chainermn.communicators._channel import Channel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Self
 
-    from chainermn._collectives.activations import Activation
     from chainermn._collectives.nonblocking import Request
     from chainermn._collectives.rpc import Service
     from chainermn._gradients.compressors import Compression
@@ -214,14 +214,9 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self._missing('inter_size')
 
     @property
-    def _can_overlap(self) -> bool:
-        """Whether the queue of gradients works on a device, so that double buffering helps."""
-        return False
-
-    @property
-    def _has_nccl(self) -> bool:
-        """Whether NCCL sends the arrays that are on a device."""
-        return False
+    def _channel(self) -> Channel:
+        """What optimizers and functions need beyond the public operations."""
+        return Channel(self)
 
     def __repr__(self) -> str:
         return (f'<{type(self).__name__}: rank {self.rank} of {self.size}, on node '
@@ -441,43 +436,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         raise error  # the ranks of this communicator have no way to compare their errors
 
-    def _share_error(self, operation: str, error: Exception | None) -> None:
-        """Raise the errors of all ranks on all ranks.  Collective: every rank calls it.
-
-        A communicator that compares calls raises them with the next operation of each rank.
-
-        Args:
-            operation: Name of the failed operation, for the message.
-            error: The error of this rank, or ``None``.
-        """
-        _version7.share_error(self, operation, error)
-
-    def _join_turn(self, number: int) -> tuple[int, ...]:
-        """Exchange the states of all ranks in :func:`chainermn.join`.
-
-        Collective: every rank calls it.
-
-        Args:
-            number: The state of this rank.
-
-        Returns:
-            The numbers of all ranks, by rank.
-        """
-        return tuple(self.allgather_obj(number))
-
-    def _join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
-        """Find out whether all ranks raised this error, and their states in ``chainermn.join``.
-
-        Args:
-            error: An error that this rank raised.
-
-        Returns:
-            ``None`` if the error is not from a consistency check of this communicator.  Otherwise
-            the number of each rank, by rank, with ``None`` for ranks that called something else;
-            empty if a rank raised an error before the check, or had exited.
-        """
-        return None
-
     # --- arrays ------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -594,64 +552,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             [array([1, 1]), None]
         """
         self._missing('waitall')
-
-    def _send_activation(self, data: Array | Sequence[Array], dest: int, tag: int,
-                        needs_gradient: bool) -> Activation:
-        """Send the output of a part of a model, for :func:`chainermn.functions.send`.
-
-        It is marked, so that a gradient is never received in place of data.  Otherwise it is
-        like :meth:`send`; :meth:`recv` can receive it, too.
-
-        Args:
-            data: Array, or a tuple or list of arrays.
-            dest: Rank of the receiver; not this rank.
-            tag: Number from 0 to 32767; the receiver passes the same one.
-            needs_gradient: Whether :meth:`_recv_gradient` will be called.
-
-        Returns:
-            An object for :meth:`_recv_gradient`.  Its attribute ``needs_gradient`` is the argument.
-        """
-        return _version7.send_activation(self, data, dest, tag, needs_gradient)
-
-    def _recv_activation(self, source: int, tag: int) -> tuple[Array, Activation]:
-        """Receive a message of :meth:`_send_activation` or :meth:`send`.
-
-        Args:
-            source: Rank of the sender.
-            tag: The tag of the sender.
-
-        Returns:
-            The array, or a tuple of arrays; and an object for :meth:`_send_gradient`, whose
-            attribute ``needs_gradient`` tells whether the sender calls :meth:`_recv_gradient`.
-
-        Raises:
-            ValueError: If a gradient arrives.
-        """
-        return _version7.recv_activation(self, source, tag)
-
-    def _send_gradient(self, gradients: Array | Sequence[Array], activation: Activation) -> None:
-        """Send the gradient of a received activation to its sender, if the sender needs it.
-
-        Args:
-            gradients: Array, or a tuple of arrays.
-            activation: The second result of :meth:`_recv_activation`.
-        """
-        if activation.needs_gradient:
-            self.send(gradients, activation.peer, activation.tag)
-
-    def _recv_gradient(self, activation: Activation) -> Array:
-        """Receive the gradient of a sent activation.
-
-        Args:
-            activation: The result of :meth:`_send_activation`, with ``needs_gradient`` true.
-
-        Returns:
-            The array, or a tuple of arrays.
-
-        Raises:
-            ValueError: If data other than a gradient arrives.
-        """
-        return self.recv(activation.peer, activation.tag)
 
     @abc.abstractmethod
     def bcast(self, x: _A | None, root: int = 0, max_buf_len: int | None = None) -> _A:
@@ -999,21 +899,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self.bcast_data(model)
 
-    def _allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
-        """Copy each rank's arrays into the same arrays of all ranks, in place.
-
-        Collective: every rank calls it.
-
-        Args:
-            shards: A list of arrays for each rank, with the same shapes and dtypes on all ranks.
-                The arrays of ``shards[r]`` are sent by rank r, and replaced on all others.
-        """
-        for root, arrays in enumerate(shards):
-            for x in arrays:
-                received = self.bcast(x if root == self.rank else None, root=root)
-                if root != self.rank:
-                    x[...] = received
-
     @abc.abstractmethod
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False,
                              compression: Compression = None) -> None:
@@ -1101,20 +986,6 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             ValueError: ...
         """
         debug_checks.check_equal(self.allgather_obj(debug_checks.digests(model)))
-
-    def _mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
-                        ) -> None:
-        """Average the gradients of which this rank needs a shard only.
-
-        Collective: every rank calls it, or :meth:`multi_node_mean_grad`.
-
-        Args:
-            model: As for :meth:`multi_node_mean_grad`.
-            zero_fill: As for :meth:`multi_node_mean_grad`.
-            shard: Begin and end of the elements that this rank needs, in C order, by path of the
-                parameter; all elements of other parameters. The other gradients are undefined.
-        """
-        self.multi_node_mean_grad(model, zero_fill)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
         """Call :meth:`multi_node_mean_grad`, whose older name this is.

@@ -3,45 +3,42 @@ from __future__ import annotations
 
 import functools
 import operator
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
-from chainermn._collectives import tracer
-from chainermn._collectives.activations import Activations
-from chainermn._collectives.models import ModelOperations
+from chainermn._collectives import arrays, models, objects, rank_info, reductions
+from chainermn._collectives.context import Communicator, Context
 from chainermn._collectives.operation import operation
-from chainermn._collectives.point_to_point import Messages
-from chainermn._collectives.reductions import ReductionOperations
 from chainermn._collectives.rpc import Service, check_service
-from chainermn._consistency.consistency_check import ConsistencyCheck
-from chainermn._diagnostics import flight_recorder, lifecycle, timeouts, unusable, watchdog
+from chainermn._consistency.consistency_check import CalledBy
+from chainermn._diagnostics import flight_recorder, timeouts, unusable, watchdog
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._diagnostics.unusable import Unusable
 from chainermn._operations import call_signature
-from chainermn._operations.call_signature import pack
-from chainermn._operations.table import END
-from chainermn._process import environment
+from chainermn._operations.call import entered
+from chainermn._operations.call_signature import NO_UPDATE, Caller, Update, pack
 from chainermn._process.mpi import MPI
 from chainermn._timeline import recorder
-from chainermn._transport import lifetime, topology
-from chainermn._transport.base import Group, Prepare
+from chainermn._transport import lifetime
 from chainermn._transport.mpi_transport import MpiTransport
-from chainermn.communicators import _introduction, _version7
+from chainermn.communicators import _version7
+from chainermn.communicators._channel import Channel, with_overridden
+from chainermn.communicators._mpi_channel import MpiChannel
 from chainermn.communicators._version7 import checked_members
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_T = TypeVar('_T')
+    from chainermn._gradients.mean_queue import MeanQueue
+    from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 
 _INT_MAX = 2**31 - 1  # of a C int
 _BARRIER = pack('barrier')
 
 
-class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase):
+class MpiCommunicatorBase(CommunicatorBase):
     """All operations of :class:`chainermn.CommunicatorBase` on MPI.
 
     Collective: every rank creates one.  A subclass names a transport, or defines
@@ -70,6 +67,8 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     transport_class: ClassVar[type[MpiTransport]] = MpiTransport
 
+    _context: Context
+
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         super().__init__()
         _use_defaults(type(self))
@@ -77,39 +76,12 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
         self._mpi_comm = mpi_comm
         self._rank = mpi_comm.rank
         self._size = mpi_comm.size
-        introductions = _introduction.take(mpi_comm)
-        tracer.check_all_on([each.has_timeline for each in introductions])
-        lifecycle.wait_until_ready()  # before collectives of all ranks
-        lifetime.free(flight_recorder.world_ranks(mpi_comm), self._rank,
-                      [each.unreferenced for each in introductions])
-        signatures, self._arrays = lifetime.duplicates(mpi_comm)
-        self._consistency = ConsistencyCheck(signatures)
-        lifecycle.add_check(self._consistency)
-        # MPI keeps collectives and messages of one communicator apart.
-        self._messages = Messages(self._arrays, signatures)
-        self._activations = Activations(self._messages)
-        self._consistency.on_shutdown = _while_alive(self._messages.warn_of_unmatched)
-        flight_recorder.assign_number(self._flight_records())
-        self._sums = {}
-        self._has_debug_variable = environment.flag(environment.DEBUG)
-        self._to_free: list[Callable[[], Any]] = [
-            functools.partial(lifecycle.remove_check, self._consistency),
-            signatures.Free, self._arrays.Free]
-        lifetime.hold(self._messages, self._consistency.calls.key, self._to_free,
-                       self._messages.pending)
-        self._topology = topology.of(self._rank, [each.place for each in introductions])
-        self._group = Group(self._arrays, self._topology,
-                            weakref.ref(self._consistency.calls),
-                            prepared=_prepared_by(self._consistency))
-        self._mpi_transport = MpiTransport(self._group)
-        self._transport = type(self).transport_class(self._group)
-        self._to_free.append(self._transport.free)
+        context = Context(mpi_comm, rank_info.of_ranks(mpi_comm), type(self).transport_class)
+        self._context = context
+        self._topology, self._group, self._tracer = context.topology, context.group, context.tracer
         with self.config_scope():
             self.batched_copy = False
             self.timeout = None
-        if recorder.is_on():
-            self._tracer = tracer.begin(self._arrays, self._consistency.calls)
-            self._consistency.trace()
         unusable.register(self)
 
     # --- ranks -------------------------------------------------------------------------------
@@ -125,6 +97,14 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             raise AttributeError(
                 f'the mpi_comm of a {type(self).__name__} cannot be replaced. Call split(), or '
                 f'create another {type(self).__name__} from it.')
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
 
     @property
     def intra_rank(self) -> int:
@@ -155,14 +135,14 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
 
     def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight records of this communicator."""
-        return self._consistency.calls, self._messages.calls
+        return self._context.flight_records()
 
     _n_calls_of_program = staticmethod(flight_recorder.n_calls_of_program)
 
     @property
     def timeout(self) -> float | None:
         """The timeout of an operation in seconds; ``None`` uses ``CHAINERMN_TIMEOUT``."""
-        return self._consistency.calls.timeout
+        return self._context.check.calls.timeout
 
     @timeout.setter
     def timeout(self, value: float | None) -> None:
@@ -197,29 +177,94 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
                                  '; MPI.UNDEFINED is not supported as a color; use '
                                  'new_group(ranks)'
                                  if color == MPI.UNDEFINED else ''))
-        self._consistency.same(pack('split'))
-        with lifetime.explained(self._arrays):
-            mpi_comm = self._arrays.Split(color, key)
+        self._context.check.same(pack('split'))
+        with lifetime.explained(self._context.mpi_comm):
+            mpi_comm = self._context.mpi_comm.Split(color, key)
         return self._like_this(mpi_comm)
 
     @operation
     def new_group(self, ranks: Sequence[int]) -> Self | None:
         members = checked_members(ranks, self._size)
-        self._consistency.same(pack('new_group', number=call_signature.digest(members)),
+        self._context.check.same(pack('new_group', number=call_signature.digest(members)),
                              {'ranks': str(members)})
         is_member = self._rank in members
-        with lifetime.explained(self._arrays):
-            mpi_comm = self._arrays.Split(0 if is_member else MPI.UNDEFINED,
+        with lifetime.explained(self._context.mpi_comm):
+            mpi_comm = self._context.mpi_comm.Split(0 if is_member else MPI.UNDEFINED,
                                           members.index(self._rank) if is_member else 0)
         return self._like_this(mpi_comm) if is_member else None
 
+    @operation
+    def barrier(self) -> None:
+        self._context.check.same(_BARRIER)  # which waits for all ranks
+
+    @operation
+    def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:
+        check_service(answer)
+        self._context.check.same(pack('serve'))
+        service = Service(self._context.mpi_comm.Dup(), answer)
+        if self._tracer is not None:
+            service._tracer = self._tracer.of_service()
+        return service
+
+    # --- messages, collectives, models: functions of _collectives ----------------------------
+
+    send = arrays.send
+    recv = arrays.recv
+    isend = arrays.isend
+    irecv = arrays.irecv
+    waitall = arrays.waitall
+    bcast = arrays.bcast
+    gather = arrays.gather
+    allgather = arrays.allgather
+    alltoall = arrays.alltoall
+    scatter = arrays.scatter
+
+    allreduce = reductions.allreduce
+    allreduce_many = reductions.allreduce_many
+    reduce = reductions.reduce
+    reduce_scatter = reductions.reduce_scatter
+    multi_node_mean = reductions.multi_node_mean
+
+    send_obj = objects.send_obj
+    recv_obj = objects.recv_obj
+    bcast_obj = objects.bcast_obj
+    gather_obj = objects.gather_obj
+    allgather_obj = objects.allgather_obj
+    scatter_obj = objects.scatter_obj
+    allreduce_obj = objects.allreduce_obj
+
+    bcast_data = models.bcast_data
+    multi_node_mean_grad = models.multi_node_mean_grad
+    mean_queue = models.mean_queue
+    check_replicas = models.check_replicas
+
+    # --- errors, callers, and what optimizers need -------------------------------------------
+
+    @entered('refuse')
+    def refuse(self, operation: str, error: Exception) -> NoReturn:
+        self._context.check.refuse(operation, error)
+
+    def called_by(self, caller: Caller | str, update: Update = NO_UPDATE) -> CalledBy:
+        return CalledBy(
+            self._context.check, _named(caller) if isinstance(caller, str) else caller, update)
+
+    @property
+    def _channel(self) -> Channel:
+        return with_overridden(MpiChannel(self), self, type(self))
+
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: Communicator
+                        ) -> MeanQueue | NcclMeanQueue:
+        return models.new_mean_queue(self, mpi_comm, background)
+
+    # --- copies, and the end -----------------------------------------------------------------
+
     def _like_this(self, mpi_comm: MPI.Comm) -> Self:
         comm = type(self)(cast(MPI.Intracomm, mpi_comm))
-        comm._to_free.append(mpi_comm.Free)
+        comm._context.free_later(mpi_comm.Free)
         self._configure(comm)
         return comm
 
-    def _configure(self, other: ModelOperations) -> None:
+    def _configure(self, other: Communicator) -> None:
         other = cast(MpiCommunicatorBase, other)
         if other._configs == self._configs:
             return
@@ -227,63 +272,29 @@ class MpiCommunicatorBase(ReductionOperations, ModelOperations, CommunicatorBase
             for name, value in self._configs.items():
                 setattr(other, name, value)
 
-    @operation
-    def barrier(self) -> None:
-        self._consistency.same(_BARRIER)  # which waits for all ranks
-
-    @operation
-    def serve(self, answer: Callable[[int, Any], Sequence[Any]]) -> Service:
-        check_service(answer)
-        self._consistency.same(pack('serve'))
-        service = Service(self._arrays.Dup(), answer)
-        if self._tracer is not None:
-            service._tracer = self._tracer.of_service()
-        return service
-
-    def _share_error(self, operation: str, error: Exception | None) -> None:
-        if error is not None:
-            self.refuse(operation, error)
-
-    @operation('join')
-    def _join_turn(self, number: int) -> tuple[int, ...]:
-        messages = self._consistency.gather(pack('join', number=number))
-        return tuple(call_signature.unpack(message).number for message in messages)
-
-    def _join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
-        signatures = self._consistency.mismatch_of(error)
-        if signatures is None:
-            return None
-        if any(each.failed or each.operation == END for each in signatures):
-            return ()
-        return tuple(each.number if each.operation == 'join' else None for each in signatures)
-
     def finalize(self) -> None:
-        if not isinstance(self._arrays, Unusable):
+        if not isinstance(self._context, Unusable):
             self._finalize()
 
     @operation('finalize')
     def _finalize(self) -> None:
-        if pending := self._messages.receiving():
+        context = self._context
+        if pending := context.messages.receiving():
             raise RuntimeError(f'{len(pending)} requests are not complete, such as {pending[0]}; '
                                'call wait() on them first')
-        self._consistency.same(pack('finalize'))
-        self._consistency.on_shutdown()
-        if self._mean_queue is not None:
-            self._mean_queue.free()
-            cast(MpiCommunicatorBase, self._background).finalize()
-            self._mean_queue = self._background = None
-        lifetime.release(self._consistency.calls.key)
-        while self._to_free:
-            self._to_free.pop(0)()
+        context.check.same(pack('finalize'))
+        context.check.on_shutdown()
+        context.free()
         unusable.deregister(self)
         self._make_unusable(Unusable('this communicator was finalized; create a new one with '
-                              'chainermn.create_communicator'))
+                                     'chainermn.create_communicator'))
 
     def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later operation raise an error."""
-        for name in ('_consistency', '_arrays', '_messages', '_activations', '_mpi_transport',
-                     '_transport'):
-            setattr(self, name, unusable)
+        self._context = cast(Context, unusable)
+
+
+_named = functools.lru_cache(maxsize=None)(Caller)
 
 
 def _use_defaults(cls: type[MpiCommunicatorBase]) -> None:
@@ -291,25 +302,3 @@ def _use_defaults(cls: type[MpiCommunicatorBase]) -> None:
     for name in _version7.CALLED:
         if _version7.needs_default(cls, name):  # not before: methods may be added to the class
             setattr(cls, name, getattr(CommunicatorBase, name))
-
-
-def _prepared_by(check: ConsistencyCheck) -> Prepare:
-    """Return its method without keeping the check alive, which has the flight record."""
-    reference = weakref.ref(check)
-
-    def prepared(nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
-        check = reference()
-        return prepare() if check is None else check.prepared(nbytes, prepare)
-
-    return prepared
-
-
-def _while_alive(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls a method without keeping its object alive."""
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        if (alive := reference()) is not None:
-            alive()
-
-    return call

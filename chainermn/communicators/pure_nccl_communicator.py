@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import cast
 
 import numpy as np
 
+from chainermn._collectives import models
+from chainermn._collectives.context import Communicator
 from chainermn._collectives.operation import operation
 from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
 from chainermn._process.mpi import MPI
-from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._transport.nccl.nccl_transport import NcclTransport, check_grad_dtype, wait
 from chainermn._types import Model, Stream
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
@@ -50,14 +52,6 @@ class PureNcclCommunicator(NcclCommunicatorBase):
     def _check_grad_dtype(cls, dtype: object) -> np.dtype:
         return check_grad_dtype(dtype)
 
-    @property
-    def _can_overlap(self) -> bool:
-        return True
-
-    @property
-    def _has_nccl(self) -> bool:
-        return True
-
     def set_config(self, name: str, value: object = True, **kwargs: object) -> None:
         if name != 'allreduce_grad_dtype' or kwargs:
             super().set_config(name, value, **kwargs)
@@ -65,16 +59,19 @@ class PureNcclCommunicator(NcclCommunicatorBase):
         with self.config_scope():
             self.allreduce_grad_dtype = None if value is None else check_grad_dtype(value)
 
-    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, transport: MpiTransport) -> NcclMeanQueue:
-        return NcclMeanQueue(mpi_comm, self._queue_gradients, self._check_means,
-                             cast(NcclTransport, transport))
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: Communicator) -> NcclMeanQueue:
+        return NcclMeanQueue(
+            mpi_comm, functools.partial(models.queue_gradients, self),
+            functools.partial(models.check_means, self._context),
+            cast(NcclTransport, background._context.transport))
 
     @operation('multi_node_mean_grad')
     def _multi_node_mean_grad_async(self, model: Model, zero_fill: bool, stream: Stream | None
                                     ) -> None:
         """For callers of ChainerMN 7: the gradients are means after this point of ``stream``."""
-        gradients, _ = self._checked_gradients(model, zero_fill, None)
-        done = cast(NcclTransport, self._transport).begin_mean(gradients)
+        context = self._context
+        gradients, _ = models.checked_gradients(context, model, zero_fill, None)
+        done = cast(NcclTransport, context.transport).begin_mean(gradients)
         with contextlib.nullcontext() if stream is None else stream:
             wait(done)
-        self._check_means(model)
+        models.check_means(context, model)

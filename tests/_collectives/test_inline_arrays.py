@@ -25,7 +25,7 @@ def inline():
 @pytest.fixture(scope='module')
 def separate():
     comm = chainermn.create_communicator('naive')
-    comm._consistency.capacity = 0
+    comm._context.check.capacity = 0
     yield comm
     comm.finalize()
 

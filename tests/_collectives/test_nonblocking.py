@@ -183,7 +183,7 @@ def test_request_keeps_its_buffer_alive(comm, left, right):
     np.testing.assert_array_equal(comm.irecv(left, 3).wait(), np.arange(300000.) + left)
     comm.isend(np.zeros(3), right, 4).wait()
     comm.barrier()
-    assert comm._messages.receiving() == []
+    assert comm._context.messages.receiving() == []
 
 
 def test_finalize_with_incomplete_request(comm, same_error):

@@ -87,7 +87,7 @@ def test_outside_of_operations(naive):
 
 
 def test_in_a_collective(naive, monkeypatch):
-    check = naive._consistency
+    check = naive._context.check
     same = check.same
 
     def call(observe):

@@ -100,7 +100,7 @@ def test_numbers_sent(comm):
 
     def average(arrays, results):
         sent.extend(x.size for x in arrays)
-        comm._transport.mean(ArrayList.of(arrays), results)
+        comm._context.transport.mean(ArrayList.of(arrays), results)
 
     arrays = [normal(0, 200, 300), normal(0, 50)]
     PowerSGD(rank=3).mean(['/W', '/b'], arrays, arrays, average, pytest.fail)

@@ -210,7 +210,7 @@ def test_an_invalid_argument_leaves_nothing(comm):
 
 def test_refuse_is_an_operation(comm, monkeypatch):
     names = []
-    check = comm._consistency
+    check = comm._context.check
     monkeypatch.setattr(check, 'refuse', lambda name, error: names.extend(current()))
     comm.refuse('load', ValueError('damaged'))
     assert names == ['refuse']
@@ -263,8 +263,8 @@ def test_own_communicators_record_what_they_call(monkeypatch):
     comm = OwnMean(MPI.COMM_WORLD)
     seen = []
     for check in ('same', 'gather_equal'):  # for one rank, and for several
-        exchange = getattr(comm._consistency, check)
-        monkeypatch.setattr(comm._consistency, check, lambda *args, exchange=exchange: (
+        exchange = getattr(comm._context.check, check)
+        monkeypatch.setattr(comm._context.check, check, lambda *args, exchange=exchange: (
             seen.extend(current()), exchange(*args))[1])
     model = chainer.links.Linear(2, 2)
     model.W.grad = np.full((2, 2), comm.rank, 'f')

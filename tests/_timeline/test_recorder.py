@@ -87,7 +87,7 @@ def test_without_the_variable_nothing_is_done(tmp_path, monkeypatch):
     monkeypatch.delenv(recorder.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     comm = chainermn.create_communicator('naive')
-    assert 'allreduce' not in vars(comm) and type(comm._consistency.mpi_comm) is MPI.Intracomm
+    assert 'allreduce' not in vars(comm) and type(comm._context.check.mpi_comm) is MPI.Intracomm
     assert comm.span('forward') is recorder.span('anything') is recorder.NO_SPAN
     with comm.span('forward'):
         comm.allreduce(np.ones(3))

@@ -117,7 +117,7 @@ class Counted:
 
 
 def n_bytes(comm, compressor):
-    transport = comm._transport
+    transport = comm._context.transport
     plain, transport.mpi_comm = transport.mpi_comm, Counted(transport.mpi_comm)
     try:
         comm.multi_node_mean_grad(

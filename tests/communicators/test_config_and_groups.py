@@ -171,9 +171,9 @@ OPERATIONS = {
     'recv': lambda comm: comm.recv((comm.rank + 1) % comm.size, 0),
     'isend': lambda comm: comm.isend(np.zeros(1), 0),
     'irecv': lambda comm: comm.irecv(0),
-    'send_activation': lambda comm: comm._send_activation(
+    'send_activation': lambda comm: comm._channel.send_activation(
         np.zeros(1), (comm.rank + 1) % comm.size, 0, True),
-    'recv_activation': lambda comm: comm._recv_activation((comm.rank + 1) % comm.size, 0),
+    'recv_activation': lambda comm: comm._channel.recv_activation((comm.rank + 1) % comm.size, 0),
     'bcast_obj': lambda comm: comm.bcast_obj(1),
     'gather_obj': lambda comm: comm.gather_obj(1),
     'allgather_obj': lambda comm: comm.allgather_obj(1),

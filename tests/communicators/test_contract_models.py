@@ -6,7 +6,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from chainermn import CommunicatorBase
+from chainermn.communicators._channel import Channel
 from chainermn.communicators._nccl_communicator_base import NcclCommunicatorBase
 
 pytestmark = pytest.mark.every_size
@@ -135,7 +135,7 @@ def test_bcast_data_of_parameters_that_share_memory(comm, tied):
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 def test_allgather_shards(comm, is_default):
     """Arrays of several dtypes and lengths; some ranks have none, and some arrays no elements."""
-    allgather_shards = (CommunicatorBase if is_default else type(comm))._allgather_shards
+    channel = Channel(comm) if is_default else comm._channel
 
     def value(rank, length, dtype):
         return (np.arange(length) * 3 + rank).astype(dtype)
@@ -144,7 +144,7 @@ def test_allgather_shards(comm, is_default):
     shards = [[value(rank if rank == comm.rank else 99, *kind) for kind in kinds[rank % 3]]
               for rank in range(comm.size)]
     arrays = [array for shard in shards for array in shard]
-    allgather_shards(comm, shards)
+    channel.allgather_shards(shards)
     assert all(a is b for a, b in zip(arrays, sum(shards, []), strict=True))  # noqa: RUF017
     for rank, shard in enumerate(shards):
         for array, kind in zip(shard, kinds[rank % 3], strict=True):
@@ -163,14 +163,14 @@ def test_models_with_nothing_to_exchange(comm, operation, model, check_usable):
 @pytest.mark.parametrize('size', [5, 3_000_000])
 def test_mean_grad_shard(comm, mean, is_default, size):
     """Of gradients in one chunk, and in many; one gradient has no entry, so it is needed."""
-    mean_grad_shard = (CommunicatorBase if is_default else type(comm))._mean_grad_shard
+    channel = Channel(comm) if is_default else comm._channel
     link = chainer.Link()
     begin, end = size * comm.rank // comm.size, size * (comm.rank + 1) // comm.size
     with link.init_scope():
         for name, length in ('a', size), ('b', 4), ('c', size):
             setattr(link, name, chainer.Parameter(np.zeros(length, 'f')))
             getattr(link, name).grad = np.arange(length, dtype='f') % 1000 + comm.rank
-    mean_grad_shard(comm, link, True, {'/a': (begin, end), '/c': (0, 0)})
+    channel.mean_grad_shard(link, True, {'/a': (begin, end), '/c': (0, 0)})
     shift = mean((comm.size - 1) / 2, comm.rank)
     np.testing.assert_array_equal(
         link.a.grad[begin:end], (np.arange(size) % 1000 + shift).astype('f')[begin:end])

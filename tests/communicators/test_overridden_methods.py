@@ -10,6 +10,7 @@ from version7 import Proxy
 
 import chainermn
 import chainermn.functions as mnf
+from chainermn.communicators._mpi_channel import MpiChannel
 from chainermn.communicators.flat_communicator import FlatCommunicator
 from chainermn.communicators.naive_communicator import NaiveCommunicator
 
@@ -182,9 +183,10 @@ def test_classes_without_such_methods_keep_their_own(base):
 
     for cls in base, Plain, Own:
         comm = cls(MPI.COMM_WORLD)
-        for name in 'scatter_obj', 'reduce', 'allreduce_many', '_send_activation':
+        for name in 'scatter_obj', 'reduce', 'allreduce_many':
             assert getattr(cls, name) is getattr(base, name)
             assert getattr(cls, name) is not getattr(chainermn.CommunicatorBase, name)
+        assert comm._channel.send_activation.__func__ is MpiChannel.send_activation
         assert comm.allgather_obj(RANK) == (['own'] if cls is Own else [*range(SIZE)])
         comm.finalize()
 

@@ -21,7 +21,7 @@ def test_a_device_that_waits():
     import cupy
 
     comm = chainermn.create_communicator('pure_nccl')
-    group = comm._transport._nccl
+    group = comm._context.transport._nccl
     group.connect()
     x = cupy.ones(1000, np.float32)
     if comm.rank == 0:
@@ -48,7 +48,7 @@ def group(monkeypatch):
     monkeypatch.setattr(devices, 'add', watched.append)
     monkeypatch.setattr(devices, 'remove', watched.remove)
     comm = chainermn.create_communicator('pure_nccl')
-    group = comm._transport._nccl
+    group = comm._context.transport._nccl
     assert (group.running(), group.error(), watched) == ((0, ''), '', [])
     group.connect()
     assert watched == [group]
@@ -131,11 +131,11 @@ def test_a_communicator_that_is_aborted():
     import cupy
 
     comm = chainermn.create_communicator('pure_nccl')
-    comm._transport._nccl.connect()
-    comm._transport._nccl.all_reduce(cupy.ones(10, np.float32))
+    comm._context.transport._nccl.connect()
+    comm._context.transport._nccl.all_reduce(cupy.ones(10, np.float32))
     cupy.cuda.get_current_stream().synchronize()
-    comm._transport._nccl.abort()
-    comm._transport._nccl.nccl_comm = None  # nothing is left to destroy
+    comm._context.transport._nccl.abort()
+    comm._context.transport._nccl.nccl_comm = None  # nothing is left to destroy
     comm.finalize()
 
 
@@ -174,7 +174,7 @@ def test_the_watchdog_uses_the_device_of_the_exchange(device):
 
     comm = chainermn.create_communicator('pure_nccl')
     comm.allreduce(cupy.ones(1000, np.float32))
-    group = comm._transport._nccl_of_arrays
+    group = comm._context.transport._nccl_of_arrays
     thread = threading.Thread(target=lambda: (group.running(), group.error()))
     thread.start()
     thread.join()

@@ -95,7 +95,7 @@ def test_two_ranks_with_one_gpu(monkeypatch, same_error):
 
     monkeypatch.setattr(nccl, 'NcclCommunicator', fails)
     comm = chainermn.create_communicator('pure_nccl')
-    error = same_error(comm._transport.connect)
+    error = same_error(comm._context.transport.connect)
     assert 'NCCL_ERROR_INVALID_USAGE' in str(error)
     assert "chainer.get_device(f'@cupy:{comm.intra_rank}').use()" in str(error)
     comm.finalize()
@@ -103,7 +103,7 @@ def test_two_ranks_with_one_gpu(monkeypatch, same_error):
 
 def test_configuration():
     comm = chainermn.create_communicator('non_cuda_aware')
-    assert not comm._can_overlap
+    assert not comm._channel.can_overlap
     with pytest.raises(ValueError, match='no configuration item'):
         comm.set_config('allreduce_grad_dtype', 'float16')
     with pytest.raises(ValueError, match='is not supported by NonCudaAwareCommunicator'):
@@ -113,7 +113,7 @@ def test_configuration():
 
 def test_configuration_of_pure_nccl():
     comm = chainermn.create_communicator('pure_nccl')
-    assert comm._can_overlap
+    assert comm._channel.can_overlap
     assert comm.get_config('allreduce_grad_dtype') is None
     for dtype in ('float32', 'float64', 'float16'):
         comm.set_config('allreduce_grad_dtype', dtype)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from chainer import links as L
 from chainer import optimizers, training
+from overlapping_communicator import OverlappingCommunicator
 
 import chainermn
 
@@ -441,10 +442,7 @@ def test_nested(comm):
 
 
 def test_double_buffering_is_rejected(comm):
-    class Overlapping(type(comm)):
-        _can_overlap = True
-
-    overlapping = Overlapping(comm.mpi_comm)
+    overlapping = OverlappingCommunicator(comm.mpi_comm)
     optimizer, _ = make(overlapping, double_buffering=True)
     check_raised_on_all_ranks(comm, lambda: train(comm, 1, optimizer), ValueError,
                               'double_buffering=False')

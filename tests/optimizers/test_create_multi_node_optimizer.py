@@ -73,7 +73,7 @@ def test_a_raw_mpi_communicator_is_rejected(comm):
 
 
 def test_double_buffering_needs_a_communicator_that_overlaps(comm):
-    assert not comm._can_overlap
+    assert not comm._channel.can_overlap
     with pytest.raises(ValueError, match='does not support double buffering'):
         create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering=True)
 

@@ -122,13 +122,13 @@ def inside(comm, is_last, call):
     """Call an operation in which the last rank fails after the consistency check."""
     if is_last:
         for name in ('same', 'gather_equal', 'gather', 'bcast'):
-            before = getattr(comm._consistency, name)
+            before = getattr(comm._context.check, name)
 
             def after(*args, before=before):
                 result = before(*args)
                 fault()
                 return result
-            setattr(comm._consistency, name, after)
+            setattr(comm._context.check, name, after)
     call()
     if call != comm.finalize:
         comm.barrier()  # an operation may finish before the others need this rank

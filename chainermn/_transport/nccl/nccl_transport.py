@@ -76,6 +76,8 @@ class NcclTransport(DeviceTransport):
     """
 
     name: ClassVar[str] = 'pure_nccl'
+    can_overlap: ClassVar[bool] = True
+    has_nccl: ClassVar[bool] = True
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)

@@ -1,4 +1,4 @@
-"""The introduction: what ranks that create a communicator tell each other, in one exchange."""
+"""What ranks that create a communicator tell each other, in one exchange."""
 from __future__ import annotations
 
 import contextlib
@@ -26,7 +26,7 @@ class Arguments(NamedTuple):
     has_torch: bool  # whether PyTorch's kernels compute for Chainer
 
 
-class Introduction(NamedTuple):
+class RankInfo(NamedTuple):
     """What a rank tells the others."""
 
     place: Place
@@ -36,16 +36,16 @@ class Introduction(NamedTuple):
     arguments: Arguments | None
 
 
-class _Introduced(runtime.Part):
-    """The introductions of create_communicator, for the communicator that it creates."""
+class _Exchanged(runtime.Part):
+    """What the ranks told each other in create_communicator, for the communicator it creates."""
 
     def __init__(self) -> None:
         self.mpi_comm: MPI.Intracomm | None = None
-        self.introductions: list[Introduction] = []
+        self.ranks: list[RankInfo] = []
 
 
-def introduce(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[Introduction]:
-    """Return the introduction of each rank.  Collective: every rank calls it.
+def exchange(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> list[RankInfo]:
+    """Return what each rank tells.  Collective: every rank calls it.
 
     Then the ranks can report failures, and know when another one has ended.
 
@@ -57,37 +57,34 @@ def introduce(mpi_comm: MPI.Intracomm, arguments: Arguments | None = None) -> li
         CollectiveMismatchError: On all ranks, if only some of them call a class.
     """
     registration = lifecycle.prepare(mpi_comm)
-    introductions = mpi_comm.allgather(Introduction(
+    ranks = mpi_comm.allgather(RankInfo(
         topology.here(), recorder.is_on(), registration,
         lifetime.unreferenced(world_ranks(mpi_comm)), arguments))
     if registration is not None:
-        lifecycle.start(mpi_comm, [each.place.host for each in introductions],
-                        [each.registration for each in introductions])
+        lifecycle.start(mpi_comm, [each.place.host for each in ranks],
+                        [each.registration for each in ranks])
     calls = ['a class of communicators' if each.arguments is None else each.arguments.call
-             for each in introductions]
-    if len({each.arguments is None for each in introductions}) > 1:
+             for each in ranks]
+    if len({each.arguments is None for each in ranks}) > 1:
         raise mismatch.calls_differ_error('create_communicator', calls)
-    return introductions
+    return ranks
 
 
 @contextlib.contextmanager
-def kept(mpi_comm: MPI.Intracomm, introductions: list[Introduction]) -> Iterator[None]:
-    """Keep introductions for a communicator that is created in this context."""
-    introduced = runtime.get(_Introduced)
-    introduced.mpi_comm, introduced.introductions = mpi_comm, introductions
+def exchanged(mpi_comm: MPI.Intracomm, ranks: list[RankInfo]) -> Iterator[None]:
+    """Return a context in which :func:`of_ranks` needs no exchange for one communicator."""
+    state = runtime.get(_Exchanged)
+    state.mpi_comm, state.ranks = mpi_comm, ranks
     try:
         yield
     finally:
-        introduced.mpi_comm = None
+        state.mpi_comm = None
 
 
-def take(mpi_comm: MPI.Intracomm) -> list[Introduction]:
-    """Return the introductions for a new communicator.  Collective: every rank calls it.
-
-    They are exchanged, unless they have been kept.
-    """
-    introduced = runtime.get(_Introduced)
-    if introduced.mpi_comm is not mpi_comm:
-        return introduce(mpi_comm)
-    introduced.mpi_comm = None
-    return introduced.introductions
+def of_ranks(mpi_comm: MPI.Intracomm) -> list[RankInfo]:
+    """Return what each rank tells, for a new communicator.  Collective: every rank calls it."""
+    state = runtime.get(_Exchanged)
+    if state.mpi_comm is not mpi_comm:
+        return exchange(mpi_comm)
+    state.mpi_comm = None
+    return state.ranks

@@ -1,0 +1,158 @@
+"""What all operations of a communicator use, created and freed here in one order."""
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from chainermn._collectives import tracer
+from chainermn._collectives.activations import Activations
+from chainermn._collectives.point_to_point import Messages
+from chainermn._collectives.rank_info import RankInfo
+from chainermn._consistency.consistency_check import ConsistencyCheck
+from chainermn._diagnostics import flight_recorder, lifecycle
+from chainermn._diagnostics.flight_recorder import FlightRecord
+from chainermn._process import environment
+from chainermn._process.mpi import MPI
+from chainermn._timeline import recorder
+from chainermn._transport import lifetime, topology
+from chainermn._transport.base import Group, Prepare
+from chainermn._transport.mpi_transport import MpiTransport
+
+if TYPE_CHECKING:  # CPUs do not need it
+    from chainermn._gradients.mean_queue import MeanQueue
+    from chainermn._gradients.nccl_mean_queue import NcclMeanQueue
+
+_T = TypeVar('_T')
+
+
+class Communicator(Protocol):
+    """What an operation needs from its communicator."""
+
+    _context: Context
+
+    def finalize(self) -> None:
+        """Free all parts.  Collective: every rank calls it."""
+
+    def _like_this(self, mpi_comm: MPI.Comm) -> Communicator:
+        """Create a communicator of the same class and configuration."""
+
+    def _configure(self, other: Communicator) -> None:
+        """Give another communicator the configuration of this one."""
+
+    def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: Communicator
+                        ) -> MeanQueue | NcclMeanQueue:
+        """Create a queue that averages on a background communicator."""
+
+
+class Context:
+    """The parts of a communicator on MPI.  Collective: every rank creates and frees it.
+
+    Args:
+        mpi_comm: The communicator of the program.
+        ranks: What the ranks have told each other.
+        transport_class: How arrays move.
+
+    Attributes:
+        check: Compares the calls of the ranks; has the flight record of the collectives.
+        mpi_comm: For data that no transport carries.
+        messages: Point to point.
+        activations: Messages of models that are split between ranks.
+        topology: Which ranks are on which nodes.
+        group: What the transports get.
+        transport: Moves arrays, and averages.
+        mpi_transport: Moves arrays that ``transport`` does not carry.
+        tracer: Records the operations on the timeline, if there is one.
+        debug: Whether CHAINERMN_DEBUG was set when the communicator was created.
+        inline_sums: The signatures of sums that are exchanged with their data, by shape and dtype;
+            empty for other sums.
+        mean_queue: Averages in the background; ``None`` until it is used.
+        background: The communicator of the queue.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, ranks: Sequence[RankInfo],
+                 transport_class: type[MpiTransport]) -> None:
+        self.rank, self.size = mpi_comm.rank, mpi_comm.size
+        tracer.check_all_on([each.has_timeline for each in ranks])
+        lifecycle.wait_until_ready()  # before collectives of all ranks
+        lifetime.free(flight_recorder.world_ranks(mpi_comm), self.rank,
+                      [each.unreferenced for each in ranks])
+        signatures, self.mpi_comm = lifetime.duplicates(mpi_comm)
+        self.check = ConsistencyCheck(signatures)
+        lifecycle.add_check(self.check)
+        # MPI keeps collectives and messages of one communicator apart.
+        self.messages = Messages(self.mpi_comm, signatures)
+        self.activations = Activations(self.messages)
+        self.check.on_shutdown = _while_alive(self.messages.warn_of_unmatched)
+        flight_recorder.assign_number(self.flight_records())
+        self._to_free: list[Callable[[], object]] = [
+            functools.partial(lifecycle.remove_check, self.check),
+            signatures.Free, self.mpi_comm.Free]
+        lifetime.hold(self.messages, self.check.calls.key, self._to_free, self.messages.pending)
+        self.topology = topology.of(self.rank, [each.place for each in ranks])
+        self.group = Group(self.mpi_comm, self.topology, weakref.ref(self.check.calls),
+                           prepared=_prepared_by(self.check))
+        self.mpi_transport = MpiTransport(self.group)
+        self.transport = transport_class(self.group)
+        self._to_free.append(self.transport.free)
+        self.debug = environment.flag(environment.DEBUG)
+        self.inline_sums: dict[tuple[tuple[int, ...], np.dtype], bytes] = {}
+        self.mean_queue: MeanQueue | NcclMeanQueue | None = None
+        self.background: Communicator | None = None
+        self.tracer: tracer.Tracer | None = None
+        if recorder.is_on():
+            self.tracer = tracer.begin(self.mpi_comm, self.check.calls)
+            self.check.trace()
+
+    def flight_records(self) -> tuple[FlightRecord, ...]:
+        """Return those of the collectives and of the messages."""
+        return self.check.calls, self.messages.calls
+
+    def transport_for(self, on_device: bool, homogeneous: bool = True) -> MpiTransport:
+        """Select the transport for arrays.
+
+        Args:
+            on_device: Whether the arrays of this rank are on a device.
+            homogeneous: Whether ``on_device`` is equal on all ranks.
+        """
+        if homogeneous and self.transport.carries(on_device):
+            return self.transport
+        return self.mpi_transport
+
+    def free_later(self, free: Callable[[], object]) -> None:
+        """Call a collective function when this is freed, after all else."""
+        self._to_free.append(free)
+
+    def free(self) -> None:
+        """Free everything, after all communication."""
+        if self.mean_queue is not None and self.background is not None:
+            self.mean_queue.free()
+            self.background.finalize()
+        lifetime.release(self.check.calls.key)
+        while self._to_free:
+            self._to_free.pop(0)()
+
+
+def _prepared_by(check: ConsistencyCheck) -> Prepare:
+    """Return its method without keeping the check alive, which has the flight record."""
+    reference = weakref.ref(check)
+
+    def prepared(nbytes: int | None, prepare: Callable[[], _T], /) -> _T:
+        check = reference()
+        return prepare() if check is None else check.prepared(nbytes, prepare)
+
+    return prepared
+
+
+def _while_alive(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls a method without keeping its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := reference()) is not None:
+            alive()
+
+    return call
