@@ -1,61 +1,60 @@
-"""Names for the objects of Chainer and CuPy, which have no type hints: the untyped border."""
+"""Names for the types of NumPy, CuPy, Chainer and mpi4py, without importing these.
+
+To the type checker, classes of Chainer and CuPy are ``Any``: they have no type hints.
+"""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import chainer
 
 if TYPE_CHECKING:
+    import cupy
     import numpy as np
+    from mpi4py import MPI
 
-#: A ``numpy.ndarray`` or ``cupy.ndarray``.
-Array: TypeAlias = Any
-#: An array of another rank: a ``numpy.ndarray``, or a ``cupy.ndarray``, or a tuple of these.
-ReceivedArray: TypeAlias = 'np.ndarray | Any'
-#: A ``chainer.Variable``, ``numpy.ndarray`` or ``cupy.ndarray``.
-VariableOrArray: TypeAlias = Any
+Array: TypeAlias = 'np.ndarray | cupy.ndarray'
+DeviceArray: TypeAlias = 'cupy.ndarray'
+#: An array of the same class as the one that was passed; ``CommunicatorBase`` says which.
+SameArray: TypeAlias = Any
+#: An array, or a tuple or list of arrays.
+Arrays: TypeAlias = 'Array | Sequence[Array]'
+#: What another rank sent: an array or a tuple of arrays.
+ReceivedArrays: TypeAlias = 'Array | Any'
 #: The module ``numpy`` or ``cupy``.
-ArrayModule: TypeAlias = Any
+ArrayModule: TypeAlias = ModuleType
+#: A host array or bytes.
+Buffer: TypeAlias = 'np.ndarray | bytes | bytearray | memoryview'
+
 Model: TypeAlias = chainer.Link
 Parameter: TypeAlias = chainer.Parameter
 Variable: TypeAlias = chainer.Variable
-#: A ``chainer.Variable``, or a tuple of these.
-Variables: TypeAlias = Any
+Variables: TypeAlias = 'Variable | tuple[Variable, ...]'
+VariableOrArray: TypeAlias = 'Variable | Array'
 VariableNode: TypeAlias = chainer.variable.VariableNode
 FunctionNode: TypeAlias = chainer.FunctionNode
-#: A ``chainer.Initializer``, an array or a number.
-Initializer: TypeAlias = Any
-#: A ``chainer.Optimizer``, or a multi-node optimizer.
-Optimizer: TypeAlias = Any
+Initializer: TypeAlias = 'chainer.Initializer | Array | float'
+Optimizer: TypeAlias = chainer.Optimizer
 UpdateRule: TypeAlias = chainer.UpdateRule
 Serializer: TypeAlias = chainer.AbstractSerializer
-#: A data set: an object with ``__len__`` and ``__getitem__``, of Chainer or of the user.
-Dataset: TypeAlias = Any
-#: A ``chainer.dataset.Iterator``, or an object with the same methods.
-DatasetIterator: TypeAlias = Any
-#: A ``chainer.backend.Device`` or ``cupy.cuda.Device``.
-Device: TypeAlias = Any
-#: A ``cupy.cuda.Event``.
-DeviceEvent: TypeAlias = Any
-#: A ``cupy.cuda.MemoryPointer``, or pinned memory.
-DeviceMemory: TypeAlias = Any
-#: A ``cupy.ElementwiseKernel`` or ``cupy.ReductionKernel``.
-Kernel: TypeAlias = Any
-#: A ``cupy.cuda.Stream``.
-Stream: TypeAlias = Any
-#: An array, or a tuple or list of arrays.
-Arrays: TypeAlias = Any
-#: A host array or bytes.
-Buffer: TypeAlias = 'np.ndarray | bytes | bytearray | memoryview'
-#: A ``cupy.cuda.nccl.NcclCommunicator``.
-NcclComm: TypeAlias = Any
-#: An ``mpi4py.MPI.Intracomm``, for modules that must not import mpi4py.
-MpiComm: TypeAlias = Any
+DatasetIterator: TypeAlias = chainer.dataset.Iterator
+
+Device: TypeAlias = 'chainer.backend.Device | cupy.cuda.Device'
+DeviceEvent: TypeAlias = 'cupy.cuda.Event'
+DeviceMemory: TypeAlias = 'cupy.cuda.MemoryPointer | cupy.cuda.PinnedMemoryPointer'
+Kernel: TypeAlias = 'cupy.ElementwiseKernel | cupy.ReductionKernel'
+Stream: TypeAlias = 'cupy.cuda.Stream'
+NcclComm: TypeAlias = 'cupy.cuda.nccl.NcclCommunicator'
+MpiComm: TypeAlias = 'MPI.Intracomm'
+
 #: Any picklable Python object.
 Object: TypeAlias = Any
-#: ``None``; requests without a result can be in a list with those of received arrays.
-NoResult: TypeAlias = Any
-#: An attribute of a wrapped object, whose class is not known.
-Attribute: TypeAlias = Any
-#: A value parsed from JSON.
-Json: TypeAlias = Any
+
+
+class Dataset(Protocol):
+    """A data set of Chainer or of the program."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...

@@ -22,7 +22,7 @@ from chainermn._operations import call_signature
 from chainermn._operations.call_signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
 from chainermn._transport.mpi_transport import MpiTransport
-from chainermn._types import Array, NoResult, ReceivedArray
+from chainermn._types import Array, ReceivedArrays, SameArray
 
 _T = TypeVar('_T')
 
@@ -37,12 +37,12 @@ def send(comm: Communicator, data: Array, dest: int, tag: int) -> None:
 
 
 @operation
-def recv(comm: Communicator, source: int, tag: int) -> ReceivedArray:
+def recv(comm: Communicator, source: int, tag: int) -> ReceivedArrays:
     return comm._context.messages.recv(source, tag)
 
 
 @operation
-def isend(comm: Communicator, x: Array, dest: int, tag: int = 0) -> Request[NoResult]:
+def isend(comm: Communicator, x: Array, dest: int, tag: int = 0) -> Request[None]:
     context = comm._context
     request = context.messages.isend(x, dest, tag)
     request._tracer = context.tracer
@@ -50,7 +50,7 @@ def isend(comm: Communicator, x: Array, dest: int, tag: int = 0) -> Request[NoRe
 
 
 @operation
-def irecv(comm: Communicator, source: int, tag: int = 0) -> Request[ReceivedArray]:
+def irecv(comm: Communicator, source: int, tag: int = 0) -> Request[ReceivedArrays]:
     context = comm._context
     request = context.messages.irecv(source, tag)
     request._tracer = context.tracer
@@ -87,7 +87,8 @@ def waitall(comm: Communicator, requests: Sequence[Request[_T]]) -> list[_T]:
 
 
 @operation
-def bcast(comm: Communicator, x: Array, root: int = 0, max_buf_len: int | None = None) -> Array:
+def bcast(comm: Communicator, x: SameArray, root: int = 0, max_buf_len: int | None = None
+          ) -> SameArray:
     context = comm._context
     root = array_buffers.checked_root(root, context.size)
     array = array_buffers.checked(x) if context.rank == root else None
@@ -104,7 +105,7 @@ def bcast(comm: Communicator, x: Array, root: int = 0, max_buf_len: int | None =
 
 
 @operation
-def gather(comm: Communicator, x: Array, root: int = 0) -> tuple[Array, ...] | None:
+def gather(comm: Communicator, x: SameArray, root: int = 0) -> tuple[SameArray, ...] | None:
     context = comm._context
     root = array_buffers.checked_root(root, context.size)
     array = array_buffers.checked(x)
@@ -117,7 +118,7 @@ def gather(comm: Communicator, x: Array, root: int = 0) -> tuple[Array, ...] | N
 
 
 @operation
-def allgather(comm: Communicator, x: Array) -> tuple[Array, ...]:
+def allgather(comm: Communicator, x: SameArray) -> tuple[SameArray, ...]:
     context = comm._context
     array = array_buffers.checked(x)
     signature = packed('allgather', array)
@@ -129,7 +130,7 @@ def allgather(comm: Communicator, x: Array) -> tuple[Array, ...]:
 
 
 @operation
-def alltoall(comm: Communicator, xs: Sequence[Array]) -> tuple[Array, ...]:
+def alltoall(comm: Communicator, xs: Sequence[SameArray]) -> tuple[SameArray, ...]:
     context = comm._context
     arrays: list[Array] | None = None
     if (stack := inline_stack(context, xs)) is not None:

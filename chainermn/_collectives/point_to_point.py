@@ -44,7 +44,7 @@ from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
 from chainermn._transport.pending import Pending
 from chainermn._transport.pickling import Pickled, load
-from chainermn._types import Array, Arrays, NoResult, Object, ReceivedArray
+from chainermn._types import Array, Arrays, Object, ReceivedArrays
 
 #: Largest payload, in bytes, that is sent with its signature.
 INLINE = 8192
@@ -76,7 +76,7 @@ class Messages:
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag, self._any_tag = tags.largest_tag(), MPI.ANY_TAG
         self.pending = Pending()
-        self._receives: list[Request[ReceivedArray]] = []
+        self._receives: list[Request[ReceivedArrays]] = []
         self._messages: list[bytearray] = []  # to receive into
         unusable.register(self)
 
@@ -102,7 +102,7 @@ class Messages:
         self._ssend(first, dest, tag)
         self._send_rest(rest, dest, number)
 
-    def isend(self, data: Arrays, dest: int, tag: int) -> Request[NoResult]:
+    def isend(self, data: Arrays, dest: int, tag: int) -> Request[None]:
         """Start to send an array or a sequence of arrays."""
         self._check(dest, tag, 'dest', wildcards=False)
         self._began('isend', dest, tag)
@@ -117,7 +117,7 @@ class Messages:
         return Request(name, site, iter(()), self._are_others,
                        functools.partial(self._began, 'wait', dest, tag))
 
-    def recv(self, source: int, tag: int) -> ReceivedArray:
+    def recv(self, source: int, tag: int) -> ReceivedArrays:
         """Receive an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
         calls = self.calls
@@ -134,11 +134,11 @@ class Messages:
         self._messages.append(message)  # for reuse
         return x
 
-    def irecv(self, source: int, tag: int) -> Request[ReceivedArray]:
+    def irecv(self, source: int, tag: int) -> Request[ReceivedArrays]:
         """Start to receive an array or a tuple of arrays."""
         self._check(source, tag, 'source', wildcards=True)
         self._began('irecv', source, tag)
-        request: Request[ReceivedArray] = Request(
+        request: Request[ReceivedArrays] = Request(
             f'irecv from {"any rank" if source == MPI.ANY_SOURCE else f"rank {source}"} with '
             f'{"any tag" if tag == MPI.ANY_TAG else f"tag {tag}"}', call_site.locate(),
             non_blocking(self._receive(source, tag, 'send')), self._are_others,
@@ -249,7 +249,7 @@ class Messages:
         return [f'{call}: never received' for call in self.pending.calls()] + [
             f'{request.call}: nothing was sent' for request in self.receiving()]
 
-    def receiving(self) -> list[Request[ReceivedArray]]:
+    def receiving(self) -> list[Request[ReceivedArrays]]:
         """Return the incomplete requests of irecv; makes progress with them."""
         for request in self._receives[:]:
             if request.test():

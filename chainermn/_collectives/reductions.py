@@ -17,7 +17,7 @@ from chainermn._transport import array_buffers, packing
 from chainermn._transport.array_list import ArrayList
 from chainermn._transport.elementwise import check_op, combined
 from chainermn._transport.mpi_transport import LARGE
-from chainermn._types import Array
+from chainermn._types import Array, SameArray
 
 #: Dtypes that MPI sums natively.
 _NATIVE = {dtype for dtype in call_signature.DTYPES if dtype.kind != 'b' and dtype != np.float16}
@@ -26,7 +26,8 @@ _MAX_SUMS = 1024
 
 
 @operation
-def allreduce(comm: Communicator, x: Array, op: str = 'sum', out: Array | None = None) -> Array:
+def allreduce(comm: Communicator, x: SameArray, op: str = 'sum', out: SameArray | None = None
+              ) -> SameArray:
     context = comm._context
     # Fast paths, for most calls.
     if type(x) is np.ndarray and out is None and type(op) is str and op == 'sum':
@@ -59,7 +60,8 @@ def allreduce(comm: Communicator, x: Array, op: str = 'sum', out: Array | None =
 
 
 @operation
-def allreduce_many(comm: Communicator, xs: Sequence[Array], op: str = 'sum') -> tuple[Array, ...]:
+def allreduce_many(comm: Communicator, xs: Sequence[SameArray], op: str = 'sum'
+                   ) -> tuple[SameArray, ...]:
     context = comm._context
     if not isinstance(xs, (tuple, list)):
         raise TypeError(f'expected a tuple or list of arrays but got {type(xs)}; pass [*xs], '
@@ -94,7 +96,7 @@ def allreduce_many(comm: Communicator, xs: Sequence[Array], op: str = 'sum') -> 
 
 
 @operation
-def reduce(comm: Communicator, x: Array, op: str = 'sum', root: int = 0) -> Array:
+def reduce(comm: Communicator, x: SameArray, op: str = 'sum', root: int = 0) -> SameArray:
     context = comm._context
     root = array_buffers.checked_root(root, context.size)
     array = array_buffers.checked(x)
@@ -119,7 +121,7 @@ def reduce_scatter(comm: Communicator, xs: Array, op: str = 'sum') -> Array:
 
 
 @operation
-def multi_node_mean(comm: Communicator, x: Array) -> Array:
+def multi_node_mean(comm: Communicator, x: SameArray) -> SameArray:
     context = comm._context
     array = array_buffers.checked(x)
     if array.dtype.kind != 'f':

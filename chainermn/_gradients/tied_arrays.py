@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import chainer
 
 from chainermn._transport import array_buffers
-from chainermn._types import Array
+from chainermn._types import Array, DeviceArray
 
 _base = operator.attrgetter('base')
 
@@ -40,7 +40,8 @@ def _shares(x: Array, y: Array) -> bool:
 
 def _bounds(array: Array) -> tuple[int, int]:
     """Return the addresses of the first byte and after the last one."""
-    begin = (array.data.ptr if array_buffers.on_device(array)
+    of_device: DeviceArray = array
+    begin = (of_device.data.ptr if array_buffers.on_device(array)
              else array.__array_interface__['data'][0])
     if array.flags.c_contiguous or not array.size:
         return begin, begin + array.nbytes

@@ -10,10 +10,9 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chainermn._operations.ranks import ranks_text
-from chainermn._types import Json
 
 
 class Event(NamedTuple):
@@ -24,7 +23,7 @@ class Event(NamedTuple):
     row: int  # number of the thread; the main thread has 0
     begin: float
     end: float
-    details: dict[str, Json]
+    details: dict[str, Any]
 
     @property
     def seconds(self) -> float:
@@ -58,7 +57,7 @@ class _RawEvent(NamedTuple):
     row: int
     name: str
     category: str
-    details: dict[str, Json]
+    details: dict[str, Any]
 
 
 class _Clock(NamedTuple):
@@ -69,7 +68,7 @@ class _Clock(NamedTuple):
 
 class _File(NamedTuple):
     path: pathlib.Path
-    about: dict[str, Json]
+    about: dict[str, Any]
     rows: dict[int, str]
     events: list[_RawEvent]
     clocks: dict[str, list[_Clock]]  # by group of ranks that compared their clocks
@@ -121,7 +120,7 @@ def read(paths: Sequence[pathlib.Path]) -> Run:
 
 def write(run: Run, path: pathlib.Path) -> None:
     """Write all ranks to one file of Chrome trace events that only this user can read."""
-    events: list[dict[str, Json]] = []
+    events: list[dict[str, Any]] = []
     for rank in run.ranks:
         events.append({'ph': 'M', 'pid': rank.rank, 'name': 'process_name',
                        'args': {'name': rank.title}})
@@ -144,7 +143,7 @@ def write(run: Run, path: pathlib.Path) -> None:
 
 def _parsed(path: pathlib.Path) -> _File | None:
     """Parse a file; return ``None`` if it contains several ranks."""
-    about: list[dict[str, Json]] = []
+    about: list[dict[str, Any]] = []
     found = _File(path, {}, {}, [], collections.defaultdict(list), False)
     is_complete = False
     lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
@@ -168,7 +167,7 @@ def _parsed(path: pathlib.Path) -> _File | None:
     return found._replace(about=about[0], is_complete=is_complete)
 
 
-def _take(event: dict[str, Json], file: _File, about: list[dict[str, Json]]) -> None:
+def _take(event: dict[str, Any], file: _File, about: list[dict[str, Any]]) -> None:
     kind, name, details = event['ph'], event['name'], event.get('args', {})
     if kind == 'M' and name == 'process_name':
         about.append(details)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from typing import TypeGuard
 
 import chainer
 import numpy as np
@@ -16,7 +17,7 @@ from chainermn._operations import call_signature
 from chainermn._operations.arguments import is_integer
 from chainermn._process import environment
 from chainermn._transport import unsuitable
-from chainermn._types import Array, Device
+from chainermn._types import Array, Arrays, Device
 
 
 def checked(x: Array) -> Array:
@@ -56,7 +57,7 @@ def contiguous(x: Array) -> Array:
     return x if x.flags.c_contiguous else x.copy('C')
 
 
-def is_plain(x: Array) -> bool:
+def is_plain(x: Arrays) -> TypeGuard[np.ndarray]:
     """Whether ``x`` is a NumPy array that :func:`checked` returns unchanged."""
     return type(x) is np.ndarray and x.dtype in call_signature.CODES
 

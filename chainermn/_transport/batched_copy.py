@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainermn._types import Array, Kernel
+from chainermn._types import Array, DeviceArray, Kernel
 
 #: Arrays, each with its start in the buffer.
 Placed = Sequence[tuple[int, Array]]
@@ -151,8 +151,8 @@ def pieces(arrays: Sequence[_Address]) -> np.ndarray:
     return table
 
 
-def _launch(name: str, buffer: Array, placed: Sequence[tuple[int, Array]],
-            scale: float) -> list[tuple[int, Array]]:
+def _launch(name: str, buffer: DeviceArray, placed: Sequence[tuple[int, DeviceArray]],
+            scale: float) -> list[tuple[int, DeviceArray]]:
     import cupy
 
     device = buffer.data.device_id

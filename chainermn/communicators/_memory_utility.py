@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import chainer
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from chainermn._transport import packing
 from chainermn._transport.nccl import connection
-from chainermn._types import Array, Model, Parameter, Stream
+from chainermn._types import Array, DeviceArray, Model, Parameter, Stream
 from chainermn._types import DeviceMemory as _Memory
 
 #: A buffer for MPI: a C-contiguous NumPy array, or device memory with its MPI dtype.
@@ -64,7 +64,7 @@ class DeviceMemory(_Allocated):
         import cupy
         return cupy.cuda.alloc(size)
 
-    def from_device(self, src: Array, size: int, offset: int = 0, stream: Stream | None = None
+    def from_device(self, src: DeviceArray, size: int, offset: int = 0, stream: Stream | None = None
                     ) -> None:
         """Copy bytes from a device array into the buffer.
 
@@ -76,7 +76,7 @@ class DeviceMemory(_Allocated):
         """
         (self.memory + offset).copy_from_device_async(src.data, size, stream)
 
-    def to_device(self, dst: Array, size: int, offset: int = 0, stream: Stream | None = None
+    def to_device(self, dst: DeviceArray, size: int, offset: int = 0, stream: Stream | None = None
                   ) -> None:
         """Copy bytes from the buffer into a device array.
 
@@ -147,13 +147,14 @@ class ParamsData:
     def __init__(self, params: Iterable[Parameter], attr_name: str, zero_fill: bool) -> None:
         import cupy
         arrays = _arrays(params, attr_name, zero_fill)
+        on_device: Sequence[DeviceArray] = arrays
         sums = np.cumsum([0, *(array.size for array in arrays)], dtype=np.int64)
         self.n_params = len(arrays)
         self.n_elems = int(sums[-1])
         self.size_csum = cupy.asarray(sums)
         self.dtype = cupy.asarray(
             np.array([connection.type_id(array.dtype) for array in arrays], np.int32))
-        self.dptr = cupy.asarray(np.array([array.data.ptr for array in arrays], np.int64))
+        self.dptr = cupy.asarray(np.array([array.data.ptr for array in on_device], np.int64))
 
 
 def extract_params_set_data(model: Model) -> list[Parameter]:

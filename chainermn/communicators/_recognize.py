@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import cast
+from typing import Any, cast
 
-from chainermn._types import Attribute, Object
+from chainermn._types import Object
 from chainermn.communicators import _version7
 from chainermn.communicators.communicator_base import CommunicatorBase
 
@@ -57,7 +57,7 @@ class _Completed:
     def __init__(self, actual: Object) -> None:
         self.__dict__['_actual'] = actual
 
-    def __getattr__(self, name: str) -> Attribute:  # only for names that it does not have itself
+    def __getattr__(self, name: str) -> Any:  # only for names that it does not have itself
         if name == '_actual':  # not yet, while it is unpickled
             raise AttributeError(name)
         try:
@@ -71,7 +71,7 @@ class _Completed:
                 raise
             return default.__get__(self, type(self))
 
-    def __setattr__(self, name: str, value: Attribute) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._actual, name, value)
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Completed:

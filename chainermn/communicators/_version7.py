@@ -19,7 +19,7 @@ from chainermn._operations import common_error
 from chainermn._operations.arguments import is_integer
 from chainermn._operations.on_all_ranks import ErrorSharer, raise_together
 from chainermn._transport.elementwise import check_op
-from chainermn._types import Array, Arrays, Model, Object, ReceivedArray
+from chainermn._types import Array, Arrays, Model, Object, ReceivedArrays, SameArray
 
 #: Operations that version 7 lacks, and the methods of version 7 that their defaults call.  A class
 #: that overrides one of these methods, to count, log or compress, gets the default: it expects its
@@ -61,7 +61,7 @@ class Version7(Protocol):
     def split(self: _Comm, color: int, key: int) -> _Comm: ...
     def finalize(self) -> None: ...
     def send(self, data: Arrays, dest: int, tag: int) -> None: ...
-    def recv(self, source: int, tag: int) -> ReceivedArray: ...
+    def recv(self, source: int, tag: int) -> ReceivedArrays: ...
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]: ...
     def gather(self, x: Array, root: int = 0) -> tuple[Array, ...] | None: ...
     def allgather(self, x: Array) -> tuple[Array, ...]: ...
@@ -132,24 +132,24 @@ def scatter_obj(comm: Version7, objs: Sequence[_T] | None, root: int) -> _T:
     return objs[root]
 
 
-def allreduce_many(comm: Version7, xs: Sequence[Array], op: str) -> tuple[Array, ...]:
+def allreduce_many(comm: Version7, xs: Sequence[SameArray], op: str) -> tuple[SameArray, ...]:
     if op == 'sum':
         return tuple([comm.allreduce(x) for x in xs])
     return tuple([_combine(comm.allgather(x), op) for x in xs])
 
 
-def reduce(comm: Version7, x: Array, op: str, root: int) -> Array | None:
+def reduce(comm: Version7, x: SameArray, op: str, root: int) -> SameArray | None:
     check_op(op)
     arrays = comm.gather(x, root)
     return None if arrays is None else _combine(arrays, op)
 
 
-def reduce_scatter(comm: Version7, xs: Array | Sequence[Array], op: str) -> ReceivedArray:
+def reduce_scatter(comm: Version7, xs: Array | Sequence[Array], op: str) -> ReceivedArrays:
     check_op(op)
     return _combine(comm.alltoall(tuple(xs)), op)
 
 
-def multi_node_mean(comm: Version7, x: Array) -> Array:
+def multi_node_mean(comm: Version7, x: SameArray) -> SameArray:
     if x.dtype.kind != 'f':
         raise TypeError(f'multi_node_mean needs a floating-point array, not {x.dtype}; cast it, or '
                         'use allreduce')

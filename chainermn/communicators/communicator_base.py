@@ -19,13 +19,13 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
 from chainermn._consistency import debug_checks
 from chainermn._operations.call_signature import NO_UPDATE
-from chainermn._types import Object, ReceivedArray
+from chainermn._types import Array, Object, ReceivedArrays
 from chainermn.communicators import _version7
 from chainermn.communicators._channel import Channel
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from chainermn._gradients.power_sgd import PowerSGD
     from chainermn._operations.call_signature import Caller, Update
     from chainermn._transport.base import Compressor
-    from chainermn._types import Array, Buffer, Model, NoResult
+    from chainermn._types import Buffer, Model
 
 #: An object; if it is not known from the arguments, its type is not known.
 _T = TypeVar('_T', default=Object)
 #: An array of NumPy or CuPy; the result is of the same kind.
-_A = TypeVar('_A', default=ReceivedArray)
+_A = TypeVar('_A', default=Array)
 
 #: A ChainerMN or mpi4py communicator.
 CommunicatorLike: TypeAlias = 'CommunicatorBase | MPI.Intracomm'
@@ -461,7 +461,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def recv(self, source: int, tag: int) -> ReceivedArray:
+    def recv(self, source: int, tag: int) -> ReceivedArrays:
         """Receive an array, or a tuple of arrays, from one rank.
 
         Args:
@@ -481,7 +481,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             [0 1 2]
         """
 
-    def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request[NoResult]:
+    def isend(self, x: Array | Sequence[Array], dest: int, tag: int = 0) -> Request[Any]:
         """Start to send an array, or a tuple or list of arrays, and return at once (MPI_Isend).
 
         Several messages to one rank can be in flight, also with the same tag; they are received
@@ -509,7 +509,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         self._missing('isend')
 
-    def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArray]:
+    def irecv(self, source: int, tag: int = 0) -> Request[ReceivedArrays]:
         """Start to receive a message of :meth:`isend` or :meth:`send`, and return at once.
 
         Args:
@@ -671,7 +671,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
         return _version7.reduce(self, x, op, root)
 
-    def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> ReceivedArray:
+    def reduce_scatter(self, xs: Array | Sequence[Array], op: str = 'sum') -> Array:
         """Combine one array for each rank, and give each rank its own (MPI_Reduce_scatter).
 
         Collective: every rank calls it.
@@ -709,7 +709,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def scatter(self, xs: Array | Sequence[Array] | None, root: int = 0) -> ReceivedArray:
+    def scatter(self, xs: Array | Sequence[Array] | None, root: int = 0) -> Array:
         """Send one array to each rank from the root (MPI_Scatterv).
 
         Collective: every rank calls it.

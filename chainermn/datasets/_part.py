@@ -19,7 +19,7 @@ from chainer.datasets import (
 )
 
 from chainermn._operations.exceptions import ChainerMNError
-from chainermn._types import Array, Dataset
+from chainermn._types import Array, Dataset, Object
 
 
 class NotInMemoryError(ChainerMNError):
@@ -56,30 +56,30 @@ def _cut_array(array: Array, indexes: np.ndarray) -> Array:
     return array[indexes]
 
 
-def _cut_list(items: Dataset, indexes: np.ndarray) -> Dataset:
+def _cut_list(items: list[Object] | tuple[Object, ...], indexes: np.ndarray) -> Dataset:
     return type(items)(items[i] for i in indexes.tolist())
 
 
-def _cut_tuple_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
+def _cut_tuple_dataset(dataset: TupleDataset, indexes: np.ndarray) -> Dataset:
     return TupleDataset(*(cut(column, indexes) for column in dataset._datasets))
 
 
-def _cut_dict_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
+def _cut_dict_dataset(dataset: DictDataset, indexes: np.ndarray) -> Dataset:
     return DictDataset(**{key: cut(column, indexes) for key, column in dataset._datasets.items()})
 
 
-def _cut_sub_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
+def _cut_sub_dataset(dataset: SubDataset, indexes: np.ndarray) -> Dataset:
     indexes = dataset._start + indexes
     if dataset._order is not None:
         indexes = np.asarray(dataset._order, dtype=np.intp)[indexes]
     return cut(dataset._dataset, indexes)
 
 
-def _cut_transform_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
+def _cut_transform_dataset(dataset: TransformDataset, indexes: np.ndarray) -> Dataset:
     return TransformDataset(cut(dataset._dataset, indexes), dataset._transform)
 
 
-def _cut_concatenated_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
+def _cut_concatenated_dataset(dataset: ConcatenatedDataset, indexes: np.ndarray) -> Dataset:
     lengths = [len(child) for child in dataset._datasets]
     begins = np.cumsum([0, *lengths])
     owners = np.searchsorted(begins, indexes, side='right') - 1
@@ -90,7 +90,7 @@ def _cut_concatenated_dataset(dataset: Dataset, indexes: np.ndarray) -> Dataset:
     return SubDataset(ConcatenatedDataset(*parts), 0, len(indexes), order)
 
 
-_CUTTERS: dict[type, Callable[[Dataset, np.ndarray], Dataset]] = {
+_CUTTERS: dict[type, Callable[..., Dataset]] = {
     list: _cut_list,
     tuple: _cut_list,
     TupleDataset: _cut_tuple_dataset,

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from chainermn._types import Array, Kernel
+from chainermn._types import Array, DeviceArray, Kernel
 from chainermn.functions._batch_norm_on_host import Expander
 
 #: Kernels by name: kind, inputs, outputs, and the expressions of an ElementwiseKernel or of a
@@ -79,7 +79,7 @@ def statistics(x: Array, axis: tuple[int, ...], expander: Expander, dtype: np.dt
     return result
 
 
-def table(parts: Sequence[Array]) -> Array:
+def table(parts: Sequence[DeviceArray]) -> DeviceArray:
     """Return the statistics of all ranks, one per row, without a copy if they are one buffer."""
     import cupy
 

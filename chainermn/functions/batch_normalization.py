@@ -84,7 +84,7 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
 
     def _to_send(self, x: Array) -> Array:
         if self._is_through_host and chainer.backend.get_array_module(x) is not np:
-            return x.get()
+            return chainer.cuda.to_cpu(x)
         return x
 
     def forward(self, axis: tuple[int, ...], gamma: Array, x: Array, x_layout: object,

@@ -6,8 +6,9 @@ class, including user-defined ones.
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
-from chainermn._types import Attribute, Object
+from chainermn._types import Object
 
 
 class Delegate:
@@ -50,7 +51,7 @@ class Delegate:
         """Return the object with an attribute that the proxy has not: the wrapped one."""
         return getattr(self, self._wraps)
 
-    def __getattr__(self, name: str) -> Attribute:  # only called if the proxy has no such attribute
+    def __getattr__(self, name: str) -> Any:  # only called if the proxy has no such attribute
         # While a proxy is copied or unpickled it has no attributes yet; looking up the wrapped
         # object would recurse forever.
         if self._owns(name):
@@ -58,7 +59,7 @@ class Delegate:
                                  name=name, obj=self)
         return getattr(self._holder(name), name)
 
-    def __setattr__(self, name: str, value: Attribute) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         if self._owns(name):
             object.__setattr__(self, name, value)
         else:

@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import glob
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chainermn._commands.launch import serialization
 from chainermn._operations.exceptions import ChainerMNError
-from chainermn._types import Json
 
 
 class RemoteTraceback(ChainerMNError):  # noqa: N818  it is only the cause of an error
@@ -61,6 +60,6 @@ def read_failures(folder: str) -> list[Failure]:
     failures = []
     for path in glob.glob(f'{glob.escape(folder)}/failed-*[0-9]'):
         with open(path) as file:
-            content: dict[str, Json] = json.load(file)
+            content: dict[str, Any] = json.load(file)
         failures.append(Failure(rank=int(path.rpartition('-')[2]), **content))
     return sorted(failures)

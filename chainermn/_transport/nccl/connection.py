@@ -17,7 +17,7 @@ from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations import common_error
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
-from chainermn._types import Array, Device, DeviceEvent, NcclComm
+from chainermn._types import Device, DeviceArray, DeviceEvent, NcclComm
 
 _Result = TypeVar('_Result')
 
@@ -84,7 +84,7 @@ class NcclGroup:
         """Whether NCCL can reduce arrays of a dtype."""
         return str(dtype) in _TYPES
 
-    def all_reduce(self, buffer: Array, op: str = 'sum', dtype: np.dtype | str | None = None
+    def all_reduce(self, buffer: DeviceArray, op: str = 'sum', dtype: np.dtype | str | None = None
                    ) -> None:
         """Replace a flat array by the reduction over all ranks, interpreted as ``dtype``."""
         if buffer.size:
@@ -93,33 +93,33 @@ class NcclGroup:
                                      _stream())
             self._began('all-reduce', buffer)
 
-    def reduce(self, buffer: Array, op: str = 'sum', root: int = 0) -> None:
+    def reduce(self, buffer: DeviceArray, op: str = 'sum', root: int = 0) -> None:
         """Replace a flat array on the root by the reduction over all ranks."""
         if buffer.size:
             self.nccl_comm.reduce(buffer.data.ptr, buffer.data.ptr, buffer.size,
                                   type_id(buffer.dtype), _op(op), root, _stream())
             self._began('reduce', buffer)
 
-    def reduce_scatter(self, x: Array, y: Array, op: str = 'sum') -> None:
+    def reduce_scatter(self, x: DeviceArray, y: DeviceArray, op: str = 'sum') -> None:
         """Reduce flat arrays; ``y`` receives the part for this rank."""
         if y.size:
             self.nccl_comm.reduceScatter(x.data.ptr, y.data.ptr, y.size, type_id(x.dtype),
                                          _op(op), _stream())
             self._began('reduce-scatter', x)
 
-    def all_gather(self, x: Array, y: Array) -> None:
+    def all_gather(self, x: DeviceArray, y: DeviceArray) -> None:
         """Collect flat arrays of any dtype and equal lengths in ``y``, by rank."""
         if x.size:
             self.nccl_comm.allGather(x.data.ptr, y.data.ptr, x.nbytes, nccl.NCCL_UINT8, _stream())
             self._began('all-gather', x)
 
-    def bcast(self, buffer: Array, root: int = 0) -> None:
+    def bcast(self, buffer: DeviceArray, root: int = 0) -> None:
         """Broadcast a flat array of any dtype from the root."""
         if buffer.size:
             self.nccl_comm.bcast(buffer.data.ptr, buffer.nbytes, nccl.NCCL_UINT8, root, _stream())
             self._began('broadcast', buffer)
 
-    def exchange(self, xs: dict[int, Array], ys: dict[int, Array]) -> None:
+    def exchange(self, xs: dict[int, DeviceArray], ys: dict[int, DeviceArray]) -> None:
         """Send and receives flat arrays of any dtype, by rank, in one NCCL group call."""
         moving = [x for x in (*xs.values(), *ys.values()) if x.size]
         if not moving:
@@ -150,7 +150,7 @@ class NcclGroup:
 
     # --- for the watchdog ----------------------------------------------------------------------
 
-    def _began(self, operation: str, buffer: Array) -> None:
+    def _began(self, operation: str, buffer: DeviceArray) -> None:
         import cupy
 
         done = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))

@@ -17,7 +17,7 @@ from chainermn._transport.array_list import ArrayList
 from chainermn._transport.base import Codec, Compressor, Group
 from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._transport.nccl.connection import NcclGroup
-from chainermn._types import Array, DeviceEvent, Stream
+from chainermn._types import Array, DeviceArray, DeviceEvent, Stream
 
 _GRAD_DTYPES = tuple(np.dtype(name) for name in ('float16', 'float32', 'float64'))
 
@@ -40,13 +40,14 @@ class DeviceTransport(MpiTransport):
                     "create_communicator('flat')")
         import cupy
 
-        used = {array.data.device_id for array in arrays}
+        on_device: Sequence[DeviceArray] = arrays
+        used = {array.data.device_id for array in on_device}
         if self._nccl.device_id is None and len(used) == 1:
             # A script may move its model to a GPU and never select it; NCCL connects the current
             # one.
             cupy.cuda.Device(used.pop()).use()
         current = cupy.cuda.Device().id
-        for path, array in zip(paths, arrays, strict=True):
+        for path, array in zip(paths, on_device, strict=True):
             if (device_id := array.data.device_id) != current:
                 raise ValueError(
                     f'parameter {path} is on GPU {device_id} but GPU {current} is the current '
