@@ -12,7 +12,7 @@ from chainermn._collectives.inline_arrays import InlineArrays, array_of, has_dat
 from chainermn._collectives.nonblocking import Request
 from chainermn._collectives.operation import operation
 from chainermn._collectives.point_to_point import Messages
-from chainermn._operations import call_signature
+from chainermn._operations import call_signature, message_header
 from chainermn._operations.call_signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
 from chainermn._transport.mpi_transport import MpiTransport
@@ -20,8 +20,8 @@ from chainermn._types import Array, NoResult, ReceivedArray
 
 _T = TypeVar('_T')
 
-#: How the shapes of one array per rank are sent: a common shape in the signature of the call; one
-#: signature per shape; or pickled, if a shape has too many dimensions for a signature.
+#: How the shapes of one array per rank are sent: a common shape in the signature of the call; the
+#: header of a message for each; or pickled, if a shape has too many dimensions for a header.
 _HOMOGENEOUS, _SHORT, _LONG = range(3)
 
 
@@ -132,9 +132,9 @@ class ArrayOperations(InlineArrays):
         if kind == _LONG:
             shapes = self._arrays.alltoall(shapes)
         elif kind == _SHORT:
-            theirs = bytearray(SIZE * self.size)
-            self._arrays.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), theirs)
-            shapes = [unpack(theirs, SIZE * rank).shape for rank in range(self.size)]
+            theirs = bytearray(message_header.SIZE * self.size)
+            self._arrays.Alltoall(_headers(arrays), theirs)
+            shapes = message_header.shapes(theirs)
         return self._transport_of(calls).alltoall(arrays, shapes, kind == _HOMOGENEOUS)
 
     @operation
@@ -156,8 +156,7 @@ class ArrayOperations(InlineArrays):
         if kind == _LONG:
             self._arrays.scatter(shapes, root)
         elif kind == _SHORT:
-            self._arrays.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
-                                 bytearray(SIZE), root)
+            self._arrays.Scatter(_headers(arrays), bytearray(message_header.SIZE), root)
         return self._transport_for(device).scatter(
             arrays, arrays[root].shape, dtype, device, kind == _HOMOGENEOUS, root)
 
@@ -171,9 +170,9 @@ class ArrayOperations(InlineArrays):
         if call.number == _LONG:
             shape = self._arrays.scatter(None, root)
         elif call.number == _SHORT:
-            mine = bytearray(SIZE)
+            mine = bytearray(message_header.SIZE)
             self._arrays.Scatter(None, mine, root)
-            shape = unpack(mine).shape
+            shape, = message_header.shapes(mine)
         return self._transport_for(call.device).scatter(
             [], shape, call.dtype, call.device, call.number == _HOMOGENEOUS, root)
 
@@ -216,6 +215,11 @@ def _result(x: Array, array: Array) -> Array:
 def packed(operation: str, array: Array, root: int = -1, op: str = '') -> bytes:
     """Return the signature of a call with one array."""
     return pack(operation, array.shape, array.dtype, root, op, array_buffers.on_device(array))
+
+
+def _headers(arrays: Sequence[Array]) -> bytes:
+    """Return the header of each array, one after the other."""
+    return b''.join([message_header.of_array(x.shape, x.dtype) for x in arrays])
 
 
 def _kind_of(shapes: list[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
