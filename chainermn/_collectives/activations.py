@@ -12,6 +12,7 @@ from typing import NamedTuple
 from chainermn._collectives.marks import Mark, unexpected
 from chainermn._collectives.point_to_point import Messages
 from chainermn._diagnostics import call_site
+from chainermn._operations.message_header import Kind
 from chainermn._types import Arrays
 
 
@@ -48,7 +49,7 @@ class Activations:
         call = _call(caller, f'send to rank {dest} with tag {tag}', site)
         number = next(self._numbers)
         self._messages.send_marked(
-            'send_activation', Mark('activation', number, needs_gradient, call), data, dest, tag,
+            'send_activation', Mark(Kind.ACTIVATION, number, needs_gradient, call), data, dest, tag,
             caller)
         return Activation(dest, tag, number, needs_gradient, call, caller or f'the send at {site}')
 
@@ -61,7 +62,7 @@ class Activations:
         caller = caller or f'the recv at {site}'
         if mark is None:
             return data, Activation(source, tag, -1, True, call, caller)
-        if mark.kind == 'gradient':
+        if mark.kind is Kind.GRADIENT:
             raise unexpected(self._messages.rank, mark, source, call)
         return data, Activation(source, tag, mark.number, mark.needs_gradient, call, caller)
 
@@ -73,7 +74,7 @@ class Activations:
         elif needs_gradient:
             call = f'backward, called at {call_site.locate()}, sends the gradient of {forward}'
             self._messages.send_marked(
-                'send_gradient', Mark('gradient', number, False, call), gradients, peer, tag,
+                'send_gradient', Mark(Kind.GRADIENT, number, False, call), gradients, peer, tag,
                 caller)
 
     def recv_gradient(self, activation: Activation) -> Arrays:
@@ -86,7 +87,7 @@ class Activations:
                     'recv_gradient', peer, tag, caller)
                 if mark is None:
                     return gradients
-                if mark.kind == 'activation':
+                if mark.kind is Kind.ACTIVATION:
                     raise unexpected(self._messages.rank, mark, peer, call)
                 self._early[peer, mark.number] = gradients
             finally:

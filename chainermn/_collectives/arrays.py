@@ -18,7 +18,7 @@ from chainermn._collectives.inline_arrays import (
 )
 from chainermn._collectives.nonblocking import Request
 from chainermn._collectives.operation import operation
-from chainermn._operations import call_signature
+from chainermn._operations import call_signature, message_header
 from chainermn._operations.call_signature import SIZE, CallSignature, pack, unpack
 from chainermn._transport import array_buffers
 from chainermn._transport.mpi_transport import MpiTransport
@@ -26,8 +26,8 @@ from chainermn._types import Array, ReceivedArrays, SameArray
 
 _T = TypeVar('_T')
 
-#: How the shapes of one array per rank are sent: a common shape in the signature of the call; one
-#: signature per shape; or pickled, if a shape has too many dimensions for a signature.
+#: How the shapes of one array per rank are sent: a common shape in the signature of the call; the
+#: header of a message for each; or pickled, if a shape has too many dimensions for a header.
 _HOMOGENEOUS, _SHORT, _LONG = range(3)
 
 
@@ -153,9 +153,9 @@ def alltoall(comm: Communicator, xs: Sequence[SameArray]) -> tuple[SameArray, ..
     if kind == _LONG:
         shapes = context.mpi_comm.alltoall(shapes)
     elif kind == _SHORT:
-        theirs = bytearray(SIZE * context.size)
-        context.mpi_comm.Alltoall(b''.join(pack('alltoall', shape) for shape in shapes), theirs)
-        shapes = [unpack(theirs, SIZE * rank).shape for rank in range(context.size)]
+        theirs = bytearray(message_header.SIZE * context.size)
+        context.mpi_comm.Alltoall(_headers(arrays), theirs)
+        shapes = message_header.shapes(theirs)
     return _transport_of(context, calls).alltoall(arrays, shapes, kind == _HOMOGENEOUS)
 
 
@@ -179,8 +179,7 @@ def scatter(comm: Communicator, xs: Array, root: int = 0) -> Array:
     if kind == _LONG:
         context.mpi_comm.scatter(shapes, root)
     elif kind == _SHORT:
-        context.mpi_comm.Scatter(b''.join(pack('scatter', shape) for shape in shapes),
-                                 bytearray(SIZE), root)
+        context.mpi_comm.Scatter(_headers(arrays), bytearray(message_header.SIZE), root)
     return context.transport_for(device).scatter(
         arrays, arrays[root].shape, dtype, device, kind == _HOMOGENEOUS, root)
 
@@ -195,9 +194,9 @@ def _scattered(context: Context, root: int) -> Array:
     if call.number == _LONG:
         shape = context.mpi_comm.scatter(None, root)
     elif call.number == _SHORT:
-        mine = bytearray(SIZE)
+        mine = bytearray(message_header.SIZE)
         context.mpi_comm.Scatter(None, mine, root)
-        shape = unpack(mine).shape
+        shape, = message_header.shapes(mine)
     return context.transport_for(call.device).scatter(
         [], shape, call.dtype, call.device, call.number == _HOMOGENEOUS, root)
 
@@ -243,6 +242,11 @@ def _result(x: Array, array: Array) -> Array:
 def packed(operation: str, array: Array, root: int = -1, op: str = '') -> bytes:
     """Return the signature of a call with one array."""
     return pack(operation, array.shape, array.dtype, root, op, array_buffers.on_device(array))
+
+
+def _headers(arrays: Sequence[Array]) -> bytes:
+    """Return the header of each array, one after the other."""
+    return b''.join([message_header.of_array(x.shape, x.dtype) for x in arrays])
 
 
 def _kind_of(shapes: list[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:

@@ -4,35 +4,34 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from chainermn._operations import call_signature
+from chainermn._operations.message_header import Kind
 
-_STRUCT = struct.Struct('=q?H')  # number, needs_gradient, length of the text
+_STRUCT = struct.Struct('=Bq?H')  # kind, number, needs_gradient, length of the text
 _MAX_TEXT = 500
 
 #: Maximum size of a mark, in bytes.
-MAX_SIZE = call_signature.SIZE + _STRUCT.size + _MAX_TEXT
+MAX_SIZE = _STRUCT.size + _MAX_TEXT
 
 
 class Mark(NamedTuple):
-    """The header of a message with an array or several arrays."""
+    """Precedes the header of a message with an array or several arrays."""
 
-    kind: str  # 'activation' or 'gradient'
+    kind: Kind  # ACTIVATION or GRADIENT
     number: int  # of the activation
     needs_gradient: bool
     text: str  # the call of the sender, for errors
 
     def packed(self) -> bytes:
         text = self.text.encode()[:_MAX_TEXT]
-        return call_signature.pack(self.kind) + _STRUCT.pack(
-            self.number, self.needs_gradient, len(text)) + text
+        return _STRUCT.pack(self.kind, self.number, self.needs_gradient, len(text)) + text
 
     @classmethod
-    def unpack(cls, kind: str, data: memoryview) -> tuple[Mark, memoryview]:
-        """Read a mark from the data after its signature; return the mark and the rest."""
-        number, needs_gradient, length = _STRUCT.unpack_from(data)
+    def unpack(cls, message: memoryview) -> tuple[Mark, memoryview]:
+        """Read a mark at the beginning of a message; return the mark and the rest."""
+        kind, number, needs_gradient, length = _STRUCT.unpack_from(message)
         end = _STRUCT.size + length
-        text = bytes(data[_STRUCT.size:end]).decode(errors='replace')
-        return cls(kind, number, needs_gradient, text), data[end:]
+        text = bytes(message[_STRUCT.size:end]).decode(errors='replace')
+        return cls(Kind(kind), number, needs_gradient, text), message[end:]
 
 
 def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
@@ -44,7 +43,7 @@ def unexpected(rank: int, mark: Mark, source: int, call: str) -> ValueError:
         source: The sender.
         call: The call that received it.
     """
-    got, expected = ('a gradient', 'data') if mark.kind == 'gradient' else ('data', 'a gradient')
+    got, expected = ('a gradient', 'data') if mark.kind is Kind.GRADIENT else ('data', 'a gradient')
     calls = {rank: call, source: mark.text}
     return ValueError('\n'.join([
         f'chainermn.functions: rank {rank} got {got} from rank {source} where it expected '

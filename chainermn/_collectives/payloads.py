@@ -1,4 +1,4 @@
-"""Payloads: large arrays and objects, sent after their signature on a separate MPI communicator.
+"""Payloads: large arrays and objects, sent after their header on a separate MPI communicator.
 
 A rank without memory for a payload receives and drops it before it raises, since the sender waits.
 """

@@ -1,10 +1,10 @@
-"""Point-to-point messages: a signature and, if it is small, the payload, in one MPI message.
+"""Point-to-point messages: a header and, if it is small, the payload, in one MPI message.
 
 Arrays and objects share one order, so receiving the wrong kind raises at once.  If an argument of
 the sender is invalid, the sender sends the error, and the receiver raises it as well.
 
-A large payload follows on another MPI communicator.  Its tag is a number from the signature, unique
-to the message, so that several messages with one tag can be in flight, also of several threads.
+A large payload follows on another MPI communicator.  Its tag is a number from the header, unique to
+the message, so that several messages with one tag can be in flight, also of several threads.
 """
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import functools
 import math
 import os
 import pickle
-import struct
 import time
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -36,9 +35,9 @@ from chainermn._consistency.signature_exchange import wait
 from chainermn._diagnostics import call_site, unusable
 from chainermn._diagnostics.flight_recorder import MessageRecord
 from chainermn._diagnostics.unusable import Unusable
-from chainermn._operations import call_signature
+from chainermn._operations import message_header
 from chainermn._operations.arguments import is_integer
-from chainermn._operations.call_signature import CallSignature
+from chainermn._operations.message_header import IN_MESSAGE, Kind, MessageHeader
 from chainermn._process import streams
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers
@@ -46,26 +45,32 @@ from chainermn._transport.pending import Pending
 from chainermn._transport.pickling import Pickled, load
 from chainermn._types import Array, Arrays, Object, ReceivedArrays
 
-#: Largest payload, in bytes, that is sent with its signature.
+#: Largest payload, in bytes, that is sent with its header.
 INLINE = 8192
-_MAX_MESSAGE = (  # NumPy has up to 64 dimensions
-    marks.MAX_SIZE + call_signature.SIZE + 64 * 8 + INLINE)
+_MAX_MESSAGE = marks.MAX_SIZE + message_header.MAX_SIZE + INLINE
 
-#: The first byte of a pickle.  A small object is sent without a signature, which starts with the
-#: number of its operation.
+#: The first byte of a pickle.  A small object is sent without a header, which starts with its kind.
 _PICKLE = pickle.PROTO[0]
-_OBJECT = call_signature.unpack(call_signature.pack('send_obj', root=-1))  # of a small object
-assert len(call_signature.NAMES) <= _PICKLE
+_OBJECT = MessageHeader(Kind.OBJECT)  # of a small object
+assert max(Kind) < _PICKLE
 
 _POLLS = 20  # for the acknowledgment of a message that was received
 _SHOWN = 20  # messages without a counterpart
+
+
+class _Message(NamedTuple):
+    """A message of another rank, without its payload if that is large."""
+
+    mark: Mark | None
+    header: MessageHeader
+    body: memoryview
 
 
 class Messages:
     """Sends and receives on two duplicates of a communicator.
 
     Args:
-        mpi_comm: For signatures, with the tags of the user.  Nothing else may send on it.
+        mpi_comm: For headers, with the tags of the user.  Nothing else may send on it.
         payloads: For payloads; nothing else may send on it.
     """
 
@@ -84,9 +89,8 @@ class Messages:
         """Send an array or a sequence of arrays; return once the receiver receives it."""
         self._check_other(dest, tag, 'dest', wildcards=False)
         # Fast path, for most messages.
-        if array_buffers.is_plain(data) and data.nbytes <= INLINE and (
-                data.ndim <= call_signature.MAX_INLINE_DIMS):
-            head = call_signature.pack('send', data.shape, data.dtype)
+        if array_buffers.is_plain(data) and data.nbytes <= INLINE:
+            head = message_header.of_array(data.shape, data.dtype)
             calls = self.calls
             calls.record_message('send', dest, tag, head)
             calls.sent[dest, tag] += 1  # as in count_sent
@@ -126,10 +130,10 @@ class Messages:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
         wait(self._mpi_comm.Irecv(message, source, tag))
-        array = _array_with(bytes(message[:call_signature.SIZE]))
+        array = _array_with(bytes(message[:message_header.SIZE]))
         if array is None:
-            return blocking(self._finish_plain(*_split(message), source, tag, 'send'), self._wait)
-        x = np.ndarray(*array, message, call_signature.SIZE).copy()
+            return blocking(self._finish_plain(_split(message), source, tag, 'send'), self._wait)
+        x = np.ndarray(*array, message, message_header.SIZE).copy()
         calls.received[source, tag] += 1
         self._messages.append(message)  # for reuse
         return x
@@ -159,11 +163,11 @@ class Messages:
             self._fail_send('send_obj', error, dest, tag)
         calls.sent[dest, tag] += 1  # as in count_sent
         calls.sent_at = calls.count
-        first, number = pickled.stream, -1
+        first, number = pickled.stream, IN_MESSAGE
         rest: Iterable[Array | bytes] = ()
         if len(first) > INLINE or pickled.buffers or first[0] != _PICKLE:  # of an old protocol
             number, rest = self._payloads.new_number(), pickled.messages()
-            first = call_signature.pack('send_obj', root=number)
+            first = message_header.of_object(number)
         elif dest != self.rank:  # fast path, for most messages
             self._mpi_comm.Send(first, dest, tag)
             return
@@ -194,7 +198,7 @@ class Messages:
         wait(self._mpi_comm.Irecv(message, source, tag), status)
         tag = status.tag
         if message[0] != _PICKLE:
-            return blocking(self._finish_plain(*_split(message, status), source, tag, 'send_obj'),
+            return blocking(self._finish_plain(_split(message, status), source, tag, 'send_obj'),
                             self._wait)
         try:
             obj = load(message, (), source, self.rank)
@@ -223,11 +227,10 @@ class Messages:
         self._check_other(source, tag, 'source', wildcards=True)
         self._began(operation, source, tag, caller)
         status = MPI.Status()
-        signature, body = blocking(
-            _receive_header(self._mpi_comm, source, tag, status), self._wait)
+        message = blocking(_receive_message(self._mpi_comm, source, tag, status), self._wait)
         source, tag = status.Get_source(), status.Get_tag()
-        mark, data = blocking(self._finish(signature, body, source, tag, 'send'), self._wait)
-        return mark, data, source, tag
+        data = blocking(self._finish(message, source, tag, 'send'), self._wait)
+        return message.mark, data, source, tag
 
     def exchange(self, pickled: Mapping[int, Pickled], sources: Iterable[int]) -> list[Arrays]:
         """Exchange objects in a collective call; see `Payloads.exchange`."""
@@ -297,7 +300,7 @@ class Messages:
         wait(request, status)
 
     def _send_rest(self, messages: Iterable[Array | bytes], dest: int, number: int) -> None:
-        """Send the messages that follow a signature."""
+        """Send the payload of a message."""
         for message in messages:
             if self._receives:
                 self._wait(self._payloads.mpi_comm.Isend(message, dest, number))
@@ -331,7 +334,7 @@ class Messages:
 
     def _fail_send(self, operation: str, error: Exception, dest: int, tag: int) -> NoReturn:
         failure = RemoteError.of(operation, error)._replace(text=str(error)[:INLINE // 8])
-        message = call_signature.pack('send', failed=True) + pickle.dumps(failure)
+        message = message_header.ERROR + pickle.dumps(failure)
         self.calls.count_sent(dest, tag)
         if dest == self.rank:  # a blocking send would wait for this rank to receive
             self.pending.record(f'{operation} to rank {dest} with tag {tag}, which failed',
@@ -365,128 +368,120 @@ class Messages:
         except Exception as error:
             self._fail_send(operation, error, dest, tag)
         if is_one and _is_inline(payloads[0]):
-            return _head(arrays[0], -1) + payloads[0].tobytes(), -1, []
+            return _head(arrays[0]) + payloads[0].tobytes(), IN_MESSAGE, []
         number = self._payloads.new_number()
         if is_one:
             return _head(arrays[0], number), number, payloads
         rest: list[Array | bytes] = []
         for x, payload in zip(arrays, payloads, strict=True):
-            rest += [_head(x, -1) + payload.tobytes()] if _is_inline(payload) else [
+            rest += [_head(x) + payload.tobytes()] if _is_inline(payload) else [
                 _head(x, number), payload]
-        return call_signature.pack('send_tuple', root=number, number=len(arrays)), number, rest
+        return message_header.of_tuple(len(arrays), number), number, rest
 
     def _receive(self, source: int, tag: int, call: str, status: MPI.Status | None = None
                  ) -> Receives[Arrays]:
         """Receive the next message; raise if the sender failed or sent another kind."""
         status = MPI.Status() if status is None else status
-        signature, body = yield from _receive_header(self._mpi_comm, source, tag, status)
+        message = yield from _receive_message(self._mpi_comm, source, tag, status)
         return (yield from self._finish_plain(
-            signature, body, status.Get_source(), status.Get_tag(), call))
+            message, status.Get_source(), status.Get_tag(), call))
 
-    def _finish_plain(self, signature: CallSignature, body: memoryview, source: int, tag: int,
-                      call: str) -> Receives[Arrays]:
-        """Receive the data after a signature; raise if it is a marked gradient."""
-        mark, received = yield from self._finish(signature, body, source, tag, call)
-        if mark is not None and mark.kind == 'gradient':
+    def _finish_plain(self, message: _Message, source: int, tag: int, call: str
+                      ) -> Receives[Arrays]:
+        """Receive the data of a message; raise if it is a marked gradient."""
+        received = yield from self._finish(message, source, tag, call)
+        if message.mark is not None and message.mark.kind is Kind.GRADIENT:
             raise marks.unexpected(
-                self.rank, mark, source,
+                self.rank, message.mark, source,
                 f'recv from rank {source} with tag {tag}, called at {call_site.locate()}')
         return received
 
-    def _finish(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
-                ) -> Receives[tuple[Mark | None, Arrays]]:
-        """Receive the data after a signature; return it with its mark, or ``None``."""
+    def _finish(self, message: _Message, source: int, tag: int, call: str) -> Receives[Arrays]:
+        """Receive the data of a message; raise if the sender failed or sent another kind."""
         calls = self.calls
         calls.receiving[source, tag] += 1
         try:
-            return (yield from self._rest(signature, body, source, tag, call))
+            return (yield from self._data(message, source, tag, call))
         finally:
             calls.received[source, tag] += 1
             calls.receiving[source, tag] -= 1
 
-    def _rest(self, signature: CallSignature, body: memoryview, source: int, tag: int, call: str
-              ) -> Receives[tuple[Mark | None, Arrays]]:
-        mark = None
-        if signature.operation in ('activation', 'gradient'):
-            mark, body = Mark.unpack(signature.operation, body)
-            signature, body = call_signature.unpack(body), body[call_signature.SIZE:]
-        if signature.failed:
-            raise self._error(pickle.loads(body), source, self.rank, tag)
-        kind, number = signature.operation, signature.root
+    def _data(self, message: _Message, source: int, tag: int, call: str) -> Receives[Arrays]:
+        _, header, body = message
         received: Arrays
-        if kind == 'send_obj':
-            received = load(body, (), source, self.rank) if number < 0 else (
-                yield from self._payloads.receive_object(source, number))
-        elif kind == 'send':
-            received = yield from self._receive_array(signature, body, source, number)
+        if header.kind is Kind.ERROR:
+            raise self._error(pickle.loads(body), source, self.rank, tag)
+        if header.kind is Kind.OBJECT:
+            received = load(body, (), source, self.rank) if header.payload == IN_MESSAGE else (
+                yield from self._payloads.receive_object(source, header.payload))
+        elif header.kind is Kind.ARRAY:
+            received = yield from self._receive_array(header, body, source)
         else:
-            arrays, failure = [], None
-            for _ in range(signature.number):
-                signature, body = yield from _receive_header(
-                    self._payloads.mpi_comm, source, number, MPI.Status())
-                try:
-                    arrays.append((yield from self._receive_array(signature, body, source, number)))
-                except MemoryError as error:  # receive the other arrays: the sender waits
-                    failure = failure or error
-            if failure is not None:
-                raise failure
-            received = tuple(arrays)
-        if (kind == 'send_obj') != (call == 'send_obj'):
-            raise TypeError(f'rank {source} sent its message with tag {tag} by send'
-                            f'{"_obj" if kind == "send_obj" else ""}(); receive it with '
-                            f'recv{"_obj" if kind == "send_obj" else ""}()')
-        return mark, received
+            received = yield from self._receive_tuple(header, source)
+        is_object = header.kind is Kind.OBJECT
+        if is_object != (call == 'send_obj'):
+            suffix = '_obj' * is_object
+            raise TypeError(f'rank {source} sent its message with tag {tag} by send{suffix}(); '
+                            f'receive it with recv{suffix}()')
+        return received
 
-    def _receive_array(self, signature: CallSignature, body: memoryview, source: int, number: int
+    def _receive_tuple(self, header: MessageHeader, source: int) -> Receives[tuple[Array, ...]]:
+        arrays, failure = [], None
+        for _ in range(header.n_arrays):
+            _, each, body = yield from _receive_message(
+                self._payloads.mpi_comm, source, header.payload, MPI.Status())
+            try:
+                arrays.append((yield from self._receive_array(each, body, source)))
+            except MemoryError as error:  # receive the other arrays: the sender waits
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return tuple(arrays)
+
+    def _receive_array(self, header: MessageHeader, body: memoryview, source: int
                        ) -> Receives[Array]:
-        shape = signature.shape
-        if signature.ndim > call_signature.MAX_INLINE_DIMS:
-            shape = struct.unpack_from(f'{signature.ndim}q', body)
-            body = body[8 * signature.ndim:]
-        if signature.root < 0:
-            buffer = np.frombuffer(body, signature.dtype, math.prod(shape)).copy()
+        shape = header.shape
+        if header.payload == IN_MESSAGE:
+            buffer = np.frombuffer(body, header.dtype, math.prod(shape)).copy()
         else:
             buffer = yield from self._payloads.receive_array(
-                shape, signature.dtype, signature.device, source, number)
-        return array_buffers.from_buffer(buffer, shape, signature.device)
+                shape, header.dtype, header.device, source, header.payload)
+        return array_buffers.from_buffer(buffer, shape, header.device)
 
 
-def _receive_header(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status
-                    ) -> Receives[tuple[CallSignature, memoryview]]:
-    """Receive the next signature and the data in its message."""
+def _receive_message(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status
+                     ) -> Receives[_Message]:
+    """Receive the next message, without its payload if that is large."""
     message = bytearray(_MAX_MESSAGE)
     yield Receive(mpi_comm, message, source, tag, status)
     return _split(message, status)
 
 
-def _split(message: bytearray, status: MPI.Status | None = None
-           ) -> tuple[CallSignature, memoryview]:
-    """Return the signature and the data of a message."""
+def _split(message: bytearray, status: MPI.Status | None = None) -> _Message:
+    """Return the parts of a message."""
     body = memoryview(message)[:None if status is None else status.Get_count()]
-    if message[0] == _PICKLE:
-        return _OBJECT, body
-    return call_signature.unpack(message), body[call_signature.SIZE:]
+    kind, mark = message[0], None
+    if kind == _PICKLE:
+        return _Message(None, _OBJECT, body)
+    if kind in (Kind.ACTIVATION, Kind.GRADIENT):
+        mark, body = Mark.unpack(body)
+    return _Message(mark, *message_header.read(body))
 
 
-def _head(x: Array, number: int) -> bytes:
-    """Return the signature of an array, followed by its shape if it has too many dimensions."""
-    head = call_signature.pack('send', x.shape, x.dtype, number, '', array_buffers.on_device(x))
-    if x.ndim <= call_signature.MAX_INLINE_DIMS:
-        return head
-    return head + struct.pack(f'{x.ndim}q', *x.shape)
+def _head(x: Array, payload: int = IN_MESSAGE) -> bytes:
+    """Return the header of an array."""
+    return message_header.of_array(x.shape, x.dtype, payload, array_buffers.on_device(x))
 
 
 @functools.lru_cache(maxsize=4096)
 def _array_with(head: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
-    """Shape and dtype of a host array that was sent with this signature; otherwise ``None``."""
-    if head[0] == _PICKLE:
+    """Return shape and dtype of a host array that follows its header; for others ``None``."""
+    if head[0] != Kind.ARRAY:
         return None
-    signature = call_signature.unpack(head)
-    if signature.operation != 'send' or signature.root >= 0 or signature.failed or (
-            signature.device) or (
-            signature.ndim > call_signature.MAX_INLINE_DIMS):
+    header, n_more = message_header.unpack(head)
+    if n_more or header.device or header.payload != IN_MESSAGE:
         return None
-    return signature.shape, signature.dtype
+    return header.shape, header.dtype
 
 
 def _is_inline(payload: Array) -> bool:

@@ -1,7 +1,6 @@
 """Reductions of arrays."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from chainermn._gradients.parameters import ParameterList
 from chainermn._operations import call_signature
 from chainermn._operations.call_signature import pack
 from chainermn._transport import array_buffers, packing
-from chainermn._transport.array_list import ArrayList
+from chainermn._transport.array_list import ArrayList, map_groups
 from chainermn._transport.elementwise import check_op, combined
 from chainermn._transport.mpi_transport import LARGE
 from chainermn._types import Array, SameArray
@@ -71,28 +70,16 @@ def allreduce_many(comm: Communicator, xs: Sequence[SameArray], op: str = 'sum'
         check_op(op, array.dtype)
     check_op(op)
     homogeneous = _checked_arrays(context, 'allreduce_many', arrays, op)
-    groups: dict[tuple[np.dtype, bool], list[int]] = {}
-    for i, array in enumerate(arrays):
-        key = array_buffers.summed_in(array.dtype), array_buffers.on_device(array)
-        groups.setdefault(key, []).append(i)
-    results: list[Array] = [None] * len(arrays)
-    for (dtype, device), members in groups.items():
-        group = ArrayList.of([arrays[i] for i in members])
-        sums = context.transport_for(device, homogeneous).sums(group) if op == 'sum' else None
-        if sums is not None:
-            for i, total in zip(members, sums, strict=True):
-                results[i] = total
-            continue
-        flat = context.check.prepared(
-            sum(array.nbytes for array in group), functools.partial(packing.pack, group, dtype))
-        total = _transport_reduced(context, flat, op, homogeneous)
-        start = 0
-        for i, array in zip(members, group, strict=True):
-            part = total[start:start + array.size].reshape(array.shape)
-            with np.errstate(over='ignore'):
-                results[i] = part.astype(array.dtype, copy=False)
-            start += array.size
-    return tuple(results)
+
+    def reduced_group(group: ArrayList) -> Sequence[Array]:
+        transport = context.transport_for(group.on_device, homogeneous)
+        if op == 'sum' and (sums := transport.sums(group)) is not None:
+            return sums
+        flat = context.check.prepared(sum(x.nbytes for x in group), lambda: packing.pack(
+            group, array_buffers.summed_in(group[0].dtype)))
+        return packing.unpacked(_transport_reduced(context, flat, op, homogeneous), group)
+
+    return tuple(map_groups(ArrayList.of(arrays), reduced_group, array_buffers.summed_in))
 
 
 @operation

@@ -141,7 +141,7 @@ class MessageRecord(FlightRecord):
         self.sent_at = 0
 
     def record_message(self, operation: str, peer: int, tag: int,
-                       signature: bytes | None = None) -> Call:
+                       header: bytes | None = None) -> Call:
         """Record a message of the calling thread in its innermost call; return it."""
         call = local.thread.innermost
         if call is None or call.number:
@@ -149,7 +149,7 @@ class MessageRecord(FlightRecord):
             call.operation = operation
         call.peer = peer
         call.tag = tag
-        call.signature = signature
+        call.header = header
         self.count = call.number = self.count + 1
         self.ring.append(call)
         if self._has_sites:

@@ -31,10 +31,11 @@ from chainermn._operations import call_signature
 from chainermn._operations.call import entered
 from chainermn._process.mpi import MPI
 from chainermn._timeline import recorder
-from chainermn._transport import array_buffers
+from chainermn._transport import array_buffers, packing
+from chainermn._transport.array_list import ArrayList, map_groups
 from chainermn._transport.base import Compressor
 from chainermn._transport.mpi_transport import MpiTransport
-from chainermn._types import Array, Model
+from chainermn._types import Array, Device, Model
 
 _POLL_INTERVAL = 1e-4  # seconds between polls for the other ranks
 _POLLS = 4  # per interval: an exchange may need one poll for each of its steps
@@ -247,29 +248,22 @@ class MeanQueue:
 
     def _results(self, arrays: ParameterList) -> list[Array]:
         """Return new arrays for the means, one buffer for each dtype."""
-        members: dict[tuple[np.dtype, bool], list[int]] = {}
-        for i, x in enumerate(arrays):
-            members.setdefault(
-                (x.dtype, not arrays.on_host and array_buffers.on_device(x)), []).append(i)
-        results: list[Array] = [None] * len(arrays)
-        for (dtype, device), indices in members.items():
-            size = sum(arrays[i].size for i in indices)
-            if device:
-                buffer = chainer.backend.get_array_module(arrays[indices[0]]).empty(size, dtype)
+        def new(group: ArrayList) -> list[Array]:
+            dtype, size = group[0].dtype, sum(x.size for x in group)
+            if group.on_device:
+                buffer = chainer.backend.get_array_module(group[0]).empty(size, dtype)
             else:
                 buffer = self._memory.new(arrays.paths[0], dtype, size)
-            start = 0
-            for i in indices:
-                results[i] = buffer[start:start + arrays[i].size].reshape(arrays[i].shape)
-                start += arrays[i].size
-        return results
+            return packing.parts(buffer, group.shapes)
+
+        return map_groups(arrays, new)
 
 
 def _computed_on(arrays: ParameterList) -> Callable[[], AbstractContextManager[None]]:
     """Return a context for the thread: the device of the arrays, after their computation."""
     if arrays.on_host:
         return contextlib.nullcontext
-    device = next(x.device for x in arrays if array_buffers.on_device(x))
+    device: Device = next(x.device for x in arrays if array_buffers.on_device(x))
     import cupy
 
     computed = cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, Protocol, TypeVar, cast
 
-from chainermn._operations import call_signature
+from chainermn._operations import call_signature, message_header
 from chainermn._process import runtime
 
 _Function = TypeVar('_Function', bound=Callable[..., Any])
@@ -29,7 +29,8 @@ class Call:
             so that a flight record keeps no communicator alive.
         outer: The call around it in the same thread.
         number: Its number in the flight record, from 1; 0 if it is not recorded (yet).
-        signature: What the ranks compare, or that of a message.
+        signature: What the ranks compare.
+        header: Of a message, if it was recorded.
         peer: Of a message, negative for any rank.
         tag: Of a message, negative for any tag.
         words: More about it, for reports.
@@ -42,6 +43,7 @@ class Call:
     outer: Call | None = None
     number: int = 0
     signature: bytes | None = None
+    header: bytes | None = None
     peer: int | None = None
     tag: int | None = None
     words: str = ''
@@ -58,6 +60,8 @@ class Call:
                      'any tag' if self.tag < 0 else f'tag {self.tag}']
         if self.signature is not None:
             parts.append(call_signature.unpack(self.signature).arguments)
+        if self.header is not None:
+            parts.append(message_header.read(self.header)[0].arguments)
         return ' '.join(filter(None, [*parts, self.words]))
 
     @property

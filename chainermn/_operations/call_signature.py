@@ -140,8 +140,8 @@ class CallSignature(NamedTuple):
 
     ``update`` counts the updates that an optimizer has begun since its last exchange; it is 0 if no
     optimizer calls.  ``caller`` is the digest of the :class:`Caller`.  ``number`` depends on the
-    operation: a digest of shapes or parameters, or a length in bytes.  ``ndim`` may exceed
-    ``MAX_INLINE_DIMS``; then ``shape`` is empty and ``number`` its digest.
+    operation: a digest of shapes or parameters, a length in bytes, or how shapes are sent.
+    ``ndim`` may exceed ``MAX_INLINE_DIMS``; then ``shape`` is empty and ``number`` its digest.
     """
 
     operation: str

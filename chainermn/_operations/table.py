@@ -41,8 +41,8 @@ class Operation(NamedTuple):
 
     Attributes:
         name: Its name, in errors and on the timeline.
-        equal: The parts of the call that must be equal on all ranks; for a message, those that the
-            receiver compares. ``None`` if the call has no signature.
+        equal: The parts of the call that must be equal on all ranks.  ``None`` if the ranks do not
+            compare it, such as a message.
         payload: What it sends.
         waits_for: What it waits for.
         digest_of: What the number in its signature is computed from, if it is a digest.
@@ -111,8 +111,8 @@ OPERATIONS = (
     Operation(END, is_internal=True),
     Operation('failed', is_internal=True),
 
-    Operation('send', CALL, ARRAYS, Waits.RECEIVER),
-    Operation('send_obj', CALL, OBJECT, Waits.RECEIVER),
+    Operation('send', None, ARRAYS, Waits.RECEIVER),
+    Operation('send_obj', None, OBJECT, Waits.RECEIVER),
     Operation('recv', None, ARRAYS, Waits.SENDER),
     Operation('recv_obj', None, OBJECT, Waits.SENDER),
     Operation('isend', None, ARRAYS, Waits.NOTHING),
@@ -126,10 +126,6 @@ OPERATIONS = (
     Operation('recv_activation', None, ARRAYS, Waits.SENDER),
     Operation('send_gradient', None, ARRAYS, Waits.RECEIVER),
     Operation('recv_gradient', None, ARRAYS, Waits.SENDER),
-    # Only in signatures: a tuple in `send`, and what precedes the one of such a message.
-    Operation('send_tuple', CALL, ARRAYS, Waits.RECEIVER),
-    Operation('activation', CALL, ARRAYS, Waits.RECEIVER),
-    Operation('gradient', CALL, ARRAYS, Waits.RECEIVER),
 )
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}

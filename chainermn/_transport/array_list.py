@@ -1,13 +1,16 @@
-"""A list of arrays exchanged together, with cached dtypes and shapes."""
+"""A list of arrays exchanged together, with cached dtypes and shapes, and how to group them."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from chainermn._transport import array_buffers
 from chainermn._types import Array
+
+_T = TypeVar('_T')
 
 _dtype_of, _shape_of = operator.attrgetter('dtype'), operator.attrgetter('shape')
 
@@ -68,12 +71,68 @@ class ArrayList(list[Array]):
             results = self
         if len(self.dtypes) <= 1 and self.on_host:
             return [(self, results)] if self else []
-        groups: dict[tuple[np.dtype, bool], tuple[list[Array], list[Array]]] = {}
-        for x, y in zip(self, results, strict=True):
-            xs, ys = groups.setdefault((x.dtype, array_buffers.on_device(x)), ([], []))
-            xs.append(x)
-            ys.append(y)
-        return [(ArrayList.of(xs), ys) for xs, ys in groups.values()]
+        groups = _grouped(self, results, lambda x: (x.dtype, array_buffers.on_device(x)))
+        return [(ArrayList.of(xs), ys) for xs, ys in groups]
+
+
+def map_groups(arrays: ArrayList, function: Callable[[ArrayList], Sequence[Array]],
+               dtype_of: Callable[[np.dtype], np.dtype] = np.dtype) -> list[Array]:
+    """Apply a function to groups of arrays that can share a buffer.
+
+    Args:
+        arrays: The arrays.
+        function: Returns an array for each array of a group.
+        dtype_of: Returns the dtype of the buffer for arrays of a dtype.
+
+    Returns:
+        The results, in the order of the arrays.
+    """
+    if len(arrays.dtypes) <= 1 and arrays.on_host:
+        return [*function(arrays)] if arrays else []
+    results: list[Array] = [None] * len(arrays)
+    for group, places in _grouped(arrays, range(len(arrays)), lambda x: (
+            dtype_of(x.dtype), array_buffers.on_device(x))):
+        for i, y in zip(places, function(ArrayList.of(group)), strict=True):
+            results[i] = y
+    return results
+
+
+def small_together(arrays: Sequence[Array], results: Sequence[Array], small: int, capacity: int
+                   ) -> list[tuple[list[Array], list[Array]]]:
+    """Group NumPy arrays of one dtype, of at most ``small`` bytes; each other array is alone.
+
+    Args:
+        arrays: The arrays.
+        results: An array for the result of each array.
+        small: The greatest size of an array that is not alone, in bytes.
+        capacity: The greatest size of a group, in bytes.
+
+    Returns:
+        The groups, each with the arrays for its results.
+    """
+    filling: dict[np.dtype, tuple[object, int]] = {}  # the last group, and its room in bytes
+
+    def group_of(x: Array) -> object:
+        if type(x) is not np.ndarray or x.nbytes > small:
+            return object()
+        group, room = filling.get(x.dtype, (None, -1))
+        if x.nbytes > room:
+            group, room = object(), capacity
+        filling[x.dtype] = group, room - x.nbytes
+        return group
+
+    return _grouped(arrays, results, group_of)
+
+
+def _grouped(arrays: Iterable[Array], others: Iterable[_T], key: Callable[[Array], Hashable]
+             ) -> list[tuple[list[Array], list[_T]]]:
+    """Group arrays with equal keys, each with another value, in the order of their first ones."""
+    groups: dict[Hashable, tuple[list[Array], list[_T]]] = {}
+    for x, other in zip(arrays, others, strict=True):
+        xs, some = groups.setdefault(key(x), ([], []))
+        xs.append(x)
+        some.append(other)
+    return [*groups.values()]
 
 
 def are_numpy(arrays: Sequence[Array]) -> bool:

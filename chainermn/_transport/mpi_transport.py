@@ -11,7 +11,7 @@ import numpy as np
 
 from chainermn._process.mpi import MPI
 from chainermn._transport import array_buffers, encoded_mean, packing
-from chainermn._transport.array_list import ArrayList
+from chainermn._transport.array_list import ArrayList, small_together
 from chainermn._transport.base import Codec, Group
 from chainermn._transport.packed_arrays import PackedArrays
 from chainermn._types import Array
@@ -208,27 +208,15 @@ class MpiTransport:
             self.bcast_arrays(ArrayList.of(arrays[number] for number in numbers), root)
 
     def _messages(self, arrays: ArrayList, results: Sequence[Array] | None
-                  ) -> list[tuple[Sequence[Array], Sequence[Array]]]:
-        """Return the groups, with small host arrays of one dtype in one group.
+                  ) -> Sequence[tuple[Sequence[Array], Sequence[Array]]]:
+        """Return the groups; if each has one array, with small host arrays of one dtype together.
 
         Copying such arrays takes less time than sending them one by one.
         """
-        messages: list[tuple[Sequence[Array], Sequence[Array]]] = []
-        filling: dict[np.dtype, tuple[list[Array], list[Array]]] = {}
-        room: dict[np.dtype, int] = {}  # bytes
-        for group, targets in self.groups(arrays, results):
-            x = group[0]
-            if len(group) > 1 or type(x) is not np.ndarray or x.nbytes > _SMALL:
-                messages.append((group, targets))
-                continue
-            if x.nbytes > room.get(x.dtype, -1):
-                filling[x.dtype], room[x.dtype] = ([], []), LARGE
-                messages.append(filling[x.dtype])
-            xs, ys = filling[x.dtype]
-            xs.append(x)
-            ys.append(targets[0])
-            room[x.dtype] -= x.nbytes
-        return messages
+        groups = self.groups(arrays, results)
+        if len(groups) < len(arrays):
+            return groups
+        return small_together(arrays, arrays if results is None else results, _SMALL, LARGE)
 
     def _packed_bcast(self, group: Sequence[Array], root: int) -> None:
         """Broadcast arrays of one dtype in one buffer."""

@@ -52,6 +52,4 @@ class PackedArrays:
             complete = array_buffers.from_buffer(self.buffer, shape, self._device)
             return tuple([complete[rank, ...] for rank in range(len(complete))])
         complete = array_buffers.from_buffer(self.buffer, self.buffer.shape, self._device)
-        ends = list(itertools.accumulate(map(math.prod, self._shapes)))
-        return tuple(complete[start:end].reshape(shape) for start, end, shape in zip(
-            [0, *ends[:-1]], ends, self._shapes, strict=True))
+        return tuple(packing.parts(complete, self._shapes))

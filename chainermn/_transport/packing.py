@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import chainer
@@ -64,15 +65,24 @@ def unpack(buffer: Array, arrays: Sequence[Array], scale: float | None = None,
 def unpacked(buffer: Array, arrays: Sequence[Array], batched: bool = False) -> list[Array]:
     """Return the parts of a flat array as arrays of the shapes and dtypes of ``arrays``.
 
-    They are views of the buffer if all dtypes are equal.
+    Parts of the dtype of the buffer are views of it, unless a device copies all parts at once.
     """
-    if all(array.dtype == buffer.dtype for array in arrays):
-        return [buffer[start:start + array.size].reshape(array.shape)
-                for start, array in _placed(arrays)]
-    xp = chainer.backend.get_array_module(buffer)
-    results = [xp.empty(array.shape, array.dtype) for array in arrays]
-    unpack(buffer, results, 1, batched)
-    return results
+    if batched and array_buffers.on_device(buffer) and any(
+            array.dtype != buffer.dtype for array in arrays):
+        xp = chainer.backend.get_array_module(buffer)
+        results = [xp.empty(array.shape, array.dtype) for array in arrays]
+        unpack(buffer, results, 1, batched)
+        return results
+    with np.errstate(over='ignore'):
+        return [part.astype(array.dtype, copy=False) for part, array in zip(
+            parts(buffer, [array.shape for array in arrays]), arrays, strict=True)]
+
+
+def parts(buffer: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """Return the parts of a flat array as views of these shapes."""
+    ends = itertools.accumulate(map(math.prod, shapes), initial=0)
+    return [buffer[start:end].reshape(shape)
+            for (start, end), shape in zip(itertools.pairwise(ends), shapes, strict=True)]
 
 
 def _scale(x: Array, scale: float, out: Array) -> None:

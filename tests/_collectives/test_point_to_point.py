@@ -62,7 +62,7 @@ def test_sizes_of_objects(messages, size):
 @pytest.mark.parametrize('protocol', [0, 5])
 @pytest.mark.parametrize('size', [1, 300000])
 def test_the_pickler_that_a_program_gives_to_mpi4py(messages, protocol, size):
-    """Such as dill's; a pickle of protocol 0 may start like a signature."""
+    """Such as dill's; a pickle of protocol 0 may start like a header."""
     def dumps(obj, *_, **__):
         return pickle.dumps([obj, 'dumped'], protocol)
 

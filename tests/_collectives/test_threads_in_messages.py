@@ -17,7 +17,7 @@ from chainermn._collectives.point_to_point import INLINE
 pytestmark = pytest.mark.mpi(min_size=2)
 
 N_THREADS, N_MESSAGES = 2, 5
-#: Elements of float64 in a message: small ones are sent with their signature.
+#: Elements of float64 in a message: small ones are sent with their header.
 SIZES = 0, 1, INLINE // 8, INLINE // 8 + 1, 30000
 
 

@@ -56,3 +56,26 @@ def test_unpack_rounds_float16_once():
         assert x[0] == np.float16(5 / 3)
     packing.unpack(np.array([3 * 65504.], np.float32), [x], 1 / 3)
     assert x[0] == 65504
+
+
+@hypothesis.given(ARRAYS)
+def test_parts_are_views(arrays):
+    buffer = packing.pack(arrays)
+    found = packing.parts(buffer, [x.shape for x in arrays])
+    for x, part in zip(arrays, found, strict=True):
+        np.testing.assert_array_equal(part, x)
+        assert part.size == 0 or np.shares_memory(part, buffer)
+
+
+def test_unpacked():
+    """Each part has the dtype of its array; one that needs no cast is a view."""
+    arrays = [np.zeros((2, 1), np.float32), np.zeros((), np.float16), np.zeros(3, np.float16)]
+    buffer = np.array([1, 2, 3, 1 / 3, 70000, 5], np.float32)
+    first, second, third = packing.unpacked(buffer, arrays)
+    assert np.shares_memory(first, buffer)
+    np.testing.assert_array_equal(first, np.array([[1], [2]], np.float32), strict=True)
+    np.testing.assert_array_equal(second, np.array(3, np.float16), strict=True)
+    np.testing.assert_array_equal(third, np.array([1 / 3, np.inf, 5], np.float16), strict=True)
+    large = np.array([2**62 + 1, 3])
+    one, two = packing.unpacked(large, [large[:1], large[1:]])
+    assert (one[0], two[0]) == (2**62 + 1, 3)

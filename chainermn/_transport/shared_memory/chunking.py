@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chainermn._transport import packing
+
 #: Number of elements to which slice borders are rounded, so that no two ranks write to the same
 #: cache line.
 ALIGNMENT = 16
@@ -114,6 +116,4 @@ class ChunkPieces:
 
     def places(self, chunk: np.ndarray) -> list[np.ndarray]:
         """Return the pieces as views of the chunk."""
-        ends = itertools.accumulate(map(math.prod, self._shapes), initial=self.place.start)
-        return [chunk[begin:end].reshape(shape)
-                for (begin, end), shape in zip(itertools.pairwise(ends), self._shapes, strict=True)]
+        return packing.parts(chunk[self.place], self._shapes)

@@ -1,0 +1,116 @@
+"""The header of a point-to-point message: a fixed-size description of the data that follows."""
+from __future__ import annotations
+
+import enum
+import functools
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from chainermn._operations.call_signature import CODES, DTYPES, MAX_INLINE_DIMS, NO_DTYPE
+
+
+class Kind(enum.IntEnum):
+    """What a message contains: its first byte."""
+
+    ARRAY = 0
+    TUPLE = 1  # of arrays; their messages follow
+    OBJECT = 2
+    ERROR = 3  # of the sender, instead of data
+    ACTIVATION = 4  # a mark of chainermn.functions, then another header
+    GRADIENT = 5  # the same
+
+
+#: Instead of the number of a payload: the data is in the message itself.
+IN_MESSAGE = -1
+
+# kind, dtype, device, dimensions, number of the payload, number of arrays, shape; its size keeps
+# the data aligned
+_STRUCT = struct.Struct(f'=BB?Biq{MAX_INLINE_DIMS}q')
+_PADDING = tuple((0,) * (MAX_INLINE_DIMS - n) for n in range(MAX_INLINE_DIMS + 1))
+SIZE = _STRUCT.size
+#: The greatest size of the header of an array: a longer shape follows it, of up to 64 dimensions.
+MAX_SIZE = SIZE + 64 * 8
+
+
+class MessageHeader(NamedTuple):
+    """The unpacked header of a message.
+
+    Attributes:
+        kind: What the message contains.
+        payload: The number of the payload, its tag on another MPI communicator; ``IN_MESSAGE`` if
+            the data follows this header.
+        n_arrays: The number of arrays of a tuple.
+        code: The number of the dtype of an array.
+        device: Whether an array is on a device.
+        shape: The shape of an array.
+    """
+
+    kind: Kind
+    payload: int = IN_MESSAGE
+    n_arrays: int = 0
+    code: int = NO_DTYPE
+    device: bool = False
+    shape: tuple[int, ...] = ()
+
+    @property
+    def dtype(self) -> np.dtype:
+        return DTYPES[self.code]
+
+    @property
+    def arguments(self) -> str:
+        """What is known of an array, in words."""
+        if self.code == NO_DTYPE:
+            return ''
+        return f'{self.dtype} {self.shape}' if self.shape else str(self.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def of_array(shape: tuple[int, ...], dtype: np.dtype, payload: int = IN_MESSAGE,
+             device: bool = False) -> bytes:
+    """Return the header of an array; a shape with too many dimensions follows it."""
+    ndim = len(shape)
+    short, long = (shape, ()) if ndim <= MAX_INLINE_DIMS else ((), shape)
+    return _STRUCT.pack(Kind.ARRAY, CODES[dtype], device, ndim, payload, 0, *short,
+                        *_PADDING[len(short)]) + struct.pack(f'={len(long)}q', *long)
+
+
+def of_tuple(n_arrays: int, payload: int) -> bytes:
+    """Return the header of a tuple of arrays."""
+    return _STRUCT.pack(Kind.TUPLE, NO_DTYPE, False, 0, payload, n_arrays, *_PADDING[0])
+
+
+def of_object(payload: int) -> bytes:
+    """Return the header of an object."""
+    return _STRUCT.pack(Kind.OBJECT, NO_DTYPE, False, 0, payload, 0, *_PADDING[0])
+
+
+#: The header of an error.
+ERROR = _STRUCT.pack(Kind.ERROR, NO_DTYPE, False, 0, IN_MESSAGE, 0, *_PADDING[0])
+
+
+def read(message: bytes | memoryview) -> tuple[MessageHeader, memoryview]:
+    """Return the header at the beginning of a message, and the data after it."""
+    body = memoryview(message)
+    header, n_more = unpack(bytes(body[:SIZE]))
+    body = body[SIZE:]
+    if not n_more:
+        return header, body
+    shape = struct.unpack_from(f'={n_more}q', body)
+    return header._replace(shape=shape), body[8 * n_more:]
+
+
+def shapes(headers: bytes | bytearray) -> list[tuple[int, ...]]:
+    """Return the shapes in the headers of several arrays."""
+    return [unpack(bytes(headers[start:start + SIZE]))[0].shape
+            for start in range(0, len(headers), SIZE)]
+
+
+@functools.lru_cache(maxsize=4096)
+def unpack(data: bytes) -> tuple[MessageHeader, int]:
+    """Return the header, and the number of dimensions that follow it."""
+    kind, code, device, ndim, payload, n_arrays, *shape = _STRUCT.unpack(data)
+    is_short = ndim <= MAX_INLINE_DIMS
+    return MessageHeader(Kind(kind), payload, n_arrays, code, device,
+                         tuple(shape[:ndim]) if is_short else ()), 0 if is_short else ndim
