@@ -90,8 +90,9 @@ def map_groups(arrays: ArrayList, function: Callable[[ArrayList], Sequence[Array
     if len(arrays.dtypes) <= 1 and arrays.on_host:
         return [*function(arrays)] if arrays else []
     results: list[Array] = [None] * len(arrays)
+    on_host = arrays.on_host
     for group, places in _grouped(arrays, range(len(arrays)), lambda x: (
-            dtype_of(x.dtype), array_buffers.on_device(x))):
+            dtype_of(x.dtype), not on_host and array_buffers.on_device(x))):
         for i, y in zip(places, function(ArrayList.of(group)), strict=True):
             results[i] = y
     return results
@@ -113,12 +114,13 @@ def small_together(arrays: Sequence[Array], results: Sequence[Array], small: int
     filling: dict[np.dtype, tuple[object, int]] = {}  # the last group, and its room in bytes
 
     def group_of(x: Array) -> object:
-        if type(x) is not np.ndarray or x.nbytes > small:
+        nbytes, dtype = x.nbytes, x.dtype
+        if nbytes > small or type(x) is not np.ndarray:
             return object()
-        group, room = filling.get(x.dtype, (None, -1))
-        if x.nbytes > room:
+        group, room = filling.get(dtype, (None, -1))
+        if nbytes > room:
             group, room = object(), capacity
-        filling[x.dtype] = group, room - x.nbytes
+        filling[dtype] = group, room - nbytes
         return group
 
     return _grouped(arrays, results, group_of)
