@@ -29,7 +29,7 @@ def work(kind: str, folder: str) -> None:
 
     comm = chainermn.create_communicator('naive')
     check = comm._context.check
-    calls, x = check.calls, np.ones(1, 'f')
+    calls, x = check.record, np.ones(1, 'f')
 
     def gather_equal(self, signature, block):
         """As it is, without the lines that record the call."""

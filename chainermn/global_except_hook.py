@@ -76,7 +76,7 @@ def _is_first_of_node() -> bool:
     return launcher.claim('report')
 
 
-class _Hook(runtime.Part):
+class _Hook(runtime.ProcessState):
     """The state of the hook."""
 
     def __init__(self) -> None:

@@ -91,9 +91,9 @@ class Context:
         self._to_free: list[Callable[[], object]] = [
             functools.partial(lifecycle.remove_check, self.check),
             signatures.Free, self.mpi_comm.Free]
-        lifetime.hold(self.messages, self.check.calls.key, self._to_free, self.messages.pending)
+        lifetime.hold(self.messages, self.check.record.key, self._to_free, self.messages.pending)
         self.topology = topology.of(self.rank, [each.place for each in ranks])
-        self.group = Group(self.mpi_comm, self.topology, weakref.ref(self.check.calls),
+        self.group = Group(self.mpi_comm, self.topology, weakref.ref(self.check.record),
                            prepared=_prepared_by(self.check))
         self.mpi_transport = MpiTransport(self.group)
         self.transport = transport_class(self.group)
@@ -104,12 +104,12 @@ class Context:
         self.background: Communicator | None = None
         self.tracer: tracer.Tracer | None = None
         if recorder.is_on():
-            self.tracer = tracer.begin(self.mpi_comm, self.check.calls)
+            self.tracer = tracer.begin(self.mpi_comm, self.check.record)
             self.check.trace()
 
     def flight_records(self) -> tuple[FlightRecord, ...]:
         """Return those of the collectives and of the messages."""
-        return self.check.calls, self.messages.calls
+        return self.check.record, self.messages.record
 
     def transport_for(self, on_device: bool, homogeneous: bool = True) -> MpiTransport:
         """Select the transport for arrays.
@@ -131,7 +131,7 @@ class Context:
         if self.mean_queue is not None and self.background is not None:
             self.mean_queue.free()
             self.background.finalize()
-        lifetime.release(self.check.calls.key)
+        lifetime.release(self.check.record.key)
         while self._to_free:
             self._to_free.pop(0)()
 

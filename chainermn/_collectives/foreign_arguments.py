@@ -26,7 +26,7 @@ _INSTEAD = {
 }
 
 
-def explained(error: Exception, name: str, method: Callable[..., object],
+def better_error(error: Exception, name: str, method: Callable[..., object],
               args: Sequence[object], kwargs: Mapping[str, object]) -> Exception:
     """Return an error of an operation; if its arguments do not fit, one that says which it has.
 

@@ -97,7 +97,7 @@ def new_mean_queue(comm: Communicator, mpi_comm: MPI.Intracomm, background: Comm
     return MeanQueue(
         mpi_comm, functools.partial(queue_gradients, comm),
         functools.partial(check_means, context), other.transport,
-        functools.partial(_codec, other), is_profitable, other.check.calls)
+        functools.partial(_codec, other), is_profitable, other.check.record)
 
 
 @operation

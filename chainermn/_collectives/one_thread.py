@@ -14,12 +14,12 @@ from chainermn._operations import call as calls_of_threads
 from chainermn._operations.call import Call
 
 
-def check(call: Call, calls: FlightRecord) -> bool:
+def check(call: Call, record: FlightRecord) -> bool:
     """Raise if another thread is in a collective, or if one was during an earlier call.
 
     Args:
         call: A collective that this thread begins.
-        calls: The flight record of its communicator.
+        record: The flight record of its communicator.
 
     Returns:
         Whether this thread is in a collective already.
@@ -28,14 +28,14 @@ def check(call: Call, calls: FlightRecord) -> bool:
         RuntimeError: On this rank only, while another thread is in a collective; on all ranks in
             the next collective.
     """
-    inside = calls.inside
+    inside = record.inside
     thread = None if inside is None else calls_of_threads.thread_of(inside)
     if thread not in (None, threading.get_ident()):
         error = _error(call.operation, thread)
-        calls.conflict = calls.conflict or (call.operation, error)
+        record.conflict = record.conflict or (call.operation, error)
         raise error
-    if calls.conflict is not None:
-        conflict, calls.conflict = calls.conflict, None
+    if record.conflict is not None:
+        conflict, record.conflict = record.conflict, None
         call.owner.refuse(*conflict)
     return thread is not None
 

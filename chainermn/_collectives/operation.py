@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from chainermn._collectives import one_thread
-from chainermn._collectives.foreign_arguments import explained
+from chainermn._collectives.foreign_arguments import better_error
 from chainermn._diagnostics.flight_recorder import FlightRecord
 from chainermn._operations.call import Call, entered
 from chainermn._operations.table import BY_NAME, Waits
@@ -38,35 +38,36 @@ def operation(what: Any, /) -> Any:
     assert what in BY_NAME, f'{what} is not declared in _operations/table.py'
     if BY_NAME[what].waits_for is Waits.RANKS:
         return entered(what, _begin, _fail)
-    return entered(what, None, _explain)
+    return entered(what, None, _raise_better)
 
 
 def _begin(call: Call) -> FlightRecord | None:
     """Begin a collective, unless it is a part of another one of its communicator."""
-    calls: FlightRecord = call.owner._context.check.calls
-    if (calls.inside is not None or calls.conflict is not None) and one_thread.check(call, calls):
+    record: FlightRecord = call.owner._context.check.record
+    is_busy = record.inside is not None or record.conflict is not None
+    if is_busy and one_thread.check(call, record):
         return None
-    calls.before = calls.count
-    calls.inside = call
-    return calls
+    record.before = record.count
+    record.inside = call
+    return record
 
 
-def _fail(call: Call, calls: FlightRecord | None, error: BaseException,
+def _fail(call: Call, record: FlightRecord | None, error: BaseException,
           method: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
           ) -> None:
     """Raise an error of a collective on all ranks, unless the ranks have compared their calls."""
-    if calls is None:
+    if record is None:
         return  # it has not begun, or the collective around it does this
     if not isinstance(error, Exception):
-        calls.left_at = calls.count
-    elif calls.count == calls.before:
-        call.owner.refuse(call.operation, explained(error, call.operation, method, args, kwargs))
+        record.left_at = record.count
+    elif record.count == record.before:
+        call.owner.refuse(call.operation, better_error(error, call.operation, method, args, kwargs))
 
 
-def _explain(call: Call, begun: None, error: BaseException, method: Callable[..., object],
-             args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+def _raise_better(call: Call, begun: None, error: BaseException, method: Callable[..., object],
+                  args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise a better error if the arguments of an operation do not fit."""
     if isinstance(error, TypeError):
-        better = explained(error, call.operation, method, args, kwargs)
+        better = better_error(error, call.operation, method, args, kwargs)
         if better is not error:
             raise better from None

@@ -76,7 +76,7 @@ class Messages:
 
     def __init__(self, mpi_comm: MPI.Intracomm, payloads: MPI.Intracomm) -> None:
         self._mpi_comm = mpi_comm
-        self.calls = MessageRecord(mpi_comm)
+        self.record = MessageRecord(mpi_comm)
         self._payloads = Payloads(payloads)
         self.rank, self._size = mpi_comm.rank, mpi_comm.size
         self._max_tag, self._any_tag = tags.largest_tag(), MPI.ANY_TAG
@@ -91,10 +91,10 @@ class Messages:
         # Fast path, for most messages.
         if array_buffers.is_plain(data) and data.nbytes <= INLINE:
             head = message_header.of_array(data.shape, data.dtype)
-            calls = self.calls
-            calls.record_message('send', dest, tag, head)
-            calls.sent[dest, tag] += 1  # as in count_sent
-            calls.sent_at = calls.count
+            record = self.record
+            record.add_message('send', dest, tag, head)
+            record.sent[dest, tag] += 1  # as in count_sent
+            record.sent_at = record.count
             if self._receives:
                 self._ssend(head + data.tobytes(), dest, tag)
             else:
@@ -102,7 +102,7 @@ class Messages:
             return
         self._began('send', dest, tag)
         first, number, rest = self._parts('send', data, dest, tag)
-        self.calls.count_sent(dest, tag)
+        self.record.count_sent(dest, tag)
         self._ssend(first, dest, tag)
         self._send_rest(rest, dest, number)
 
@@ -113,7 +113,7 @@ class Messages:
         name, site = f'isend to rank {dest} with tag {tag}', call_site.locate()
         # The parts are copied, since the receiver receives them only in wait() or test().
         first, number, rest = self._parts('isend', data, dest, tag, copies=True)
-        self.calls.count_sent(dest, tag)
+        self.record.count_sent(dest, tag)
         # The first message is synchronous, to know at the end whether it was received.
         sends = [self._mpi_comm.Issend(first, dest, tag)]
         sends += [self._payloads.mpi_comm.Isend(part, dest, number) for part in rest]
@@ -124,8 +124,8 @@ class Messages:
     def recv(self, source: int, tag: int) -> ReceivedArrays:
         """Receive an array or a tuple of arrays."""
         self._check_other(source, tag, 'source', wildcards=True)
-        calls = self.calls
-        calls.record_message('recv', source, tag)
+        record = self.record
+        record.add_message('recv', source, tag)
         if source < 0 or tag < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send'), self._wait)
         message = self._new_message()
@@ -134,7 +134,7 @@ class Messages:
         if array is None:
             return blocking(self._finish_plain(_split(message), source, tag, 'send'), self._wait)
         x = np.ndarray(*array, message, message_header.SIZE).copy()
-        calls.received[source, tag] += 1
+        record.received[source, tag] += 1
         self._messages.append(message)  # for reuse
         return x
 
@@ -155,14 +155,14 @@ class Messages:
         if not (type(dest) is int is type(tag) and 0 <= dest < self._size
                 and 0 <= tag <= self._max_tag):
             self._check(dest, tag, 'dest', wildcards=False)
-        calls = self.calls
-        calls.record_message('send_obj', dest, tag)
+        record = self.record
+        record.add_message('send_obj', dest, tag)
         try:
             pickled = Pickled(obj)
         except Exception as error:
             self._fail_send('send_obj', error, dest, tag)
-        calls.sent[dest, tag] += 1  # as in count_sent
-        calls.sent_at = calls.count
+        record.sent[dest, tag] += 1  # as in count_sent
+        record.sent_at = record.count
         first, number = pickled.stream, IN_MESSAGE
         rest: Iterable[Array | bytes] = ()
         if len(first) > INLINE or pickled.buffers or first[0] != _PICKLE:  # of an old protocol
@@ -188,8 +188,8 @@ class Messages:
         if not (type(source) is int is type(tag) and 0 <= source < self._size
                 and (0 <= tag <= self._max_tag or tag == self._any_tag)):
             self._check(source, tag, 'source', wildcards=True)
-        calls = self.calls
-        calls.record_message('recv_obj', source, tag)
+        record = self.record
+        record.add_message('recv_obj', source, tag)
         if source < 0 or self._receives:
             return blocking(self._receive(source, tag, 'send_obj', status), self._wait)
         # Fast path, for most messages.
@@ -203,7 +203,7 @@ class Messages:
         try:
             obj = load(message, (), source, self.rank)
         finally:
-            calls.received[source, tag] += 1  # not before: it may take long to unpickle
+            record.received[source, tag] += 1  # not before: it may take long to unpickle
         self._messages.append(message)  # for reuse
         return obj
 
@@ -213,7 +213,7 @@ class Messages:
         self._check_other(dest, tag, 'dest', wildcards=False)
         self._began(operation, dest, tag, caller)
         first, number, rest = self._parts(operation, data, dest, tag)
-        self.calls.count_sent(dest, tag)
+        self.record.count_sent(dest, tag)
         self._ssend(mark.packed() + first, dest, tag)
         self._send_rest(rest, dest, number)
 
@@ -245,7 +245,7 @@ class Messages:
         if calls:
             more = [f'and {len(calls) - _SHOWN} more'] if len(calls) > _SHOWN else []
             streams.write('\n  '.join([
-                f'chainermn: {self.calls.name}, rank {self.rank}: messages without a counterpart:',
+                f'chainermn: {self.record.name}, rank {self.rank}: messages without a counterpart:',
                 *calls[:_SHOWN], *more]) + '\n')
 
     def _unmatched(self) -> list[str]:
@@ -264,7 +264,7 @@ class Messages:
         """Make every later operation and every incomplete request raise an error."""
         for request in self._receives:
             request._make_unusable(unusable)
-        for name in ('_mpi_comm', '_payloads', 'calls'):
+        for name in ('_mpi_comm', '_payloads', 'record'):
             setattr(self, name, unusable)
 
     def _new_message(self) -> bytearray:
@@ -277,10 +277,10 @@ class Messages:
         return any(other is not request for other in self.receiving())
 
     def _began(self, operation: str, peer: int, tag: int, caller: str = '') -> MessageRecord:
-        call = self.calls.record_message(operation, peer, tag)
+        call = self.record.add_message(operation, peer, tag)
         if caller:
             call.words = f'of {caller}'
-        return self.calls
+        return self.record
 
     def _ssend(self, message: bytes, dest: int, tag: int) -> None:
         if self._receives:
@@ -335,7 +335,7 @@ class Messages:
     def _fail_send(self, operation: str, error: Exception, dest: int, tag: int) -> NoReturn:
         failure = RemoteError.of(operation, error)._replace(text=str(error)[:INLINE // 8])
         message = message_header.ERROR + pickle.dumps(failure)
-        self.calls.count_sent(dest, tag)
+        self.record.count_sent(dest, tag)
         if dest == self.rank:  # a blocking send would wait for this rank to receive
             self.pending.record(f'{operation} to rank {dest} with tag {tag}, which failed',
                                [self._mpi_comm.Isend(message, dest, tag)])
@@ -398,13 +398,13 @@ class Messages:
 
     def _finish(self, message: _Message, source: int, tag: int, call: str) -> Receives[Arrays]:
         """Receive the data of a message; raise if the sender failed or sent another kind."""
-        calls = self.calls
-        calls.receiving[source, tag] += 1
+        record = self.record
+        record.receiving[source, tag] += 1
         try:
             return (yield from self._data(message, source, tag, call))
         finally:
-            calls.received[source, tag] += 1
-            calls.receiving[source, tag] -= 1
+            record.received[source, tag] += 1
+            record.receiving[source, tag] -= 1
 
     def _data(self, message: _Message, source: int, tag: int, call: str) -> Receives[Arrays]:
         _, header, body = message

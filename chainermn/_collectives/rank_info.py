@@ -36,7 +36,7 @@ class RankInfo(NamedTuple):
     arguments: Arguments | None
 
 
-class _Exchanged(runtime.Part):
+class _Exchanged(runtime.ProcessState):
     """What the ranks told each other in create_communicator, for the communicator it creates."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ class Service:
     def __init__(self, mpi_comm: MPI.Intracomm, answer: Callable[[int, np.ndarray], Buffers]
                  ) -> None:
         self._mpi_comm = mpi_comm
-        self._calls = ServiceRecord(mpi_comm)
+        self._record = ServiceRecord(mpi_comm)
         self._rank = mpi_comm.rank
         self._answer = answer
         n_tags = min(tags.largest_tag(), 2**20)
@@ -67,7 +67,7 @@ class Service:
         lifecycle.add_callback(self._finish)
         unusable.register(self)
         self._thread.start()
-        self._calls.thread = self._thread.ident
+        self._record.thread = self._thread.ident
 
     @operation
     def ask(self, requests: Mapping[int, Buffers]) -> dict[int, np.ndarray]:
@@ -92,9 +92,9 @@ class Service:
             raise ValueError('the store was closed on this rank, so other ranks may have ended; do '
                              'not use it after close()')
         tag = next(self._tags)
-        call = self._calls.record(operation='ask')
+        call = self._record.add(operation='ask')
         call.words = ranks_text(sorted(requests))
-        call.asked = tuple(self._calls.ranks[rank] for rank in requests if rank != self._rank)
+        call.asked = tuple(self._record.ranks[rank] for rank in requests if rank != self._rank)
         messages = {rank: _joined(_HEAD.pack(tag), request) for rank, request in requests.items()
                     if rank != self._rank}
         sent = [self._mpi_comm.Isend(message, rank, _REQUEST) for rank, message in messages.items()]
@@ -116,7 +116,7 @@ class Service:
 
     def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight record of the requests."""
-        return self._calls,
+        return self._record,
 
     def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later :meth:`ask` raise an error."""

@@ -33,12 +33,12 @@ def check_all_on(are_on: Sequence[bool]) -> None:
                          'ranks or on none')
 
 
-def begin(mpi_comm: MPI.Intracomm, calls: FlightRecord) -> Tracer:
+def begin(mpi_comm: MPI.Intracomm, record: FlightRecord) -> Tracer:
     """Add a communicator to the timeline of each rank.  Collective: every rank calls it.
 
     Args:
         mpi_comm: The ranks.
-        calls: The flight record of the collectives.
+        record: The flight record of the collectives.
 
     Raises:
         OSError: On all ranks, if one of them cannot write its file.
@@ -55,7 +55,7 @@ def begin(mpi_comm: MPI.Intracomm, calls: FlightRecord) -> Tracer:
     assert timeline is not None
     subscribe(_by_owner)
     timeline.on_close = functools.partial(unsubscribe, _by_owner)
-    ranks = calls.ranks
+    ranks = record.ranks
     name = ranks_text(sorted(ranks))
     if not timeline.communicators:
         lifecycle.add_callback(_at_the_end)

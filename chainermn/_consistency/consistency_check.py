@@ -49,7 +49,7 @@ class ConsistencyCheck:
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.mpi_comm = mpi_comm
-        self.calls = FlightRecord(mpi_comm)
+        self.record = FlightRecord(mpi_comm)
         #: Whether there are other ranks to compare calls with.
         self.is_active = mpi_comm.size > 1
         #: Whether the last mismatch showed that ranks have reached the end of the program.
@@ -87,7 +87,7 @@ class ConsistencyCheck:
             Whether the signatures are identical, including parts that may differ, such as the
             device.
         """
-        self.calls.record(signature)
+        self.record.add(signature)
         if not self.is_active or self._exchange.matches(self._identifier(signature)):
             return True
         self._compare(signature, details)
@@ -105,7 +105,7 @@ class ConsistencyCheck:
         Returns:
             The data of each rank; ``None`` if the signatures differ in parts that may differ.
         """
-        self.calls.record(signature)
+        self.record.add(signature)
         blocks = self._exchange.gather_equal(self._identifier(signature), block)
         if blocks is None:
             self._compare(signature, details)
@@ -121,7 +121,7 @@ class ConsistencyCheck:
         Returns:
             The signature of each rank, of the size ``call_signature.SIZE``, with its data appended.
         """
-        self.calls.record(signature)
+        self.record.add(signature)
         if self._size == 1:
             return [signature + data]
         messages = self._exchange.gather(self._identifier(signature), signature + data)
@@ -142,7 +142,7 @@ class ConsistencyCheck:
         Returns:
             The signature, of the size ``call_signature.SIZE``, with the data appended.
         """
-        self.calls.record(signature)
+        self.record.add(signature)
         if self._size == 1:
             return signature + data
         message = self._exchange.bcast(self._identifier(signature), signature + data, root)
@@ -163,7 +163,7 @@ class ConsistencyCheck:
         """
         if not self.is_active:
             raise error
-        call = self.calls.record(operation=operation)
+        call = self.record.add(operation=operation)
         call.operation = operation  # instead of 'refuse'
         call.words = f'failed on this rank ({_one_line(error)})'
         self._refuse(operation, error, consequence)
@@ -183,7 +183,7 @@ class ConsistencyCheck:
         """
         if self._size == 1:
             return prepare()
-        newest = self.calls.newest
+        newest = self.record.newest
         signature = newest.signature if newest is not None and newest.signature is not None else (
             call_signature.pack('queue_gradients'))
         try:
@@ -248,7 +248,7 @@ class ConsistencyCheck:
                       details: Mapping[str, str] | None = None, error: Exception | None = None,
                       failure: mismatch.RemoteError | None = None) -> NoReturn:
         """Exchange details and raise the same error on all ranks."""
-        self._mismatch = self.calls.count, signatures
+        self._mismatch = self.record.count, signatures
         self.has_finished_ranks = any(
             signature.operation == END for signature in signatures)
         site = str(self.update) + call_site.describe()
@@ -264,7 +264,7 @@ class ConsistencyCheck:
     def mismatch_of(self, error: BaseException) -> list[CallSignature] | None:
         """Return the signatures if the last call of this rank raised this error on all ranks."""
         count, signatures = self._mismatch
-        is_last = count == self.calls.count and common_error.is_common(error)
+        is_last = count == self.record.count and common_error.is_common(error)
         return signatures if is_last else None
 
 
@@ -282,7 +282,7 @@ class CalledBy:
         check = self._check
         self._outer = check.caller, check.update
         if check.caller is PROGRAM:
-            self._count = check.calls.count
+            self._count = check.record.count
             check.set_caller(self._caller)
         if self._update is not NO_UPDATE:
             check.update = self._update
@@ -291,7 +291,7 @@ class CalledBy:
         check = self._check
         caller, check.update = self._outer
         if caller is PROGRAM:
-            check.calls.n_by_callers += check.calls.count - self._count
+            check.record.n_by_callers += check.record.count - self._count
             check.set_caller(PROGRAM)
 
 

@@ -26,7 +26,7 @@ class OnDevice(Protocol):
         """Abort the running exchanges."""
 
 
-class _Polled(runtime.Part):
+class _Polled(runtime.ProcessState):
     def __init__(self) -> None:
         #: Replaced instead of changed, as the watchdog may iterate over it.
         self.exchanges: weakref.WeakSet[OnDevice] = weakref.WeakSet()

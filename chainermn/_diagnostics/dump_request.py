@@ -17,7 +17,7 @@ from chainermn._process import runtime
 NAME = 'chainermn-dump'
 
 
-class _Requests(runtime.Part):
+class _Requests(runtime.ProcessState):
     """The file of this process to which a request is written."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ LENGTH = 64
 Key: TypeAlias = tuple[str, WorldRanks, int]
 
 
-class _Records(runtime.Part):
+class _Records(runtime.ProcessState):
     """The flight records of this process, and their numbers."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class FlightRecord:
         records = runtime.get(_Records)
         records.everything[next(records.numbers)] = self
 
-    def record(self, signature: bytes | None = None, operation: str = '') -> Call:
+    def add(self, signature: bytes | None = None, operation: str = '') -> Call:
         """Record that this rank waits for others, in the call that it is in; return it.
 
         Args:
@@ -140,7 +140,7 @@ class MessageRecord(FlightRecord):
         #: The number of the call that has sent its message most recently.
         self.sent_at = 0
 
-    def record_message(self, operation: str, peer: int, tag: int,
+    def add_message(self, operation: str, peer: int, tag: int,
                        header: bytes | None = None) -> Call:
         """Record a message of the calling thread in its innermost call; return it."""
         call = local.thread.innermost
@@ -238,9 +238,9 @@ def of_owner(call: Call) -> tuple[FlightRecord, ...]:
 def assign_number(communicator: Iterable[FlightRecord]) -> None:
     """Assign a number to a new communicator, unique among those of the same ranks."""
     communicators = runtime.get(_Records).communicators
-    for n, calls in enumerate(communicator):
-        communicators[calls.ranks] += n == 0
-        calls.number = communicators[calls.ranks]
+    for n, record in enumerate(communicator):
+        communicators[record.ranks] += n == 0
+        record.number = communicators[record.ranks]
 
 
 def creations() -> collections.Counter[WorldRanks]:
@@ -255,7 +255,7 @@ def everything() -> list[FlightRecord]:
 
 def n_calls_of_program() -> int:
     """Return how many calls the program itself has made, on all existing communicators."""
-    return sum(calls.count - calls.n_by_callers for calls in everything())
+    return sum(record.count - record.n_by_callers for record in everything())
 
 
 def summary(calls: Iterable[Call]) -> str:

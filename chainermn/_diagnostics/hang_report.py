@@ -41,9 +41,9 @@ class Response(NamedTuple):
     @classmethod
     def of(cls, reason: str, states: Mapping[int, tuple[ThreadState, float]]) -> Response:
         operations = []
-        for calls in flight_recorder.everything():
-            if calls.ring:
-                operations.append(f'{calls.name}: {flight_recorder.summary([*calls.ring])}')
+        for record in flight_recorder.everything():
+            if record.ring:
+                operations.append(f'{record.name}: {flight_recorder.summary([*record.ring])}')
         threads = sorted(states.values(), key=lambda each: each[0].thread)
         return cls(reason, threads, compressed('\n'.join(operations)),
                    compressed(thread_state.stacks()), Progress.own())

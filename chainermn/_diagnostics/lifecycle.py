@@ -32,7 +32,7 @@ from chainermn._process.mpi import MPI
 class Check(Protocol):
     """The consistency check of a communicator."""
 
-    calls: FlightRecord
+    record: FlightRecord
     is_active: bool  # whether there are other ranks
     has_finished_ranks: bool  # whether its last mismatch showed finished ranks
     on_shutdown: Callable[[], None]
@@ -41,7 +41,7 @@ class Check(Protocol):
         """Return if all ranks call it with the same signature, else raises on all of them."""
 
 
-class _Lifecycle(runtime.Part):
+class _Lifecycle(runtime.ProcessState):
     """What the end of this process needs.  A forked child is no rank, so it starts with nothing."""
 
     def __init__(self) -> None:
@@ -175,9 +175,9 @@ def _incomplete_operation() -> str:
     if _state().has_left_creation:
         return 'create_communicator'
     for check in _state().checks:
-        calls = check.calls
-        if 0 < calls.left_at == calls.count and calls.newest:  # it has entered none since
-            return calls.newest.text
+        record = check.record
+        if 0 < record.left_at == record.count and record.newest:  # it has entered none since
+            return record.newest.text
     return ''
 
 
@@ -188,7 +188,7 @@ def _agree() -> bool:
     for check in _state().checks:
         if not check.is_active:
             continue
-        rank_state.shutdown().ending = check.calls
+        rank_state.shutdown().ending = check.record
         try:
             check.same(call_signature.pack(END))
             check.on_shutdown()

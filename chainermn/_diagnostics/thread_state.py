@@ -98,9 +98,9 @@ def stacks() -> str:
         if ident != threading.get_ident() and not names.get(ident, '').startswith(HOST_LINK))
 
 
-def _of(calls: FlightRecord) -> str:
-    is_first = calls.number == 1 and len(calls.ranks) == MPI.COMM_WORLD.size
-    return '' if is_first else f'the {calls.name}' if calls.number == 1 else calls.name
+def _of(record: FlightRecord) -> str:
+    is_first = record.number == 1 and len(record.ranks) == MPI.COMM_WORLD.size
+    return '' if is_first else f'the {record.name}' if record.number == 1 else record.name
 
 
 def _caller(innermost: FrameType) -> FrameType:

@@ -47,7 +47,7 @@ class _MpiUser(Protocol):
         """Replace all attributes that reach other ranks."""
 
 
-class _Users(runtime.Part):
+class _Users(runtime.ProcessState):
     """The objects that reach other ranks, while they can."""
 
     def __init__(self) -> None:

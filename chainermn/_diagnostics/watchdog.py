@@ -66,7 +66,7 @@ _MAX_REPORTERS = 16
 _Snapshots: TypeAlias = dict[int, Snapshot]  # by thread
 
 
-class Watchdog(runtime.Part):
+class Watchdog(runtime.ProcessState):
     """Polls the threads of this process, and exchanges alarms with other ranks."""
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class Watchdog(runtime.Part):
         """Update the progress of all threads, and the state of this rank."""
         self._snapshots = thread_state.snapshots()
         before, self._progress = self._progress, {}
-        entered = sum(calls.count for calls in flight_recorder.everything())
+        entered = sum(record.count for record in flight_recorder.everything())
         has_entered, self._entered = entered != self._entered, entered
         for ident, snapshot in self._snapshots.items():
             progress, since = before.get(ident, ((), now))

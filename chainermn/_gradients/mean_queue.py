@@ -65,14 +65,14 @@ class MeanQueue:
         transport: Averages; only this object uses it, on a communicator of its own.
         new_codec: Creates the codec of an exchange.
         is_profitable: Whether the exchange leaves a core to each rank for computing.
-        calls: The flight record of the background communicator, which has its timeout.
+        record: The flight record of the background communicator, which has its timeout.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, gradients: Gradients,
                  check: Callable[[Model], None], transport: MpiTransport, new_codec: NewCodec,
-                 is_profitable: bool, calls: FlightRecord) -> None:
+                 is_profitable: bool, record: FlightRecord) -> None:
         self._control = mpi_comm
-        self._calls = BackgroundRecord(mpi_comm, calls)
+        self._record = BackgroundRecord(mpi_comm, record)
         self._turns = mpi_comm.Dup()  # for the thread
         self._transport = transport
         self._new_codec = new_codec
@@ -109,7 +109,7 @@ class MeanQueue:
         arrays = ParameterList.named(gradients)
         results = self._results(arrays)
         number, self._number = self._number, self._number + 1
-        self._calls.exchanges = self._number
+        self._record.exchanges = self._number
         turn = self._turn(call_signature.digest((
             compressor is not None, '\n'.join(arrays.paths), [x.dtype.num for x in arrays],
             [x.size for x in arrays])))
@@ -156,7 +156,7 @@ class MeanQueue:
 
     def _wait(self) -> None:
         first: BaseException | None = None
-        self._calls.record(operation='wait').words = 'for means in the background'
+        self._record.add(operation='wait').words = 'for means in the background'
         self._urgent = True
         self._transport.set_passive_wait(False)
         try:
@@ -180,7 +180,7 @@ class MeanQueue:
 
     def _flight_records(self) -> tuple[FlightRecord, ...]:
         """Return the flight record of :meth:`wait`."""
-        return self._calls,
+        return self._record,
 
     def cancel(self) -> None:
         """Discard everything submitted, as after an error.  Collective: every rank calls it.
@@ -197,11 +197,11 @@ class MeanQueue:
             self.wait()
         MPI.Request.Waitall([turn.request for turn in turns])
         self._number, self._limit = most, sys.maxsize
-        self._calls.exchanges = self._number
+        self._record.exchanges = self._number
 
     def _make_unusable(self, unusable: Unusable) -> None:
         """Make every later exchange raise an error."""
-        for name in ('_control', '_turns', '_calls'):
+        for name in ('_control', '_turns', '_record'):
             setattr(self, name, unusable)
 
     def free(self) -> None:

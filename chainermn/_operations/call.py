@@ -115,7 +115,7 @@ class Thread:
         self.instruments = instruments
 
 
-class _Threads(runtime.Part):
+class _Threads(runtime.ProcessState):
     """The threads of this process with operations, and the instruments that are told of them."""
 
     def __init__(self) -> None:

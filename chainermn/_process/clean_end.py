@@ -6,7 +6,7 @@ from collections.abc import Callable
 from chainermn._process import runtime
 
 
-class _Callbacks(runtime.Part):
+class _Callbacks(runtime.ProcessState):
     def __init__(self) -> None:
         self.functions: list[Callable[[], None]] = []
 

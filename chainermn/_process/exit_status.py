@@ -22,7 +22,7 @@ from chainermn._process import runtime
 Code: TypeAlias = object
 
 
-class Outcome(runtime.Part):
+class Outcome(runtime.ProcessState):
     """How the process ends, and callbacks for when that is known."""
 
     def __init__(self) -> None:

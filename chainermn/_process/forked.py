@@ -18,7 +18,7 @@ from chainermn._process import exit_status, runtime
 _os_exit = os._exit
 
 
-class _Fork(runtime.Part):
+class _Fork(runtime.ProcessState):
     """Whether this process is a child of a rank."""
 
     def __init__(self) -> None:

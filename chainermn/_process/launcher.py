@@ -26,7 +26,7 @@ _RANKS = (('PMI_RANK', 'MPI_LOCALRANKID'), ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_W
 _MAX_CLAIMS = 16
 
 
-class _Claims(runtime.Part):
+class _Claims(runtime.ProcessState):
     """The last claims of this process."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The runtime: all state that belongs to this process, and what a forked child gets of it.
 
-A module that needs such state defines a :class:`Part`, and gets the one of this process by
-``runtime.get(Part)``.  So a fork is handled in one place, in the order in which the parts were
+A module that needs such state defines a :class:`ProcessState`, and gets the one of this process by
+``runtime.get(its_class)``.  So a fork is handled in one place, in the order in which the parts were
 created, and a test can replace everything by a second :class:`Runtime`.
 """
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TypeVar, cast
 
 
-class Part:
+class ProcessState:
     """The state of one module.  Created without arguments, when it is first needed."""
 
     def in_child(self) -> bool:
@@ -23,15 +23,15 @@ class Part:
         return False
 
 
-_P = TypeVar('_P', bound=Part)
+_P = TypeVar('_P', bound=ProcessState)
 
 
 class Runtime:
     """The parts of one process."""
 
     def __init__(self) -> None:
-        self._parts: dict[type[Part], Part] = {}
-        self._of_parent: list[Part] = []  # whose destructors must not run in a child
+        self._parts: dict[type[ProcessState], ProcessState] = {}
+        self._of_parent: list[ProcessState] = []  # whose destructors must not run in a child
 
     def get(self, kind: type[_P]) -> _P:
         """Return the part of a class."""

@@ -42,7 +42,7 @@ _Event: TypeAlias = tuple[int, str, str, int, int, str]
 now = time.perf_counter_ns
 
 
-class _Recorder(runtime.Part):
+class _Recorder(runtime.ProcessState):
     """The timeline of this process, if there is one."""
 
     def __init__(self) -> None:

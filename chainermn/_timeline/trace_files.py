@@ -153,7 +153,7 @@ def _parsed(path: pathlib.Path) -> _File | None:
             is_complete = is_complete or text == ']'
             continue
         try:
-            _take(json.loads(text), found, about)
+            _add(json.loads(text), found, about)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             if number < len(lines):
                 raise ValueError(f'{path} is not a ChainerMN timeline: cannot parse line '
@@ -167,7 +167,7 @@ def _parsed(path: pathlib.Path) -> _File | None:
     return found._replace(about=about[0], is_complete=is_complete)
 
 
-def _take(event: dict[str, Any], file: _File, about: list[dict[str, Any]]) -> None:
+def _add(event: dict[str, Any], file: _File, about: list[dict[str, Any]]) -> None:
     kind, name, details = event['ph'], event['name'], event.get('args', {})
     if kind == 'M' and name == 'process_name':
         about.append(details)

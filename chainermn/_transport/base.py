@@ -41,7 +41,7 @@ class Group:
     mpi_comm: MPI.Intracomm
     topology: Topology
     #: The flight record of the communicator, with its time limit.
-    calls: weakref.ref[FlightRecord]
+    record: weakref.ref[FlightRecord]
     #: Whether gradients on a device are packed by a single kernel.
     batched_copy: bool = False
     #: The dtype in which NCCL averages; ``None`` is that of Chainer's configuration.

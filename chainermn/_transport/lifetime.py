@@ -21,19 +21,19 @@ from chainermn._transport.pending import Pending
 _COLLECT_EVERY = 16
 
 
-class _Held(NamedTuple):
+class _Resources(NamedTuple):
     """The resources of a communicator."""
 
     free: list[Callable[[], object]]  # collective
     pending: Pending  # messages that may still be in flight
 
 
-class _Communicators(runtime.Part):
+class _Communicators(runtime.ProcessState):
     """The communicators of this process."""
 
     def __init__(self) -> None:
-        self.held: dict[Key, _Held] = {}
-        self.gone: set[Key] = set()
+        self.held: dict[Key, _Resources] = {}
+        self.unreferenced: set[Key] = set()
         self.collect_at = _COLLECT_EVERY  # number of held communicators
 
 
@@ -47,8 +47,8 @@ def hold(owner: object, key: Key, free: list[Callable[[], object]], pending: Pen
         pending: The communicator is not freed before these messages are received.
     """
     communicators = runtime.get(_Communicators)
-    communicators.held[key] = _Held(free, pending)
-    weakref.finalize(owner, communicators.gone.add, key).atexit = False
+    communicators.held[key] = _Resources(free, pending)
+    weakref.finalize(owner, communicators.unreferenced.add, key).atexit = False
 
 
 def release(key: Key) -> None:
@@ -63,13 +63,13 @@ def unreferenced(ranks: Sequence[int]) -> set[Key]:
         ranks: Ranks in COMM_WORLD, which will create a communicator.
     """
     communicators = runtime.get(_Communicators)
-    held, gone = communicators.held, communicators.gone
+    held, dropped = communicators.held, communicators.unreferenced
     if len(held) >= communicators.collect_at:
         gc.collect()
         communicators.collect_at = len(held) + _COLLECT_EVERY
-    if not gone:
+    if not dropped:
         return set()
-    return {key for key in gone & held.keys() if set(key[1]) <= set(ranks)
+    return {key for key in dropped & held.keys() if set(key[1]) <= set(ranks)
             and not held[key].pending.calls()}
 
 
@@ -87,10 +87,11 @@ def free(ranks: Sequence[int], rank: int, by_rank: Sequence[set[Key]]) -> None:
     # A constructor may have created another communicator since, which has freed some.
     for key in sorted(by_rank[rank] & communicators.held.keys()):
         of_key = set(key[1])
-        if all(key in gone for each, gone in zip(ranks, by_rank, strict=True) if each in of_key):
+        if all(key in dropped for each, dropped in zip(ranks, by_rank, strict=True)
+               if each in of_key):
             for release_part in communicators.held.pop(key).free:
                 release_part()
-            communicators.gone.discard(key)
+            communicators.unreferenced.discard(key)
     communicators.collect_at = min(
         communicators.collect_at, len(communicators.held) + _COLLECT_EVERY)
 
@@ -101,7 +102,7 @@ def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
     Raises:
         RuntimeError: On all ranks, if the limit of MPI is reached.
     """
-    with explained(mpi_comm):
+    with limit_errors(mpi_comm):
         first = mpi_comm.Dup()
         try:
             return first, mpi_comm.Dup()
@@ -111,7 +112,7 @@ def duplicates(mpi_comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm]:
 
 
 @contextlib.contextmanager
-def explained(mpi_comm: MPI.Intracomm) -> Iterator[None]:
+def limit_errors(mpi_comm: MPI.Intracomm) -> Iterator[None]:
     """Explain the error if the limit of MPI is reached, which MPI raises on all ranks."""
     try:
         yield

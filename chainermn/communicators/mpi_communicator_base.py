@@ -142,12 +142,12 @@ class MpiCommunicatorBase(CommunicatorBase):
     @property
     def timeout(self) -> float | None:
         """The timeout of an operation in seconds; ``None`` uses ``CHAINERMN_TIMEOUT``."""
-        return self._context.check.calls.timeout
+        return self._context.check.record.timeout
 
     @timeout.setter
     def timeout(self, value: float | None) -> None:
-        for calls in self._flight_records():
-            calls.timeout = value
+        for record in self._flight_records():
+            record.timeout = value
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         if name != 'timeout' or kwargs:
@@ -178,7 +178,7 @@ class MpiCommunicatorBase(CommunicatorBase):
                                  'new_group(ranks)'
                                  if color == MPI.UNDEFINED else ''))
         self._context.check.same(pack('split'))
-        with lifetime.explained(self._context.mpi_comm):
+        with lifetime.limit_errors(self._context.mpi_comm):
             mpi_comm = self._context.mpi_comm.Split(color, key)
         return self._like_this(mpi_comm)
 
@@ -188,7 +188,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         self._context.check.same(pack('new_group', number=call_signature.digest(members)),
                              {'ranks': str(members)})
         is_member = self._rank in members
-        with lifetime.explained(self._context.mpi_comm):
+        with lifetime.limit_errors(self._context.mpi_comm):
             mpi_comm = self._context.mpi_comm.Split(0 if is_member else MPI.UNDEFINED,
                                           members.index(self._rank) if is_member else 0)
         return self._like_this(mpi_comm) if is_member else None

@@ -29,7 +29,7 @@ class _Output(NamedTuple):
     key: object = None  # that distinguishes places of the same name
 
 
-class _Warnings(runtime.Part):
+class _Warnings(runtime.ProcessState):
     """The outputs that this process has warned about."""
 
     def __init__(self) -> None:

@@ -138,7 +138,7 @@ def _check_writable(folder: str) -> None:
                   'permissions. To load from a folder that is not writable, pass it to maybe_load.')
 
 
-class _Checkpointers(runtime.Part):
+class _Checkpointers(runtime.ProcessState):
     def __init__(self) -> None:
         #: By lock file, the checkpointer of this process that saved last.
         self.last_to_save: weakref.WeakValueDictionary[str, MultiNodeCheckpointer] = (

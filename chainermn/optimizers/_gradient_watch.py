@@ -20,7 +20,7 @@ _step = _backprop_utils.backprop_step
 _of_thread = threading.local()
 
 
-class _Watches(runtime.Part):
+class _Watches(runtime.ProcessState):
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.count = 0  # of all threads

@@ -34,7 +34,7 @@ _OPERATIONS = {code: operation for operation, code in _CODES.items()}
 _ENTER = 4  # and above: the options
 
 
-class _Joins(runtime.Part):
+class _Joins(runtime.ProcessState):
     def __init__(self) -> None:
         self.communicators: list[CommunicatorBase] = []  # in a join
 

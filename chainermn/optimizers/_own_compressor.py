@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from chainermn.communicators.compression import Compressor, PowerSGD
 
 
-class _CompressorUsers(runtime.Part):
+class _CompressorUsers(runtime.ProcessState):
     def __init__(self) -> None:
         #: Objects with a compressor as their attribute ``compression``.
         self.users: weakref.WeakSet[Object] = weakref.WeakSet()

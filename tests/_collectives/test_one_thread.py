@@ -40,7 +40,7 @@ def test_second_thread(odd, same_error, check_usable):
     x = np.arange(3.) + comm.rank
     if comm.rank == odd:
         thread, results = in_thread(lambda: comm.allreduce(x))  # waits for the other ranks
-        while comm._context.check.calls.inside is None:
+        while comm._context.check.record.inside is None:
             time.sleep(1e-3)
         for _ in range(2):
             with pytest.raises(RuntimeError) as error:

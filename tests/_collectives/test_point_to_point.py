@@ -42,12 +42,12 @@ def test_sizes_of_arrays(messages, size):
 def test_many_dimensions_around_the_limit(messages, ndim, size):
     """A long shape in the message does not reduce the limit of the payload."""
     x = np.arange(size // 8).reshape((1,) * (ndim - 1) + (-1,)).swapaxes(0, -1)
-    count, kept = messages.calls.count, len(messages.calls.ring)
+    count, kept = messages.record.count, len(messages.record.ring)
     result = exchange(messages.send, messages.recv, x)
     assert result.shape == x.shape
     np.testing.assert_array_equal(result, x)
     # Each message is in the flight recorder once.
-    assert len(messages.calls.ring) - kept == min(messages.calls.count - count, 64 - kept)
+    assert len(messages.record.ring) - kept == min(messages.record.count - count, 64 - kept)
 
 
 @pytest.mark.parametrize('size', [0, point_to_point.INLINE - 100, point_to_point.INLINE - 20,
@@ -173,6 +173,6 @@ def test_sender_without_memory(messages, monkeypatch, name, size, failing):
 def test_status_is_checked_before_a_receive_begins(messages):
     with pytest.raises(TypeError, match='tag=4'):
         messages.recv_obj(0, -1, 4)
-    assert messages.calls.count == len(messages.calls.ring) or messages.calls.count > 64
+    assert messages.record.count == len(messages.record.ring) or messages.record.count > 64
     messages.send_obj('first', WORLD.rank, 2)
     assert messages.recv_obj(WORLD.rank, 2, None) == 'first'

@@ -56,7 +56,7 @@ def test_only_the_last_ones_are_recorded():
     calls = FlightRecord(MPI.COMM_WORLD)
     assert calls.newest is None
     for n in range(2 * LENGTH):
-        calls.record(operation='operation').words = f'with {n}'
+        calls.add(operation='operation').words = f'with {n}'
     assert [call.number for call in calls.ring] == [*range(LENGTH + 1, 2 * LENGTH + 1)]
     assert calls.newest.text == f'operation #{2 * LENGTH} with {2 * LENGTH - 1}'
 
@@ -65,7 +65,7 @@ def test_summary_joins_equal_calls():
     calls = FlightRecord(MPI.COMM_WORLD)
     for what in ['a', 'a', 'a', 'b 1', 'b 2', 'recv', 'a']:
         operation, _, words = what.partition(' ')
-        call = calls.record(operation=operation)
+        call = calls.add(operation=operation)
         call.words = words
         if operation == 'recv':
             call.peer, call.tag = -2, -1

@@ -125,7 +125,7 @@ def test_the_second_exchange_of_an_operation_is_another_call():
     @entered('split', begin=lambda call: (setattr(calls, 'inside', call), calls)[1])
     def operation():
         for name in ('split', 'barrier'):
-            calls.record(pack(name))
+            calls.add(pack(name))
         return calls.inside
 
     first = operation()

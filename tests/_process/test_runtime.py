@@ -9,7 +9,7 @@ from chainermn._process import runtime
 pytestmark = pytest.mark.mpi_skip
 
 
-class New(runtime.Part):
+class New(runtime.ProcessState):
     def __init__(self):
         self.value = 0
 
@@ -50,14 +50,14 @@ def test_parts_are_prepared_in_order_of_creation():
     order = []
     with runtime.replaced() as second:
         for name in 'abc':
-            second.get(type(name, (runtime.Part,), {
+            second.get(type(name, (runtime.ProcessState,), {
                 'in_child': lambda self: order.append(type(self).__name__)}))
         second.in_child()
     assert order == ['a', 'b', 'c']
 
 
 def test_a_part_of_the_parent_is_not_deleted_in_a_child():
-    class Deleted(runtime.Part):
+    class Deleted(runtime.ProcessState):
         def __del__(self):
             deleted.append(self)
 

@@ -284,7 +284,7 @@ def test_the_flight_record_names_what_a_gradient_belongs_to(comm):
         F.sum(y).backward()
         operation, forward = 'send_gradient', f'the recv at {line_of("named, too")}'
     if comm.rank < 2:
-        call = comm._context.messages.calls.newest
+        call = comm._context.messages.record.newest
         assert (call.operation, call.peer) == (operation, 1 - comm.rank)
         assert call.details.endswith(f' rank {1 - comm.rank} tag 0 of {forward}')
 

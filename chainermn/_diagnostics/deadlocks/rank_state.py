@@ -30,7 +30,7 @@ _BLOCKING = waiting_for(Waits.RECEIVER, Waits.SENDER, Waits.MESSAGES)
 Counts: TypeAlias = dict[tuple[int, int], int]  # messages by peer and tag
 
 
-class Shutdown(runtime.Part):
+class Shutdown(runtime.ProcessState):
     """How far this rank is in the shutdown."""
 
     def __init__(self) -> None:
@@ -58,13 +58,14 @@ class Progress(NamedTuple):
     def own(cls) -> Progress:
         """Return the progress of this rank."""
         everything = flight_recorder.everything()
-        messages = {calls.key: calls for calls in everything if isinstance(calls, MessageRecord)}
-        return cls({calls.key: calls.entered for calls in everything},
+        messages = {
+            record.key: record for record in everything if isinstance(record, MessageRecord)}
+        return cls({record.key: record.entered for record in everything},
                    dict(creations()),
-                   {key: dict(calls.sent) for key, calls in messages.items()},
-                   {key: dict(calls.received) for key, calls in messages.items()},
-                   {key: {which: n for which, n in list(calls.receiving.items()) if n}
-                    for key, calls in messages.items()})
+                   {key: dict(record.sent) for key, record in messages.items()},
+                   {key: dict(record.received) for key, record in messages.items()},
+                   {key: {which: n for which, n in list(record.receiving.items()) if n}
+                    for key, record in messages.items()})
 
 
 class Kind(enum.Enum):
@@ -88,27 +89,27 @@ class Wait(NamedTuple):
     asked: WorldRanks = WorldRanks.of(())
 
     @classmethod
-    def of(cls, calls: FlightRecord, call: Call) -> Wait | None:
+    def of(cls, record: FlightRecord, call: Call) -> Wait | None:
         """Return what a call waits for, if it is known.
 
         Args:
-            calls: A flight record of its owner.
+            record: A flight record of its owner.
             call: A call that a thread is in.
         """
-        if isinstance(calls, ServiceRecord):
-            return cls(Kind.ASK, calls.key, asked=WorldRanks.of(call.asked))
-        if isinstance(calls, CreationRecord):
-            return cls(Kind.CREATION, calls.key, creations()[calls.ranks])
-        if isinstance(calls, BackgroundRecord) or not (
-                call.operation in _BLOCKING or isinstance(calls, MessageRecord)):
-            return cls(Kind.COLLECTIVE, calls.key, calls.entered)
-        if not isinstance(calls, MessageRecord) or call.operation not in _BLOCKING or (
+        if isinstance(record, ServiceRecord):
+            return cls(Kind.ASK, record.key, asked=WorldRanks.of(call.asked))
+        if isinstance(record, CreationRecord):
+            return cls(Kind.CREATION, record.key, creations()[record.ranks])
+        if isinstance(record, BackgroundRecord) or not (
+                call.operation in _BLOCKING or isinstance(record, MessageRecord)):
+            return cls(Kind.COLLECTIVE, record.key, record.entered)
+        if not isinstance(record, MessageRecord) or call.operation not in _BLOCKING or (
                 call.peer is None or call.tag is None):
             return None
         if 'send' not in call.operation:
-            return cls(Kind.RECEIVE, calls.key, 0, call.peer, call.tag)
-        is_sent = calls.sent_at == call.number  # it may still be pickling
-        return cls(Kind.SEND, calls.key, 0, call.peer, call.tag) if is_sent else None
+            return cls(Kind.RECEIVE, record.key, 0, call.peer, call.tag)
+        is_sent = record.sent_at == call.number  # it may still be pickling
+        return cls(Kind.SEND, record.key, 0, call.peer, call.tag) if is_sent else None
 
 
 class ThreadState(NamedTuple):

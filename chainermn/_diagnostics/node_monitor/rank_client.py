@@ -38,7 +38,7 @@ class Registration(NamedTuple):
     address: str  # where a monitor that this rank starts listens
 
 
-class Connection(runtime.Part):
+class Connection(runtime.ProcessState):
     """The connection of this rank to the monitor."""
 
     def __init__(self) -> None:

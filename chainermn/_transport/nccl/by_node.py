@@ -27,7 +27,7 @@ class NodeNcclTransport(DeviceTransport):
         self._inter = self.mpi_comm.Split(place.intra_rank, place.inter_rank)
         # The first ranks of all nodes wait for each other, so if one node cannot connect, all
         # ranks must raise.
-        self._nccl = NcclGroup(self._intra, all_ranks=self.mpi_comm, calls=group.calls())
+        self._nccl = NcclGroup(self._intra, all_ranks=self.mpi_comm, record=group.record())
 
     def _staged(self, buffer: Array) -> Array:
         return buffer  # NCCL sums it first

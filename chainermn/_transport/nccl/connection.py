@@ -36,13 +36,13 @@ class NcclGroup:
         mpi_comm: The ranks.  Nothing else may use it meanwhile.
         all_ranks: A larger communicator whose ranks connect at the same time; all of them raise
             the same error if a rank cannot connect.
-        calls: The flight record of the communicator, with its time limit.
+        record: The flight record of the communicator, with its time limit.
     """
 
     def __init__(self, mpi_comm: MPI.Comm, all_ranks: MPI.Comm | None = None,
-                 calls: FlightRecord | None = None) -> None:
+                 record: FlightRecord | None = None) -> None:
         self._mpi_comm = mpi_comm
-        self._calls = None if calls is None else weakref.ref(calls)
+        self._record = None if record is None else weakref.ref(record)
         self._all_ranks = mpi_comm if all_ranks is None else all_ranks
         self.nccl_comm: NcclComm = None
         self._newest: tuple[DeviceEvent, float, str] | None = None
@@ -160,8 +160,8 @@ class NcclGroup:
     @property
     def timeout(self) -> float | None:
         """The time limit of the communicator, or ``None`` for the default."""
-        calls = None if self._calls is None else self._calls()
-        return None if calls is None else calls.timeout
+        record = None if self._record is None else self._record()
+        return None if record is None else record.timeout
 
     def running(self) -> tuple[float, str]:
         """For how many seconds the newest exchange has been running, and its description."""

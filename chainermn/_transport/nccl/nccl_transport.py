@@ -82,10 +82,10 @@ class NcclTransport(DeviceTransport):
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
-        self._nccl = NcclGroup(self.mpi_comm, calls=group.calls())
+        self._nccl = NcclGroup(self.mpi_comm, record=group.record())
         # A separate group: single arrays, for example of batch normalization, must not wait for
         # gradients in flight.
-        self._nccl_of_arrays = NcclGroup(self.mpi_comm, calls=group.calls())
+        self._nccl_of_arrays = NcclGroup(self.mpi_comm, record=group.record())
         self._stream: Stream | None = None
 
     def carries(self, on_device: bool) -> bool:

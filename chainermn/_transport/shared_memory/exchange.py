@@ -76,7 +76,7 @@ _INPUTS = 2 * LAG  # for the chunks between `pack` and `reduce`
 _PLANS = 256  # cached; a model has one per bucket
 
 
-class _Interrupted(runtime.Part):
+class _Interrupted(runtime.ProcessState):
     """Kept forever: messages in flight may still be written to their memory."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from chainermn._process import runtime
 
 
-class _Writers(runtime.Part):
+class _Writers(runtime.ProcessState):
     """The writers of this process.  A forked child has none of their threads."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from chainermn.extensions._checkpointing.job_lock import JobLock
 from chainermn.extensions._checkpointing.save_names import SaveNames
 
 
-class _Kept(runtime.Part):
+class _Trainings(runtime.ProcessState):
     """The completed trainings of this process."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def remove_completed(comm: CommunicatorBase, names: SaveNames) -> bool:
     Returns:
         Whether there was one.
     """
-    training = runtime.get(_Kept).trainings.get(names.lock_path(comm.rank))
+    training = runtime.get(_Trainings).trainings.get(names.lock_path(comm.rank))
     if training is not None:
         training.remove()
     return training is not None
@@ -66,12 +66,12 @@ class _CompletedTraining:
         self._names = names
         self._release = lock.release
         self._key = names.lock_path(comm.rank)
-        runtime.get(_Kept).trainings[self._key] = self
+        runtime.get(_Trainings).trainings[self._key] = self
         clean_end.add(self._end)
 
     def remove(self) -> None:
         clean_end.remove(self._end)
-        del runtime.get(_Kept).trainings[self._key]
+        del runtime.get(_Trainings).trainings[self._key]
         remove_files(self._comm, self._names)
         self._release()
 

@@ -17,7 +17,7 @@ from chainermn._process import runtime
 _POLL_INTERVAL = 0.1  # seconds
 
 
-class _Locks(runtime.Part):
+class _Locks(runtime.ProcessState):
     """The locks of this process."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class _RuleState(NamedTuple):
     t: int
 
 
-class _States(runtime.Part):
+class _States(runtime.ProcessState):
     def __init__(self) -> None:
         #: If the state of a rule may not be that of all elements.  Two optimizers may have the
         #: same rule.
