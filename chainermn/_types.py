@@ -1,4 +1,4 @@
-"""Names for the types of NumPy, CuPy, Chainer and mpi4py, without importing these.
+"""Names for the types of NumPy, CuPy and Chainer, without importing these.
 
 To the type checker, classes of Chainer and CuPy are ``Any``: they have no type hints.
 """
@@ -13,7 +13,6 @@ import chainer
 if TYPE_CHECKING:
     import cupy
     import numpy as np
-    from mpi4py import MPI
 
 Array: TypeAlias = 'np.ndarray | cupy.ndarray'
 DeviceArray: TypeAlias = 'cupy.ndarray'
@@ -47,7 +46,6 @@ DeviceMemory: TypeAlias = 'cupy.cuda.MemoryPointer | cupy.cuda.PinnedMemoryPoint
 Kernel: TypeAlias = 'cupy.ElementwiseKernel | cupy.ReductionKernel'
 Stream: TypeAlias = 'cupy.cuda.Stream'
 NcclComm: TypeAlias = 'cupy.cuda.nccl.NcclCommunicator'
-MpiComm: TypeAlias = 'MPI.Intracomm'
 
 #: Any picklable Python object.
 Object: TypeAlias = Any

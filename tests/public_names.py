@@ -7,7 +7,8 @@ import chainermn
 
 PACKAGES = [
     'chainermn', 'chainermn.communicators', 'chainermn.communicators.compression',
-    'chainermn.communicators.transport', 'chainermn.datasets', 'chainermn.extensions',
+    'chainermn.communicators.errors', 'chainermn.communicators.transport', 'chainermn.datasets',
+    'chainermn.extensions',
     'chainermn.functions', 'chainermn.iterators', 'chainermn.kvstore', 'chainermn.links',
     'chainermn.optimizers', 'chainermn.testing',
 ]

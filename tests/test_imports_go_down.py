@@ -59,7 +59,7 @@ def may_know(here, there, rest):
         return LEVELS[here] <= LEVELS['communicators'] or (
             '.'.join([there, *rest[1:2]]) in ABOUT_CHAINER)
     interface = {'communicator_base', '_recognize', 'create_communicator', 'CommunicatorBase',
-                 'compression', 'CollectiveMismatchError', 'CommunicatorName'}
+                 'compression', 'errors', 'CollectiveMismatchError', 'CommunicatorName'}
     return there != 'communicators' or here in {'__init__', 'communicators', '_commands'} or (
         rest[1] in interface)
 

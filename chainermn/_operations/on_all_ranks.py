@@ -33,6 +33,17 @@ def raise_on_all_ranks(comm: Refuser, operation: str) -> Iterator[None]:
 
     Raises:
         Exception: The error of the block.
+
+    Example:
+        >>> from chainermn.communicators import errors
+        >>> def read(comm, text):
+        ...     with errors.raise_on_all_ranks(comm, 'read'):
+        ...         value = float(text)
+        ...     return comm.allreduce_obj(value)
+        >>> read(comm, 'abc' if comm.rank == 1 else '1')
+        Traceback (most recent call last):
+            ...
+        ValueError: ...could not convert string to float: 'abc'...
     """
     try:
         yield
@@ -67,6 +78,17 @@ def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
 
     Raises:
         Exception: The error of the block, or of the block of another rank.
+
+    Example:
+        >>> from chainermn.communicators import errors
+        >>> def read(comm, text):
+        ...     with errors.raise_together(comm, 'read'):
+        ...         value = float(text)
+        ...     return comm.allreduce_obj(value)
+        >>> read(comm, 'abc' if comm.rank == 1 else '1')
+        Traceback (most recent call last):
+            ...
+        ValueError: ...could not convert string to float: 'abc'...
     """
     try:
         yield
@@ -107,6 +129,17 @@ def check_equal(comm: Ranks, values: Sequence[object], problem: str, advice: str
 
     Raises:
         ValueError: On all ranks.  It lists the values with their ranks.
+
+    Example:
+        >>> from chainermn.communicators import errors
+        >>> rates = comm.allgather_obj(0.1 + comm.rank)
+        >>> errors.check_equal(comm, rates, 'the learning rate differs', 'Set it on all ranks.')
+        Traceback (most recent call last):
+            ...
+        ValueError: the learning rate differs
+          rank 0: 0.1
+          rank 1: 1.1
+        Set it on all ranks.
     """
     texts = [*map(str, values)]
     if len(set(texts)) > 1:

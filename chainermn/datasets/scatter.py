@@ -17,7 +17,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from chainer.datasets import SubDataset
@@ -26,7 +26,7 @@ from chainermn._operations.arguments import is_integer
 from chainermn._operations.exceptions import DataSizeError as DataSizeError
 from chainermn._operations.on_all_ranks import raise_together
 from chainermn._operations.ranks import group_lines, ranks_text
-from chainermn._types import Dataset, MpiComm
+from chainermn._types import Dataset
 from chainermn.communicators import create_communicator
 from chainermn.communicators._recognize import as_communicator, is_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase, CommunicatorLike
@@ -195,7 +195,7 @@ def _as_communicator(comm: CommunicatorLike, caller: str) -> Iterator[Communicat
     if not hasattr(comm, 'Get_rank'):
         raise TypeError(f'comm must be a ChainerMN or mpi4py communicator, not '
                         f'{type(comm).__name__}')
-    ours = create_communicator('naive', mpi_comm=cast(MpiComm, comm))
+    ours = create_communicator('naive', mpi_comm=cast(Any, comm))
     yield ours
     ours.finalize()  # not after an error: it is collective, and other ranks may not reach it
 

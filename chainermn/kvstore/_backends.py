@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 import chainer
 import numpy as np
 
-from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.communicators.errors import check_equal, raise_on_all_ranks
 from chainermn.kvstore._server import Server, sum_arrays
 from chainermn.kvstore._sharding import (
     Buffer,

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias, overload
 import chainer
 import numpy as np
 
-from chainermn._operations.on_all_ranks import raise_on_all_ranks
 from chainermn.communicators import compression
+from chainermn.communicators.errors import raise_on_all_ranks
 from chainermn.kvstore import _arguments, _optimizer_updater
 from chainermn.kvstore._arguments import KeyLike, KeysLike, RowIdsLike, Value, Values
 from chainermn.kvstore._backends import Backend

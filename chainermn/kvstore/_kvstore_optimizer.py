@@ -8,7 +8,7 @@ from typing import TypeAlias
 import chainer
 
 from chainermn._gradients import tied_arrays
-from chainermn._operations.on_all_ranks import raise_on_all_ranks
+from chainermn.communicators.errors import raise_on_all_ranks
 from chainermn.kvstore._kvstore import KVStore
 from chainermn.kvstore._optimizer_updater import OptimizerUpdater
 from chainermn.kvstore._server import assign

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from importlib.machinery import PathFinder
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chainermn import nccl
 from chainermn._process import environment, mpiexec
-from chainermn._types import MpiComm
 from chainermn._version import __version__
 
 _CHAINER = '7.8.1'  # the only version that chainer_compat patches
@@ -72,7 +71,7 @@ def _threads(cores: int) -> int:
     return next((int(number) for number in numbers if number.isdecimal() and int(number)), cores)
 
 
-def world() -> MpiComm | None:
+def world() -> Any:
     """Return ``MPI.COMM_WORLD``, or ``None`` without MPI."""
     try:
         return importlib.import_module('mpi4py.MPI').COMM_WORLD
