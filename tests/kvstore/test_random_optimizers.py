@@ -322,7 +322,7 @@ def path(tmp_path, comm):
 
 
 @pytest.mark.limit(600)
-@each_case('seed', lambda config: range(500 if config.getoption('full') else 10))
+@each_case('seed', lambda config: range(500 if config.getoption('full') else 20))
 def test_random_models(create, comm, path, seed):
     play(Case(seed, ['local', 'dist_sync', 'dist_sync', 'dist_device_sync'][seed % 4]), comm,
          create, path)

@@ -363,7 +363,7 @@ def path(tmp_path, comm):
 
 
 @pytest.mark.limit(600)
-@each_case('seed', lambda config: range(500 if config.getoption('full') else 6))
+@each_case('seed', lambda config: range(500 if config.getoption('full') else 20))
 def test_random_programs(create, comm, path, seed):
     random = np.random.RandomState(seed)
     type = TYPES[random.randint(len(TYPES))]
