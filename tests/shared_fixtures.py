@@ -114,6 +114,14 @@ def comm(name):
     comm.finalize()
 
 
+@pytest.fixture
+def naive():
+    """A communicator for one test alone."""
+    comm = chainermn.create_communicator('naive')
+    yield comm
+    comm.finalize()
+
+
 @pytest.fixture(scope='session')
 def comms():
     """All communicators at once, for tests with many cases."""

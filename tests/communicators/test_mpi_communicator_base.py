@@ -140,29 +140,6 @@ def test_trains_like_naive(own, tmp_path):
     naive.finalize()
 
 
-def test_all_other_operations(own, check_usable):
-    rank, size = own.rank, own.size
-    x = np.arange(3, dtype=np.float32) + rank
-    np.testing.assert_array_equal(own.allreduce(x), sum(x - rank + r for r in range(size)))
-    np.testing.assert_array_equal(own.bcast(x, root=size - 1), x - rank + size - 1)
-    assert [int(y[0]) for y in own.allgather(x)] == list(range(size))
-    gathered = own.gather(x)
-    assert (gathered is None) == (rank != 0)
-    assert own.scatter(tuple(np.full(2, r) for r in range(size)) if rank == 0 else None)[0] == rank
-    assert [int(y[0]) for y in own.alltoall([x + 10 * r for r in range(size)])] == [
-        r + 10 * rank for r in range(size)]
-    request = own.isend((x, x[:1]), (rank + 1) % size, 3)
-    assert [len(y) for y in own.irecv((rank - 1) % size, 3).wait()] == [3, 1]
-    request.wait()
-    assert own.bcast_obj({'a': rank}) == {'a': 0}
-    assert own.gather_obj(rank) == (list(range(size)) if rank == 0 else None)
-    assert own.allreduce_obj(1) == size
-    part = chainermn.scatter_dataset(list(range(2 * size)) if rank == 0 else None, own)
-    assert list(part) == [2 * rank, 2 * rank + 1]
-    assert own.get_config('batched_copy') is False
-    check_usable(own)
-
-
 def test_groups_have_the_same_class(own, check_usable):
     own.set_config('batched_copy', True)
     group = own.new_group([own.size - 1])
@@ -191,19 +168,6 @@ def test_overlap_does_not_bypass_custom_mean(own):
     with pytest.raises(ValueError, match='averages gradients in its own multi_node_mean_grad') as e:
         optimizer.update(lambda x: F.sum(model(x)), np.ones((1, 2), np.float32))
     assert own.allgather_obj(str(e.value)) == [str(e.value)] * own.size
-
-
-def test_links_and_functions(own):
-    """Batch normalization over all ranks equals that of one process over all examples."""
-    x = np.random.RandomState(0).normal(0, 1, (4 * own.size, 3)).astype(np.float32)
-    mine = chainer.Variable(x[4 * own.rank:][:4])
-    y = chainermn.links.MultiNodeBatchNormalization(3, own)(mine)
-    expected = L.BatchNormalization(3)(x).array
-    np.testing.assert_allclose(y.array, expected[4 * own.rank:][:4], atol=1e-5)
-    ys = chainermn.functions.allgather(own, y)
-    np.testing.assert_allclose(F.concat(ys, axis=0).array, expected, atol=1e-5)
-    F.sum(ys[0] * ys[0]).backward()
-    assert mine.grad is not None
 
 
 @pytest.mark.parametrize('option', [
