@@ -342,17 +342,8 @@ threading.Event().wait()
 
 
 NO_STDERR = {
-    'exception': ("raise ValueError('no such luck')", 'uncaught ValueError',
-                  'ValueError: no such luck'),
-    'thread': ("threading.Thread(target=lambda: {}['no such key'], name='loader').start()",
-               'uncaught KeyError in thread loader', "KeyError: 'no such key'"),
-    'sys.exit': ('sys.exit(3)', 'sys.exit with status 3', ''),
-    'os._exit': ('os._exit(5)', 'os._exit with status 5', 'script.py", line '),
-    'atexit': ('''
-        import atexit
-        atexit.register(lambda: [][0])
-        sys.exit(0)
-        ''', 'uncaught IndexError in a function of atexit', 'IndexError: list index'),
+    **{name: FAILURES[name]
+       for name in ('exception', 'thread', 'sys.exit with status', 'os._exit', 'atexit')},
     'hook': ('''
         sys.excepthook = lambda *args: sys.stderr.write('mine')
         raise ValueError('no such luck')
