@@ -69,12 +69,6 @@ DEADLOCKS = {
         ["ranks 1-2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:14 (for ",
          "rank 0 is in allreduce #1 float32 (1000,) op='sum' of communicator 2 of ranks 0-2, "
          'called at script.py:14 (for ', 'rank 0, communicator 2 of ranks 0-2: allreduce #1 ']),
-    'messages in a circle': (
-        'comm.recv((comm.rank + 1) % comm.size, 5)',
-        ['rank 2 is in recv #1 from rank 0 tag 5, called at script.py:13 (for ']),
-    'requests': (
-        'comm.irecv((comm.rank + 1) % comm.size, 5).wait()',
-        ['rank 2 is in wait #2 from rank 0 tag 5, called at script.py:13 (for ']),
 }
 
 

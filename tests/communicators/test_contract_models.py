@@ -144,14 +144,6 @@ def test_allgather_shards(comm, is_default):
             np.testing.assert_array_equal(array, value(rank, *kind))
 
 
-@pytest.mark.parametrize('operation', ['bcast_data', 'multi_node_mean_grad'])
-@pytest.mark.parametrize('model', [chainer.Chain(), L.Linear(None, 2, nobias=True)],
-                         ids=['empty', 'uninitialized'])
-def test_models_with_nothing_to_exchange(comm, operation, model, check_usable):
-    getattr(comm, operation)(model)
-    check_usable(comm)
-
-
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 @pytest.mark.parametrize('size', [5, 3_000_000])
 def test_mean_grad_shard(comm, mean, is_default, size):
