@@ -1,4 +1,4 @@
-"""PowerSGD: means of low rank, error feedback, what is sent, training."""
+"""PowerSGD: means of low rank, what is sent, errors; tests/optimizers trains with it."""
 
 import chainer
 import numpy as np

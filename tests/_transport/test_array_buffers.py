@@ -1,4 +1,4 @@
-"""Conversion of arrays to MPI buffers and back."""
+"""Whether MPI takes arrays on a device; the contract tests send the others."""
 
 import pytest
 

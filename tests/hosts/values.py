@@ -1,7 +1,7 @@
 """Checks results on several hosts: ``values.py RANKS_ON_HOST_0 RANKS_ON_HOST_1 ...``.
 
-The result of each operation must be the same, bit for bit, on all ranks, and equal to the result of
-one process.
+The means of gradients must be the same, bit for bit, on all ranks, and equal to the result of one
+process; test_values.py also runs the contract tests.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""create_kvstore_optimizer, compared with the multi-node optimizer and with one process."""
+"""create_kvstore_optimizer: what random models (test_random_optimizers.py) do not show."""
 
 import chainer
 import chainer.functions as F

@@ -1,4 +1,4 @@
-"""An optimizer in the store, compared with one on the model; its states, saved and loaded."""
+"""An optimizer in the store: its errors, and its states, saved and loaded."""
 
 import pathlib
 

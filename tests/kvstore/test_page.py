@@ -1,4 +1,4 @@
-"""Every program of MXNet's page on KVStore, with the numbers that it prints.
+"""Programs of MXNet's page on KVStore, with the numbers that it prints.
 
 Stores of one process give the numbers of the page, and so does ``dist_async``, where one rank
 pushes here.  In ``dist_sync`` every rank pushes, so sums are multiplied by the number of ranks.

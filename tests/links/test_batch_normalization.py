@@ -1,4 +1,4 @@
-"""Multi-node batch normalization against Chainer's on the batches of all ranks."""
+"""Multi-node batch normalization: what random batches do not show."""
 import copy
 
 import chainer
