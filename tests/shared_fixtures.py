@@ -16,7 +16,7 @@ DTYPES = ['bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32'
           'float16', 'float32', 'float64', 'complex64', 'complex128']
 
 
-def _strided(x):
+def strided(x):
     wide = np.zeros([2 * length for length in x.shape], x.dtype)
     view = wide[tuple(slice(None, None, 2) for _ in x.shape)]
     view[...] = x
@@ -37,7 +37,7 @@ KINDS = {
     '1-d': (lambda rows: (5 + rows,), lambda x: x),
     '2-d': (lambda rows: (2 + rows, 3), lambda x: x),
     'Fortran order': (lambda rows: (3 + rows, 4), np.asfortranarray),
-    'strided': (lambda rows: (3 + rows, 4), _strided),
+    'strided': (lambda rows: (3 + rows, 4), strided),
     'negative strides': (lambda rows: (3 + rows, 4), lambda x: x[::-1, ::-1].copy()[::-1, ::-1]),
     'broadcast': (lambda rows: (2 + rows, 3), lambda x: np.broadcast_to(x[0], x.shape)),
     'read-only': (lambda rows: (4 + rows,), _read_only),
@@ -110,6 +110,14 @@ def name(request):
 @pytest.fixture(scope='module')
 def comm(name):
     comm = chainermn.create_communicator(name)
+    yield comm
+    comm.finalize()
+
+
+@pytest.fixture
+def naive():
+    """A communicator for one test alone."""
+    comm = chainermn.create_communicator('naive')
     yield comm
     comm.finalize()
 

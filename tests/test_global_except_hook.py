@@ -42,6 +42,13 @@ def run(tmp_path, body, ranks=2, timeout=50, **env):
     return done.returncode, done.stdout
 
 
+@pytest.fixture(params=["chainermn.create_communicator('naive')\n", ''],
+                ids=['in MPI', 'before MPI'])
+def begin(request):
+    """How a program begins."""
+    return request.param
+
+
 FAILURES = {
     'exception': ("raise ValueError('no such luck')", 'uncaught ValueError', 'no such luck'),
     'thread': ('''
@@ -68,11 +75,9 @@ FAILURES = {
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('code, why, text', FAILURES.values(), ids=FAILURES.keys())
-def test_a_failing_rank_aborts_the_job(tmp_path, code, why, text, started):
-    body = "chainermn.create_communicator('naive')\n" if started else ''
-    body += f'if RANK == 1:\n{textwrap.indent(textwrap.dedent(code), "    ")}\n' + WAIT
+def test_a_failing_rank_aborts_the_job(tmp_path, code, why, text, begin):
+    body = f'{begin}if RANK == 1:\n{textwrap.indent(textwrap.dedent(code), "    ")}\n' + WAIT
     status, output = run(tmp_path, body)
     assert status != 0
     assert f'chainermn: rank 1 of 2 (host {os.uname().nodename}, process ' in output
@@ -216,10 +221,8 @@ def test_a_nonzero_status_stays_nonzero_in_8_bits(tmp_path, code, ranks, conditi
     assert len(said) == (ranks > 1) and set(said) <= {'256', '-512', str(2 ** 40)}
 
 
-@pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
-def test_os_exit_accepts_the_same_arguments(tmp_path, started):
-    body = "chainermn.create_communicator('naive')\n" if started else ''
-    status, output = run(tmp_path, body + '''
+def test_os_exit_accepts_the_same_arguments(tmp_path, begin):
+    status, output = run(tmp_path, begin + '''
 for wrong, kind in ((2 ** 31, OverflowError), ('3', TypeError)):
     try:
         os._exit(wrong)
@@ -263,14 +266,12 @@ HOOKS = {
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
 @pytest.mark.parametrize('install, shown', HOOKS.values(), ids=HOOKS.keys())
-def test_an_excepthook_installed_later_is_called_too(tmp_path, install, shown, started):
+def test_an_excepthook_installed_later_is_called_too(tmp_path, install, shown, begin):
     for module in ('rich', 'IPython'):
         if module in install:
             pytest.importorskip(module)
-    body = "chainermn.create_communicator('naive')\n" if started else ''
-    body += textwrap.dedent(install) + '''
+    body = begin + textwrap.dedent(install) + '''
 if RANK == 1:
     raise ValueError('luck')
 threading.Event().wait()
@@ -342,17 +343,8 @@ threading.Event().wait()
 
 
 NO_STDERR = {
-    'exception': ("raise ValueError('no such luck')", 'uncaught ValueError',
-                  'ValueError: no such luck'),
-    'thread': ("threading.Thread(target=lambda: {}['no such key'], name='loader').start()",
-               'uncaught KeyError in thread loader', "KeyError: 'no such key'"),
-    'sys.exit': ('sys.exit(3)', 'sys.exit with status 3', ''),
-    'os._exit': ('os._exit(5)', 'os._exit with status 5', 'script.py", line '),
-    'atexit': ('''
-        import atexit
-        atexit.register(lambda: [][0])
-        sys.exit(0)
-        ''', 'uncaught IndexError in a function of atexit', 'IndexError: list index'),
+    **{name: FAILURES[name]
+       for name in ('exception', 'thread', 'sys.exit with status', 'os._exit', 'atexit')},
     'hook': ('''
         sys.excepthook = lambda *args: sys.stderr.write('mine')
         raise ValueError('no such luck')
@@ -418,10 +410,8 @@ if RANK == 1:
 '''
 
 
-@pytest.mark.parametrize('started', [True, False], ids=['in MPI', 'before MPI'])
-def test_other_exits_do_not_abort_the_job(tmp_path, started):
-    body = "chainermn.create_communicator('naive')\n" if started else ''
-    status, output = run(tmp_path, body + HARMLESS + WAIT + 'sys.exit(0)\n')
+def test_other_exits_do_not_abort_the_job(tmp_path, begin):
+    status, output = run(tmp_path, begin + HARMLESS + WAIT + 'sys.exit(0)\n')
     assert 'aborts the job' not in output
     assert 'ValueError: in a worker' in output
     assert 'ValueError: was caught and is shown' in output

@@ -49,20 +49,6 @@ def test_deprecation_warnings_only():
     assert comm.allgather_obj(weights) == [weights] * comm.size
 
 
-@pytest.mark.parametrize('name', ['hierarchical', 'two_dimensional', 'single_node'])
-def test_old_communicators_are_pure_nccl(name):
-    """They warn, and need what pure_nccl needs."""
-    from chainermn import nccl
-    from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
-    with pytest.warns(DeprecationWarning, match='pure_nccl'):
-        try:
-            comm = chainermn.create_communicator(name)
-        except RuntimeError as error:
-            assert not nccl._available or 'GPU' in str(error) or 'CUDA' in str(error)
-        else:
-            assert isinstance(comm, PureNcclCommunicator)
-
-
 def test_the_module_scatter_dataset():
     with pytest.warns(DeprecationWarning, match='chainermn.datasets.scatter$'):
         from chainermn.datasets.scatter_dataset import DataSizeError

@@ -76,6 +76,7 @@ PATHS = {
 CLASSES = [
     'chainermn.communicators.naive_communicator.NaiveCommunicator',
     'chainermn.communicators.pure_nccl_communicator.PureNcclCommunicator',
+    'chainermn.communicators._memory_utility.DeviceMemory',
     'chainermn.links.multi_node_chain_list.MultiNodeChainList',
     'chainermn.links.batch_normalization.MultiNodeBatchNormalization',
     'chainermn.extensions._generic_multi_node_evaluator.GenericMultiNodeEvaluator',

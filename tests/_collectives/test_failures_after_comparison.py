@@ -2,21 +2,18 @@
 
 import functools
 import os
-import subprocess
 import sys
 
 import chainer
-import chainer.links as L
 import numpy as np
 import pytest
+from jobs import run_job
 from mpi4py import MPI
-from time_limits import seconds
 
 import chainermn
 from chainermn._consistency import consistency_check
 from chainermn._operations import table
 from chainermn._transport import array_buffers, elementwise, packing
-from chainermn.communicators import compression
 
 PACKAGE = os.path.dirname(chainermn.__file__) + os.sep
 SIZE = MPI.COMM_WORLD.size
@@ -155,37 +152,6 @@ def _check_equal(result, expected):
         np.testing.assert_array_equal(result, expected)
 
 
-class Failing:
-    """A compressor that raises on one rank."""
-
-    def __init__(self, comm, odd, method):
-        self.is_here, self.method = comm.rank == odd, method
-
-    def compress(self, x, key=None):
-        if self.is_here and self.method == 'compress':
-            raise OSError('cannot compress')
-        return x.astype(np.float16)
-
-    def decompress(self, encoded, size, dtype):
-        if self.is_here and self.method == 'decompress':
-            raise OSError('cannot decompress')
-        return encoded.astype(dtype)
-
-
-@pytest.mark.parametrize('method', ['compress', 'decompress'])
-def test_compressor(comms_of_test, method, same_error, check_usable):
-    for comm in comms_of_test:
-        for odd in range(comm.size):
-            link = L.Linear(3, 2)
-            link.W.grad, link.b.grad = np.ones((2, 3), 'f'), np.ones(2, 'f')
-            compressor = Failing(comm, odd, method)
-            assert compression.get(compressor) is compressor
-            error = same_error(functools.partial(comm.multi_node_mean_grad, link,
-                                                 compression=compressor), failed=odd)
-            assert isinstance(error, OSError)
-            check_usable(comm)
-
-
 SMALL = '''
 import numpy as np, chainermn, time
 comm = chainermn.create_communicator('naive')
@@ -206,10 +172,7 @@ print('end')
 
 @pytest.mark.mpi_skip
 def test_no_memory_for_a_small_transfer_ends_the_job(tmp_path):
-    (tmp_path / 'program.py').write_text(SMALL)
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, 'program.py'], text=True,
-                          cwd=tmp_path, env={**os.environ, 'OMP_NUM_THREADS': '1'},
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds(30))
+    done = run_job(tmp_path, SMALL)
     assert done.returncode != 0 and 'end' not in done.stdout.split()
     assert ('allgather failed on this rank while the others were waiting for its data'
             in done.stdout)

@@ -31,14 +31,6 @@ def complete(request):
     return request
 
 
-@pytest.mark.parametrize('size', [0, 1, 1000, LARGE, 300000])
-def test_around_a_ring(comm, left, right, size):
-    x = np.arange(size) + float(comm.rank)
-    sent, received = comm.isend(x, right), comm.irecv(left)
-    assert sent.wait() is None
-    np.testing.assert_array_equal(received.wait(), np.arange(size) + float(left))
-
-
 def test_test_says_whether_wait_would_block(comm, left, right):
     request = comm.irecv(left, 5)
     comm.barrier()

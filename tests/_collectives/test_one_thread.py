@@ -1,15 +1,12 @@
 """Two threads in collectives of one communicator: an error that names both, on all ranks."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from jobs import run_job
 from mpi4py import MPI
-from time_limits import seconds
 
 import chainermn
 
@@ -140,10 +137,7 @@ else:  # it keeps the errors
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize('kind', ['threads', 'pool'])
 def test_the_job_ends_with_a_report(tmp_path, kind):
-    (tmp_path / 'program.py').write_text(PROGRAM)
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, 'program.py', kind], text=True,
-                          cwd=tmp_path, env={**os.environ, 'OMP_NUM_THREADS': '1'},
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds(30))
+    done = run_job(tmp_path, PROGRAM, kind)
     assert done.returncode != 0
     assert 'two threads of this rank call collectives of one communicator' in done.stdout
-    assert 'program.py:' in done.stdout
+    assert 'script.py:' in done.stdout

@@ -1,14 +1,12 @@
 """Services: busy ranks answer, errors are raised on the requesting rank, and programs end."""
 
-import os
-import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from time_limits import seconds
+from jobs import run_job
 
 import chainermn
 
@@ -205,11 +203,7 @@ def ask(times, pause=0):
 
 
 def run(tmp_path, body, ranks=3, **env):
-    script = tmp_path / 'script.py'
-    script.write_text(START + body)
-    return subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, str(script)], text=True, timeout=seconds(40),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
+    return run_job(tmp_path, START + body, ranks=ranks, **env)
 
 
 @pytest.mark.sample(1)
@@ -258,8 +252,5 @@ comm.barrier()
 '''
     start = ('import mpi4py; mpi4py.rc.thread_level = "serialized"\n'
              + START[:START.index('service =')] + 'try:\n    comm.serve(print)\n')
-    script = tmp_path / 'script.py'
-    script.write_text(start + body.lstrip('\n'))
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, str(script)], text=True,
-                          timeout=seconds(40), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = run_job(tmp_path, start + body.lstrip('\n'))
     assert (done.returncode, done.stdout) == (0, 'failed\n')

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from chainermn._consistency.consistency_check import ConsistencyCheck
-from chainermn._operations import call_signature, common_error
+from chainermn._operations import common_error
 from chainermn._operations.call_signature import pack, unpack
 from chainermn._operations.table import END
 
@@ -19,24 +19,6 @@ F4 = np.dtype('f4')
 @pytest.fixture(scope='module')
 def check():
     return ConsistencyCheck(WORLD.Dup())
-
-
-#: Every kind of exchange, as it passes.
-KINDS = {
-    'same': lambda check: check.same(pack('barrier')),
-    'gather_equal': lambda check: check.gather_equal(
-        pack('allreduce', (1,), F4, op='sum'), bytes(4)),
-    'gather': lambda check: check.gather(pack('gather', (RANK,), F4, root=0), bytes(4 * RANK)),
-    'bcast': lambda check: check.bcast(pack('bcast_obj', root=0), 0, b'data'),
-    'refuse': lambda check: check.refuse('operation', LookupError('why')),
-}
-
-
-def test_same(check, same_error):
-    assert check.same(pack('barrier'))
-    if SIZE > 1:
-        same_error(check.same, pack('barrier' if RANK else 'split'))
-    assert check.same(pack('barrier'))
 
 
 def test_properties_that_may_differ(check):
@@ -55,58 +37,6 @@ def test_properties_that_may_differ(check):
     message = check.bcast(pack('bcast', (3,), np.dtype('f2'), root=root) if root == RANK else
                           pack('bcast', root=root), root)
     assert unpack(message).shape == (3,)
-
-
-@pytest.mark.parametrize('length', [0, 1, 8, 1000])
-def test_data_of_all_ranks(check, length):
-    length = min(length, check.capacity)
-    data = [bytes([rank + 1]) * length for rank in range(SIZE)]
-    signature = pack('allreduce', (length,), np.dtype('u1'), op='sum')
-    assert list(check.gather_equal(signature, data[RANK])) == data
-    shorter = [each[:rank * length // SIZE] for rank, each in enumerate(data)]
-    messages = check.gather(pack('gather_obj', root=0, number=RANK), shorter[RANK])
-    assert [(message[call_signature.SIZE:], unpack(message).number) for message in messages] == [
-        *zip(shorter, range(SIZE), strict=True)]
-    for root in range(SIZE):
-        message = check.bcast(pack('scatter_obj', root=root), root, data[RANK])
-        assert message[call_signature.SIZE:] == data[root]
-
-
-def test_the_largest_data(check):
-    data = [bytes([rank]) * check.capacity for rank in range(SIZE)]
-    assert list(check.gather_equal(pack('allreduce', op='sum'), data[RANK])) == data
-    assert [message[call_signature.SIZE:] for message in check.gather(
-        pack('allgather'), data[RANK])] == data
-    assert check.bcast(pack('bcast', root=0), 0, data[RANK])[call_signature.SIZE:] == data[0]
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize('usual', sorted(set(KINDS) - {'refuse'}))
-@pytest.mark.parametrize('other', sorted(KINDS))
-def test_all_kinds_of_exchange_detect_each_other(check, same_error, usual, other):
-    for odd in range(SIZE):
-        kind = other if odd == RANK else usual
-        if usual == other:
-            KINDS[kind](check)
-        elif other == 'refuse':
-            error = same_error(KINDS[kind], check, failed=odd)
-            assert type(error) is LookupError
-        else:
-            error = same_error(KINDS[kind], check)
-            assert 'ranks called different operations' in str(error)
-        check.same(pack('barrier'))
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize('call, arguments', [
-    ('gather', [pack('gather_obj', root=root) for root in (0, 1)]),
-    ('gather', [pack('allgather', (2,), np.dtype(name)) for name in ('f4', 'f8')]),
-    ('gather_equal', [pack('allreduce', (2,), F4, op=op) for op in ('sum', 'max')]),
-    ('gather_equal', [pack('allreduce', (size,), F4, op='sum') for size in (1, 2)])])
-def test_different_arguments(check, same_error, call, arguments):
-    for odd in range(SIZE):
-        same_error(getattr(check, call), arguments[odd == RANK], bytes(4 + 4 * (odd == RANK)))
-    check.same(pack('barrier'))
 
 
 def test_refuse(check, same_error):

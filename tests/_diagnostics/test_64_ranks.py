@@ -1,12 +1,9 @@
 """64 real ranks: a timeout and a deadlock end the job with a short report."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from time_limits import seconds
+from jobs import run_job
 
 PROGRAM = '''
 import sys, time
@@ -37,12 +34,8 @@ EXPECTED = {
 @pytest.mark.limit(200)
 @pytest.mark.parametrize('case', EXPECTED)
 def test_a_report_of_64_ranks(tmp_path, case):
-    script = tmp_path / 'script.py'
-    script.write_text(PROGRAM)
-    done = subprocess.run(
-        ['mpiexec', '-n', '64', sys.executable, script, case], text=True, timeout=seconds(150),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={
-            **os.environ, 'CHAINERMN_TIMEOUT': '15' if case == 'one missing' else '0'})
+    done = run_job(tmp_path, PROGRAM, case, ranks=64, limit=150,
+                   CHAINERMN_TIMEOUT='15' if case == 'one missing' else '0')
     assert done.returncode != 0
     assert done.stdout.count('aborts the job') == 1, done.stdout
     for text in EXPECTED[case]:

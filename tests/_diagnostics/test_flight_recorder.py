@@ -16,13 +16,6 @@ def texts(calls):
     return [call.text for call in calls.ring]
 
 
-@pytest.fixture
-def naive():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
-
-
 def test_collective_calls(naive):
     collective, _ = naive._flight_records()
     naive.allreduce(np.ones((2, 3), 'f'), op='max')
@@ -94,15 +87,6 @@ def test_call_sites_are_recorded_on_request(monkeypatch):
         assert flight_recorder.summary(collective.ring).endswith(f', called at {site}')
         comm.finalize()
         monkeypatch.delenv(name)
-
-
-def test_of_one_rank():
-    comm = chainermn.create_communicator('naive', MPI.COMM_SELF)
-    comm.allreduce(np.ones(1, 'f'))
-    comm.barrier()
-    assert texts(comm._flight_records()[0]) == [
-        "allreduce #1 float32 (1,) op='sum'", 'barrier #2']
-    comm.finalize()
 
 
 def test_the_calls_of_a_communicator_go_with_it():

@@ -1,11 +1,8 @@
 """A rank that ends while others are inside a collective does not leave them waiting."""
 
-import os
-import subprocess
-import sys
 
 import pytest
-from time_limits import seconds
+from jobs import run_job
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -26,11 +23,7 @@ ENDS_EARLY = {
 
 
 def run(tmp_path, body, ranks=2, **env):
-    script = tmp_path / 'script.py'
-    script.write_text(START + body)
-    return subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, str(script)], text=True, timeout=seconds(30),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
+    return run_job(tmp_path, START + body, ranks=ranks, **env)
 
 
 @pytest.mark.sample(4)

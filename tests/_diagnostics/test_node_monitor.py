@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from jobs import run_job
 from mpi4py import MPI
 from time_limits import seconds
 
@@ -40,11 +41,7 @@ starts = pytest.mark.mpi_skip
 
 
 def run(tmp_path, body, ranks=3, **env):
-    script = tmp_path / 'script.py'
-    script.write_text(START + body)
-    return subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, script], text=True, timeout=seconds(30),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env})
+    return run_job(tmp_path, START + body, ranks=ranks, **env)
 
 
 @pytest.mark.sample(3)

@@ -1,11 +1,8 @@
 """Ranks that wait for a rank outside of operations print one warning, and go on."""
 
-import os
-import subprocess
-import sys
 
 import pytest
-from time_limits import seconds
+from jobs import run_job
 
 starts = pytest.mark.mpi_skip
 STALL = '''
@@ -30,12 +27,8 @@ print('went on', flush=True)
 
 
 def run(folder, limit, pause):
-    script = folder / 'script.py'
-    script.write_text(STALL.format(seconds=pause))
-    return subprocess.run(
-        ['mpiexec', '-n', '3', sys.executable, script], text=True, timeout=seconds(60),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, 'CHAINERMN_STALL_WARNING': limit})
+    return run_job(folder, STALL.format(seconds=pause), ranks=3, limit=60,
+                   CHAINERMN_STALL_WARNING=limit)
 
 
 @starts

@@ -5,22 +5,12 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
-import pytest
-from mpi4py import MPI
 
 import chainermn
 from chainermn._diagnostics import thread_state
 from chainermn._diagnostics.deadlocks.rank_state import ThreadState
 from chainermn._operations.call import entered
 from chainermn._operations.table import END
-from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
-
-
-@pytest.fixture
-def naive():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
 
 
 class Observed(NamedTuple):
@@ -170,23 +160,3 @@ def test_other_threads_are_seen_in_operations_only(naive):
     assert threads[ident].state.text.endswith(' in thread loader')
     threads, ident = run('idle', lambda observe: observe())
     assert ident not in threads and main(threads).progress == ()
-
-
-def test_create_communicator_waits_for_its_ranks(monkeypatch):
-    init = MpiCommunicatorBase.__init__
-    part = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank, 0)
-
-    def create(observe):
-        def observes(self, mpi_comm):
-            observe()
-            init(self, mpi_comm)
-
-        monkeypatch.setattr(MpiCommunicatorBase, '__init__', observes)
-        chainermn.create_communicator('naive', part).finalize()
-
-    state = main(observed(create)).state
-    rank = MPI.COMM_WORLD.rank
-    of = f'the communicator of rank {rank}' if MPI.COMM_WORLD.size > 1 else ''
-    assert (state.operation, state.call, state.of, state.call_site) == (
-        'create_communicator', '', of, line_in(create, 6))
-    part.Free()

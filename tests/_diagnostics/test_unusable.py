@@ -2,20 +2,22 @@
 
 import inspect
 import json
-import os
+import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+from jobs import run_job
 
 from chainermn.communicators import CommunicatorBase
 
 pytestmark = pytest.mark.mpi_skip
 
-START = '''
-import atexit, json, os, sys
+TESTS = pathlib.Path(__file__).parents[1]
+
+START = f'import sys; sys.path.append({str(TESTS)!r})' + '''
+import atexit, functools, json, os
 import chainer
+import collective_calls
 import numpy as np
 import chainermn
 
@@ -32,14 +34,11 @@ def failures():
     return found
 
 def operations(comm):
-    x, xs = np.ones(3, 'f'), np.ones((comm.size, 3), 'f')
-    model = chainer.links.Linear(3, 3)
-    model.cleargrads()
+    x, model = np.ones(3, 'f'), collective_calls.model()
     other = (comm.rank + 1) % comm.size
     return {
-        'split': lambda: comm.split(0, 0),
-        'new_group': lambda: comm.new_group([0]),
-        'barrier': comm.barrier,
+        **{name: functools.partial(collective_calls.call, comm, name)
+           for name in collective_calls.NAMES if name != 'finalize'},
         'serve': lambda: comm.serve(lambda source, request: []),
         'refuse': lambda: comm.refuse('load', ValueError('is damaged')),
         'join_turn': lambda: comm._channel.join_turn(1),
@@ -47,29 +46,12 @@ def operations(comm):
         'recv': lambda: comm.recv(other, 0),
         'isend': lambda: comm.isend(x, other),
         'irecv': lambda: comm.irecv(other),
-        'bcast': lambda: comm.bcast(x),
-        'gather': lambda: comm.gather(x),
-        'allgather': lambda: comm.allgather(x),
-        'allreduce': lambda: comm.allreduce(x),
-        'allreduce_many': lambda: comm.allreduce_many([x, x]),
-        'reduce': lambda: comm.reduce(x),
-        'reduce_scatter': lambda: comm.reduce_scatter(xs),
-        'alltoall': lambda: comm.alltoall(tuple(xs)),
-        'scatter': lambda: comm.scatter(xs),
-        'multi_node_mean': lambda: comm.multi_node_mean(x),
         'send_activation': lambda: comm._channel.send_activation(x, other, 0, True),
         'recv_activation': lambda: comm._channel.recv_activation(other, 0),
         'send_obj': lambda: comm.send_obj({}, other),
         'recv_obj': lambda: comm.recv_obj(other),
-        'bcast_obj': lambda: comm.bcast_obj({}),
-        'gather_obj': lambda: comm.gather_obj({}),
-        'allgather_obj': lambda: comm.allgather_obj({}),
-        'scatter_obj': lambda: comm.scatter_obj([{}] * comm.size),
-        'allreduce_obj': lambda: comm.allreduce_obj(1),
-        'bcast_data': lambda: comm.bcast_data(model),
         'broadcast_data': lambda: comm.broadcast_data(model),
         'allgather_shards': lambda: comm._channel.allgather_shards([[x]] * comm.size),
-        'multi_node_mean_grad': lambda: comm.multi_node_mean_grad(model, zero_fill=True),
         'mean_grad_shard': lambda: comm._channel.mean_grad_shard(model, True, {}),
         'allreduce_grad': lambda: comm.allreduce_grad(model, zero_fill=True),
         'check_replicas': lambda: comm.check_replicas(model),
@@ -165,12 +147,7 @@ OPERATIONS = {'join_turn': 'join', 'broadcast_data': 'bcast_data',
 
 
 def run(tmp_path, script, ranks, name='flat', **env):
-    path = tmp_path / 'script.py'
-    path.write_text(script)
-    return subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, '-W', 'ignore', str(path), name],
-        text=True, timeout=50, env={**os.environ, **env}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT)
+    return run_job(tmp_path, script, name, ranks=ranks, limit=50, options=('-W', 'ignore'), **env)
 
 
 def check(done, ranks, why):

@@ -3,12 +3,10 @@
 import concurrent.futures
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 from each_case import each_case
-from time_limits import seconds
+from jobs import run_job
 
 import chainermn
 from chainermn._diagnostics import devices, timeouts, watchdog
@@ -31,12 +29,8 @@ def load():
 def start(folder, body, ranks=3, name='naive', timeout='3', **env):
     """Run a script; give exit status and what was printed."""
     folder.mkdir()
-    script = folder / 'script.py'
-    script.write_text(START.format(name=name) + body)
-    done = subprocess.run(
-        ['mpiexec', '-n', str(ranks), sys.executable, script], text=True, timeout=seconds(50),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, 'CHAINERMN_TIMEOUT': timeout, **env})
+    done = run_job(folder, START.format(name=name) + body, ranks=ranks, limit=50,
+                   CHAINERMN_TIMEOUT=timeout, **env)
     return done.returncode, done.stdout
 
 
@@ -75,12 +69,6 @@ DEADLOCKS = {
         ["ranks 1-2 are in allreduce #4 float32 (1000,) op='sum', called at script.py:14 (for ",
          "rank 0 is in allreduce #1 float32 (1000,) op='sum' of communicator 2 of ranks 0-2, "
          'called at script.py:14 (for ', 'rank 0, communicator 2 of ranks 0-2: allreduce #1 ']),
-    'messages in a circle': (
-        'comm.recv((comm.rank + 1) % comm.size, 5)',
-        ['rank 2 is in recv #1 from rank 0 tag 5, called at script.py:13 (for ']),
-    'requests': (
-        'comm.irecv((comm.rank + 1) % comm.size, 5).wait()',
-        ['rank 2 is in wait #2 from rank 0 tag 5, called at script.py:13 (for ']),
 }
 
 

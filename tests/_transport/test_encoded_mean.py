@@ -4,10 +4,10 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from failing_compressor import Fails
 
-import chainermn
 from chainermn.communicators import compression
-from chainermn.communicators.compression import Fp16, TwoBit
+from chainermn.communicators.compression import TwoBit
 
 pytestmark = pytest.mark.every_size
 
@@ -260,26 +260,6 @@ def test_compressor_fails_on_one_rank(comm, how, kind, message, same_error,
     check_usable(comm)
 
 
-class Fails(Fp16):
-    """Raises in the given call of a method, if there is one."""
-
-    def __init__(self, method='', call=0):
-        self.method, self.left = method, call
-
-    def count(self, method):
-        self.left -= method == self.method
-        if method == self.method and self.left == 0:
-            raise MemoryError('too much')
-
-    def compress(self, x, key=None):
-        self.count('compress')
-        return super().compress(x, key)
-
-    def decompress(self, encoded, size, dtype):
-        self.count('decompress')
-        return super().decompress(encoded, size, dtype)
-
-
 @pytest.mark.parametrize('method, call', [
     ('compress', 'first'), ('compress', 'second'), ('decompress', 'first'), ('decompress', 'last')])
 def test_an_error_during_the_exchange_is_raised_on_all_ranks(comm, name, method, call, same_error,
@@ -297,12 +277,3 @@ def test_an_error_during_the_exchange_is_raised_on_all_ranks(comm, name, method,
         assert comm.size == 1 or is_sent == ('the gradients are invalid' in str(error))
     comm.multi_node_mean_grad(model, False, Fails())
     check_usable(comm)
-
-
-def test_split_communicators_compress(comm):
-    part = comm.split(comm.rank % 2, comm.rank)
-    model = model_of(np.full(20, part.rank, np.float32))
-    part.multi_node_mean_grad(model, compression='bf16')
-    if not isinstance(comm, chainermn.communicators.dummy_communicator.DummyCommunicator):
-        np.testing.assert_array_equal(model.p0.grad, np.full(20, (part.size - 1) / 2))
-    part.finalize()

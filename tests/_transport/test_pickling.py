@@ -9,16 +9,6 @@ from chainermn._transport import pickling
 from chainermn._transport.pickling import Pickled, load
 
 
-@pytest.mark.parametrize('obj', [
-    None, 1, 'text', {'a': [1, (2,)]}, np.arange(6.).reshape(2, 3).T, [np.zeros(100000), 'x']],
-    ids=['None', 'int', 'text', 'nested', 'array', 'large array'])
-def test_round_trip(obj):
-    pickled = Pickled(obj)
-    result = load(pickled.stream, pickled.buffers, 0, 0)
-    np.testing.assert_equal(result, obj)
-    assert type(result) is type(obj)
-
-
 def test_messages(monkeypatch):
     """The number of parts, their lengths, and the parts in chunks."""
     monkeypatch.setattr(pickling, 'CHUNK', 300_000)

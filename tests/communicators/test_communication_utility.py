@@ -1,6 +1,5 @@
 """The old names of _communication_utility."""
 
-import inspect
 
 import numpy as np
 import pytest
@@ -14,24 +13,6 @@ from chainermn.communicators import _communication_utility
 pytestmark = pytest.mark.every_size
 
 WORLD = MPI.COMM_WORLD
-
-SIGNATURES = {
-    '_get_nccl_type_id': ['dtype'],
-    'chunked_bcast_obj': ['obj', 'mpi_comm', 'max_buf_len', 'root'],
-    'init_inter_mpi_comm': ['mpi_comm', 'intra_rank', 'inter_rank'],
-    'init_intra_mpi_comm': ['mpi_comm', 'intra_rank', 'inter_rank'],
-    'init_nccl_comm': ['mpi_comm'],
-    'init_ranks': ['mpi_comm'],
-    'inter_allreduce_gpu': ['inter_mpi_comm', 'size', 'gpu_buffer_a', 'gpu_buffer_b',
-                            'n_bytes_buffer', 'n_elems_per_node', 'n_bytes_per_node',
-                            'cuda_stream'],
-}
-
-
-@pytest.mark.parametrize('name', SIGNATURES)
-def test_signatures(name):
-    function = getattr(_communication_utility, name)
-    assert list(inspect.signature(function).parameters) == SIGNATURES[name]
 
 
 def test_init_ranks():
@@ -93,10 +74,6 @@ def test_nccl_type_id(monkeypatch):
         assert _communication_utility._get_nccl_type_id(np.dtype(dtype)) == number
     with pytest.raises(ValueError, match='float16, float32, float64, not int16'):
         _communication_utility._get_nccl_type_id(np.dtype('i2'))
-
-
-def test_int_max():
-    assert _communication_utility.INT_MAX == 2147483647
 
 
 @pytest.mark.parametrize('max_buf_len', [0, -1, _communication_utility.INT_MAX])

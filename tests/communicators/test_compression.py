@@ -89,37 +89,11 @@ def test_encoded_size(compressor, dtype, size):
         np.testing.assert_allclose(result, x, rtol=2**-8, atol=1e-7)
 
 
-def test_fp16_rounds_once_and_overflows_to_infinity():
-    x = np.array([1, 1 + 2**-11, 1 + 3 * 2**-11, 65504, 65520, -1e30, np.nan, 2**-25, -0.0], 'f')
-    result = sent(Fp16(), x)
-    np.testing.assert_array_equal(
-        result, np.array([1, 1, 1 + 2**-9, 65504, np.inf, -np.inf, np.nan, 0, 0], 'f'))
-    assert np.signbit(result[-1])
-
-
-def test_bf16_rounds_to_nearest_even():
-    x = np.array([0x3f800000, 0x3f807fff, 0x3f808000, 0x3f808001, 0x3f818000, 0x7f7f7fff,
-                  0x7f7fffff, 0xff800000, 0x80000000, 0x00008001], np.uint32)
-    rounded = [0x3f80, 0x3f80, 0x3f80, 0x3f81, 0x3f82, 0x7f7f, 0x7f80, 0xff80, 0x8000, 0x0001]
-    encoded = Bf16().compress(x.view(np.float32), None)
-    assert encoded.dtype == np.uint16
-    assert encoded.tolist() == rounded
-    back = Bf16().decompress(encoded, x.size, np.float32)
-    np.testing.assert_array_equal(back.view(np.uint32), np.array(rounded, np.uint32) << 16)
-
-
 def test_bf16_keeps_nans():
     nans = np.array([0x7fc00000, 0x7f800001, 0xffffffff, 0x7fffffff], np.uint32).view(np.float32)
     assert np.isnan(sent(Bf16(), nans)).all()
     assert np.isnan(sent(Bf16(), np.array([np.nan], np.float64))).all()
     assert np.isnan(sent(Bf16(), np.array([np.nan], np.float16))).all()
-
-
-def test_bf16_round_trip():
-    bits = np.arange(2**16, dtype=np.uint32) << 16
-    x = bits.view(np.float32)
-    number = x == x
-    np.testing.assert_array_equal(sent(Bf16(), x)[number].view(np.uint32), bits[number])
 
 
 def test_two_bit_by_hand():
@@ -136,21 +110,6 @@ def test_two_bit_layout():
     x = np.zeros(18, 'f')
     x[[0, 3, 17]], x[[1, 15]] = 1, -1
     assert TwoBit().compress(x, 0).tolist() == [1 | 2 << 2 | 1 << 6 | 2 << 30, 1 << 2]
-
-
-@pytest.mark.parametrize('dtype', FLOATS)
-def test_two_bit_loses_nothing(dtype):
-    random = np.random.RandomState(0)
-    compressor = TwoBit(0.5)
-    came, went = np.zeros(1000), np.zeros(1000)
-    for _ in range(30):
-        x = random.normal(scale=0.3, size=1000).astype(dtype)
-        came += x
-        went += sent(compressor, x)
-    residual = compressor.residuals['key']
-    assert residual.dtype == np.promote_types(dtype, np.float32)
-    np.testing.assert_allclose(went + residual, came, atol=1e-5)
-    assert abs(residual).max() < 2 < abs(came).max()
 
 
 def test_streams_are_independent():

@@ -1,25 +1,15 @@
 """Invalid arguments: all ranks raise the same error, and the communicator remains usable."""
 
 import chainer
-import chainer.links as L
 import numpy as np
 import pytest
+from collective_calls import NAMES, X, call
 from each_case import each_case
-
-X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 class Unpicklable:
     def __reduce__(self):
         raise OSError('this object stays here')
-
-
-def model():
-    """A model with gradients, on the CPU."""
-    link = L.Linear(3, 2)
-    link.W.grad = np.ones_like(link.W.array)
-    link.b.grad = np.ones_like(link.b.array)
-    return link
 
 
 def integer_model():
@@ -30,29 +20,8 @@ def integer_model():
     return link
 
 
-# A valid call of each operation; ``root`` if it has one.
-GOOD = {
-    'bcast': lambda comm, root: comm.bcast(X, root),
-    'gather': lambda comm, root: comm.gather(X, root),
-    'allgather': lambda comm, root: comm.allgather(X),
-    'allreduce': lambda comm, root: comm.allreduce(X),
-    'allreduce_many': lambda comm, root: comm.allreduce_many([X, X]),
-    'reduce': lambda comm, root: comm.reduce(X, 'sum', root),
-    'reduce_scatter': lambda comm, root: comm.reduce_scatter([X] * comm.size),
-    'multi_node_mean': lambda comm, root: comm.multi_node_mean(X),
-    'alltoall': lambda comm, root: comm.alltoall([X] * comm.size),
-    'scatter': lambda comm, root: comm.scatter([X] * comm.size, root),
-    'bcast_obj': lambda comm, root: comm.bcast_obj('x', root=root),
-    'gather_obj': lambda comm, root: comm.gather_obj('x', root),
-    'allgather_obj': lambda comm, root: comm.allgather_obj('x'),
-    'allreduce_obj': lambda comm, root: comm.allreduce_obj('x'),
-    'scatter_obj': lambda comm, root: comm.scatter_obj(['x'] * comm.size, root),
-    'bcast_data': lambda comm, root: comm.bcast_data(model()),
-    'multi_node_mean_grad': lambda comm, root: comm.multi_node_mean_grad(model()),
-    'split': lambda comm, root: comm.split(0, 0),
-    'new_group': lambda comm, root: comm.new_group([0]),
-    'barrier': lambda comm, root: comm.barrier(),
-}
+#: Operations after which the communicator can be used.
+USUAL = [name for name in NAMES if name != 'finalize']
 
 # What one rank passes where an array is expected.
 BAD_ARRAYS = {
@@ -169,7 +138,8 @@ def test_invalid_argument_on_one_rank(comms, operation, what, same_error, check_
     bad, kind = BAD[operation, what]
     for n, comm in enumerate(comms):
         odd = (len(what) + n) % comm.size  # each rank in turn
-        error = same_error(bad if comm.rank == odd else GOOD[operation], comm, odd, failed=odd)
+        error = same_error(lambda: bad(comm, odd) if comm.rank == odd else call(  # noqa: B023
+            comm, operation, odd), failed=odd)  # noqa: B023
         assert isinstance(error, kind)
         if comm.size > 1:
             assert str(error).startswith(f'{operation} failed on rank {odd} (no data was sent)')
@@ -191,10 +161,10 @@ def test_invalid_argument_on_all_ranks(comms, operation, what, same_error, check
 
 def test_error_while_others_call_another_operation(comm, same_error, check_usable):
     """Other ranks raise the error of the failed rank, whichever operation they call."""
-    for n, good in enumerate(GOOD.values()):
+    for n, good in enumerate(USUAL):
         odd = n % comm.size
-        call = BAD['gather', 'None'][0] if comm.rank == odd else good
-        error = same_error(call, comm, 0, failed=odd)
+        error = same_error(lambda: comm.gather(None) if comm.rank == odd else call(  # noqa: B023
+            comm, good), failed=odd)  # noqa: B023
         assert type(error) is TypeError
     check_usable(comm)
 
@@ -204,8 +174,8 @@ def test_errors_on_several_ranks(comm, same_error, check_usable):
     if comm.size > 1:
         last = comm.size - 1
         bad = {0: ('allreduce', 'unknown op'), last: ('gather', 'None')}
-        call = BAD[bad[comm.rank]][0] if comm.rank in bad else GOOD['allreduce']
-        error = same_error(call, comm, 0)
+        error = same_error(lambda: BAD[bad[comm.rank]][0](comm, 0) if comm.rank in bad else call(
+            comm, 'allreduce'))
         assert isinstance(error, ValueError)
         assert "rank 0: ValueError: op must be one of 'sum'" in str(error)
         assert f'rank {last}: TypeError: expected a numpy or cupy array' in str(error)
@@ -214,14 +184,14 @@ def test_errors_on_several_ranks(comm, same_error, check_usable):
 
 def test_refuse(comm, same_error, check_usable):
     """For functions built on communicators."""
-    def call(odd, operation):
+    def refuse(odd, operation):
         if comm.rank == odd:
             comm.refuse('my_function', KeyError('no such thing'))
-        GOOD[operation](comm, 0)
+        call(comm, operation)
 
     for odd in range(comm.size):
         for operation in ('allreduce', 'barrier', 'bcast_data'):
-            error = same_error(call, odd, operation, failed=odd)
+            error = same_error(refuse, odd, operation, failed=odd)
             assert isinstance(error, KeyError)
             assert 'no such thing' in str(error)
     check_usable(comm)
@@ -232,16 +202,16 @@ def test_refuse_uses_a_type_known_on_all_ranks(comm, same_error, check_usable):
     class OwnError(LookupError):
         pass
 
-    def call(error):
+    def refuse(error):
         if comm.rank == 0:
             comm.refuse('my_function', error)
         comm.barrier()
 
     if comm.size > 1:
-        assert type(same_error(call, OwnError('mine'), failed=0)) is LookupError
+        assert type(same_error(refuse, OwnError('mine'), failed=0)) is LookupError
         # An error that takes more than a message.
         decode_error = UnicodeDecodeError('ascii', b'\xff', 0, 1, 'not ASCII')
-        error = same_error(call, decode_error, failed=0)
+        error = same_error(refuse, decode_error, failed=0)
         assert type(error) is UnicodeError
         assert 'not ASCII' in str(error)
         check_usable(comm)

@@ -108,14 +108,6 @@ def test_by_class(comm, name, check_usable):
     other.finalize()
 
 
-def test_many_communicators_live_side_by_side(name, check_usable):
-    comms = [create_communicator(name) for _ in range(3)]
-    for comm in comms[::-1]:
-        check_usable(comm)
-        comm.finalize()
-    check_usable(create_communicator(name))
-
-
 def rejects(call, same_error, kind, *texts, odd=None):
     error = same_error(call, failed=odd)
     assert isinstance(error, kind)
@@ -181,32 +173,6 @@ def test_old_names_warn(old):
         assert str(made) == str(expected)
         assert 'NCCL is not available' in str(made)
     assert type(made) is type(expected)
-
-
-@pytest.mark.parametrize('gpu_only', ['pure_nccl', 'non_cuda_aware'])
-def test_missing_requirements_give_advice(same_error, gpu_only):
-    made = create(gpu_only)
-    if isinstance(made, RuntimeError):
-        error = same_error(create_communicator, gpu_only)
-        assert type(error) is RuntimeError
-        assert 'NCCL is not available' in str(error)
-        assert "create_communicator('auto')" in str(error)
-    else:
-        assert type(made).__name__ == _CLASSES[gpu_only][1]
-
-
-def test_pure_nccl_is_the_default():
-    made, default = create('pure_nccl'), create_default()
-    assert type(made) is type(default)
-    if isinstance(made, RuntimeError):
-        assert str(made) == str(default)
-
-
-def create_default():
-    try:
-        return create_communicator()
-    except RuntimeError as error:
-        return error
 
 
 def test_invalid_mpi_comm_on_one_rank(same_error):

@@ -1,6 +1,5 @@
 """The old names of _memory_utility, on host arrays."""
 
-import inspect
 
 import chainer
 import numpy as np
@@ -8,25 +7,6 @@ import pytest
 from mpi4py import MPI
 
 from chainermn.communicators import _memory_utility
-
-SIGNATURES = {
-    'DeviceMemory': [],
-    'HostPinnedMemory': [],
-    'ParamsData': ['params', 'attr_name', 'zero_fill'],
-    'array_to_buffer_object': ['array', 'mpi_dtype'],
-    'count_grad_elements': ['params', 'zero_fill'],
-    'extract_params_set_data': ['model'],
-    'extract_params_set_grad': ['model', 'zero_fill'],
-    'get_device_memory_pointer': ['array'],
-    'pack_params': ['params', 'attr_name', 'buffer', 'transfer_dtype', 'zero_fill', 'stream'],
-    'unpack_params': ['params', 'attr_name', 'buffer', 'transfer_dtype', 'zero_fill', 'stream'],
-}
-METHODS = {
-    'assign': ['self', 'size'],
-    'from_device': ['self', 'src', 'size', 'offset', 'stream'],
-    'to_device': ['self', 'dst', 'size', 'offset', 'stream'],
-    'buffer': ['self', 'size'],
-}
 
 
 @pytest.fixture
@@ -43,18 +23,6 @@ def model():
 def names_of(model, params):
     paths = {id(param): path for path, param in model.namedparams()}
     return [paths[id(param)] for param in params]
-
-
-@pytest.mark.parametrize('name', SIGNATURES)
-def test_signatures(name):
-    found = inspect.signature(getattr(_memory_utility, name))
-    assert list(found.parameters) == SIGNATURES[name]
-
-
-@pytest.mark.parametrize('name', METHODS)
-def test_signatures_of_device_memory(name):
-    found = inspect.signature(getattr(_memory_utility.DeviceMemory, name))
-    assert list(found.parameters) == METHODS[name]
 
 
 def test_extract_params(model):

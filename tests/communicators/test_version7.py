@@ -5,8 +5,6 @@ The tests of functions, links, data sets, iterators and extensions also run with
 
 import os
 import re
-import subprocess
-import sys
 
 import chainer
 import chainer.functions as F
@@ -14,8 +12,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 from each_case import each_case
+from jobs import run_job
 from mpi4py import MPI
-from time_limits import seconds
 from version7 import THIRD_PARTIES, Version7Communicator
 
 import chainermn
@@ -402,9 +400,6 @@ for update in range(4):
 @pytest.mark.mpi_skip
 def test_an_error_in_an_update_of_one_rank_ends_the_job(tmp_path):
     """There is no check that could raise it on the others: they wait in the exchange."""
-    path = tmp_path / 'train.py'
-    path.write_text(PROGRAM.format(tests=os.path.dirname(os.path.dirname(__file__))))
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, str(path)], text=True,
-                          timeout=seconds(30), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = run_job(tmp_path, PROGRAM.format(tests=os.path.dirname(os.path.dirname(__file__))))
     assert done.returncode != 0
     assert re.search(r'rank 1 of 2 .* aborts the job: uncaught ZeroDivisionError', done.stdout)

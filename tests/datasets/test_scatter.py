@@ -1,9 +1,5 @@
 """Scattering data sets: the examples of each rank, and the amount of data that is sent."""
 
-import json
-import os
-import subprocess
-import sys
 import tracemalloc
 import warnings
 
@@ -22,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 from shared_fixtures import create
-from time_limits import seconds
 
 import chainermn
 from chainermn.datasets import scatter
@@ -407,44 +402,3 @@ def test_deprecated_epoch_triggers(comm, n, batch_size, iterations):
     with pytest.warns(DeprecationWarning, match='get_epoch_trigger'):
         trigger = scatter.get_epoch_trigger(3, [0] * n, batch_size, comm)
     assert trigger == (3 * iterations, 'iteration')
-
-
-ASK = '''
-import json, sys
-import chainer, chainermn
-comm = chainermn.create_communicator('naive')
-answers = {'version': chainermn.__version__}
-for n in (0, 1, 2, 7, 30):
-    for equal in (True, False):
-        for root in range(comm.size):
-            index = chainermn.scatter_index(n, comm, root, force_equal_length=equal)
-            answers[f'index {n} {equal} {root}'] = list(index)
-        for shuffle, seed in ((False, None), (True, 0), (True, 2**32 - 1)):
-            part = chainermn.scatter_dataset(
-                chainer.datasets.TupleDataset(list(range(n)), ['x'] * n), comm,
-                shuffle=shuffle, seed=seed, force_equal_length=equal)
-            answers[f'dataset {n} {equal} {shuffle} {seed}'] = [*map(list, part[:])]
-answers = comm.gather_obj(answers)
-if comm.rank == 0:
-    print(json.dumps(answers))
-'''
-
-
-@pytest.mark.slow
-def test_equals_chainermn_7(tmp_path):
-    if MPI.COMM_WORLD.size > 1:
-        pytest.skip('starts processes of its own')
-    script = tmp_path / 'ask.py'
-    script.write_text(ASK)
-
-    def ask(overlay):
-        run = subprocess.run(
-            ['mpiexec', '-n', '3', sys.executable, '-W', 'ignore', script],
-            env=os.environ | {'CHAINERMN_OVERLAY': overlay}, cwd=tmp_path, check=True,
-            timeout=seconds(50), stdout=subprocess.PIPE)
-        return json.loads(run.stdout)
-
-    ours, theirs = ask('1'), ask('0')
-    assert {answers.pop('version') for answers in theirs} == {'7.8.1'}
-    assert {answers.pop('version') for answers in ours} == {chainermn.__version__}
-    assert ours == theirs

@@ -150,13 +150,6 @@ def test_wrong_number_raises_on_all_ranks(comm, name):
         call(comm, name, wrong if comm.rank == 0 else right, 0)
 
 
-def test_all_to_all_is_the_old_name(comm):
-    xs = [chainer.Variable(np.full(1, 10 * comm.rank + i, np.float32)) for i in range(comm.size)]
-    with pytest.warns(DeprecationWarning, match='alltoall'):
-        ys = mnf.all_to_all(comm, xs, device=-1)
-    assert [float(y.array[0]) for y in ys] == [10 * i + comm.rank for i in range(comm.size)]
-
-
 @pytest.mark.parametrize('name', ['alltoall', 'scatter'])
 def test_the_rows_of_one_variable(comm, name):
     x = chainer.Variable(np.arange(2.0 * comm.size).reshape(-1, 2))

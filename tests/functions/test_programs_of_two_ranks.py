@@ -1,11 +1,9 @@
 """Programs of the kind that users write: a training loop over two ranks, by send and recv."""
 
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from jobs import run_job
 
 pytestmark = pytest.mark.mpi_skip
 
@@ -42,13 +40,9 @@ else:
 
 def run(tmp_path, answer, question, loss, delegate='a'):
     """Run the program; return its exit status, what it printed, and the numbers of each rank."""
-    path = tmp_path / 'train.py'
-    path.write_text(TRAIN.replace('ANSWER', answer).replace('QUESTION', question)
-                    .replace('LOSS', loss).replace('DELEGATE', delegate))
-    done = subprocess.run(
-        ['mpiexec', '-n', '2', sys.executable, str(path)], text=True, timeout=50, cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, 'CHAINERMN_TIMEOUT': '40'})
+    done = run_job(tmp_path, TRAIN.replace('ANSWER', answer).replace('QUESTION', question)
+                   .replace('LOSS', loss).replace('DELEGATE', delegate), limit=50,
+                   CHAINERMN_TIMEOUT='40')
     got, gradients = ([*map(float, (tmp_path / f'{rank}.txt').read_text().split())]
                       for rank in range(2))
     return done.returncode, done.stdout, got, gradients
@@ -107,6 +101,6 @@ def test_rank_0_cuts_the_graph_but_rank_1_asks_for_a_gradient(tmp_path):
     question, loss = (next(n for n, line in enumerate(lines, 1) if line.endswith(f'# {text}'))
                       for text in ('question', 'of the loss'))
     sent = next(n for n, line in enumerate(lines, 1) if 'QUESTION' in line)
-    assert (f'deadlock: rank 0 waits in recv_activation #3 from rank 1 tag 0 (train.py:{question}) '
-            'for rank 1; rank 1 waits in recv_gradient #3 from rank 0 tag 0 of the send at '
-            f'train.py:{sent} (train.py:{loss}) for rank 0\n') in output
+    assert ('deadlock: rank 0 waits in recv_activation #3 from rank 1 tag 0 '
+            f'(script.py:{question}) for rank 1; rank 1 waits in recv_gradient #3 from rank 0 '
+            f'tag 0 of the send at script.py:{sent} (script.py:{loss}) for rank 0\n') in output

@@ -13,10 +13,7 @@ HERE = pathlib.Path(__file__).parent
 CONTRACT = sorted(HERE.parent.glob('communicators/test_contract*.py'))
 
 
-@pytest.mark.parametrize('ranks', [
-    [1, 1, 1], [3, 1],
-    *(pytest.param(ranks, marks=pytest.mark.full) for ranks in ([1, 1], [2, 2, 2]))],
-    ids=str)
+@pytest.mark.parametrize('ranks', [[1, 1, 1], [3, 1], [1, 1], [2, 2, 2]], ids=str)
 def test_results(ranks):
     with Hosts(ranks) as hosts:
         done = hosts.run([sys.executable, '-W', 'ignore', HERE / 'values.py', *map(str, ranks)],
@@ -36,7 +33,6 @@ def test_many_hosts(ranks):
     assert done.stdout.count('all right on ') == sum(ranks), done.stdout
 
 
-@pytest.mark.full
 @pytest.mark.parametrize('ranks', [[2, 1], [2, 2], [1, 1, 1]], ids=str)
 def test_compressed_means(ranks):
     with Hosts(ranks) as hosts:
@@ -46,7 +42,6 @@ def test_compressed_means(ranks):
     assert done.stdout.count('all right on ') == sum(ranks), done.stdout
 
 
-@pytest.mark.full
 @pytest.mark.limit(1300)
 @pytest.mark.parametrize('ranks', [[2, 2], [3, 1], [1, 1, 1]], ids=str)
 def test_contract(ranks):
@@ -56,7 +51,7 @@ def test_contract(ranks):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize('netmod', ['ucx', pytest.param('ofi', marks=pytest.mark.full)])
+@pytest.mark.parametrize('netmod', ['ucx', 'ofi'])
 def test_receive_from_any_source(netmod):
     """Also if the message of another host is already there."""
     with Hosts([1, 1]) as hosts:

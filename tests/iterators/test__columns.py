@@ -3,6 +3,7 @@ import pickle
 
 import numpy as np
 import pytest
+from equal_values import assert_same
 
 from chainermn.iterators import _columns
 
@@ -66,24 +67,9 @@ def there_and_back(batch):
     return _columns.unpack(pickle.loads(pickle.dumps(_columns.pack(batch))))
 
 
-def same(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            same(x, y)
-    elif isinstance(a, dict):
-        same([*a.items()], [*b.items()])
-    elif isinstance(a, (np.ndarray, np.generic)):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_array_equal(a, b)
-    else:
-        assert a == b
-
-
 @pytest.mark.parametrize('batch', (JOINED | LEFT).values(), ids=(JOINED | LEFT).keys())
 def test_is_what_it_was(batch):
-    same(there_and_back(batch), batch)
+    assert_same(there_and_back(batch), batch)
 
 
 @pytest.mark.parametrize('batch', JOINED.values(), ids=JOINED.keys())

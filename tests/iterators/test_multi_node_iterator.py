@@ -6,6 +6,7 @@ import itertools
 import chainer
 import numpy as np
 import pytest
+from equal_values import assert_same
 from shared_fixtures import create
 
 import chainermn.datasets
@@ -57,24 +58,6 @@ def make(comm, root, dataset, kind=serial, **kwargs):
     return create_multi_node_iterator(kind(dataset, **kwargs), comm, root)
 
 
-def same(a, b):
-    """Equal values, types, dtypes and shapes."""
-    assert type(a) is type(b)
-    if isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            same(x, y)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            same(a[key], b[key])
-    elif isinstance(a, (np.ndarray, np.generic)):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-    else:
-        assert a == b
-
-
 @pytest.mark.sample(10)
 @pytest.mark.parametrize('kind', [serial, multithread, multiprocess])
 @pytest.mark.parametrize('name', DATASETS)
@@ -83,7 +66,7 @@ def test_batches_and_progress_are_those_of_the_actual_iterator(comm, root, name,
     actual = serial(dataset, shuffle=False)
     iterator = make(comm, root, dataset, kind, shuffle=False)
     for _ in range(9):
-        same(iterator.next(), actual.next())
+        assert_same(iterator.next(), actual.next())
         for attribute in PROGRESS:
             assert getattr(iterator, attribute) == getattr(actual, attribute), attribute
     iterator.finalize()
@@ -156,7 +139,7 @@ def test_every_rank_saves_what_one_process_can_load(comm, root, kind, options, n
     # The orders that it has drawn in advance are only of use to the root.
     everyone = comm.allgather_obj({name: arrays[name] for name in arrays if name != 'next_orders'})
     for other in everyone:
-        same(other, everyone[root])
+        assert_same(other, everyone[root])
     plain = kind(dataset, **options)
     load(plain, arrays)
     for attribute in PROGRESS:

@@ -53,26 +53,6 @@ def test_keys(kv):
     kv.push([], [])
 
 
-def test_arrays_are_copied(kv):
-    value = X.copy()
-    kv.init(0, value)
-    value[...] = -1
-    first = kv.pull(0)
-    np.testing.assert_array_equal(first, X)
-    first[...] = -1
-    np.testing.assert_array_equal(kv.pull(0), X)
-    kv.barrier()
-    pushed = X.copy()
-
-    def update(key, input, stored):
-        stored[...] = input
-        input[...] = -1
-
-    kv.set_updater(update)
-    kv.push(0, pushed)
-    np.testing.assert_array_equal(pushed, X)
-
-
 def test_nothing_shares_memory(kv):
     """Outputs of one call, outputs and the store, values and the store."""
     rows = kvstore.RowSparse.from_dense(X)
@@ -119,37 +99,11 @@ def test_equal_keys_of_a_push_are_summed(kv):
         assert sorted(key for keys in by_rank for key in keys) == ['r', 'x', 'y']
 
 
-def test_out_may_have_any_strides(kv):
-    kv.init(0, X)
-    wide = np.zeros((2, 6), np.float32)
-    kv.pull(0, wide[:, ::2])
-    np.testing.assert_array_equal(wide[:, ::2], X)
-    assert not wide[:, 1::2].any()
-    fortran = np.zeros((2, 3), np.float32, 'F')
-    kv.pull(0, out=[fortran, fortran])
-    np.testing.assert_array_equal(fortran, X)
-    kv.barrier()
-    kv.push(0, np.asfortranarray(X))
-    kv.barrier()
-    n = pushes(kv)
-    np.testing.assert_array_equal(kv.pull(0), X * n)
-
-
 def test_priority_may_be_given(kv):
     kv.init([0, 1], [X, X])
     kv.push(0, X, priority=-1)
     kv.push([0, 1], [X, X], priority=[0, -1])
     assert kv.pull(0, priority=3).shape == (2, 3)
-
-
-def test_float16_of_several_devices_is_rounded_once(kv):
-    x = np.full(1, 2048, np.float16)
-    kv.init(0, x)
-    kv.set_updater(lambda key, input, stored: stored.__setitem__(..., input))
-    kv.push(0, [x] + [np.ones(1, np.float16)] * 2)  # 2048 + 1 is 2048 in float16
-    kv.barrier()
-    n = pushes(kv)
-    assert kv.pull(0)[0] == np.float16(2050 * n)
 
 
 def test_sums_of_float16_beyond_its_range(kv):
@@ -195,56 +149,13 @@ def test_an_optimizer_needs_floating_point(kv, same_error):
     kv.push('x', X)
 
 
-def test_row_sparse_values_are_summed(kv):
-    shape = (4, 2)
-    kv.init('e', kvstore.RowSparse([], np.zeros((0, 2)), shape))
-    a = kvstore.RowSparse([3, 0], np.array([[1., 2], [3, 4]]), shape)
-    b = kvstore.RowSparse([0, 0], np.array([[5., 6], [7, 8]]), shape)
-    expected = np.array([[15., 18], [0, 0], [0, 0], [1, 2]])
-    n = pushes(kv)
-    for value in ([a, b], [a.todense(), b], a.todense() + b.todense()):
-        kv.push('e', value)
-        kv.barrier()
-        found = kv.row_sparse_pull('e', row_ids=np.arange(4))
-        np.testing.assert_array_equal(found.todense(), expected * n)
-        kv.barrier()
-    kv.init('dense', np.zeros(shape))
-    kv.push('dense', [a, b])
-    kv.barrier()
-    np.testing.assert_array_equal(kv.pull('dense'), expected * n)
-
-
-def test_row_ids(kv):
+def test_row_ids_for_each_out(kv):
     x = np.arange(12.).reshape(4, 3)
-    row_sparse = kvstore.RowSparse.from_dense(x)
-    kv.init(['a', 'b'], [row_sparse, row_sparse])
-
-    def only(ids):
-        return np.where(np.isin(np.arange(4), ids)[:, None], x, 0)
-
-    found = kv.row_sparse_pull('a', row_ids=[1, 1, 3])
-    assert found.row_ids.tolist() == [1, 3]
-    np.testing.assert_array_equal(found.todense(), only([1, 3]))
-
+    kv.init('a', kvstore.RowSparse.from_dense(x))
     outs = [np.full((4, 3), 9.), kvstore.RowSparse([0], x[:1], (4, 3))]
-    kv.row_sparse_pull('a', out=outs, row_ids=np.array([2, 0]))
-    np.testing.assert_array_equal(outs[0], only([0, 2]))
-    np.testing.assert_array_equal(outs[1].todense(), only([0, 2]))
-    assert outs[1].rows is not outs[0]
-
     kv.row_sparse_pull('a', out=outs, row_ids=[np.array([1]), np.array([3, 2])])
-    np.testing.assert_array_equal(outs[0], only([1]))
-    np.testing.assert_array_equal(outs[1].todense(), only([2, 3]))
-
-    a, b = np.ones((4, 3)), np.ones((4, 3))
-    kv.row_sparse_pull(['a', 'b'], out=[a, b], row_ids=[np.array([1]), np.array([0])])
-    np.testing.assert_array_equal(a, only([1]))
-    np.testing.assert_array_equal(b, only([0]))
-    a, b = kv.row_sparse_pull(['a', 'b'], row_ids=np.array([3]))
-    np.testing.assert_array_equal(a.todense(), only([3]))
-    np.testing.assert_array_equal(b.todense(), only([3]))
-    nothing = kv.row_sparse_pull('a', row_ids=np.array([], int))
-    np.testing.assert_array_equal(nothing.todense(), only([]))
+    np.testing.assert_array_equal(outs[0], np.where(np.arange(4)[:, None] == 1, x, 0))
+    np.testing.assert_array_equal(outs[1].todense(), np.where(np.arange(4)[:, None] > 1, x, 0))
 
 
 def test_ranks_may_ask_for_different_rows(kv):

@@ -69,36 +69,6 @@ def test_entries(entries):
         assert one.values.tobytes() == entry.values.tobytes()
 
 
-@given(st.lists(st.tuples(SHAPES, st.booleans()), max_size=4), st.integers(1, 4),
-       st.integers(0, 30), st.data())
-def test_shards_are_joined(keys, n_servers, bound, data):
-    """The shards of the servers are read back, in full or in rows."""
-    layouts, arrays, rows = [], [], []
-    for key_id, (shape, is_row_sparse) in enumerate(keys):
-        is_row_sparse = is_row_sparse and shape != ()
-        dtype = np.dtype('eidD'[key_id])  # of 2 to 16 bytes
-        arrays.append(np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype))
-        layouts.append(KeyLayout.of(key_id, key_id, shape, dtype, is_row_sparse, n_servers, bound))
-        ids = st.sets(st.integers(0, shape[0] - 1)) if is_row_sparse and shape[0] else st.just(())
-        ids = ids.map(lambda ids: np.array(sorted(ids), np.int64))
-        rows.append(data.draw(st.lists(ids, max_size=2)) if is_row_sparse else [None])
-    replies = {}
-    for server, reads in _sharding.shard_reads(layouts, rows, n_servers).items():
-        buffers = []
-        for entry in _sharding.decode(_sharding.join(_sharding.encode(reads))):
-            layout = layouts[entry.key_id]
-            shard = layout.shard(arrays[entry.key_id], server)
-            if entry.kind == _sharding.ROWS:
-                shard = shard[entry.row_ids - layout.shard_rows(server).start]
-            buffers += _sharding.pad(shard)
-        replies[server] = _sharding.join(buffers)
-    joined = _sharding.join_shards(layouts, rows, replies)
-    for x, reads, found in zip(arrays, rows, joined, strict=True):
-        for ids, array in zip(reads, found, strict=True):
-            assert array.dtype == x.dtype
-            np.testing.assert_array_equal(array, x if ids is None else x[ids])
-
-
 # --- compression ---
 
 def adding(kv):

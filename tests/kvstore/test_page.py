@@ -1,4 +1,4 @@
-"""Every program of MXNet's page on KVStore, with the numbers that it prints.
+"""Programs of MXNet's page on KVStore, with the numbers that it prints.
 
 Stores of one process give the numbers of the page, and so does ``dist_async``, where one rank
 pushes here.  In ``dist_sync`` every rank pushes, so sums are multiplied by the number of ranks.
@@ -92,15 +92,6 @@ def doubling(kv):
     kv._set_updater(update)
 
 
-def test_pull_into_several(kv, check):
-    kv.init(3, ones() * 6)
-    b = [np.zeros(SHAPE, np.float32) for _ in range(4)]
-    kv.pull(3, out=b)
-    check(b[1], 6)
-    for x in b:
-        check(x, 6)
-
-
 def test_list_key_value_pairs(kv, push, check, n):
     doubling(kv)
     keys = [5, 7, 9]
@@ -116,18 +107,6 @@ def test_list_key_value_pairs(kv, push, check, n):
     check(b[1][1], 1 + 2 * n + 8 * n)
 
 
-def test_reference_init(kv, check):
-    a = np.zeros(SHAPE, np.float32)
-    kv.init('3', ones() * 2)
-    kv.pull('3', out=a)
-    check(a, 2)
-    keys = ['5', '7', '9']
-    kv.init(keys, [ones()] * len(keys))
-    for key in keys:
-        kv.pull(key, out=a)
-        check(a, 1)
-
-
 def row_sparse(x):
     """The page's tostype('row_sparse')."""
     from chainermn.kvstore import RowSparse
@@ -138,57 +117,12 @@ def zeros_row_sparse():
     return row_sparse(np.zeros(SHAPE, np.float32))
 
 
-def test_reference_init_row_sparse(kv, check):
-    kv.init('4', row_sparse(ones()))
-    b = zeros_row_sparse()
-    kv.row_sparse_pull('4', row_ids=np.array([0, 1]), out=b)
-    check(b.todense(), 1)
-
-
-def test_reference_push(kv, push, check, n):
-    a = np.zeros(SHAPE, np.float32)
-    kv.init([str(key) for key in range(3, 10)], [ones() * 2] * 7)
-    push('3', ones() * 8)
-    kv.pull('3', out=a)
-    check(a, 8 * n)
-
-    keys = ['4', '5', '6']
-    push(keys, [ones()] * len(keys))
-    b = [np.zeros(SHAPE, np.float32)] * len(keys)
-    kv.pull(keys, out=b)
-    check(b[1], n)
-
-    keys = ['7', '8', '9']
-    b = [[ones() for _ in range(4)]] * len(keys)
-    push(keys, b)
-    kv.pull(keys, out=b)
-    check(b[1][1], 4 * n)
-
-
 def test_reference_push_row_sparse(kv, push, check, n):
     b = zeros_row_sparse()
     kv.init('10', zeros_row_sparse())
     push('10', row_sparse(ones()))
     kv.row_sparse_pull('10', row_ids=np.array([0, 1]), out=b)
     check(b.todense(), n)
-
-
-def test_reference_pull(kv, check):
-    a = np.zeros(SHAPE, np.float32)
-    kv.init([str(key) for key in range(3, 11)], [ones() * 2] * 8)
-    kv.pull('3', out=a)
-    check(a, 2)
-    b = [np.zeros(SHAPE, np.float32) for _ in range(4)]
-    kv.pull('3', out=b)
-    check(b[1], 2)
-    keys = ['5', '7', '9']
-    b = [np.zeros(SHAPE, np.float32)] * len(keys)
-    kv.pull(keys, out=b)
-    check(b[1], 2)
-    keys = ['6', '8', '10']
-    b = [[ones() for _ in range(4)]] * len(keys)
-    kv.pull(keys, out=b)
-    check(b[1][1], 2)
 
 
 @pytest.mark.sample(24)
@@ -222,8 +156,3 @@ def test_reference_set_optimizer(kv, push):
     n = kv.num_workers if 'sync' in kv.type and kv.type != 'dist_async' else 1
     assert weight.dtype == np.float32
     np.testing.assert_allclose(weight, -0.01 * n, rtol=1e-6)
-
-
-def test_reference_properties(kv, comm):
-    is_dist = kv.type.startswith('dist')
-    assert (kv.rank, kv.num_workers) == ((comm.rank, comm.size) if is_dist else (0, 1))

@@ -13,6 +13,7 @@ from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 from each_case import each_case
 from mpi4py import MPI
+from one_process import Lamb
 
 from chainermn.kvstore import create_kvstore_optimizer
 
@@ -36,24 +37,6 @@ OPTIMIZERS = {
 IN_FLOAT16 = ['SGD', 'MomentumSGD', 'CorrectedMomentumSGD', 'NesterovAG']
 LENGTH = 7
 THRESHOLD = .5
-
-
-class LambRule(optimizers.adam.AdamRule):
-    """Scales the step by the norm of the full array, but inherits ``is_elementwise``."""
-
-    def update_core_cpu(self, param):
-        if param.grad is None:
-            return
-        before = param.array.copy()
-        super().update_core_cpu(param)
-        step = param.array - before
-        ratio = np.linalg.norm(before) / (1e-3 + np.linalg.norm(step))
-        param.array[...] = before + .1 * step * param.dtype.type(ratio)
-
-
-class Lamb(optimizers.Adam):
-    def create_update_rule(self):
-        return LambRule(self.hyperparam)
 
 
 class MaxNorm:
@@ -322,7 +305,7 @@ def path(tmp_path, comm):
 
 
 @pytest.mark.limit(600)
-@each_case('seed', lambda config: range(500 if config.getoption('full') else 10))
+@each_case('seed', lambda config: range(500 if config.getoption('full') else 20))
 def test_random_models(create, comm, path, seed):
     play(Case(seed, ['local', 'dist_sync', 'dist_sync', 'dist_device_sync'][seed % 4]), comm,
          create, path)

@@ -12,6 +12,7 @@ import pytest
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 from each_case import each_case
+from one_process import Lamb
 
 from chainermn.kvstore import RowSparse
 
@@ -26,22 +27,6 @@ class Normalize:
 
     def __call__(self, rule, param):
         param.grad /= param.dtype.type(1 + np.linalg.norm(param.grad.astype(np.float64)))
-
-
-class LambRule(optimizers.adam.AdamRule):
-    """Scales the step by the norm of the full array, but inherits ``is_elementwise``."""
-
-    def update_core_cpu(self, param):
-        before = param.array.copy()
-        super().update_core_cpu(param)
-        step = param.array - before
-        ratio = np.linalg.norm(before.astype('d')) / (1e-3 + np.linalg.norm(step.astype('d')))
-        param.array[...] = before + param.dtype.type(.1 * ratio) * step
-
-
-class Lamb(optimizers.Adam):
-    def create_update_rule(self):
-        return LambRule(self.hyperparam)
 
 
 OPTIMIZERS = {
@@ -363,7 +348,7 @@ def path(tmp_path, comm):
 
 
 @pytest.mark.limit(600)
-@each_case('seed', lambda config: range(500 if config.getoption('full') else 6))
+@each_case('seed', lambda config: range(500 if config.getoption('full') else 20))
 def test_random_programs(create, comm, path, seed):
     random = np.random.RandomState(seed)
     type = TYPES[random.randint(len(TYPES))]

@@ -132,7 +132,7 @@ def test_differences_on_purpose(create, comm):
     optimizer.target.cleargrads()
     optimizer.target[0].W.grad = np.ones((2, 2), 'f')
     optimizer.update()
-    np.testing.assert_array_equal(optimizer.target[0].W.array, before - 1 - comm.rank)
+    np.testing.assert_array_equal(optimizer.target[0].W.array, before - (1 + comm.rank))
     store = create('dist_sync', bigarray_bound=1)
     store.set_optimizer(optimizers.SGD(1. + comm.rank), compare_settings=False)
     store.init('w', np.zeros(comm.size, 'f'))  # a shard on each server

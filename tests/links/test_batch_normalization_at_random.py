@@ -8,8 +8,8 @@ import chainer
 import numpy as np
 import pytest
 from each_case import each_case
+from shared_fixtures import create
 
-from chainermn.communicators import create_communicator
 from chainermn.functions.batch_normalization import MultiNodeBatchNormalizationFunction
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
 
@@ -19,9 +19,9 @@ TOLERANCE = {'e': 2e-2, 'f': 2e-4, 'd': 1e-9}
 ONE_SAMPLE = 'Multi-node batch normalization got one sample in total'
 
 
-@pytest.fixture(scope='module', params=['naive', 'flat'])
+@pytest.fixture(scope='module', params=['naive', 'flat', 'version7'])
 def comm(request):
-    return create_communicator(request.param)
+    return create(request.param)
 
 
 class Definition:

@@ -13,10 +13,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import itertools
-import os
 import pathlib
-import signal
-import subprocess
 import sys
 import time
 from typing import NamedTuple
@@ -24,6 +21,7 @@ from typing import NamedTuple
 HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import job_results  # noqa: E402
 from time_limits import seconds  # noqa: E402
 
 from chainermn._process import mpiexec  # noqa: E402
@@ -51,17 +49,12 @@ def run(job: Job, python: str = sys.executable) -> tuple[str, str]:
     """Run a job; return what is wrong, or '', and its output."""
     env = mpiexec.environment(job.ranks) | {'OMP_NUM_THREADS': '1'}
     env.pop('CHAINERMN_TIMEOUT', None)
-    process = subprocess.Popen(
+    process = job_results.start(
         [str(pathlib.Path(python).with_name('mpiexec')), '-n', str(job.ranks), python,
          '-W', 'ignore', str(HERE / 'correct_program.py'),
-         *map(str, (job.seed, job.first, job.number, job.longest))],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
-        start_new_session=True)
-    try:
-        output, _ = process.communicate(timeout=seconds(30 + HANGS * job.number))
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        output, _ = process.communicate()
+         *map(str, (job.seed, job.first, job.number, job.longest))], env)
+    output, hangs = job_results.finish(process, seconds(30 + HANGS * job.number))
+    if hangs:
         return 'hangs', output
     problem = (f'status {process.returncode}' if process.returncode else
                'a message' if 'chainermn:' in output else '')

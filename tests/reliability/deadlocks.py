@@ -11,15 +11,9 @@ it; ``--docs`` writes one table for all libraries in the file of results.
 
 from __future__ import annotations
 
-import argparse
-import concurrent.futures
 import functools
-import json
-import os
 import pathlib
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,8 +23,10 @@ HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import deadlock_program  # noqa: E402, F401  (imports the catalogue)
+import job_results  # noqa: E402
 from deadlock_case import CASES, Deadlock, Wait  # noqa: E402
-from fault_matrix import left_behind, machine, mpi_library, ranks_in  # noqa: E402
+from fault_matrix import left_behind, ranks_in  # noqa: E402
+from job_results import Result  # noqa: E402
 from time_limits import seconds  # noqa: E402
 
 from chainermn._process import mpiexec  # noqa: E402
@@ -40,7 +36,7 @@ COMMUNICATORS = ('naive', 'flat')
 WITHIN = 5
 TIMEOUT = 2  # for cases that only a timeout ends
 HANGS = 20
-BEGIN, END = '<!-- written by deadlocks.py -->', '<!-- until here -->'
+BEGIN = '<!-- written by deadlocks.py -->'
 
 
 class Job(NamedTuple):
@@ -52,15 +48,7 @@ class Job(NamedTuple):
     mpi: str
 
     def __str__(self) -> str:
-        return ' / '.join(map(str, filter(None, self)))
-
-
-class Result(NamedTuple):
-    """The outcome of a job."""
-
-    problem: str  # '' if it passed
-    seconds: float  # from the deadlock to the end of mpiexec
-    output: str
+        return job_results.name_of(self)
 
 
 def jobs(mpi: str = '') -> list[Job]:
@@ -83,18 +71,11 @@ def run(job: Job, python: str, limit: float = HANGS) -> Result:
         case = CASES[job.name]
         if case.needs_timeout:
             env['CHAINERMN_TIMEOUT'] = str(seconds(TIMEOUT))
-        process = subprocess.Popen(
+        process = job_results.start(
             [str(pathlib.Path(python).with_name('mpiexec')), '-n', str(job.ranks), python,
-             '-W', 'ignore', str(HERE / 'deadlock_program.py'), job.name, job.communicator, folder],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
-            start_new_session=True)
-        hangs = False
-        try:
-            output, _ = process.communicate(timeout=seconds(limit))
-        except subprocess.TimeoutExpired:
-            hangs = True
-            os.killpg(process.pid, signal.SIGTERM)
-            output, _ = process.communicate()
+             '-W', 'ignore', str(HERE / 'deadlock_program.py'), job.name, job.communicator,
+             folder], env)
+        output, hangs = job_results.finish(process, seconds(limit))
         ended = time.time()
         begun = [float(path.read_text()) for path in pathlib.Path(folder).glob('when-*')]
         took = ended - max(begun) if len(begun) == job.ranks else 0.
@@ -184,78 +165,33 @@ def table(results: dict[Job, Result]) -> str:
     for name, case in CASES.items():
         if all(job.name != name for job in results):
             continue
-        cells = []
-        for mpi in libraries:
-            those = [result for job, result in results.items()
-                     if job.name == name and job.mpi == mpi]
-            right = sum(not result.problem for result in those)
-            longest = max((result.seconds for result in those), default=0.)
-            cells.append(f'{right}/{len(those)}, {longest:.1f} s' if those else '')
+        cells = [job_results.cell([result for job, result in results.items()
+                                   if job.name == name and job.mpi == mpi]) for mpi in libraries]
         note = ' (timeout)' if case.needs_timeout else ''
         lines.append(f'| {name}{note} | {", ".join(map(str, case.ranks))} | '
                      + ' | '.join(cells) + ' |')
-    wrong = [(job, result) for job, result in results.items() if result.problem]
-    hangs = sum(result.problem == 'hangs' for _, result in wrong)
-    longest = max((result.seconds for job, result in results.items()
-                   if not CASES[job.name].needs_timeout), default=0.)
-    lines += ['', f'{len(CASES)} deadlocks in {len(results)} jobs: {len(results) - len(wrong)} '
-              f'ended correctly, {hangs} hung; without a timeout, the longest took '
-              f'{longest:.1f} s.']
-    lines += [f'- {job}: {result.problem}' for job, result in wrong]
+    numbers, wrong = job_results.summary(results)
+    longest = job_results.longest([result for job, result in results.items()
+                                   if not CASES[job.name].needs_timeout])
+    lines += ['', f'{len(CASES)} deadlocks in {len(results)} jobs: {numbers}; without a timeout, '
+              f'the longest took {longest:.1f} s.', *wrong]
     return '\n'.join(lines)
-
-
-def _load(path: pathlib.Path | None) -> dict[Job, Result]:
-    if path is None or not path.exists():
-        return {}
-    return {Job(*job): Result(*result, '') for job, result in json.loads(path.read_text())}
 
 
 def main() -> int:
     """Run the jobs and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
-    parser.add_argument('--only', default='', help='run jobs whose name contains this')
-    parser.add_argument('--slice', default='1/1', metavar='K/N',
-                        help='run every N-th, from the K-th on')
-    parser.add_argument('--jobs', type=int, default=1, help='jobs at a time; default: %(default)s')
+    parser = job_results.parser_of(__doc__.splitlines()[0])
     parser.add_argument('--python', default=sys.executable, metavar='PYTHON',
                         help='Python of another environment; default: this one')
-    parser.add_argument('--results', type=pathlib.Path, metavar='FILE',
-                        help='add the results to this JSON file')
-    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE',
-                        help='update the table in this page')
-    parser.add_argument('--missing', action='store_true',
-                        help='run only jobs that did not pass in those results')
     parser.add_argument('--limit', type=float, default=HANGS, metavar='SECONDS',
                         help='time until a job counts as hung; default: %(default)s')
     args = parser.parse_args()
-    k, n = map(int, args.slice.split('/'))
     sizes = [*map(int, args.ranks.split(','))]
-    chosen = [job for job in jobs(mpi_library(args.python))
-              if args.only in str(job) and job.ranks in sizes][k - 1::n]
-    results = _load(args.results)
-    if args.missing:
-        chosen = [job for job in chosen if job not in results or results[job].problem]
-    start = functools.partial(run, python=args.python, limit=args.limit)
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for job, result in zip(chosen, pool.map(start, chosen), strict=True):
-            results[job] = result
-            print(f'{job}: {result.problem or "right"} ({result.seconds:.1f} s)', flush=True)
-            if result.problem:
-                print(re.sub('^', '    ', result.output, flags=re.MULTILINE), flush=True)
-            if args.results:
-                args.results.write_text(json.dumps(
-                    [[job, result[:2]] for job, result in results.items()]))
-    text = table(results)
-    print(f'\n{text}')
-    if args.docs:
-        page = args.docs.read_text()
-        before, _, rest = page.partition(BEGIN)
-        args.docs.write_text(
-            f'{before}{BEGIN}\n{text}\n\n{machine(sorted({job.mpi for job in results}))}\n'
-            f'{END}{rest.partition(END)[2]}')
-    return int(any(result.problem for result in results.values()))
+    results = job_results.run_all(
+        args, [job for job in jobs(job_results.mpi_library(args.python)) if job.ranks in sizes],
+        Job, functools.partial(run, python=args.python, limit=args.limit))
+    return job_results.show(args, results, table(results), BEGIN,
+                            sorted({job.mpi for job in results}))
 
 
 if __name__ == '__main__':

@@ -12,28 +12,23 @@ results in the file to that page.
 
 from __future__ import annotations
 
-import argparse
-import concurrent.futures
 import contextlib
-import datetime
 import functools
-import json
 import os
 import pathlib
-import platform
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import job_results  # noqa: E402
 import program  # noqa: E402
+from job_results import Result  # noqa: E402
 from time_limits import seconds  # noqa: E402
 from virtual_hosts import Hosts  # noqa: E402
 
@@ -45,7 +40,7 @@ TIMEOUT = 1  # for cases that only a time limit ends
 HANGS = 60
 NO_FAULTS = [('sys.exit(0) alone', 'at exit'),  # a normal exit
              ('exception in a thread', 'in a data loader')]  # which continues
-BEGIN, END = '<!-- written by fault_matrix.py -->', '<!-- until here -->'
+BEGIN = '<!-- written by fault_matrix.py -->'
 
 
 class Case(NamedTuple):
@@ -55,14 +50,6 @@ class Case(NamedTuple):
     place: str
     communicator: str
     ranks: int
-
-
-class Result(NamedTuple):
-    """The outcome of a case."""
-
-    problem: str  # '' if the case passed
-    seconds: float  # from the fault to the end of mpiexec
-    output: str
 
 
 def cases(ranks: tuple[int, ...]) -> list[Case]:
@@ -81,20 +68,9 @@ def run(case: Case, hosts: Hosts | None = None) -> Result:
         env['CHAINERMN_TIMEOUT'] = str(seconds(TIMEOUT)) if _needs_a_limit(case) else '0'
         command = [sys.executable, '-W', 'ignore', str(HERE / 'program.py'), case.way, case.place,
                    case.communicator, folder]
-        if hosts is not None:
-            process = hosts.popen(command, env)
-        else:
-            process = subprocess.Popen(
-                ['mpiexec', '-n', str(case.ranks), *command], env={**os.environ, **env},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
-                start_new_session=True)
-        hangs = False
-        try:
-            output, _ = process.communicate(timeout=seconds(HANGS))
-        except subprocess.TimeoutExpired:
-            hangs = True
-            os.killpg(process.pid, signal.SIGTERM)
-            output, _ = process.communicate()
+        process = hosts.popen(command, env) if hosts is not None else job_results.start(
+            ['mpiexec', '-n', str(case.ranks), *command], {**os.environ, **env})
+        output, hangs = job_results.finish(process, seconds(HANGS))
         ended = time.time()
         when = pathlib.Path(folder, 'when')
         took = ended - float(when.read_text()) if when.exists() else 0.
@@ -219,91 +195,30 @@ def table(results: dict[Case, Result]) -> str:
         cells = []
         for column, places in columns.items():
             name = column.partition('(')[2].rstrip(')') or 'flat'
-            those = [result for case, result in results.items()
-                     if case.way == way and case.place in places and case.communicator == name]
-            right = sum(not result.problem for result in those)
-            longest = max((result.seconds for result in those), default=0.)
-            cells.append(f'{right}/{len(those)}, {longest:.1f} s' if those else '')
+            cells.append(job_results.cell([
+                result for case, result in results.items()
+                if case.way == way and case.place in places and case.communicator == name]))
         lines.append(f'| {way} | ' + ' | '.join(cells) + ' |')
-    wrong = [(case, result) for case, result in results.items() if result.problem]
-    hangs = sum(result.problem == 'hangs' for _, result in wrong)
     ranks = ', '.join(map(str, sorted({case.ranks for case in results})))
-    lines += ['', f'{len(results)} jobs on {ranks} ranks: {len(results) - len(wrong)} ended '
-              f'correctly, {hangs} hung; the longest took '
-              f'{max((result.seconds for result in results.values()), default=0.):.1f} s.']
-    lines += [f'- {" / ".join(map(str, case))}: {result.problem}' for case, result in wrong]
+    numbers, wrong = job_results.summary(results)
+    lines += ['', f'{len(results)} jobs on {ranks} ranks: {numbers}; the longest took '
+              f'{job_results.longest([*results.values()]):.1f} s.', *wrong]
     return '\n'.join(lines)
-
-
-def machine(libraries: Sequence[str] = ()) -> str:
-    """Describe date, commit, machine and MPI libraries (by default, the one of this Python)."""
-    commit = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=HERE, text=True,
-                            capture_output=True, check=False).stdout.strip() or 'unknown'
-    names = ', '.join(libraries or [mpi_library(sys.executable)])
-    return (f'On {datetime.date.today()} at commit {commit}; {len(os.sched_getaffinity(0))} cores, '
-            f'Linux {platform.release().split("-")[0]}, Python {platform.python_version()}, '
-            f'{names}.')
-
-
-def mpi_library(python: str) -> str:
-    """Return name and version of the MPI library of a Python."""
-    text = subprocess.run(
-        [python, '-c', 'from mpi4py import MPI; print(MPI.Get_library_version())'],
-        text=True, capture_output=True, check=True).stdout.split('\n')[0]
-    return ' '.join(text.partition(',')[0].replace(':', ' ').split())
-
-
-def _load(path: pathlib.Path | None) -> dict[Case, Result]:
-    if path is None or not path.exists():
-        return {}
-    return {Case(*case): Result(*result, '') for case, result in json.loads(path.read_text())}
 
 
 def main() -> int:
     """Run the cases and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--ranks', default='2,3,4', help='default: %(default)s')
-    parser.add_argument('--only', default='', help='run cases whose name contains this')
-    parser.add_argument('--slice', default='1/1', metavar='K/N',
-                        help='run every N-th, from the K-th on')
-    parser.add_argument('--jobs', type=int, default=1, help='jobs at a time; default: %(default)s')
-    parser.add_argument('--results', type=pathlib.Path, metavar='FILE',
-                        help='add the results to this JSON file')
-    parser.add_argument('--docs', type=pathlib.Path, metavar='FILE',
-                        help='update the table in this page')
-    parser.add_argument('--missing', action='store_true',
-                        help='run only cases that did not pass in those results')
+    parser = job_results.parser_of(__doc__.splitlines()[0])
     parser.add_argument('--hosts', metavar='RANKS', help='ranks of each host, such as 2,1; '
                         'needs root.  Then --ranks and --jobs have no effect')
     args = parser.parse_args()
     per_host = [int(n) for n in args.hosts.split(',')] if args.hosts else []
     if per_host:
         args.ranks, args.jobs = str(sum(per_host)), 1
-    k, n = map(int, args.slice.split('/'))
-    chosen = [case for case in cases(tuple(map(int, args.ranks.split(','))))
-              if args.only in ' / '.join(map(str, case))][k - 1::n]
-    results = _load(args.results)
-    if args.missing:
-        chosen = [case for case in chosen if case not in results or results[case].problem]
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool, (
-            Hosts(per_host) if per_host else contextlib.nullcontext()) as hosts:
-        for case, result in zip(chosen, pool.map(functools.partial(run, hosts=hosts), chosen),
-                                strict=True):
-            results[case] = result
-            print(f'{" / ".join(map(str, case))}: {result.problem or "right"} '
-                  f'({result.seconds:.1f} s)', flush=True)
-            if result.problem:
-                print(re.sub('^', '    ', result.output, flags=re.MULTILINE), flush=True)
-            if args.results:
-                args.results.write_text(json.dumps(
-                    [[case, result[:2]] for case, result in results.items()]))
-    text = table(results)
-    print(f'\n{text}')
-    if args.docs:
-        page = args.docs.read_text()
-        before, _, rest = page.partition(BEGIN)
-        args.docs.write_text(f'{before}{BEGIN}\n{text}\n\n{machine()}\n{END}{rest.partition(END)[2]}')
-    return int(any(result.problem for result in results.values()))
+    with Hosts(per_host) if per_host else contextlib.nullcontext() as hosts:
+        results = job_results.run_all(args, cases(tuple(map(int, args.ranks.split(',')))), Case,
+                                      functools.partial(run, hosts=hosts))
+    return job_results.show(args, results, table(results), BEGIN)
 
 
 if __name__ == '__main__':

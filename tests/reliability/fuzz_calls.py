@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from fuzz_errors import Call
 from fuzz_values import (
-    DTYPES,
     LAYOUTS,
     NO_ARRAYS,
     OBJECTS,
@@ -18,6 +17,7 @@ from fuzz_values import (
     for_rank,
 )
 from hypothesis import strategies as st
+from shared_fixtures import DTYPES
 
 
 class Collective(NamedTuple):

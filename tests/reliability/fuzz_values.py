@@ -4,13 +4,17 @@
 """
 from __future__ import annotations
 
+import pathlib
+import sys
 from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
-DTYPES = ('bool', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64',
-          'float16', 'float32', 'float64', 'complex64', 'complex128')
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+
+from shared_fixtures import numbers, strided
+
 LAYOUTS = ('plain', 'fortran', 'strided', 'read-only', 'foreign', 'scalar')
 
 #: Values that are not supported arrays.
@@ -46,16 +50,7 @@ class Array(NamedTuple):
         """The elements, in C order and native byte order."""
         n = int(np.prod(self.shape, dtype=int))
         dtype = np.dtype(self.dtype)
-        small = (np.arange(n) * 5 + np.arange(n) // 7 + self.seed * 3) % 4
-        if dtype.kind == 'b':
-            small = small > 1
-        elif dtype.kind == 'i':
-            small = small - 1
-        elif dtype.kind == 'f':
-            small = small - .5
-        elif dtype.kind == 'c':
-            small = small + 1j * ((small + self.seed) % 3)
-        x = small.astype(dtype).reshape(self.shape)
+        x = numbers(self.shape, self.dtype, self.seed)
         if self.seed >= WIDE and n:
             if dtype.kind in 'iu':
                 info = np.iinfo(dtype)
@@ -73,10 +68,7 @@ class Array(NamedTuple):
         if self.kind == 'fortran' and self.shape:
             x = np.asfortranarray(x)
         elif self.kind == 'strided' and self.shape:
-            wide = np.zeros([2 * length for length in x.shape], x.dtype)
-            view = wide[tuple(slice(None, None, 2) for _ in x.shape)]
-            view[...] = x
-            x = view
+            x = strided(x)
         elif self.kind == 'read-only':
             x.flags.writeable = False
         elif self.kind == 'foreign':

@@ -16,6 +16,10 @@ from mpi4py.MPI import COMM_WORLD
 
 import chainermn
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import collective_calls
+
 FOLDER = ''
 
 
@@ -77,40 +81,6 @@ def write_down_shared_memory():
                         if path.startswith('/dev/shm/') and '(deleted)' not in path)
 
 
-def operations(comm):
-    """A call of each collective operation."""
-    x, xs = np.ones(3, 'f'), np.ones((comm.size, 3), 'f')
-    model = chainer.links.Linear(3, 3, initialW=1)  # equal on all ranks
-    model.cleargrads()
-    for param in model.params():
-        param.grad = param.array
-    root = comm.rank == 0
-    return {
-        'bcast': lambda: comm.bcast(x if root else None),
-        'gather': lambda: comm.gather(x),
-        'allgather': lambda: comm.allgather(x),
-        'alltoall': lambda: comm.alltoall(tuple(xs)),
-        'scatter': lambda: comm.scatter(xs if root else None),
-        'allreduce': lambda: comm.allreduce(x, op='max'),
-        'allreduce_many': lambda: comm.allreduce_many([x, x]),
-        'multi_node_mean': lambda: comm.multi_node_mean(x),
-        'reduce': lambda: comm.reduce(x),
-        'reduce_scatter': lambda: comm.reduce_scatter(xs),
-        'bcast_obj': lambda: comm.bcast_obj({}),
-        'gather_obj': lambda: comm.gather_obj({}),
-        'allgather_obj': lambda: comm.allgather_obj({}),
-        'scatter_obj': lambda: comm.scatter_obj([{}] * comm.size if root else None),
-        'allreduce_obj': lambda: comm.allreduce_obj(1),
-        'bcast_data': lambda: comm.bcast_data(model),
-        'multi_node_mean_grad': lambda: comm.multi_node_mean_grad(model),
-        'check_replicas': lambda: comm.check_replicas(model),
-        'split': lambda: comm.split(0, comm.rank),
-        'new_group': lambda: comm.new_group(range(comm.size)),
-        'barrier': comm.barrier,
-        'finalize': comm.finalize,
-    }
-
-
 OPERATIONS = (
     'bcast', 'gather', 'allgather', 'alltoall', 'scatter', 'allreduce', 'allreduce_many',
     'multi_node_mean', 'reduce', 'reduce_scatter', 'bcast_obj', 'gather_obj', 'allgather_obj',
@@ -118,7 +88,7 @@ OPERATIONS = (
     'check_replicas', 'split', 'new_group', 'barrier', 'finalize')
 
 
-def inside(comm, is_last, call):
+def inside(comm, is_last, operation):
     """Call an operation in which the last rank fails after the consistency check."""
     if is_last:
         for name in ('same', 'gather_equal', 'gather', 'bcast'):
@@ -129,8 +99,11 @@ def inside(comm, is_last, call):
                 fault()
                 return result
             setattr(comm._context.check, name, after)
-    call()
-    if call != comm.finalize:
+    if operation == 'check_replicas':
+        comm.check_replicas(collective_calls.model())
+    else:
+        collective_calls.call(comm, operation)
+    if operation != 'finalize':
         comm.barrier()  # an operation may finish before the others need this rank
 
 
@@ -301,7 +274,7 @@ def main():
     if place in PLACES:
         PLACES[place](comm, is_last)
     else:
-        inside(comm, is_last, operations(comm)[place])
+        inside(comm, is_last, place)
 
 
 if __name__ == '__main__':

@@ -1,17 +1,11 @@
 """Some programs of correct_programs.py; ``tox -e full`` runs more."""
 
-import importlib.util
-import pathlib
 
 import pytest
+from reliability import correct_programs
 
 pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.limit(240)]
-
-_spec = importlib.util.spec_from_file_location(
-    'correct_programs', pathlib.Path(__file__).with_name('correct_programs.py'))
-correct_programs = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(correct_programs)
 
 
 @pytest.mark.sample(2)

@@ -1,19 +1,12 @@
 """Some deadlocks of deadlocks.py; ``tox -e full`` runs all of them."""
 
-import importlib
-import pathlib
 import sys
 
 import pytest
+from reliability import deadlocks
 
 pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.limit(120)]
-
-HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE))
-deadlocks = importlib.import_module('deadlocks')
-deadlock_case = importlib.import_module('deadlock_case')
-sys.path.remove(str(HERE))
 
 #: One of each kind: a message, objects, any source, communicators, functions, an optimizer.
 SAMPLE = [
@@ -34,7 +27,7 @@ def test_deadlock_is_reported(job):
 
 
 def test_the_catalogue():
-    cases = deadlock_case.CASES
+    cases = deadlocks.CASES
     assert {*SAMPLE} <= {job[:3] for job in deadlocks.jobs()}
     assert {n for case in cases.values() for n in case.ranks} == {2, 3, 4}
     for name, case in cases.items():
@@ -70,7 +63,7 @@ RIGHT = [
     (lambda waits: ['something else'], 'other message'),
 ])
 def test_reports_are_checked(change, problem):
-    case = deadlock_case.CASES['another tag']
+    case = deadlocks.CASES['another tag']
     lines = [case.waits()[rank][0].line.partition(':')[2] for rank in range(2)]
     waits = [text.format(line) for text, line in zip(RIGHT, lines, strict=True)]
     found = deadlocks.problem_of_report(case, report('; '.join(change(waits))))
@@ -78,7 +71,7 @@ def test_reports_are_checked(change, problem):
 
 
 def test_other_messages_are_problems():
-    case = deadlock_case.CASES['another tag']
+    case = deadlocks.CASES['another tag']
     assert deadlocks.problem_of_report(case, '') == '0 messages'
     text = 'chainermn: rank 0 of 2 (host h, process 5) aborts the job: no progress for 60 s\n'
     assert deadlocks.problem_of_report(case, text) == 'other message'

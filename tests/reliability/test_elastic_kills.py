@@ -1,11 +1,7 @@
 """A few kills of elastic_kills.py."""
-import importlib.util
-import pathlib
-
 import pytest
 import virtual_hosts
-
-PATH = pathlib.Path(__file__).with_name('elastic_kills.py')
+from reliability import elastic_kills as kills
 
 
 @pytest.mark.full
@@ -14,8 +10,5 @@ PATH = pathlib.Path(__file__).with_name('elastic_kills.py')
 def test_no_sample_is_lost():
     if reason := virtual_hosts.why_not():
         pytest.skip(reason)
-    spec = importlib.util.spec_from_file_location('elastic_kills', PATH)
-    kills = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kills)
     counts = kills.run(kills=3, jobs=1, seed=1)
     assert counts['kills'] == 3

@@ -1,18 +1,12 @@
 """Every way and every place of the fault matrix once; ``tox -e full`` runs all cases."""
 
-import importlib.util
 import itertools
-import pathlib
 
 import pytest
+from reliability import fault_matrix
 
 pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.limit(120)]
-
-_spec = importlib.util.spec_from_file_location(
-    'fault_matrix', pathlib.Path(__file__).with_name('fault_matrix.py'))
-fault_matrix = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(fault_matrix)
 
 
 def diagonal():

@@ -3,21 +3,14 @@
 These are some of the programs of last_operations.py, which runs hundreds.
 """
 
-import importlib.util
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
+from jobs import run_job
+from reliability import last_operations
 
 pytestmark = [pytest.mark.mpi_skip,
               pytest.mark.limit(180)]
-
-_spec = importlib.util.spec_from_file_location(
-    'last_operations', pathlib.Path(__file__).with_name('last_operations.py'))
-last_operations = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(last_operations)
 
 #: The watchdog of an earlier version ended most of these jobs.
 SEEDS = [10, 11, 12, 13, 16, 23, 24, 27, 31, 32, 33, 34, 35, 36]
@@ -82,20 +75,13 @@ def test_all_operations_are_covered():
 
 @pytest.mark.slow
 def test_program_that_collects_results(tmp_path):
-    script, written = tmp_path / 'script.py', tmp_path / 'results.json'
-    script.write_text(PROGRAM)
-    done = subprocess.run(['mpiexec', '-n', '3', sys.executable, script, written], text=True,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT)
+    written = tmp_path / 'results.json'
+    done = run_job(tmp_path, PROGRAM, str(written), ranks=3, limit=100)
     assert (done.returncode, done.stdout) == (0, '')
     assert json.loads(written.read_text()) == [10, 11, 12]
 
 
 @pytest.mark.slow
 def test_receiver_that_unpickles(tmp_path):
-    script = tmp_path / 'script.py'
-    script.write_text(UNPICKLES)
-    done = subprocess.run(['mpiexec', '-n', '2', sys.executable, script], text=True,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT)
+    done = run_job(tmp_path, UNPICKLES, limit=100)
     assert (done.returncode, done.stdout) == (0, '')

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import chainermn
-from chainermn._diagnostics import flight_recorder
 from chainermn._diagnostics.deadlocks.rank_state import Kind, Progress, RankState, ThreadState, Wait
 from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 from chainermn._operations.call import Call
@@ -15,13 +13,6 @@ WORLD = ('FlightRecord', (0, 1, 2), 1)
 OTHER = ('FlightRecord', (0, 1, 2), 2)
 MESSAGES = ('MessageRecord', (0, 1, 2), 1)
 needs_others = pytest.mark.skipif(SIZE < 2, reason='needs another rank')
-
-
-@pytest.fixture
-def own():
-    comm = chainermn.create_communicator('naive')
-    yield comm
-    comm.finalize()
 
 
 def state(*waits, entered=None, sent=None, received=None, receiving=None, created=0,
@@ -149,17 +140,17 @@ def call_of(operation):
     return call
 
 
-def test_a_collective_is_waited_for_by_its_number(own):
-    own.barrier()
-    calls, messages = own._flight_records()
+def test_a_collective_is_waited_for_by_its_number(naive):
+    naive.barrier()
+    calls, messages = naive._flight_records()
     assert calls.count == calls.entered
     assert Wait.of(calls, call_of('barrier')) == Wait(Kind.COLLECTIVE, calls.key, calls.count)
     assert Wait.of(messages, call_of('barrier')) is None  # no message
 
 
 @needs_others
-def test_a_message_is_waited_for_by_its_call(own):
-    calls, messages = own._flight_records()
+def test_a_message_is_waited_for_by_its_call(naive):
+    calls, messages = naive._flight_records()
 
     recorded = messages.record_message
 
@@ -175,25 +166,15 @@ def test_a_message_is_waited_for_by_its_call(own):
         Kind.RECEIVE, messages.key, 0, -2, -1)
     assert Wait.of(messages, call_of('waitall')) is None  # which calls wait
     messages.sent.clear()
-    own.barrier()
+    naive.barrier()
 
 
 @needs_others
-def test_messages_are_counted_before_they_leave_and_after_they_are_received(own):
-    own.isend(np.zeros(1), (own.rank + 1) % SIZE, 3)
-    before = (own.rank - 1) % SIZE
-    own.recv(before, 3)
-    key, progress = own._flight_records()[1].key, Progress.own()
-    assert progress.sent[key] == {((own.rank + 1) % SIZE, 3): 1}
+def test_messages_are_counted_before_they_leave_and_after_they_are_received(naive):
+    naive.isend(np.zeros(1), (naive.rank + 1) % SIZE, 3)
+    before = (naive.rank - 1) % SIZE
+    naive.recv(before, 3)
+    key, progress = naive._flight_records()[1].key, Progress.own()
+    assert progress.sent[key] == {((naive.rank + 1) % SIZE, 3): 1}
     assert progress.received[key] == {(before, 3): 1}
-    own.barrier()
-
-
-def test_create_communicator_waits_for_ranks_that_have_not_called_it():
-    calls = flight_recorder.CreationRecord(MPI.COMM_WORLD)
-    try:
-        n = flight_recorder.creations()[calls.ranks]
-        assert Wait.of(calls, call_of('create_communicator')) == Wait(Kind.CREATION, calls.key, n)
-        assert Progress.own().creations[calls.ranks] == n
-    finally:
-        flight_recorder.creations()[calls.ranks] -= 1  # as none has been created
+    naive.barrier()
