@@ -19,11 +19,6 @@ pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:Deprecatio
 GLOBAL_BATCH, STEPS = 12, 4
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
-
-
 def some_of(comm, n):
     """A communicator of the first n ranks, and None on the others."""
     part = comm.split(int(comm.rank >= n), comm.rank)
