@@ -169,16 +169,6 @@ def test_another_optimizer(comm, where, width):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize('width', [8, 11])
-def test_a_new_optimizer(comm, where, width):
-    def train(run):
-        run.after_failure(where)
-        run.update(run.optimizer(width), 3)
-
-    as_without(comm, train)
-
-
-@pytest.mark.sample(3)
 def test_then_join(comm, where):
     """Ranks without batches of their own take part in the updates of others."""
     def train(run):

@@ -145,22 +145,16 @@ def test_two_optimizers_of_one_communicator(comm, options):
     assert_in_step(comm, first, second)
 
 
-def test_an_optimizer_made_anew(comm, options):
+@pytest.mark.parametrize('new', ['optimizer', 'model'])
+def test_a_new_optimizer_or_model(comm, options, new):
     optimizer = make(comm, **options)
     update(optimizer, 3)
     if comm.rank == comm.size - 1:
         fail(optimizer)
-    optimizer = make(comm, **options)
-    update(optimizer, 5)
-    assert_in_step(comm, optimizer)
-
-
-def test_another_model(comm, options):
-    optimizer = make(comm, **options)
-    update(optimizer, 3)
-    if comm.rank == comm.size - 1:
-        fail(optimizer)
-    optimizer.setup(chainer.Sequential(L.Linear(3, 2)))
+    if new == 'optimizer':
+        optimizer = make(comm, **options)
+    else:
+        optimizer.setup(chainer.Sequential(L.Linear(3, 2)))
     update(optimizer, 5)
     assert_in_step(comm, optimizer)
 

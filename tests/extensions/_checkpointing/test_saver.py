@@ -12,18 +12,15 @@ def names(comm, tmp_path):
     return SaveNames(comm.bcast_obj(str(tmp_path)), lambda number, rank: f'run.{rank}.{number}')
 
 
-def make_saver(comm, names, keep=1, is_alone=False):
-    writers = [0] if is_alone else list(range(comm.size))
-
+def make_saver(comm, names):
     def find_obsolete(save):
-        return [i for i in names.find(0) if i <= save.iteration][:-keep]
+        return [i for i in names.find(0) if i <= save.iteration][:-1]
 
-    return Saver(comm, 'the state', writers, find_obsolete, is_alone)
+    return Saver(comm, 'the state', range(comm.size), find_obsolete)
 
 
-def save_of(comm, names, iteration, on_written=None):
-    return Save(iteration, names.path(iteration, comm.rank), {'x': np.arange(10)}, names=names,
-                on_written=on_written)
+def save_of(comm, names, iteration):
+    return Save(iteration, names.path(iteration, comm.rank), {'x': np.arange(10)}, names=names)
 
 
 def found(comm, names):
@@ -38,18 +35,6 @@ def save(comm, names, saver, iteration):
     saver.start(save_of(comm, names, iteration))
     saver.background.wait()
     return found(comm, names)
-
-
-def test_an_only_writer_removes_them_at_once(comm, names):
-    saver = make_saver(comm, names, is_alone=True)
-    if comm.rank == 0:
-        done = []
-        for iteration in (1, 2):
-            saver.wait()
-            saver.start(save_of(comm, names, iteration, lambda: done.append(1)))
-        saver.wait()
-        assert list(names.find(0)) == [2]
-        assert len(done) == 2 and saver.pop_failure() is None
 
 
 def test_the_memory_of_a_save_is_free_when_it_is_written(comm, names):
