@@ -213,15 +213,6 @@ def test_another_version_of_chainer(version, monkeypatch):
     assert problem is None or 'Chainer 6.0.0 is installed, but' in problem.text
 
 
-@pytest.mark.full
-@alone
-def test_text_output():
-    status, out, err = check(ranks=2)
-    assert (status, err) == (0, '')
-    assert out.startswith('Software\n') and out.count('Software') == 1
-    assert out.rstrip().endswith('All required checks passed')
-
-
 @alone
 def test_communicator_that_fails_on_one_rank():
     status, out, err = check(ranks=3, code='''

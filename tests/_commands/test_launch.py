@@ -1,6 +1,5 @@
 """chainermn.launch: results by rank, the error of the first failed rank, no leftover process."""
 
-import json
 import os
 import pathlib
 import signal
@@ -20,8 +19,6 @@ from chainermn._process import launcher
 
 # Some of the tests launch while MPI is initialized in this process, by shared_fixtures.py.
 pytestmark = pytest.mark.mpi_skip
-
-EXAMPLES = pathlib.Path(__file__).parents[1] / 'examples'
 
 
 @pytest.fixture(autouse=True)
@@ -379,34 +376,3 @@ def test_serialization_round_trip(tmp_path, x):
         if isinstance(mine, np.ndarray):
             assert theirs.dtype == mine.dtype and theirs.shape == mine.shape
             assert theirs.flags.writeable and theirs.flags.aligned
-
-
-@pytest.mark.full  # tox -e docs runs it as well
-def test_the_notebook(tmp_path):
-    pytest.importorskip('nbclient', reason='needs nbclient')
-    pytest.importorskip('ipykernel', reason='needs ipykernel')
-    # In a process of its own, as Jupyter's libraries warn.
-    code = '''
-import sys, nbformat, nbclient
-notebook = nbformat.read(sys.argv[1], as_version=4)
-nbclient.NotebookClient(notebook, timeout=50, kernel_name='python3').execute()
-print(nbformat.writes(notebook))
-'''
-    done = subprocess.run(
-        [sys.executable, '-c', code, EXAMPLES / 'launch' / 'digits.ipynb'], cwd=tmp_path,
-        timeout=seconds(55), text=True, capture_output=True,
-        env=os.environ | {'OMP_NUM_THREADS': '1', 'IPYTHONDIR': str(tmp_path),
-                          'JUPYTER_CONFIG_DIR': str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    cells = [cell for cell in json.loads(done.stdout)['cells'] if cell['cell_type'] == 'code']
-    text = [''.join(''.join(output.get('text', '')) for output in cell['outputs'])
-            for cell in cells]
-    assert [line.partition(':')[0] for line in text[2].splitlines()] == [
-        'epoch 5', 'epoch 10', 'epoch 15', 'epoch 20']
-    first, second = text[3].splitlines()
-    assert float(first[-5:]) > 0.9 and first[-5:] == second[-5:]
-    (error,) = (output for output in cells[4]['outputs'] if output['output_type'] == 'error')
-    assert error['ename'] == 'ValueError'
-    assert error['evalue'].startswith('no digits left [rank 1 of 2 (host ')
-    # The source of the cell, as seen in the process that failed.
-    assert "raise ValueError('no digits left')\nValueError" in ''.join(error['traceback'])

@@ -1,9 +1,7 @@
 """Chainer's iterators give every example, in order, however their processes start."""
 
-import itertools
 import sys
 
-import chainer
 import numpy as np
 import pytest
 from chainer import iterators
@@ -93,39 +91,6 @@ def test_multithread_iterator(options):
     iterator = iterators.MultithreadIterator(list(range(10)), 3, **options)
     assert epochs(iterator) == serial
     iterator.finalize()
-
-
-@pytest.mark.parametrize('kind', [iterators.SerialIterator, iterators.MultithreadIterator])
-def test_every_example_once(kind):
-    iterator = kind(list(range(10)), 4, repeat=False)
-    batches = list(iterator)
-    assert [len(batch) for batch in batches] == [4, 4, 2]
-    assert sorted(itertools.chain(*batches)) == list(range(10))
-    iterator.reset()
-    assert sorted(itertools.chain(*iterator)) == list(range(10))
-    iterator.finalize()
-
-
-@pytest.mark.parametrize('kind', [iterators.SerialIterator, iterators.MultithreadIterator])
-def test_resumes_within_an_epoch(kind):
-    one = kind(list(range(10)), 3)
-    for _ in range(5):
-        one.next()
-    written = chainer.serializers.DictionarySerializer()
-    one.serialize(written)
-    other = kind(list(range(10)), 3)
-    other.serialize(chainer.serializers.NpzDeserializer(written.target))
-    assert (other.epoch, other.epoch_detail) == (one.epoch, one.epoch_detail)
-    assert other.next() == one.next()
-    for iterator in (one, other):
-        iterator.finalize()
-
-
-@pytest.mark.parametrize('sampler', [
-    iterators.ShuffleOrderSampler(np.random.RandomState(3)), lambda order, position: np.arange(10)])
-def test_order_samplers(sampler):
-    iterator = iterators.SerialIterator(list(range(10)), 5, order_sampler=sampler)
-    assert sorted(iterator.next() + iterator.next()) == list(range(10))
 
 
 KILLED = '''

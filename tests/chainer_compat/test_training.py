@@ -14,8 +14,6 @@ from chainer.training import extensions
 pytestmark = pytest.mark.mpi_skip
 
 EPOCHS = 3
-WRITERS = ['SimpleWriter', 'ThreadWriter', 'ThreadQueueWriter', 'ProcessWriter',
-           'ProcessQueueWriter']
 
 
 def pairs():
@@ -125,43 +123,6 @@ def test_shifts(trained, extension, values):
     assert of.optimizer.lr == pytest.approx(values[12])
 
 
-@pytest.mark.parametrize('writer', WRITERS)
-@pytest.mark.filterwarnings('ignore:.* multi-threaded, use of fork:DeprecationWarning')
-def test_resumed_training_goes_on_as_if_nothing_had_happened(trained, tmp_path, writer):
-    whole = trained().extend(extensions.LogReport()).run()
-
-    def half(epochs, random=None):
-        writing = getattr(extensions.snapshot_writers, writer)()
-        of = trained(epochs=epochs).extend(extensions.LogReport())
-        of.extend(extensions.snapshot(
-            writer=writing, filename='at_{.updater.iteration}', n_retains=1, autoload=True))
-        return of.extend(_Restore(random), name='restore')
-
-    first = half(2).run()
-    state = np.random.get_state()
-    assert tmp_path.joinpath('at_8').exists()
-    second = half(3, state).run()
-    assert first.losses + second.losses == whole.losses
-    for a, b in zip(second.model.params(), whole.model.params(), strict=True):
-        np.testing.assert_array_equal(a.array, b.array)
-    logs = [of.trainer.get_extension('LogReport').log for of in (second, whole)]
-    assert [line['main/loss'] for line in logs[0]] == [line['main/loss'] for line in logs[1]]
-
-
-class _Restore(training.Extension):
-    """Puts NumPy's random state back, which no snapshot holds."""
-
-    def __init__(self, random):
-        self.random = random
-
-    def initialize(self, trainer):
-        if self.random is not None:
-            np.random.set_state(self.random)
-
-    def __call__(self, trainer):
-        pass
-
-
 class Score(extensions.Evaluator):
     """Has no iterator, like the evaluators of BLEU scores in examples."""
 
@@ -198,9 +159,3 @@ def test_a_non_number_fails(trained):
     of.model.predictor[0].W.array[0, 0] = np.nan
     with pytest.raises(RuntimeError, match='diverge'), np.errstate(invalid='ignore'):
         of.run()
-
-
-def test_value_observations(trained, tmp_path):
-    of = trained().extend(extensions.observe_value('answer', lambda trainer: 42))
-    of.extend(extensions.LogReport()).run()
-    assert json.loads(tmp_path.joinpath('log').read_text())[0]['answer'] == 42

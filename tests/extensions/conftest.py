@@ -1,8 +1,15 @@
-"""Folders, and a gate in front of the thread that writes checkpoints and snapshots."""
+"""A communicator, folders, and a gate in front of the thread that writes saves."""
 
 import threading
 
 import pytest
+
+import chainermn
+
+
+@pytest.fixture(scope='module')
+def comm():
+    return chainermn.create_communicator('naive')
 
 
 class Gate:

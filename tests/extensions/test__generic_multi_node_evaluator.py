@@ -82,25 +82,6 @@ def test_eval_func_is_called_instead_of_the_target(comm):
     assert evaluator() == ([3] * comm.size if comm.rank == 0 else None)
 
 
-def test_an_error_of_the_target_on_one_rank_is_raised_on_all(comm):
-    target = fails if comm.rank == comm.size - 1 else lambda x: 0
-    with pytest.raises(OSError, match='cannot evaluate'):
-        GenericMultiNodeEvaluator(comm, iterator_over([1, 2, 3]), target)()
-    comm.barrier()
-
-
-def test_tuples_and_dicts_become_arguments(comm):
-    class Pairs(Collect):
-        def calc_local(self, x, t):
-            return x.tolist(), t.tolist()
-
-    pairs = [(np.float32(1), np.int32(2))] * 2
-    dicts = [{'t': np.int32(2), 'x': np.float32(1)}] * 2
-    for data in (pairs, dicts):
-        result = Pairs(comm, iterator_over(data), None)()
-        assert result == ([([1, 1], [2, 2])] * comm.size if comm.rank == 0 else None)
-
-
 def test_progress_hook_is_called_on_the_root(comm):
     batches = []
     Collect(comm, iterator_over([1, 2, 3]), lambda x: 0, progress_hook=batches.append)()

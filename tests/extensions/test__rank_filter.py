@@ -2,14 +2,7 @@
 import io
 import logging
 
-import pytest
-
 import chainermn
-
-
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
 
 
 def shown(rank_filter):

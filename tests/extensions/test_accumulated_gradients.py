@@ -120,27 +120,6 @@ def test_another_number_of_ranks_continues(comm, folder, way, n_accumulations, a
     comm.barrier()
 
 
-@pytest.mark.mpi(min_size=2)
-def test_a_trainer_on_another_number_of_ranks(comm, folder):
-    few = comm.split(int(comm.rank > 0), comm.rank)
-    saved, end = 3, UPDATES + 1  # the first update broadcasts
-    for group, stop in [(comm, saved)] + [(few, end)] * (comm.rank == 0):
-        model, optimizer = make(group, 3)
-        updates = chainer.iterators.SerialIterator(range(-1, UPDATES), 1, shuffle=False)
-        updater = chainer.training.updaters.StandardUpdater(
-            updates, optimizer, converter=lambda batch, device: batch[0],
-            loss_func=lambda update, model=model, n=EXAMPLES // group.size, rank=group.rank: model(
-                update, examples_of(max(update, 0))[n * rank:n * (rank + 1)]))
-        trainer = chainer.training.Trainer(updater, (stop, 'iteration'), out=folder)
-        checkpointer = chainermn.create_multi_node_checkpointer('run', group, path=folder)
-        resumed = checkpointer.maybe_load(trainer, optimizer)
-        assert resumed == (None if stop == saved else saved)
-        trainer.run()
-        if stop == saved:
-            checkpointer.save(trainer, saved)
-    check(comm.bcast_obj(model if comm.rank == 0 else None), 3)
-
-
 def test_a_smaller_number_of_accumulations_averages_all_of_them(comm, folder):
     model, optimizer = make(comm, 4)
     optimizer.update(model, 0, np.ones((1, 300)))  # broadcasts

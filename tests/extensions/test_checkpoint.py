@@ -3,24 +3,17 @@ import contextlib
 import os
 import re
 import resource
-import signal
-import subprocess
-import sys
 
 import chainer
 import numpy as np
 import pytest
-from mpi4py import MPI
 from shared_fixtures import create
-from time_limits import seconds
 
 import chainermn
 from chainermn._operations.ranks import ranks_text
 from chainermn.extensions._checkpointing.command import verify_folder
 from chainermn.extensions.checkpoint import _CheckpointStats
 from chainermn.iterators import create_synchronized_iterator
-
-WORLD = MPI.COMM_WORLD
 
 
 @pytest.fixture(scope='module', params=[
@@ -84,42 +77,6 @@ def test_a_resumed_run_has_the_same_bits(comm, folder, stop, synchronized):
     trainer.run()
     assert bits(trainer) == expected
     assert comm.allgather_obj(bits(trainer)) == [expected] * comm.size
-
-
-@pytest.mark.parametrize('stop', [1, 4, 6])
-def test_a_resumed_loop_has_the_same_bits(comm, folder, stop):
-    """Without a Trainer: a dictionary of objects is saved."""
-    def train(stop):
-        trainer, optimizer = make_trainer(comm, folder)
-        iterator, model = trainer.updater.get_iterator('main'), optimizer.target
-        state = {'model': model, 'optimizer': optimizer, 'iterator': iterator}
-        checkpointer = checkpointer_of(comm, path=folder)
-        resumed = checkpointer.maybe_load(state)
-        for iteration in range((resumed or 0) + 1, stop + 1):
-            batch = chainer.dataset.concat_examples(iterator.next())
-            optimizer.update(model, *batch)
-            checkpointer.save(state, iteration)
-        return resumed, bits(trainer), checkpointer
-
-    _, expected, checkpointer = train(8)
-    checkpointer.finalize()  # removes the files
-    assert train(stop)[0] is None
-    np.random.seed(99)
-    assert train(8)[:2] == (stop, expected)
-
-
-def test_a_dictionary_on_another_number_of_ranks(comm, folder):
-    model = chainer.links.Linear(2, 2)
-    comm.bcast_data(model)
-    checkpointer_of(comm, path=folder).save({'model': model}, 3)
-    group = comm.split(0 if comm.rank == 0 else 1, comm.rank)
-    if comm.rank == 0:
-        loaded = chainer.links.Linear(2, 2)
-        with (pytest.warns(RuntimeWarning, match='saved by') if comm.size > 1
-              else contextlib.nullcontext()):
-            assert checkpointer_of(group, path=folder).maybe_load({'model': loaded}) == 3
-        np.testing.assert_array_equal(loaded.W.array, model.W.array)
-    comm.barrier()
 
 
 def test_rank_0_logs_the_iteration(comm, folder, caplog):
@@ -248,51 +205,6 @@ def test_files_do_not_accumulate_if_a_job_often_restarts(comm, folder):
     assert complete(folder) == [7, 8]
 
 
-def test_a_dot_in_the_name(comm, folder):
-    model = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, name='resnet.v1.5', path=folder).save(model, 7)
-    loaded = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, name='resnet.v1', path=folder).maybe_load(loaded)
-    assert (loaded.W.array != model.W.array).any()
-    checkpointer_of(comm, name='resnet.v1.5').maybe_load(loaded, path=folder)
-    np.testing.assert_array_equal(loaded.W.array, model.W.array)
-
-
-def test_the_newest_common_iteration_is_loaded(comm, folder):
-    checkpointer = checkpointer_of(comm, path=folder)
-    models = [chainer.links.Linear(2, 2) for _ in range(3)]
-    for iteration, model in enumerate(models):
-        checkpointer.save(model, iteration)
-    comm.barrier()
-    if comm.rank == comm.size - 1:
-        os.remove(f'{folder}/run.{comm.rank}.2')
-    loaded = chainer.links.Linear(2, 2)
-    # Without the only file, there is no checkpoint.
-    with (warns_rank_0(comm, rf'rank {comm.size - 1}: .*run.{comm.size - 1}.2: is missing')
-          if comm.size > 1 else contextlib.nullcontext()):
-        checkpointer_of(comm, path=folder).maybe_load(loaded)
-    np.testing.assert_array_equal(loaded.W.array, models[1].W.array)
-
-
-def test_a_damaged_file_is_skipped(comm, folder):
-    checkpointer = checkpointer_of(comm, path=folder)
-    models = [chainer.links.Linear(2, 2) for _ in range(2)]
-    for iteration, model in enumerate(models):
-        checkpointer.save(model, iteration)
-    with open(f'{folder}/run.{comm.rank}.1', 'r+b') as file:
-        file.truncate(50)
-    loaded = chainer.links.Linear(2, 2)
-    with warns_rank_0(comm, 'skipped the save of(.|\n)*rank 0: .*run.0.1: File is not a zip file'):
-        checkpointer_of(comm, path=folder).maybe_load(loaded)
-    np.testing.assert_array_equal(loaded.W.array, models[0].W.array)
-
-
-def test_nothing_to_load(comm, folder):
-    trainer, optimizer = make_trainer(comm, folder)
-    checkpointer_of(comm).maybe_load(trainer, optimizer)
-    assert trainer.updater.iteration == 0
-
-
 @pytest.mark.parametrize('error', [RuntimeError, KeyboardInterrupt])
 def test_after_an_error_the_files_stay(comm, folder, error):
     def fail(trainer):
@@ -305,23 +217,6 @@ def test_after_an_error_the_files_stay(comm, folder, error):
         trainer.run()
     comm.barrier()
     assert f'run.{comm.rank}.3' in names(folder)
-
-
-@pytest.mark.skipif(os.geteuid() == 0 and sys.platform != 'linux', reason='takes /proc')
-def test_an_error_of_one_rank_while_saving_is_raised_on_all(comm, folder):
-    """The training state is untouched, and older checkpoints stay."""
-    model = chainer.links.Linear(2, 2)
-    checkpointer_of(comm, path=folder).save(model, 1)
-    path = '/proc/no-files-here' if comm.rank == comm.size - 1 else folder
-    checkpointer = checkpointer_of(comm)
-    checkpointer.path = path  # as a trainer sets it
-    with pytest.raises(OSError, match=f'rank {comm.size - 1}') as caught:
-        checkpointer.save(model, 2)
-    assert comm.allgather_obj(str(caught.value)) == [str(caught.value)] * comm.size
-    loaded = chainer.links.Linear(2, 2)
-    with warns_rank_0(comm, 'iteration 2') if comm.size > 1 else contextlib.nullcontext():
-        checkpointer_of(comm, path=folder).maybe_load(loaded)
-    np.testing.assert_array_equal(loaded.W.array, model.W.array)
 
 
 class Gated(chainer.Chain):
@@ -347,35 +242,6 @@ def test_the_state_at_the_call_is_saved(comm, folder, gate):
     loaded = Gated(None)
     checkpointer.maybe_load(loaded)
     assert loaded.linear.W.array.tobytes() == expected
-
-
-def test_a_trainer_continues_while_a_checkpoint_is_written(comm, folder, gate):
-    """The resumed run has the bits of the saved iteration."""
-    trainer, _ = make_trainer(comm, folder)
-    trainer.run()
-    expected = bits(trainer)
-
-    first, _ = make_trainer(comm, folder, (7, 'iteration'))
-    iterator = first.updater.get_iterator('main')
-
-    def serialize(serializer):
-        serializer('gate', np.array(gate, dtype=object))  # the first thing in the file
-        type(iterator).serialize(iterator, serializer)
-
-    iterator.serialize = serialize
-    checkpointer = checkpointer_of(comm, allow_pickle=True)
-    checkpointer.finalize = lambda: None
-    first.extend(checkpointer, trigger=(4, 'iteration'))
-    first.run()
-    assert first.updater.iteration == 7 and f'run.{comm.rank}.4' not in names(folder)
-    gate.is_open.set()
-
-    trainer, optimizer = make_trainer(comm, folder)
-    np.random.seed(99)
-    checkpointer_of(comm, allow_pickle=True).maybe_load(trainer, optimizer, path=folder)
-    assert trainer.updater.iteration == 4
-    trainer.run()
-    assert bits(trainer) == expected
 
 
 def test_older_files_stay_until_the_newer_save_is_complete(comm, folder, gate):
@@ -524,85 +390,6 @@ def test_no_folder(comm):
         checkpointer_of(comm).save(chainer.links.Linear(2, 2), 1)
 
 
-SCRIPT = '''
-import os, signal, sys
-import chainer, chainermn
-sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[1])))  # for time_limits
-import importlib.util
-spec = importlib.util.spec_from_file_location('tests_of_checkpoint', sys.argv[1])
-tests = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tests)
-comm = chainermn.create_communicator('naive')
-folder, victim, when, moment = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-trainer, optimizer = tests.make_trainer(comm, folder)
-checkpointer = chainermn.create_multi_node_checkpointer('run', comm, allow_pickle=True)
-trainer.extend(checkpointer, trigger=(1, 'iteration'))
-checkpointer.maybe_load(trainer, optimizer)
-os.write(1, f'starts at {trainer.updater.iteration}\\n'.encode())  # in one piece
-
-class Kill:
-    def __deepcopy__(self, memo):
-        return self
-
-    def __reduce__(self):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-class Die(chainer.training.Extension):
-    trigger = 1, 'iteration'
-
-    def is_time(self):
-        return comm.rank == victim and trainer.updater.iteration == when
-
-    def __call__(self, trainer):
-        if self.is_time() and moment != 'writing':
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def serialize(self, serializer):
-        if self.is_time() and moment == 'writing':
-            serializer('kill', tests.np.array(Kill(), dtype=object))
-
-trainer.extend(Die(), priority={'before': 1000}.get(moment, -1000))
-trainer.run()
-os.write(1, f"ends with {hash(b''.join(tests.bits(trainer)))}\\n".encode())
-'''
-
-
-def run_script(folder, victim=-1, when=0, moment='never'):
-    script = folder / 'script.py'
-    script.write_text(SCRIPT)
-    return subprocess.run(
-        ['mpiexec', '-n', '2', sys.executable, str(script), __file__, str(folder / 'out'),
-         str(victim), str(when), moment],
-        capture_output=True, text=True, timeout=seconds(50),
-        env={**os.environ, 'PYTHONHASHSEED': '0'})
-
-
-@pytest.fixture(scope='module')
-def undisturbed_run(tmp_path_factory):
-    """Return the result of an undisturbed run."""
-    done = run_script(tmp_path_factory.mktemp('undisturbed'))
-    assert done.returncode == 0, done.stderr
-    return set(re.findall(r'ends with (-?\d+)', done.stdout))
-
-
-@pytest.mark.sample(1)
-@pytest.mark.mpi_skip
-@pytest.mark.parametrize('victim, when, moment', [
-    (0, 1, 'before'), (1, 4, 'before'), (0, 7, 'after'), (1, 12, 'after'), (0, 5, 'writing'),
-    (1, 12, 'writing')])
-def test_a_killed_run_resumes_with_the_same_bits(
-        tmp_path, undisturbed_run, victim, when, moment):
-    """Killed before or after the iteration's checkpoint is taken, or while it is written."""
-    killed = run_script(tmp_path, victim, when, moment)
-    assert killed.returncode != 0 and 'ends with' not in killed.stdout
-    again = run_script(tmp_path)
-    assert again.returncode == 0, again.stderr
-    start = int(re.search(r'starts at (\d+)', again.stdout)[1])
-    assert when - 2 <= start <= when
-    assert len(undisturbed_run) == 1
-    assert set(re.findall(r'ends with (-?\d+)', again.stdout)) == undisturbed_run
-
-
 # --- another number of ranks ------------------------------------------------------------------
 
 def some_of(comm, n):
@@ -613,41 +400,6 @@ def some_of(comm, n):
 
 def resized(comm, match='saved by . ranks and is loaded on'):
     return warns_rank_0(comm, match)
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize('synchronized', [False, True])
-@pytest.mark.parametrize('way', ['more', 'fewer'])
-def test_another_number_of_ranks_resumes_with_the_same_model(comm, folder, way, synchronized):
-    few = some_of(comm, comm.size - 1)
-    before, after = (few, comm) if way == 'more' else (comm, few)
-    saved = None
-    if before is not None:
-        trainer, _ = make_trainer(before, folder, (5, 'iteration'), synchronized)
-        checkpointer = checkpointer_of(before)
-        checkpointer.finalize = lambda: None  # as if the run had been killed
-        trainer.extend(checkpointer, trigger=(1, 'iteration'))
-        trainer.extend(chainer.training.extensions.ExponentialShift('lr', 0.9),
-                       trigger=(2, 'iteration'))
-        trainer.run()
-        updater = trainer.updater
-        saved = bits(trainer), updater.epoch_detail, updater.get_optimizer('main').lr
-        checkpointer._saver.wait()
-    saved = comm.bcast_obj(saved)
-    if after is not None:
-        trainer, optimizer = make_trainer(after, folder, (6, 'iteration'), synchronized)
-        trainer.extend(chainer.training.extensions.ExponentialShift('lr', 0.9),
-                       trigger=(2, 'iteration'))
-        with resized(after):
-            checkpointer_of(after).maybe_load(trainer, optimizer, path=folder)
-        updater = trainer.updater
-        assert bits(trainer) == saved[0] and updater.iteration == 5
-        length = len(updater.get_iterator('main').dataset)
-        assert saved[1] - 1 / length <= updater.epoch_detail <= saved[1]
-        trainer.run()
-        assert after.allgather_obj(bits(trainer)) == [bits(trainer)] * after.size
-        assert optimizer.t == 5 and optimizer.lr == pytest.approx(saved[2] * 0.9)  # one broadcast
-    comm.barrier()
 
 
 def save_on(comm, folder, model, iteration=1):
@@ -794,33 +546,6 @@ def test_a_failed_checkpoint_leaves_the_training_as_it_was(comm, folder):
     assert bits(trainer) == expected
 
 
-@pytest.mark.mpi_skip
-def test_a_full_disk_leaves_the_training_as_it_was(comm, tmp_path):
-    """A real one; the next checkpoint with enough space is complete."""
-    done = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=5m', 'tmpfs', str(tmp_path)],
-                          capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f'needs to mount: {done.stderr.strip()}')
-    try:
-        trainer, _ = make_trainer(comm, str(tmp_path), (2, 'iteration'))
-        large = large_model()
-        trainer.updater.get_optimizer('main').target.add_link('large', large)
-        trainer.run()
-        checkpointer = checkpointer_of(comm, path=str(tmp_path))
-        checkpointer.save(trainer, 1)
-        (tmp_path / 'other').write_bytes(bytes(1_500_000))
-        before = state_of(trainer)
-        with pytest.raises(OSError, match=r'(?s)iteration 2 was not saved.*run.0.2: .*No space'):
-            checkpointer.save(trainer, 2)
-        assert state_of(trainer) == before and complete(tmp_path) == [1]
-        assert names(tmp_path) == ['other', 'run.0.1']
-        os.remove(tmp_path / 'other')
-        checkpointer.save(trainer, 3)
-        assert complete(tmp_path) == [1, 3]
-    finally:
-        subprocess.run(['umount', '-l', str(tmp_path)], check=True)
-
-
 @pytest.mark.parametrize('operation', ['maybe_load', 'save', 'run'])
 def test_a_folder_with_the_name_of_a_file(comm, folder, operation):
     """Found before time is spent on training."""
@@ -843,75 +568,6 @@ def test_a_folder_with_the_name_of_a_file(comm, folder, operation):
 
 
 # --- one job at a time ------------------------------------------------------------------------
-
-JOB = '''
-import os, sys
-import chainer, chainermn
-comm = chainermn.create_communicator('naive')
-role, folder = sys.argv[1:]
-out = os.path.join(folder, 'out')
-model = chainer.links.Linear(2, 2, initialW=1)
-checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=out)
-try:
-    checkpointer.maybe_load(model)
-except RuntimeError as error:
-    assert len(set(comm.allgather_obj(str(error)))) == 1
-    os.write(1, f'rank {comm.rank}: {error}\\n'.encode())
-    checkpointer.path = None  # as if it had not been made
-    sys.exit(3)
-checkpointer.save(model, int(model.W.array[0, 0]))
-os.write(1, f'saved {model.W.array[0, 0]:.0f}, process {os.getpid()}\\n'.encode())
-if role == 'waits':
-    comm.bcast_obj(sys.stdin.read() if comm.rank == 0 else None)
-    model.W.array += 1
-    checkpointer.save(model, 2)
-'''
-
-
-def start_job(tmp_path, role, ranks=2):
-    script = tmp_path / 'job.py'
-    script.write_text(JOB)
-    return subprocess.Popen(['mpiexec', '-n', str(ranks), sys.executable, str(script), role,
-                             str(tmp_path)], text=True, stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-@pytest.mark.limit(300)
-@pytest.mark.mpi_skip
-def test_a_second_job_with_the_same_name_and_folder_is_refused(tmp_path):
-    """The first one is not disturbed; after it has ended in any way, the next one resumes."""
-    first = start_job(tmp_path, 'waits')
-    printed = first.stdout.readline() + first.stdout.readline()
-    assert printed.count('saved 1') == 2, printed
-    out, err = start_job(tmp_path, 'second').communicate()
-    refused = re.findall(r"rank ([01]): checkpoint 'run' is in use by another job\n  rank 0: "
-                         r'.*tmp-run.0.N.lock is locked by process (\d+) on \S+ since', out)
-    assert sorted(rank for rank, _ in refused) == ['0', '1'], out + err
-    assert {pid for _, pid in refused} <= set(re.findall(r'process (\d+)', printed))
-    out, err = first.communicate('continue')
-    assert first.returncode == 0, out + err
-    assert complete(tmp_path / 'out') == [1, 2]
-    third = start_job(tmp_path, 'waits', ranks=3)
-    printed = ''.join(third.stdout.readline() for _ in range(3))
-    assert printed.count('saved 2') == 3, printed
-    for pid in re.findall(r'process (\d+)', printed):
-        os.kill(int(pid), signal.SIGKILL)
-    out, err = start_job(tmp_path, 'last').communicate()
-    assert out.count('saved 2') == 2, out + err
-    third.communicate()
-    assert not [name for name in os.listdir(tmp_path / 'out') if name.endswith('.lock')]
-
-
-def test_two_names_in_one_folder(comm, folder):
-    models = {name: chainer.links.Linear(2, 2) for name in ('a', 'b')}
-    checkpointers = {name: checkpointer_of(comm, name=name, path=folder) for name in models}
-    for iteration in (1, 2):
-        for name, checkpointer in checkpointers.items():
-            checkpointer.save(models[name], iteration)
-    for name, checkpointer in checkpointers.items():
-        loaded = chainer.links.Linear(2, 2)
-        checkpointer.maybe_load(loaded)
-        np.testing.assert_array_equal(loaded.W.array, models[name].W.array)
 
 
 def test_two_checkpointers_of_one_object_share_a_name(comm, folder):

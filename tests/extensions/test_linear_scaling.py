@@ -103,27 +103,6 @@ def test_decay(comm):
     np.testing.assert_allclose(found[19:], full * 0.01)
 
 
-@pytest.mark.parametrize('stop', [3, 12, 20])
-def test_a_resumed_run_has_the_same_rates(comm, tmp_path, stop):
-    folder = comm.bcast_obj(str(tmp_path))
-
-    def run(iterations):
-        optimizer = Recorder(0.1)
-        trainer = make_trainer(comm, 2, 10, iterations, optimizer)
-        trainer.extend(LinearScaling(comm, 1, 3, decay=lambda epoch: 0.5 ** epoch))
-        checkpointer = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
-        checkpointer.maybe_load(trainer, trainer.updater.get_optimizer('main'))
-        trainer.run()
-        checkpointer.save(trainer, iterations)
-        return optimizer.rates
-
-    first = run(stop)
-    resumed = run(24)
-    uninterrupted = rates(comm, LinearScaling(comm, 1, 3, decay=lambda epoch: 0.5 ** epoch),
-                          iterations=24)
-    assert first + resumed == uninterrupted
-
-
 def test_another_attribute(comm):
     trainer = make_trainer(comm, 2, 10, 6, chainer.optimizers.Adam(alpha=0.01))
     trainer.extend(LinearScaling(comm, 1, 1, attr='alpha'))

@@ -2,7 +2,6 @@
 import types
 import warnings
 
-import chainer
 import pytest
 from shared_fixtures import create
 
@@ -85,21 +84,3 @@ def test_both_names_of_patience_are_refused(comm):
 
 def test_training_length(comm):
     assert MultiNodeEarlyStoppingTrigger(comm).get_training_length() == (100, 'epoch')
-
-
-def test_as_the_stop_trigger_of_a_trainer(comm, tmp_path):
-    """The loss does not change, so training stops after 1 + patience checks."""
-    model = chainer.links.Classifier(chainer.links.Linear(2, 2, initialW=0))
-    optimizer = chainer.optimizers.SGD(0).setup(model)
-    data = chainer.datasets.TupleDataset([[1, 2]] * 4, [0] * 4)
-
-    def convert(batch, device):
-        xs, ts = chainer.dataset.concat_examples(batch, device)
-        return xs.astype('f'), ts.astype('i')
-
-    updater = chainer.training.StandardUpdater(
-        chainer.iterators.SerialIterator(data, 2), optimizer, converter=convert)
-    trigger = MultiNodeEarlyStoppingTrigger(comm, patience=2, max_trigger=(10, 'epoch'))
-    trainer = chainer.training.Trainer(updater, trigger, out=str(tmp_path))
-    trainer.run()
-    assert updater.epoch == 3

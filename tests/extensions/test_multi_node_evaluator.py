@@ -77,14 +77,6 @@ def test_is_the_mean_over_all_examples(comm, n_of_rank, batch_size):
     check_same_on_all_ranks(comm, result)
 
 
-def test_equals_one_process_on_a_scattered_data_set(comm):
-    dataset = values(0, 37)
-    part = chainermn.scatter_dataset(dataset, comm, force_equal_length=False)
-    result = make(comm, part, batch_size=1)()
-    alone = Evaluator(SerialIterator(dataset, 1, repeat=False), Model())()
-    assert result[KEY] == pytest.approx(alone[KEY], rel=1e-12)
-
-
 @pytest.mark.parametrize('iterator_class', [SerialIterator, MultithreadIterator,
                                             MultiprocessIterator])
 def test_no_examples_at_all(comm, iterator_class):

@@ -10,15 +10,10 @@ import pytest
 from chainer.training import extensions
 from mpi4py import MPI
 
-from chainermn import create_communicator, create_multi_node_optimizer
+from chainermn import create_multi_node_optimizer
 from chainermn.extensions import create_multi_node_report
 
 size = MPI.COMM_WORLD.size
-
-
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
 
 
 class Loss(chainer.Chain):
@@ -157,23 +152,6 @@ def test_a_bar_without_a_data_set_to_count(comm, tmp_path):
     trainer.run()
     assert 'examples' not in out.getvalue()
     assert ('iters/sec' in out.getvalue()) == (comm.rank == 0)
-
-
-def test_a_log_continues_after_resuming(comm, tmp_path):
-    def saved_and_loaded(n):
-        log = create_multi_node_report(extensions.LogReport(trigger=(n, 'iteration')), comm)
-        plot = create_multi_node_report(extensions.PlotReport(['main/loss'], filename='x.png'),
-                                        comm)
-        return train(comm, tmp_path, [log, plot], epochs=1), log
-
-    trainer, log = saved_and_loaded(2)  # one iteration is not reported yet
-    path = tmp_path / 'trainer.npz'
-    chainer.serializers.save_npz(path, trainer)
-    other, loaded = saved_and_loaded(2)
-    chainer.serializers.load_npz(path, other)
-    assert loaded.log == log.log and loaded.log
-    assert loaded._summary.compute_mean()['main/loss'] == pytest.approx(
-        4.5 + 10 * (size - 1) / 2)
 
 
 @pytest.mark.mpi(min_size=2)

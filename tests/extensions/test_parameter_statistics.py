@@ -1,14 +1,8 @@
 """Chainer's statistics of parameters whose gradients are accumulated."""
 import chainer
 import numpy as np
-import pytest
 
 import chainermn
-
-
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
 
 
 def test_accumulated_gradients(comm, folder):

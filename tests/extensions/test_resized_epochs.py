@@ -18,11 +18,6 @@ from killed_jobs import make_iterator, make_saver, new_folder, run_loop
 import chainermn
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
-
-
 def run(group, folder, case, end):
     """Train from the last save to an iteration, and save it, as if the job is killed then.
 

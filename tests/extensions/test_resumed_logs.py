@@ -36,11 +36,6 @@ LENGTH = 17  # iterations
 INTERVAL = 5, 'iteration'
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
-
-
 class Model(chainer.Chain):
     def __init__(self):
         super().__init__()

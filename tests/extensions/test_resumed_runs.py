@@ -24,11 +24,6 @@ from chainermn.extensions import (
 LENGTH = 14  # iterations
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
-
-
 TRIGGERS = [
     lambda: (1, 'iteration'), lambda: (2, 'iteration'), lambda: (3, 'iteration'),
     lambda: (1, 'epoch'), lambda: (0.4, 'epoch'),

@@ -4,7 +4,6 @@ The data of a step are the same for any number of ranks that divides the batch, 
 exact, so the number of ranks changes no bit.
 """
 import contextlib
-import os
 
 import chainer
 import numpy as np
@@ -17,11 +16,6 @@ from chainermn.extensions import multi_node_snapshot
 pytestmark = pytest.mark.filterwarnings('ignore:.*multi_node_snapshot:DeprecationWarning')
 
 GLOBAL_BATCH, STEPS = 12, 4
-
-
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
 
 
 def some_of(comm, n):
@@ -137,21 +131,6 @@ def test_more_ranks(comm, folder):
     few = some_of(comm, comm.size - 1)
     expected = comm.bcast_obj(None if few is None else save(few, folder, True))
     assert_equal(comm, resume(comm, folder, True), expected)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_missing_shard_skips_the_checkpoint(comm, folder):
-    save(comm, folder, True)
-    if comm.rank == 0:
-        os.remove(f'{folder}/run.{comm.size - 1}.{STEPS}')
-    comm.barrier()
-    one = some_of(comm, 1)
-    if one is not None:
-        trainer, optimizer = make_trainer(one, folder, True, STEPS)
-        with pytest.warns(RuntimeWarning, match=f'run.{comm.size - 1}.{STEPS}: is missing'):
-            checkpointer_of(one).maybe_load(trainer, optimizer, path=folder)
-        assert trainer.updater.iteration == 0
-    comm.barrier()
 
 
 # --- multi_node_snapshot -------------------------------------------------------------------------

@@ -16,11 +16,6 @@ from chainermn.extensions import TensorBoardWriter
 pytest.importorskip('tensorboardX', exc_type=ImportError)
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
-
-
 def read(folder):
     """The values in the files of a folder: (iteration, value), by key."""
     from tensorboardX.proto.event_pb2 import Event

@@ -3,7 +3,7 @@
 import chainer
 import numpy as np
 import pytest
-from chainer import optimizers, training
+from chainer import optimizers
 
 import chainermn
 
@@ -103,33 +103,6 @@ def test_updates_that_do_not_step(comm):
     assert calls == [0]
 
 
-def test_a_parameter_that_some_updates_do_not_use(comm):
-    optimizer, model = make(comm, 2, optimizers.SGD(1.))
-    model.cleargrads()
-    model(*batch(1), late=True).backward()
-    expected = model.late.W.array - model.late.W.grad / 2 / comm.size
-    optimizer.update(model, *batch(1), late=comm.rank == 0)
-    optimizer.update(model, *batch(2))
-    np.testing.assert_allclose(model.late.W.array, expected)
-
-
-def test_shared_parameters_count_once(comm):
-    model = chainer.Chain()
-    with model.init_scope():
-        model.a = chainer.links.Linear(2, 2, initialW=1)
-        model.b = chainer.links.Linear(2, 2)
-    with model.b.init_scope():
-        model.b.W = model.a.W
-    optimizer = chainermn.create_multi_node_optimizer(
-        optimizers.SGD(0), comm, n_accumulations=2).setup(model)
-    optimizer.update()
-    for grad in (1, 3):
-        model.cleargrads()
-        model.a.W.grad = np.full((2, 2), grad, np.float32)
-        optimizer.update()
-    np.testing.assert_array_equal(model.a.W.grad, np.full((2, 2), 2))
-
-
 def test_float16_is_added_in_float32(comm):
     link = chainer.Link()
     with link.init_scope():
@@ -182,19 +155,6 @@ def test_a_later_broadcast_keeps_what_was_accumulated(comm):
     np.testing.assert_allclose(model.first.W.array, expected)
 
 
-@pytest.mark.parametrize('options', [{}, {'overlap': 'always'}, {'shard_states': True}])
-def test_parameters_without_dimensions(comm, options):
-    link = chainer.Link()
-    with link.init_scope():
-        link.w = chainer.Parameter(np.array(1.))
-    optimizer = chainermn.create_multi_node_optimizer(
-        optimizers.SGD(1.), comm, n_accumulations=2, **options).setup(link)
-    for factor in (0, 3, 5):  # the first update broadcasts
-        optimizer.update(lambda: link.w * factor)  # noqa: B023
-    assert isinstance(link.w.array, np.ndarray)
-    np.testing.assert_array_equal(link.w.array, 1 - 4)
-
-
 def test_dynamic_loss_scaling_skips_a_step_that_overflowed(comm):
     optimizer, model = make(comm, 2)
     optimizer.loss_scaling()
@@ -210,16 +170,6 @@ def test_dynamic_loss_scaling_skips_a_step_that_overflowed(comm):
         optimizer.update()
     np.testing.assert_equal(weights(model), before)
     assert not optimizer.is_safe_to_update()
-
-
-def test_in_a_trainer(comm, tmp_path):
-    optimizer, _ = make(comm, 2)
-    examples = list(zip(*batch(comm.rank), strict=True)) * 4
-    updater = training.updaters.StandardUpdater(
-        chainer.iterators.SerialIterator(examples, 5), optimizer)
-    training.Trainer(updater, (3, 'epoch'), out=str(tmp_path)).run()
-    assert updater.iteration == 12
-    assert optimizer.t == 6
 
 
 @pytest.mark.parametrize('n, kind', [(0, ValueError), (-1, ValueError), (1.5, TypeError),

@@ -56,20 +56,6 @@ def loud(quiet):
     return Loud(quiet, extra=5)
 
 
-def test_reads_go_to_the_wrapped_object(loud, quiet):
-    assert loud.volume == 1
-    assert loud.default == 7
-    assert loud.words is quiet.words
-
-
-def test_declared_names_stay_on_the_proxy(loud, quiet):
-    loud.extra = 6
-    assert loud.extra == 6
-    assert not hasattr(quiet, 'extra')
-    assert loud.quiet is quiet
-    assert loud.speak() == 'QUIET AT 1'
-
-
 def test_writes_go_to_the_wrapped_object_through_its_properties(loud, quiet):
     loud.loudness = 50
     loud.new = 'n'
@@ -92,11 +78,6 @@ def test_subclass_inherits_what_is_declared(quiet):
     louder.extra = 3
     assert vars(quiet).keys() == {'volume', 'words'}
     assert (louder.more, louder.extra, louder.speak()) == (2, 3, 'QUIET AT 1')
-
-
-def test_missing_attribute_is_reported_by_the_wrapped_object(loud):
-    with pytest.raises(AttributeError, match="'Quiet' object has no attribute 'nonsense'"):
-        _ = loud.nonsense
 
 
 def test_special_methods_are_not_forwarded(loud):

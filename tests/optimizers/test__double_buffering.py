@@ -4,7 +4,6 @@ import chainer
 import numpy as np
 import pytest
 from chainer import optimizers
-from chainer.optimizer_hooks import GradientClipping
 from overlapping_communicator import OverlappingCommunicator
 
 import chainermn
@@ -99,26 +98,6 @@ def test_setup_drops_gradients_in_flight(comm):
     np.testing.assert_allclose(weights, expected_weights(comm.size, 4), rtol=1e-12)
 
 
-def test_a_parameter_with_two_names(comm):
-    """Chainer steps it twice; the gradients of all ranks arrive once."""
-    model = Parabola([0., 0.])
-    with model.init_scope():
-        model.again = model.w
-    optimizer = chainermn.create_multi_node_optimizer(
-        optimizers.SGD(LR), comm, double_buffering=True).setup(model)
-    for _ in range(4):
-        optimizer.update(lambda: chainer.functions.sum(model.w) * (1. + comm.rank))
-    optimizer.wait()
-    assert optimizer.t == 2
-    np.testing.assert_allclose(model.w.array, -2 * 2 * LR * (1 + comm.size) / 2)
-
-
-def test_ranks_keep_equal_weights(comm):
-    weights = train(comm, 6)
-    for theirs in comm.allgather_obj(weights):
-        np.testing.assert_array_equal(theirs, weights)
-
-
 def test_update_returns_while_gradients_travel(comm):
     """The next update, or wait, is the first one to wait for them."""
     def look(optimizer, update):
@@ -138,35 +117,6 @@ def test_a_gradient_keeps_its_own_loss_scale(comm):
 
     np.testing.assert_allclose(train(comm, 6, before_update=rescale),
                                expected_weights(comm.size, 6), rtol=1e-12)
-
-
-def test_hooks_see_the_mean_gradients(comm):
-    def clip(optimizer, update):
-        if update == 1:
-            optimizer.add_hook(GradientClipping(1.0))
-
-    weights = train(comm, 3, before_update=clip)
-    step = weights[2] - weights[1]
-    full = expected_weights(comm.size, 3)[2] - weights[1]
-    assert np.linalg.norm(full) > LR
-    np.testing.assert_allclose(step, full / np.linalg.norm(full) * LR, rtol=1e-6)
-
-
-def test_starts_again_when_the_model_changes(comm):
-    model = chainer.Sequential(Parabola([1.0, 2.0]))
-    optimizer = chainermn.create_multi_node_optimizer(
-        optimizers.SGD(LR), comm, double_buffering=True).setup(model)
-    for _ in range(3):
-        optimizer.update(model, np.ones(2))
-    assert optimizer.t == 1
-    model.append(lambda x: x)  # no parameter: nothing changes
-    optimizer.update(model, np.ones(2))
-    assert optimizer.t == 2
-    optimizer.setup(chainer.Sequential(Parabola([0.0, 0.0])))
-    for t in (0, 0, 1):
-        optimizer.update(optimizer.target, np.ones(2))
-        assert optimizer.t == t
-    optimizer.wait()
 
 
 def test_gradients_that_differ_are_an_error_before_they_are_sent(comm):
@@ -202,27 +152,6 @@ def test_an_error_of_the_exchange_is_raised_by_the_next_update(comm):
     with pytest.raises(OverflowError, match='does not fit'):
         optimizer.update(model, np.ones(2))
     assert optimizer.t == 0
-
-
-def test_gradients_travel_compressed(comm, tmp_path):
-    """Thresholds are sent until the gradient is, and what was not sent yet is saved."""
-    link = chainer.Link()
-    with link.init_scope():
-        link.w = chainer.Parameter(np.zeros(2))
-    optimizer = chainermn.create_multi_node_optimizer(
-        optimizers.SGD(1), comm, double_buffering=True,
-        compression={'type': '2bit', 'threshold': 1}).setup(link)
-    weights = []
-    for _ in range(6):
-        link.cleargrads()
-        link.w.grad = np.array([1.5, 0.5])
-        optimizer.update()
-        weights.append((-link.w.array).tolist())
-    chainer.serializers.save_npz(tmp_path / 'optimizer.npz', optimizer)
-    assert weights == [[0, 0], [0, 0], [1, 0], [2, 1], [3, 1], [4, 2]]
-    residual, = optimizer.compression.residuals.values()
-    np.testing.assert_array_equal(residual, [2.5, 0.5])
-    optimizer.wait()
 
 
 def test_attributes_of_the_exchange(comm):

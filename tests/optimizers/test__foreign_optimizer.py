@@ -125,55 +125,25 @@ def test_join(comm):
     np.testing.assert_allclose(model.W.array[0], expected, 1e-6)
 
 
-def trainer_of(comm, actual, folder):
-    optimizer, model = make(comm, actual)
-    data = [np.array(batch(comm.rank, update), 'f') for update in range(4)]
-    iterator = chainer.iterators.SerialIterator(data, 1, shuffle=False)
-    updater = chainer.training.StandardUpdater(
-        iterator, optimizer, loss_func=lambda x: F.sum(model(x)))
-    return chainer.training.Trainer(updater, (2, 'epoch'), folder), model
-
-
-def momentum_weights(size, updates):
-    w, v = np.ones(2), 0
-    for update in updates:
-        v = .5 * v - LR * np.mean([batch(rank, update) for rank in range(size)], 0)
-        w = w + v
-    return w
-
-
-@pytest.mark.parametrize('kind', ['checkpointer', 'snapshot'])
-def test_a_training_that_is_resumed(comm, tmp_path, kind):
+@pytest.mark.parametrize('create', [lambda: Wrapper(chainer.optimizers.Adam(.1)), WithState])
+def test_a_checkpoint(comm, tmp_path, create):
     folder = MPI.COMM_WORLD.bcast(str(tmp_path))
-
-    def extended(actual):
-        trainer, model = trainer_of(comm, actual, folder)
-        if kind == 'checkpointer':
-            extension = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
-        else:
-            extension = chainermn.extensions.multi_node_snapshot(
-                comm, chainer.training.extensions.snapshot(autoload=True))
-        trainer.extend(extension, trigger=(1, 'iteration'))
-        return trainer, model, extension
-
-    trainer, model, _ = extended(WithState())
-
-    def fail(trainer):
-        if trainer.updater.iteration == 3:
-            raise KeyboardInterrupt
-
-    trainer.extend(fail, trigger=(1, 'iteration'), priority=-200)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run(show_loop_exception_msg=False)
-    np.testing.assert_allclose(model.W.array[0], momentum_weights(comm.size, (1, 2)), 1e-6)
-
-    trainer, model, extension = extended(WithState())
-    if kind == 'checkpointer':
-        assert extension.maybe_load(trainer, trainer.updater.get_optimizer('main')) == 2
-    trainer.run()
-    assert trainer.updater.iteration == 8
-    seen = [update % 4 for update in range(1, 8)]  # the first update broadcasts
-    np.testing.assert_allclose(model.W.array[0], momentum_weights(comm.size, seen), 1e-6)
+    optimizer, model = make(comm, create())
+    for update in range(3):
+        optimizer.update(loss, model, batch(comm.rank, update))
+    save = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+    save.save({'model': model, 'optimizer': optimizer}, 3)
+    other, copied = make(comm, create())
+    load = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
+    assert load.maybe_load({'model': copied, 'optimizer': other}) == 3
+    for each, link in ((optimizer, model), (other, copied)):
+        each.update(loss, link, batch(comm.rank, 3))
+    np.testing.assert_array_equal(model.W.array, copied.W.array)
+    third, _ = make(comm, Wrapper(chainer.optimizers.MomentumSGD(.1)))
+    with pytest.raises(ValueError, match='was saved with other classes'):
+        load.maybe_load({'model': copied, 'optimizer': third})
+    load.finalize()
+    save.finalize()
 
 
 def test_a_state_that_cannot_be_saved_is_a_warning_on_rank_0(comm):
@@ -276,24 +246,3 @@ def test_a_wrapper_with_its_own_update_has_no_shards(comm):
     make(comm, Own(chainer.optimizers.SGD()))
     with pytest.raises(TypeError, match='that does not override its method update'):
         make(comm, Own(chainer.optimizers.SGD()), shard_states=True)
-
-
-def test_a_wrapper_in_a_checkpoint(comm, tmp_path):
-    folder = MPI.COMM_WORLD.bcast(str(tmp_path))
-    optimizer, model = make(comm, Wrapper(chainer.optimizers.Adam(.1)))
-    for update in range(3):
-        optimizer.update(loss, model, batch(comm.rank, update))
-    save = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
-    save.save({'model': model, 'optimizer': optimizer}, 3)
-    save._saver.flush()
-    other, copied = make(comm, Wrapper(chainer.optimizers.Adam(.1)))
-    load = chainermn.create_multi_node_checkpointer('run', comm, path=folder)
-    assert load.maybe_load({'model': copied, 'optimizer': other}) == 3
-    for each, link in ((optimizer, model), (other, copied)):
-        each.update(loss, link, batch(comm.rank, 3))
-    np.testing.assert_array_equal(model.W.array, copied.W.array)
-    third, _ = make(comm, Wrapper(chainer.optimizers.MomentumSGD(.1)))
-    with pytest.raises(ValueError, match='was saved with other classes'):
-        load.maybe_load({'model': copied, 'optimizer': third})
-    load.finalize()
-    save.finalize()

@@ -4,7 +4,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer import links as L
-from chainer import optimizers, training
+from chainer import optimizers
 from overlapping_communicator import OverlappingCommunicator
 
 import chainermn
@@ -112,34 +112,6 @@ def test_gradients_with_any_counts(comm, name, divide):
     other.finalize()
 
 
-def test_the_model_is_that_of_the_gradients(comm):
-    counts = [3 + 2 * rank for rank in range(comm.size)]
-    optimizer, model = make(comm)
-    train(comm, counts[comm.rank], optimizer)
-    w = v = 0
-    for gradient in gradients(counts, True):
-        v = 0.9 * v - 0.1 * gradient
-        w += v
-    np.testing.assert_allclose(model.w.array, np.full(3, w))
-
-
-def test_the_example_of_distributed_data_parallel(comm):
-    """Rank r has 10 + r inputs, in each of 5 epochs; one join around all of them."""
-    model = L.Linear(1, 1, nobias=True)
-    optimizer, _ = make(comm, model, optimizers.SGD(0.01))
-    inputs = [np.ones((1, 1), np.float32)] * (10 + comm.rank)
-    with chainermn.join(optimizer):
-        for _ in range(5):
-            for x in inputs:
-                optimizer.update(lambda x: chainer.functions.sum(model(x)), x)
-    n_steps = 5 * (10 + comm.size - 1) - 1  # the first update broadcasts
-    assert optimizer.t == n_steps
-    active = [sum(n < 5 * (10 + rank) for rank in range(comm.size))
-              for n in range(1, n_steps + 1)]
-    np.testing.assert_allclose(seen(optimizer, '/W'), np.array(active) / comm.size, rtol=1e-6)
-    check_equal_on_all_ranks(comm, optimizer)
-
-
 def test_one_join_per_epoch_and_updates_in_between(comm):
     optimizer, _ = make(comm)
     expected = []
@@ -185,15 +157,6 @@ def test_a_rank_without_batches_learns_the_shapes(comm, empty, zero_fill):
     assert model.norm.avg_mean.any()
     assert optimizer.t == 4
     check_equal_on_all_ranks(comm, optimizer)
-
-
-def test_no_rank_has_any(comm):
-    optimizer, model = make(comm)
-    before = model.w.array.copy()
-    with chainermn.join(optimizer):
-        pass
-    assert optimizer.t == 0
-    np.testing.assert_array_equal(model.w.array, before)
 
 
 @pytest.mark.parametrize('divide', [True, False])
@@ -259,23 +222,6 @@ def test_hyperparameters_end_equal(comm):
     assert optimizer.lr == 1 / (comm.size + 1)
 
 
-def test_in_a_trainer(comm, tmp_path):
-    model = L.Classifier(L.Linear(None, 2))
-    optimizer, _ = make(comm, model)
-    random = np.random.RandomState(comm.rank)
-    examples = [(random.normal(size=3).astype('f'), np.int32(n % 2))
-                for n in range(8 + 4 * comm.rank)]
-    iterator = chainer.iterators.SerialIterator(examples, 4)
-    updater = training.updaters.StandardUpdater(iterator, optimizer)
-    trainer = training.Trainer(updater, (2, 'epoch'), out=str(tmp_path))
-    trainer.extend(training.extensions.LogReport(trigger=(1, 'iteration')))
-    with chainermn.join(optimizer):
-        trainer.run()
-    assert updater.iteration == 4 + 2 * comm.rank
-    assert optimizer.t == 4 + 2 * (comm.size - 1) - 1
-    check_equal_on_all_ranks(comm, optimizer)
-
-
 def check_raised_on_all_ranks(comm, call, kind, *texts):
     """All ranks get the same error, and the communicator and the optimizer go on."""
     with pytest.raises(kind) as caught:
@@ -301,12 +247,6 @@ def test_early_termination(comm):
     assert optimizer.t == 2
     assert len({w.tobytes() for w in comm.allgather_obj(model.w.array)}) == 1
     check_usable(comm, optimizer)
-
-
-def test_no_early_termination_with_equal_counts(comm):
-    optimizer, _ = make(comm)
-    train(comm, 4, optimizer, throw_on_early_termination=True)
-    assert optimizer.t == 3
 
 
 class Normalized(chainer.Chain):

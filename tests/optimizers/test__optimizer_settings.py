@@ -206,30 +206,6 @@ def test_noise_on_a_gpu_does_not_depend_on_numpy():
         assert any('numpy.random' in name for name in settings.caller.options) == (xp is np)
 
 
-@pytest.mark.mpi(min_size=2)
-def test_a_schedule_on_one_rank(comm, same_error, tmp_path):
-    """The usual mistake: an extension inside ``if comm.rank == 0``."""
-    optimizer = prepared(comm)
-    updater = chainer.training.updaters.StandardUpdater(
-        chainer.iterators.SerialIterator([np.ones(2, 'f')] * 4, 1), optimizer,
-        loss_func=lambda x: chainer.functions.sum(optimizer.target(x)))
-    trainer = chainer.training.Trainer(updater, (10, 'iteration'), out=str(tmp_path))
-    if comm.rank == 0:
-        trainer.extend(chainer.training.extensions.ExponentialShift('lr', 0.5),
-                       trigger=(4, 'iteration'))
-    assert '\n  lr: 0.05 on rank 0; 0.1 on rank' in str(same_error(trainer.run))
-    assert updater.iteration == 4
-
-
-@pytest.mark.mpi(min_size=2)
-def test_other_mistakes_have_their_own_errors(comm, same_error):
-    optimizer = prepared(comm)
-    layers = [L.Linear(2, 2) for _ in range(1 + (comm.rank == 0))]
-    optimizer.setup(chainer.Sequential(*layers))
-    assert 'bcast_data: parameters differ between ranks' in str(
-        same_error(lambda: update(optimizer)))
-
-
 def test_differences_on_purpose(comm):
     optimizer = prepared(comm, optimizers.SGD(1. + comm.rank), compare_settings=False)
     optimizer.target[0].W.array[...] = 1
@@ -364,26 +340,6 @@ def test_join_compares_at_its_beginning(comm, same_error):
         with chainermn.join(optimizer):
             update(optimizer, 2)
     assert len(caught) == (comm.rank == 0)
-    comm.check_replicas(optimizer.target)
-
-
-def test_join_with_schedules(comm):
-    """A rank that shadows the others no longer changes its learning rate."""
-    optimizer = prepared(comm)
-    with chainermn.join(optimizer):
-        for number in range(2 + 2 * comm.rank):
-            optimizer.lr = 0.1 / (1 + number)
-            update(optimizer)
-    update(optimizer, 2)
-    comm.check_replicas(optimizer.target)
-
-
-def test_dynamic_loss_scaling(comm):
-    actual = optimizers.MomentumSGD()
-    actual.use_fp32_update()
-    optimizer = prepared(comm, actual)
-    optimizer.loss_scaling()
-    update(optimizer, 4)
     comm.check_replicas(optimizer.target)
 
 

@@ -19,13 +19,6 @@ import chainermn
 pytestmark = pytest.mark.mpi(min_size=2)
 
 
-@pytest.fixture(scope='module', params=['naive', 'flat'])
-def comm(request):
-    comm = chainermn.create_communicator(request.param)
-    yield comm
-    comm.finalize()
-
-
 class Fails(chainer.FunctionNode):
     def forward(self, inputs):
         return inputs
@@ -176,27 +169,6 @@ def test_another_optimizer(comm, where, width):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize('width', [8, 11])
-def test_a_new_optimizer(comm, where, width):
-    def train(run):
-        run.after_failure(where)
-        run.update(run.optimizer(width), 3)
-
-    as_without(comm, train)
-
-
-@pytest.mark.sample(3)
-def test_another_model(comm, where):
-    def train(run):
-        optimizer = run.after_failure(where)
-        np.random.seed(comm.rank)
-        optimizer.setup(Net(11))
-        run.update(optimizer, 3)
-
-    as_without(comm, train)
-
-
-@pytest.mark.sample(3)
 def test_then_join(comm, where):
     """Ranks without batches of their own take part in the updates of others."""
     def train(run):
@@ -225,9 +197,6 @@ def test_the_last_of_an_accumulation_within_join(comm):
 @pytest.mark.parametrize('width', [8, 300])
 def test_parameters_that_differ(comm, width):
     """Refused as without overlap, not exchanged; and then all goes on."""
-    if comm.size == 1:
-        pytest.skip('needs two ranks')
-
     def train(run):
         optimizer = run.optimizer(width)
         run.update(optimizer, 3)
@@ -247,9 +216,6 @@ def test_parameters_that_differ(comm, width):
 
 
 def test_optimizers_in_another_order_on_one_rank(comm):
-    if comm.size == 1:
-        pytest.skip('needs two ranks')
-
     def train(run):
         optimizers = [run.optimizer(), run.optimizer(11)]
         for optimizer in optimizers * 2:

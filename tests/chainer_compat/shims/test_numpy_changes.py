@@ -62,26 +62,6 @@ def test_as_strided_of_integers(dtype):
     assert y.array.tolist() == [x[i:i + 4].tolist() for i in (0, 2, 4)]
 
 
-@pytest.mark.parametrize('dtype', 'efd')
-def test_fix(normal, dtype):
-    x = np.append(normal(4, 5, dtype=dtype) * 3, np.array([[-1, -.5, 0, .5, 1]], dtype), 0)
-    y = F.fix(chainer.Variable(x))
-    assert y.dtype == dtype
-    np.testing.assert_array_equal(y.array, np.sign(x) * np.floor(np.abs(x)))
-    np.testing.assert_array_equal(np.signbit(y.array), np.signbit(x))
-
-
-@pytest.mark.parametrize('dtype', 'fd')
-def test_fmod(check, normal, dtype):
-    x, divisor = normal(3, 4, dtype=dtype) * 5, normal(3, 4, dtype=dtype, seed=2)
-    divisor += np.sign(divisor)
-
-    def remainder(x, divisor):
-        return np.sign(x) * (np.abs(x) - np.floor(np.abs(x / divisor)) * np.abs(divisor))
-
-    check(F.fmod, remainder, x, divisor, dtype=dtype, eps=1e-4)
-
-
 def stored(number, dtype):
     """Return what an element of that type holds after ``number`` was stored, as in C."""
     dtype = np.dtype(dtype)

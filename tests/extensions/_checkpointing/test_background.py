@@ -21,30 +21,6 @@ def fail():
     os.stat('/proc/none')
 
 
-def test_the_caller_continues_and_join_waits():
-    writer = BackgroundWriter()
-    go_on, done = threading.Event(), []
-
-    def job():
-        go_on.wait()
-        done.append(threading.current_thread().name)
-
-    writer.start('here/file', job)
-    assert is_pending(writer) and not done
-    go_on.set()
-    assert writer.join() is None
-    assert done == ['writes here/file'] and not is_pending(writer)
-    assert writer.join() is None
-
-
-def test_join_returns_an_error_once():
-    writer = BackgroundWriter()
-    writer.start('here/file', fail)
-    assert writer.join() == ("here/file: FileNotFoundError: [Errno 2] No such file or "
-                                 "directory: '/proc/none'")
-    assert writer.join() is None
-
-
 def test_jobs_run_in_the_order_in_which_they_were_started(monkeypatch):
     """They may write the same file: the last one must remain."""
     class Thread(threading.Thread):

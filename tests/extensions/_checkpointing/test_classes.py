@@ -12,11 +12,6 @@ ADAM, MOMENTUM, RMSPROP = (chainer.optimizers.Adam, chainer.optimizers.MomentumS
                            chainer.optimizers.RMSprop)
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
-
-
 class OtherModel(chainer.links.Classifier):
     pass
 

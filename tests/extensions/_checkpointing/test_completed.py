@@ -13,11 +13,6 @@ from time_limits import seconds
 import chainermn
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
-
-
 def train(comm, folder, stop=3):
     """Train; return the iterations of this run, and the checkpointer."""
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)

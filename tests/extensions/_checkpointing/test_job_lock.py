@@ -10,7 +10,6 @@ import threading
 
 import pytest
 
-from chainermn.communicators import create_communicator
 from chainermn.extensions._checkpointing import job_lock
 from chainermn.extensions._checkpointing import lock as locking
 from chainermn.extensions._checkpointing.job_lock import JobLock
@@ -22,11 +21,6 @@ held = lock['acquire'](path, 50)
 print('has it', flush=True)
 sys.stdin.read()
 '''
-
-
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
 
 
 def names_in(folder, name='run'):
@@ -110,15 +104,6 @@ def test_ranks_of_an_earlier_job_that_are_ending_are_waited_for(comm, names, mon
         if timer:
             timer.join()
     lock.release()
-
-
-def test_other_names_and_folders_are_free(comm, names, tmp_path):
-    with other_job(comm, names, 0):
-        locks = [lock_of(comm) for _ in range(2)]
-        locks[0].acquire(names_in(names.folder, 'run.0'))
-        locks[1].acquire(names_in(comm.bcast_obj(f'{tmp_path}/new/folder')))
-        for lock in locks:
-            lock.release()
 
 
 def test_extensions_of_one_job_share_it(comm, names):

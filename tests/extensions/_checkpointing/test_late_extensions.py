@@ -12,11 +12,6 @@ import chainermn
 from chainermn.extensions import create_multi_node_report, multi_node_snapshot
 
 
-@pytest.fixture(scope='module')
-def comm():
-    return chainermn.create_communicator('naive')
-
-
 def make_trainer(comm, folder, stop):
     np.random.seed(comm.rank)
     model = chainer.links.Classifier(chainer.links.Linear(3, 2))
@@ -164,24 +159,3 @@ def test_an_error_of_one_rank(comm, folder):
         trainer.extend(Odd(fails=comm.rank == comm.size - 1))
         comm.barrier()
     assert len(set(comm.allgather_obj(str(caught.value)))) == 1
-
-
-def test_snapshots_load_when_the_training_starts(comm, tmp_path):
-    """So the order does not matter either; as in Chainer."""
-    def train(folder, stop, is_first):
-        trainer, optimizer = make_trainer(comm, folder, stop)
-        log, _, adders = extensions_of(comm)
-        snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True))
-        for add in [adders[0], adders[2]][:0 if is_first else 2]:
-            add(trainer)
-        trainer.extend(snapshot, trigger=(2, 'iteration'))
-        for add in [adders[0], adders[2]][0 if is_first else 2:]:
-            add(trainer)
-        trainer.run()
-        return [entry['iteration'] for entry in log.log], optimizer.lr
-
-    for is_first in (False, True):
-        folder = comm.bcast_obj(str(tmp_path / str(is_first)))
-        train(folder, 4, is_first)
-        iterations, lr = train(folder, 8, is_first)
-        assert iterations == [2, 4, 6, 8] and lr == pytest.approx(.1 * .9 ** 2)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -68,32 +67,6 @@ def test_threads_of_a_process_share_the_lock(path):
     assert len(set(locks)) == 1 and locks[0].users == 8
     for lock in locks:
         lock.release()
-
-
-@ALONE
-def test_another_process_is_named(path):
-    process = holder(path)
-    host = os.uname().nodename
-    with pytest.raises(locking.InUseError, match=rf'^process {process.pid} on {host} since '
-                                                 r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$'):
-        locking.acquire(path, 0.2)
-    kill(process)
-    assert os.path.exists(path)
-    locking.acquire(path, 50).release()  # the kernel may need a moment
-    assert not os.path.exists(path)
-
-
-@ALONE
-def test_waiting_for_another_process(path):
-    process, acquired = holder(path), []
-    thread = threading.Thread(target=lambda: acquired.append(locking.acquire(path, 50)))
-    thread.start()
-    time.sleep(0.5)
-    assert not acquired
-    kill(process)
-    thread.join()
-    assert pathlib.Path(path).read_text().startswith(f'process {os.getpid()} on ')
-    acquired[0].release()
 
 
 @ALONE

@@ -1,17 +1,10 @@
 """Writing the files of saves, and removing obsolete ones, one step at a time."""
-import os
 
 import numpy as np
 import pytest
 
-from chainermn.communicators import create_communicator
 from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.saver import Save, Saver
-
-
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
 
 
 @pytest.fixture
@@ -19,18 +12,15 @@ def names(comm, tmp_path):
     return SaveNames(comm.bcast_obj(str(tmp_path)), lambda number, rank: f'run.{rank}.{number}')
 
 
-def make_saver(comm, names, keep=1, is_alone=False):
-    writers = [0] if is_alone else list(range(comm.size))
-
+def make_saver(comm, names):
     def find_obsolete(save):
-        return [i for i in names.find(0) if i <= save.iteration][:-keep]
+        return [i for i in names.find(0) if i <= save.iteration][:-1]
 
-    return Saver(comm, 'the state', writers, find_obsolete, is_alone)
+    return Saver(comm, 'the state', range(comm.size), find_obsolete)
 
 
-def save_of(comm, names, iteration, on_written=None):
-    return Save(iteration, names.path(iteration, comm.rank), {'x': np.arange(10)}, names=names,
-                on_written=on_written)
+def save_of(comm, names, iteration):
+    return Save(iteration, names.path(iteration, comm.rank), {'x': np.arange(10)}, names=names)
 
 
 def found(comm, names):
@@ -47,27 +37,6 @@ def save(comm, names, saver, iteration):
     return found(comm, names)
 
 
-def test_the_next_save_removes_the_files_that_this_one_makes_obsolete(comm, names):
-    saver = make_saver(comm, names)
-    assert save(comm, names, saver, 1) == [1]
-    assert save(comm, names, saver, 2) == [1, 2]
-    assert save(comm, names, saver, 3) == [2, 3]
-    saver.flush()
-    assert found(comm, names) == [3]
-
-
-def test_an_only_writer_removes_them_at_once(comm, names):
-    saver = make_saver(comm, names, is_alone=True)
-    if comm.rank == 0:
-        done = []
-        for iteration in (1, 2):
-            saver.wait()
-            saver.start(save_of(comm, names, iteration, lambda: done.append(1)))
-        saver.wait()
-        assert list(names.find(0)) == [2]
-        assert len(done) == 2 and saver.pop_failure() is None
-
-
 def test_the_memory_of_a_save_is_free_when_it_is_written(comm, names):
     saver = make_saver(comm, names)
     one = save_of(comm, names, 1)
@@ -75,21 +44,6 @@ def test_the_memory_of_a_save_is_free_when_it_is_written(comm, names):
     saver.background.wait()
     assert one.arrays is None and one.is_written
     saver.flush()
-
-
-def test_a_failure_is_raised_once_and_removes_nothing(comm, names):
-    saver = make_saver(comm, names)
-    save(comm, names, saver, 1)
-    if comm.rank == comm.size - 1:
-        os.mkdir(f'{names.folder}/tmp-run.{comm.rank}.2.part')
-    comm.barrier()
-    save(comm, names, saver, 2)
-    with pytest.raises(OSError, match='the state of iteration 2 was not saved') as caught:
-        saver.complete(3)
-    assert len(set(comm.allgather_obj(str(caught.value)))) == 1
-    assert 1 in save(comm, names, saver, 3)
-    saver.flush()
-    assert found(comm, names) == [3]
 
 
 def test_an_iteration_that_is_saved_again_is_not_removed(comm, names):

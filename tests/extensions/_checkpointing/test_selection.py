@@ -10,17 +10,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from chainermn.communicators import create_communicator
 from chainermn.extensions._checkpointing import rank_file
 from chainermn.extensions._checkpointing.npz import Arrays
 from chainermn.extensions._checkpointing.rank_file import Tag
 from chainermn.extensions._checkpointing.save_names import SaveNames
 from chainermn.extensions._checkpointing.selection import select
-
-
-@pytest.fixture(scope='module')
-def comm():
-    return create_communicator('naive')
 
 
 @pytest.fixture(params=['shared', 'each its own'])
@@ -67,13 +61,6 @@ def on(comm, rank, function, *args):
     comm.barrier()
 
 
-def test_the_newest(comm, names):
-    assert selected(comm, names) is None
-    for iteration in (1, 2, 10):
-        save(comm, names, iteration)
-    assert selected(comm, names) == 10
-
-
 def test_a_damaged_file_is_named_by_rank_path_and_reason(comm, names):
     for iteration in (1, 2):
         save(comm, names, iteration)
@@ -101,20 +88,6 @@ def test_files_of_two_runs_are_not_taken_for_one(comm, names):
     save(comm, names, 1)
     save(comm, names, 2, save='a' if comm.rank else 'b')
     assert selected(comm, names, '(?s)iteration 2\n.*rank 1: .* is of another save') == 1
-
-
-@pytest.mark.mpi(min_size=2)
-def test_swapped_files(comm, tmp_path):
-    names = names_in(comm.bcast_obj(str(tmp_path)))
-    save(comm, names, 1)
-    save(comm, names, 2, same=False)
-    if comm.rank == 0:
-        a, b = names.path(2, 0), names.path(2, 1)
-        os.rename(a, f'{a}.tmp')
-        os.rename(b, a)
-        os.rename(f'{a}.tmp', b)
-    comm.barrier()
-    assert selected(comm, names, 'is the file of rank 1') == 1
 
 
 @pytest.mark.mpi(min_size=2)

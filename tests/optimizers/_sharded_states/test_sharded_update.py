@@ -1,11 +1,13 @@
-"""Sharded optimizer states: the same bits as without them, and a share of the memory."""
+"""Sharded optimizer states: the same bits as without them, and a share of the memory.
+
+``test_random_updates.py`` compares optimizers, hooks, options and models with one process.
+"""
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 
 import chainermn
@@ -13,45 +15,9 @@ import chainermn
 N_IN, N_OUT, BATCH, STEPS = 6, 4, 5, 4
 
 
-@pytest.fixture(scope='module', params=['naive', 'flat'])
-def comm(request):
-    comm = chainermn.create_communicator(request.param)
-    yield comm
-    comm.finalize()
-
-
-def mlp(dtype='float32'):
-    with chainer.using_config('dtype', np.dtype(dtype)):
-        return chainer.Sequential(L.Linear(N_IN, 50), F.tanh, L.Linear(50, 30), F.tanh,
-                                  L.Linear(30, N_OUT), L.Scale(W_shape=(N_OUT,)))
-
-
-def convolutional():
-    """Layers as in a ResNet, with batch normalization."""
-    return chainer.Sequential(
-        lambda x: F.reshape(x, (len(x), 1, 2, 3)), L.Convolution2D(1, 20, 3, pad=1, nobias=True),
-        L.BatchNormalization(20), F.relu, L.Convolution2D(20, 30, 3, pad=1, nobias=True),
-        L.BatchNormalization(30), F.relu, lambda x: F.mean(x, (2, 3)), L.Linear(30, N_OUT))
-
-
-def lazy():
-    return chainer.Sequential(L.Linear(None, 50), F.tanh, L.Linear(None, N_OUT))
-
-
-class Tied(chainer.Chain):
-    """Two links share their parameters."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Linear(N_IN, N_IN)
-            self.again = L.Linear(N_IN, N_IN)
-            self.again.W = self.first.W
-            self.scalar = chainer.Parameter(np.array(1, 'f'))
-
-    def forward(self, x):
-        return self.again(self.first(x))[:, :N_OUT] * F.broadcast_to(
-            self.scalar, (len(x), N_OUT))
+def mlp():
+    return chainer.Sequential(L.Linear(N_IN, 50), F.tanh, L.Linear(50, 30), F.tanh,
+                              L.Linear(30, N_OUT), L.Scale(W_shape=(N_OUT,)))
 
 
 def batch(comm, step, dtype='float32'):
@@ -100,48 +66,13 @@ def state_bytes(optimizer):
                if isinstance(value, np.ndarray))
 
 
-OPTIMIZERS = {
-    **{name: getattr(optimizers, name) for name in (
-        'AdaDelta', 'AdaGrad', 'Adam', 'CorrectedMomentumSGD', 'MomentumSGD', 'MSVAG',
-        'NesterovAG', 'RMSprop', 'RMSpropGraves', 'SGD', 'SMORMS3')},
-    'AMSGrad': lambda: optimizers.Adam(amsgrad=True),
-    'AdaBound': lambda: optimizers.Adam(adabound=True, amsgrad=True),
-    'AdamW': lambda: optimizers.Adam(weight_decay_rate=.1),
-}
-
-
-@pytest.mark.sample(13)
-@pytest.mark.parametrize('create', OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_all_optimizers_of_chainer(comm, create):
-    check(comm, create=create)
-
-
-@pytest.mark.parametrize('make', [convolutional, lazy, Tied])
-def test_models(comm, make):
-    check(comm, make=make)
-
-
-HOOKS = {
-    'GradientClipping': lambda: hooks.GradientClipping(.1),
-    'GradientHardClipping': lambda: hooks.GradientHardClipping(-.01, .01),
-    'GradientLARS': lambda: hooks.GradientLARS(),
-    'Lasso': lambda: hooks.Lasso(.01),
-    'WeightDecay': lambda: hooks.WeightDecay(.01),
-}
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize('create', HOOKS.values(), ids=HOOKS)
-def test_hooks_of_the_optimizer(comm, create):
-    check(comm, configure=lambda optimizer: optimizer.add_hook(create()))
-
-
 @pytest.mark.parametrize('timing', ['pre', 'post'])
-def test_hooks_of_the_optimizer_see_all_parameters(comm, timing):
+def test_hooks_of_the_optimizer_see_all_parameters_and_gradients(comm, timing):
     seen = []
 
     def hook(optimizer):
-        seen.append(sum(float(abs(param.array).sum()) for param in optimizer.target.params()))
+        seen.append([float(abs(array).sum()) for param in optimizer.target.params()
+                     for array in (param.array, param.grad)])
 
     check(comm, configure=lambda optimizer: optimizer.add_hook(hook, 'hook', timing))
     assert seen[:STEPS] == seen[STEPS:]
@@ -177,25 +108,6 @@ def test_a_rule_that_is_not_elementwise_sees_the_complete_parameter(comm):
     check(comm, create=Centered)
 
 
-def test_a_rule_whose_base_class_is_elementwise_sees_the_complete_parameter(comm):
-    class LambRule(optimizers.adam.AdamRule):
-        def update_core_cpu(self, param):
-            old = param.array.copy()
-            super().update_core_cpu(param)
-            step = param.array - old
-            param.array[...] = old + step * np.linalg.norm(old) / np.linalg.norm(step) / 10
-
-    class Lamb(optimizers.Adam):
-        def create_update_rule(self):
-            return LambRule(self.hyperparam)
-
-    def make():
-        return chainer.Sequential(L.Linear(N_IN, 50, initial_bias=1), F.tanh,
-                                  L.Linear(50, N_OUT, initial_bias=1))
-
-    check(comm, make=make, create=Lamb)
-
-
 def test_methods_of_one_rule(comm):
     """Replaced in the second step: the states move to one rank."""
     def change(optimizer, step):
@@ -210,47 +122,6 @@ def test_methods_of_one_rule(comm):
             rule.update_core_cpu = centered
 
     check(comm, change=change)
-
-
-TIES = {
-    'the same array': lambda array: array,
-    'transposed': lambda array: array.T,
-    'overlapping': lambda array: array.reshape(-1)[5:].reshape(5, -1),
-    'every second row': lambda array: array[::2],
-}
-
-
-@pytest.mark.parametrize('tie', TIES.values(), ids=TIES)
-@pytest.mark.parametrize('options', [{}, {'n_accumulations': 2}, {'overlap': 'always'}], ids=str)
-def test_parameters_that_share_memory(comm, tie, options):
-    """As in one process: each of them steps, in memory of the others."""
-    def make():
-        link = chainer.Link()
-        with link.init_scope():
-            link.a = chainer.Parameter(np.linspace(0, 1, 450).reshape(30, 15))
-            link.b = chainer.Parameter(np.zeros(tie(link.a.array).shape))
-            link.c = chainer.Parameter(np.ones(300))
-        link.b.array = tie(link.a.array)
-        return link
-
-    def loss(link, rank):
-        return (F.sum(link.a * link.a) * (rank + 1) + F.sum(link.b) * 3 + F.sum(link.c)) / 9
-
-    one, all_ranks = make(), make()
-    expected = optimizers.MomentumSGD(.1).setup(one)
-    found = chainermn.create_multi_node_optimizer(
-        optimizers.MomentumSGD(.1), comm, shard_states=True, **options).setup(all_ranks)
-    found.update(loss, all_ranks, comm.rank)
-    for _ in range(3):
-        expected.update(loss, one, (comm.size - 1) / 2)
-        for _ in range(options.get('n_accumulations', 1)):
-            found.update(loss, all_ranks, comm.rank)
-        for name in 'abc':
-            np.testing.assert_allclose(getattr(all_ranks, name).array, getattr(one, name).array,
-                                       rtol=1e-12)
-    assert np.shares_memory(all_ranks.a.array, all_ranks.b.array)
-    if comm.size > 1:
-        assert all_ranks.c.update_rule.state['v'].size < 300  # still sharded
 
 
 def test_parameters_that_are_tied_later(comm):
@@ -325,47 +196,6 @@ def test_two_optimizers_of_the_same_parameters(comm):
     assert_same(trained[1:], trained[:1])
 
 
-def test_rules_that_are_disabled_and_enabled_again(comm):
-    def change(optimizer, step):
-        optimizer.target[0].W.update_rule.enabled = step not in (0, 1, 3)
-        if step == 2:
-            optimizer.target[2].disable_update()
-
-    check(comm, change=change)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize('options', [
-    {'n_accumulations': 2}, {'overlap': 'always', 'bucket_mb': 1e-3}, {'compression': 'fp16'},
-    {'compression': '2bit'}, {'compression': 'powersgd'}, {'zero_fill': False},
-    {'overlap': 'always', 'compression': 'bf16', 'n_accumulations': 2},
-], ids=str)
-def test_other_options(comm, options):
-    check(comm, **options)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize('scale', [None, 128.])
-@pytest.mark.parametrize('fp32', [False, True], ids=['float16', 'float32 copies'])
-@pytest.mark.filterwarnings('ignore:Non finite number')
-def test_float16_with_loss_scaling(comm, fp32, scale):
-    def configure(optimizer):
-        optimizer.loss_scaling(2, scale)
-        optimizer.add_hook(hooks.WeightDecay(.01))
-        if fp32:
-            optimizer.use_fp32_update()
-
-    def make():
-        return mlp('float16')
-
-    optimizer = check(comm, make=make, create=lambda: optimizers.MomentumSGD(.1),
-                      configure=configure, dtype='float16', steps=6)
-    copies = sum(param.update_rule._fp32_param.size for param in optimizer.target.params()
-                 if param.update_rule._fp32_param is not None)
-    total = sum(param.size for param in optimizer.target.params())
-    assert comm.allreduce_obj(copies) == (total if fp32 else 0)
-
-
 def test_arrays_that_are_not_contiguous(comm):
     def change(optimizer, step):
         param = optimizer.target[2].W
@@ -378,8 +208,7 @@ def test_another_model(comm):
     np.random.seed(comm.rank)
     optimizer = chainermn.create_multi_node_optimizer(
         optimizers.Adam(), comm, shard_states=True)
-    for make in mlp, Tied:
-        model = make()
+    for model in mlp(), L.Linear(N_IN, N_OUT):
         optimizer.setup(model)
         for step in range(3):
             x, t = batch(comm, step)
@@ -388,27 +217,17 @@ def test_another_model(comm):
             [array.tobytes() for array in parameters(model).values()].__repr__()))) == 1
 
 
-def test_parameters_added_later(comm):
+def test_a_link_replaced_by_one_of_the_same_shape_and_one_added(comm):
     def change(optimizer, step):
         if step == 2:
-            link = L.Linear(N_OUT, N_OUT)
-            optimizer.target.append(link)
-            for param in link.params():
-                param.update_rule = optimizer.create_update_rule()
-
-    check(comm, change=change, steps=6)
-
-
-def test_a_link_replaced_by_one_of_the_same_shape(comm):
-    def change(optimizer, step):
-        if step == 2:
-            optimizer.target[4] = link = L.Linear(30, N_OUT)
-            for param in link.params():
+            optimizer.target[4] = L.Linear(30, N_OUT)
+            optimizer.target.append(L.Linear(N_OUT, N_OUT))
+            for param in (*optimizer.target[4].params(), *optimizer.target[6].params()):
                 param.update_rule = optimizer.create_update_rule()
         if step == 3:  # the states are distributed again
             optimizer.target[0].b.update_rule.enabled = False
 
-    check(comm, change=change)
+    check(comm, change=change, steps=6)
 
 
 def test_uneven_inputs(comm):
@@ -428,14 +247,34 @@ def test_uneven_inputs(comm):
     assert_same(results[1:], results[:1])
 
 
-def test_each_rank_has_its_share_of_the_states(comm):
-    def make():
+def half():
+    with chainer.using_config('dtype', np.dtype('float16')):
         return chainer.Sequential(L.Linear(N_IN, 400), L.Linear(400, N_OUT))
 
-    (complete, _), (sharded, _) = train(comm, False, make), train(comm, True, make)
+
+def use_fp32_update(optimizer):
+    optimizer.use_fp32_update()
+
+
+def test_float32_copies_move_with_the_states(comm):
+    def change(optimizer, step):
+        optimizer.target[0].W.update_rule.enabled = step != 3  # others get the shards
+
+    check(comm, make=half, configure=use_fp32_update, change=change, dtype='float16',
+          create=lambda: optimizers.MomentumSGD(.1), steps=6)
+
+
+def test_each_rank_has_its_share_of_the_states(comm):
+    (complete, _), (sharded, _) = (
+        train(comm, shard, half, dtype='float16', configure=use_fp32_update)
+        for shard in (False, True))
     share = state_bytes(sharded) / state_bytes(complete)
     assert share <= 1 / comm.size + .05
     assert comm.allreduce_obj(state_bytes(sharded)) == state_bytes(complete)
+    params = [*sharded.target.params()]
+    copies = sum(0 if param.update_rule._fp32_param is None else param.update_rule._fp32_param.size
+                 for param in params)
+    assert comm.allreduce_obj(copies) == sum(param.size for param in params)
 
 
 # --- snapshots -----------------------------------------------------------------------------------
@@ -449,42 +288,20 @@ def copied(optimizer, into, tmp_path, comm, rank=None):
     comm.barrier()
 
 
-@pytest.mark.parametrize('is_new', [True, False])
-def test_the_files_of_all_ranks(comm, tmp_path, is_new):
-    """Into a new optimizer, or into one that continued meanwhile."""
+def test_the_files_of_all_ranks_loaded_by_an_optimizer_that_continued(comm, tmp_path):
     _, expected = train(comm, True, steps=2 * STEPS)
     optimizer, seen = train(comm, True)
-    other = optimizer
-    if is_new:
-        other, _ = train(comm, True, steps=0)
-    chainer.serializers.save_npz(str(tmp_path / 'model'), optimizer.target)
-    folder = comm.bcast_obj(str(tmp_path))
-    copied(optimizer, other, tmp_path, comm)
-    if not is_new:
-        other.update(lambda: F.sum(F.square(optimizer.target[0].W)))
-        chainer.serializers.load_npz(f'{folder}/{comm.rank}', other)
-    chainer.serializers.load_npz(str(tmp_path / 'model'), other.target)
-    model = other.target
+    model = optimizer.target
+    for name, part in ('model', model), ('optimizer', optimizer):
+        chainer.serializers.save_npz(str(tmp_path / name), part)
+    optimizer.update(lambda: F.sum(F.square(model[0].W)))
+    for name, part in ('model', model), ('optimizer', optimizer):
+        chainer.serializers.load_npz(str(tmp_path / name), part)
     for step in range(STEPS + 1, 2 * STEPS + 1):
         x, t = batch(comm, step)
-        other.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
+        optimizer.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
         seen.append(parameters(model))
     assert_same(seen, expected)
-
-
-def test_a_snapshot_of_an_optimizer_without_shards(comm, tmp_path):
-    _, expected = train(comm, False, steps=2 * STEPS)
-    complete, _ = train(comm, False)
-    sharded, _ = train(comm, True)
-    for param in sharded.target.params():
-        for value in (param.update_rule.state or {}).values():
-            value[...] = -1
-    copied(complete, sharded, tmp_path, comm)
-    model = sharded.target
-    for step in range(STEPS + 1, 2 * STEPS + 1):
-        x, t = batch(comm, step)
-        sharded.update(lambda x, t: F.softmax_cross_entropy(model(x), t), x, t)
-    assert_same([parameters(model)], expected[-1:])
 
 
 def test_a_file_of_one_rank_is_an_error_on_all_ranks(comm, tmp_path):
