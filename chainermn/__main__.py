@@ -1,6 +1,6 @@
 """``chainermn``, or ``python -m chainermn``: the command line interface.
 
-Each command is a separate package.
+Each command is a module or package of its own.
 """
 from __future__ import annotations
 

@@ -2,7 +2,13 @@
 
 import functools
 
-from chainermn._diagnostics.deadlocks.rank_state import Kind, Progress, RankState, ThreadState, Wait
+from chainermn._diagnostics.deadlocks.rank_state import (
+    Progress,
+    RankState,
+    ThreadState,
+    Wait,
+    WaitKind,
+)
 from chainermn._diagnostics.hang_report import Response, compressed
 from chainermn._diagnostics.world_ranks import WorldRanks
 
@@ -36,7 +42,7 @@ class SimulatedRank:
         line, function = site
         self.progress = Progress({collectives: number, messages: 0}, {ranks: 1},
                                  {messages: sent or {}}, {messages: received or {}}, {messages: {}})
-        key = collectives if wait is None or wait[0] is Kind.COLLECTIVE else messages
+        key = collectives if wait is None or wait[0] is WaitKind.COLLECTIVE else messages
         waits = () if wait is None else (Wait(wait[0], key, *wait[1:]),)
         self.thread = ThreadState(
             operation, call, '', f'train.py:{line} in {function}()', '', waits)
@@ -67,13 +73,13 @@ def _stack(line, function):
 def in_collective(size, rank, number=7):
     """A rank in a collective."""
     return SimulatedRank(size, rank, 'allreduce', "float32 (1000,) op='sum'", number,
-                         (Kind.COLLECTIVE, number))
+                         (WaitKind.COLLECTIVE, number))
 
 
 def in_receive(size, rank, peer, **counts):
     """A rank that waits for a message."""
     return SimulatedRank(size, rank, 'recv', f'from rank {peer} tag 5', 1,
-                         (Kind.RECEIVE, 0, peer, 5), **counts)
+                         (WaitKind.RECEIVE, 0, peer, 5), **counts)
 
 
 def computing(size, rank, number=6):

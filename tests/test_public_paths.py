@@ -198,6 +198,9 @@ def test_parameters_are_those_of_the_old_chainermn(tmp_path):
             continue
         new = parameters(ours)
         names = [name for name, kind, _ in old if kind == 'POSITIONAL_OR_KEYWORD']
+        if names[:1] == ['self']:  # nobody passes it by name
+            _, *others = new.items()
+            new = {'self': None, **dict(others)}
         if list(new)[:len(names)] != names:
             differing.append(f'{path} has parameters {list(new)}, had {names}')
             continue

@@ -1,4 +1,4 @@
-"""Two threads in collectives of one communicator: an error instead of mixed messages.
+"""Only one thread at a time may be in collectives of a communicator; a second one gets an error.
 
 The second thread raises at once, since the first one may be in the middle of an exchange.  If the
 program catches the error, other ranks may wait for the call of the second thread.  So this rank

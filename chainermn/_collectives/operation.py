@@ -1,4 +1,4 @@
-"""What makes a function over a communicator an operation."""
+"""The decorator that turns a function over a communicator into an operation."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,6 @@ def operation(what: Any, /) -> Any:
     If it waits for all ranks:
 
     - A second thread that calls one at the same time gets an error.
-
     - An error before the ranks have compared their calls, such as an invalid argument, is raised on
       all ranks.
     - If SystemExit or KeyboardInterrupt interrupts an operation, for example in a signal handler,

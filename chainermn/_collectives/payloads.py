@@ -1,6 +1,7 @@
 """Payloads: large arrays and objects, sent after their header on a separate MPI communicator.
 
-A rank without memory for a payload receives and drops it before it raises, since the sender waits.
+A rank that cannot allocate a payload still receives and discards it, since the sender waits, and
+then raises.
 """
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Point-to-point messages: a header and, if it is small, the payload, in one MPI message.
 
-Arrays and objects share one order, so receiving the wrong kind raises at once.  If an argument of
-the sender is invalid, the sender sends the error, and the receiver raises it as well.
+Messages arrive in the order sent, whatever their kind; receiving the wrong kind raises at once.
+If an argument of the sender is invalid, it sends the error, and the receiver raises it as well.
 
 A large payload follows on another MPI communicator.  Its tag is a number from the header, unique to
-the message, so that several messages with one tag can be in flight, also of several threads.
+the message, so that several messages with one tag can be in flight, even from several threads.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks that create a communicator tell each other, in one exchange."""
+"""What the ranks tell each other when they create a communicator, in one exchange."""
 from __future__ import annotations
 
 import contextlib

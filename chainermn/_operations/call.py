@@ -1,8 +1,9 @@
 """A call: one operation of one thread, from its beginning to its end.
 
-:func:`entered` makes a function an operation, and nothing else begins a call.  The flight recorder
-keeps the last calls of a communicator, the watchdog reads those that each thread is in, errors name
-them, and an :class:`Instrument` such as the timeline is told when one begins and ends.
+:func:`entered` makes a function an operation, and nothing else begins a call that a thread is in.
+The flight recorder keeps the last calls of a communicator, and adds one for each further exchange
+of an operation.  The watchdog reads the calls that each thread is in, errors name them, and an
+:class:`Instrument` such as the timeline is told when one begins and ends.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What optimizers and functions need of a communicator beyond its public operations."""
+"""What optimizers and functions need from a communicator beyond its public operations."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from chainermn._types import Object
 from chainermn.communicators import _version7
+from chainermn.communicators._channel import Channel, with_overridden
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 #: Operations that only communicators have; mpi4py's have other names.
@@ -79,6 +80,13 @@ class _Completed:
 
     def __repr__(self) -> str:
         return repr(self._actual)
+
+    @property
+    def _channel(self) -> Channel:
+        own = getattr(self._actual, '_channel', None)
+        comm = cast(CommunicatorBase, self)
+        return with_overridden(
+            Channel(comm) if own is None else own, comm, type(self._actual))
 
     def split(self, color: int, key: int) -> CommunicatorBase:
         return as_communicator(self._actual.split(color, key), 'split')

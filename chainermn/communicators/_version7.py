@@ -1,7 +1,7 @@
 """Operations in terms of the methods of ChainerMN 7, for communicators that define only these.
 
 They are the defaults of :class:`~chainermn.communicators.communicator_base.CommunicatorBase`, and
-pass no argument that version 7 does not have.
+pass only arguments that version 7 knows.
 """
 from __future__ import annotations
 

@@ -5,13 +5,13 @@ A compressor is any object with two methods::
     encoded = compressor.compress(x, key)
     x = compressor.decompress(encoded, size, dtype)
 
-``x`` is a flat NumPy or CuPy array of float16, float32 or float64, which ``compress`` keeps as is.
-``encoded`` is a new flat array of any dtype that can be exchanged; its dtype and length depend on
-``len(x)`` only.  ``key`` names the stream: a string, an integer or a tuple of these.  A compressor
-with state, such as error feedback, keeps it per key.  It also has ``serialize(serializer)``, like a
-Chainer link, and ``reset()``, which drops the state.  If a method raises an error on one rank, the
-same error is raised on all ranks, and the gradients are invalid; with overlap on NCCL, it is only
-raised on that rank.
+``x`` is a flat NumPy or CuPy array of float16, float32 or float64, which ``compress`` must not
+modify.  ``encoded`` is a new flat array of any dtype that can be exchanged; its dtype and length
+depend on ``len(x)`` only.  ``key`` identifies what is encoded: a string, an integer or a tuple of
+these.  A compressor with state, such as error feedback, keeps it per key.  It also has
+``serialize(serializer)``, like a Chainer link, and ``reset()``, which drops the state.  If a method
+raises an error on one rank, the same error is raised on all ranks, and the gradients are invalid;
+with overlap on NCCL, it is only raised on that rank.
 
 The state belongs to one model.  If two multi-node optimizers get the same compressor, the second
 one uses a copy.  If you call ``multi_node_mean_grad(model, compression=...)`` for several models,

@@ -1,6 +1,6 @@
-"""An error of one rank is raised on all ranks: contexts for code that may fail on one of them.
+"""Context managers that raise the error of one rank on all ranks.
 
-Without these, the other ranks would wait for the rank that failed.
+Without them, the other ranks would wait for the rank that failed.
 """
 from chainermn._operations.on_all_ranks import check_equal, raise_on_all_ranks, raise_together
 

@@ -1,4 +1,4 @@
-"""One exchange per model and dtype: in shared memory on the host, in one buffer on a device."""
+"""All gradients of a dtype at once: in shared memory on the host, in one buffer on a device."""
 from __future__ import annotations
 
 from chainermn._transport.shared_memory.shared_memory_transport import SharedMemoryTransport

@@ -1,4 +1,4 @@
-"""Optimizers whose gradients are means over all ranks: the factory."""
+"""The factory of multi-node optimizers, which average gradients over all ranks."""
 from __future__ import annotations
 
 import operator

@@ -68,7 +68,7 @@ class Progress(NamedTuple):
                     for key, record in messages.items()})
 
 
-class Kind(enum.Enum):
+class WaitKind(enum.Enum):
     """Which ranks an operation waits for."""
 
     COLLECTIVE = enum.auto()  # ranks that have not entered it
@@ -81,7 +81,7 @@ class Kind(enum.Enum):
 class Wait(NamedTuple):
     """What an operation waits for.  Ranks are those of its communicator."""
 
-    kind: Kind
+    kind: WaitKind
     key: Key
     number: int = 0  # of the collective or creation
     peer: int = 0
@@ -97,19 +97,19 @@ class Wait(NamedTuple):
             call: A call that a thread is in.
         """
         if isinstance(record, ServiceRecord):
-            return cls(Kind.ASK, record.key, asked=WorldRanks.of(call.asked))
+            return cls(WaitKind.ASK, record.key, asked=WorldRanks.of(call.asked))
         if isinstance(record, CreationRecord):
-            return cls(Kind.CREATION, record.key, creations()[record.ranks])
+            return cls(WaitKind.CREATION, record.key, creations()[record.ranks])
         if isinstance(record, BackgroundRecord) or not (
                 call.operation in _BLOCKING or isinstance(record, MessageRecord)):
-            return cls(Kind.COLLECTIVE, record.key, record.entered)
+            return cls(WaitKind.COLLECTIVE, record.key, record.entered)
         if not isinstance(record, MessageRecord) or call.operation not in _BLOCKING or (
                 call.peer is None or call.tag is None):
             return None
         if 'send' not in call.operation:
-            return cls(Kind.RECEIVE, record.key, 0, call.peer, call.tag)
+            return cls(WaitKind.RECEIVE, record.key, 0, call.peer, call.tag)
         is_sent = record.sent_at == call.number  # it may still be pickling
-        return cls(Kind.SEND, record.key, 0, call.peer, call.tag) if is_sent else None
+        return cls(WaitKind.SEND, record.key, 0, call.peer, call.tag) if is_sent else None
 
 
 class ThreadState(NamedTuple):

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 from chainermn._diagnostics.deadlocks.rank_state import (
     Counts,
-    Kind,
     RankState,
     Wait,
+    WaitKind,
 )
 from chainermn._diagnostics.flight_recorder import Key
 from chainermn._operations.ranks import group_ranks, ranks_text
@@ -108,10 +108,10 @@ class WaitGraph:
     def _find(self, wait: Wait, rank: int) -> _Blockers:
         """Return the ranks that block an operation of a rank, if they make no progress."""
         ranks = wait.key[1]
-        if wait.kind is Kind.SEND:
+        if wait.kind is WaitKind.SEND:
             receiver = ranks[wait.peer]
             return _Blockers({receiver} if self._is_unreceived(wait, rank, receiver) else set())
-        if wait.kind is Kind.RECEIVE:
+        if wait.kind is WaitKind.RECEIVE:
             if self._messages_of(wait.key).may_come(rank, wait.peer, wait.tag):
                 return _NONE
             if wait.peer >= 0:
@@ -125,9 +125,9 @@ class WaitGraph:
     def _find_shared(self, wait: Wait) -> _Blockers:
         """Return the ranks that block an operation of each rank with the same wait."""
         ranks = wait.key[1]
-        if wait.kind is Kind.RECEIVE:
+        if wait.kind is WaitKind.RECEIVE:
             return _Blockers(set(ranks) if len(ranks) > 1 else set(), needs_all=True)
-        if wait.kind is Kind.ASK:
+        if wait.kind is WaitKind.ASK:
             are_blocked = all(any(
                 thread.service == wait.key for thread in self._states[other].threads)
                 for other in wait.asked if other in self._states)
@@ -138,7 +138,7 @@ class WaitGraph:
 
     def _entered(self, wait: Wait, rank: int) -> float:
         progress = self._states[rank].progress
-        if wait.kind is Kind.CREATION:
+        if wait.kind is WaitKind.CREATION:
             return progress.creations.get(wait.key[1], 0)
         return progress.entered.get(wait.key, math.inf)  # infinite for a freed communicator
 

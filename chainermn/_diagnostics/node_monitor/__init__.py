@@ -12,7 +12,7 @@ can.  The interface has five functions.  ``lifecycle`` calls these:
 sends ``FAILED`` when it exits.
 
 ``rank_client`` runs in each rank.  ``monitor_process`` is the program of the monitor; it uses only
-the standard library.  The reasons and measurements are in docs/developers.md.
+the standard library.  The reasons are in docs/developers.md.
 """
 from __future__ import annotations
 

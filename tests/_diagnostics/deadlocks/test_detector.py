@@ -1,14 +1,20 @@
 """A deadlock is only reported if no state has changed in a confirmation round."""
 
 from chainermn._diagnostics.deadlocks.detector import DeadlockDetector
-from chainermn._diagnostics.deadlocks.rank_state import Kind, Progress, RankState, ThreadState, Wait
+from chainermn._diagnostics.deadlocks.rank_state import (
+    Progress,
+    RankState,
+    ThreadState,
+    Wait,
+    WaitKind,
+)
 
 KEY = ('MessageRecord', (0, 1, 2, 3), 1)
 
 
 def receiving(peer, received=None):
     """The state of a rank that waits for a message."""
-    wait = Wait(Kind.RECEIVE, KEY, 0, peer, 0)
+    wait = Wait(WaitKind.RECEIVE, KEY, 0, peer, 0)
     return RankState(Progress({}, {}, {KEY: {}}, {KEY: received or {}}, {}),
                      (ThreadState('receive', '', '', 'a.py:1', '', (wait,)),), False, False)
 

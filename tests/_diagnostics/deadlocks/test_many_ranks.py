@@ -13,7 +13,7 @@ from simulated_ranks import (
     two_groups,
 )
 
-from chainermn._diagnostics.deadlocks.rank_state import Kind
+from chainermn._diagnostics.deadlocks.rank_state import WaitKind
 from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 
 pytestmark = pytest.mark.mpi_skip
@@ -25,11 +25,11 @@ def states(ranks):
 
 
 def receive_of_any(size, rank, tag=-1, **counts):
-    return SimulatedRank(size, rank, 'recv', wait=(Kind.RECEIVE, 0, -1, tag), **counts)
+    return SimulatedRank(size, rank, 'recv', wait=(WaitKind.RECEIVE, 0, -1, tag), **counts)
 
 
 def sending(size, rank, peer):
-    return SimulatedRank(size, rank, 'send', wait=(Kind.SEND, 0, peer, 5), sent={(peer, 5): 1})
+    return SimulatedRank(size, rank, 'send', wait=(WaitKind.SEND, 0, peer, 5), sent={(peer, 5): 1})
 
 
 def any_of_all(size):
@@ -87,10 +87,10 @@ def by_definition(ranks):
 
     def may_proceed(rank):
         wait, = ranks[rank].state.threads[0].waits
-        if wait.kind is Kind.COLLECTIVE:
+        if wait.kind is WaitKind.COLLECTIVE:
             return not any(next(iter(ranks[each].progress.entered.values())) < wait.number
                            for each in waiting)
-        if wait.kind is Kind.SEND:
+        if wait.kind is WaitKind.SEND:
             return wait.peer not in waiting
         peers = range(size) if wait.peer < 0 else [wait.peer]
         return any(ranks[each].state.threads[0].waits == () or each not in waiting

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn._diagnostics.deadlocks.rank_state import Kind, Progress, RankState, ThreadState, Wait
+from chainermn._diagnostics.deadlocks.rank_state import (
+    Progress,
+    RankState,
+    ThreadState,
+    Wait,
+    WaitKind,
+)
 from chainermn._diagnostics.deadlocks.wait_graph import WaitGraph
 from chainermn._operations.call import Call
 
@@ -32,27 +38,27 @@ def done(**counts):
 
 
 def in_collective(number, key=WORLD, **entered):
-    return state((Wait(Kind.COLLECTIVE, key, number),), entered={
+    return state((Wait(WaitKind.COLLECTIVE, key, number),), entered={
         WORLD: entered.get('world', 0), OTHER: entered.get('other', 0), key: number})
 
 
 def receiving(peer, tag=0, **counts):
-    return state((Wait(Kind.RECEIVE, MESSAGES, 0, peer, tag),), **counts)
+    return state((Wait(WaitKind.RECEIVE, MESSAGES, 0, peer, tag),), **counts)
 
 
 def sending(peer, tag=0, sent=1, **counts):
-    return state((Wait(Kind.SEND, MESSAGES, 0, peer, tag),), sent={(peer, tag): sent}, **counts)
+    return state((Wait(WaitKind.SEND, MESSAGES, 0, peer, tag),), sent={(peer, tag): sent}, **counts)
 
 
 SERVICE = ('ServiceRecord', (0, 1, 2), 1)
-RECEIVE = Wait(Kind.RECEIVE, MESSAGES, 0, 0, 0)
+RECEIVE = Wait(WaitKind.RECEIVE, MESSAGES, 0, 0, 0)
 
 
 def asking(*ranks):
-    return state((Wait(Kind.ASK, SERVICE, asked=ranks),))
+    return state((Wait(WaitKind.ASK, SERVICE, asked=ranks),))
 
 
-creating = state((Wait(Kind.CREATION, ('CreationRecord', (0, 1, 2), 1), 2),), created=2,
+creating = state((Wait(WaitKind.CREATION, ('CreationRecord', (0, 1, 2), 1), 2),), created=2,
                  entered={WORLD: 4})
 no_wait = state(())
 
@@ -69,7 +75,7 @@ no_wait = state(())
     ([in_collective(5, WORLD), done(entered={WORLD: 4})], {0}),
     ([in_collective(5, WORLD), done(entered={WORLD: 5})], set()),
     # A communicator that rank 1 has freed.
-    ([in_collective(5), state((Wait(Kind.COLLECTIVE, OTHER, 3),), entered={OTHER: 3})], set()),
+    ([in_collective(5), state((Wait(WaitKind.COLLECTIVE, OTHER, 3),), entered={OTHER: 3})], set()),
     ([creating, in_collective(5, WORLD)], {0, 1}),
     ([creating, creating], set()),
     # Messages.
@@ -106,8 +112,8 @@ no_wait = state(())
     ([in_collective(5), done(entered={WORLD: 4}), None], {0}),
     ([done(), done(), done()], set()),
     # Only some threads are blocked, or one of nested operations.
-    ([state((Wait(Kind.RECEIVE, MESSAGES, 0, 1, 0),), ()), receiving(0)], set()),
-    ([state((Wait(Kind.COLLECTIVE, WORLD, 0), Wait(Kind.RECEIVE, MESSAGES, 0, 1, 0))),
+    ([state((Wait(WaitKind.RECEIVE, MESSAGES, 0, 1, 0),), ()), receiving(0)], set()),
+    ([state((Wait(WaitKind.COLLECTIVE, WORLD, 0), Wait(WaitKind.RECEIVE, MESSAGES, 0, 1, 0))),
       receiving(0)], {0, 1}),
     ([no_wait, receiving(0)], set()),
     ([state(), receiving(0)], set()),
@@ -144,7 +150,7 @@ def test_a_collective_is_waited_for_by_its_number(naive):
     naive.barrier()
     calls, messages = naive._flight_records()
     assert calls.count == calls.entered
-    assert Wait.of(calls, call_of('barrier')) == Wait(Kind.COLLECTIVE, calls.key, calls.count)
+    assert Wait.of(calls, call_of('barrier')) == Wait(WaitKind.COLLECTIVE, calls.key, calls.count)
     assert Wait.of(messages, call_of('barrier')) is None  # no message
 
 
@@ -158,12 +164,12 @@ def test_a_message_is_waited_for_by_its_call(naive):
     assert Wait.of(messages, send) is None  # it may still be pickling
     messages.count_sent(1, 5)
     recv = recorded('recv', 1, 8)  # of another thread
-    assert Wait.of(messages, send) == Wait(Kind.SEND, messages.key, 0, 1, 5)
-    assert Wait.of(messages, recv) == Wait(Kind.RECEIVE, messages.key, 0, 1, 8)
+    assert Wait.of(messages, send) == Wait(WaitKind.SEND, messages.key, 0, 1, 5)
+    assert Wait.of(messages, recv) == Wait(WaitKind.RECEIVE, messages.key, 0, 1, 8)
     assert Wait.of(messages, call_of('recv')) is None  # it is not recorded yet
     assert Wait.of(calls, send) is None
     assert Wait.of(messages, recorded('wait', -2, -1)) == Wait(
-        Kind.RECEIVE, messages.key, 0, -2, -1)
+        WaitKind.RECEIVE, messages.key, 0, -2, -1)
     assert Wait.of(messages, call_of('waitall')) is None  # which calls wait
     messages.sent.clear()
     naive.barrier()
