@@ -961,7 +961,8 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
             >>> means
             [array([0.5, 0.5], dtype=float32)]
         """
-        raise ValueError(f'{type(self).__name__} cannot average gradients in the background; use '
+        raise ValueError(f'{type(self).__name__} averages gradients in its own '
+                         'multi_node_mean_grad, which cannot run during backward; use '
                          'overlap=False.')
 
     def check_replicas(self, model: Model) -> None:

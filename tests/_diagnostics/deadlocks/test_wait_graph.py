@@ -158,7 +158,7 @@ def test_a_collective_is_waited_for_by_its_number(naive):
 def test_a_message_is_waited_for_by_its_call(naive):
     calls, messages = naive._flight_records()
 
-    recorded = messages.record_message
+    recorded = messages.add_message
 
     send = recorded('send', 1, 5)
     assert Wait.of(messages, send) is None  # it may still be pickling
