@@ -30,7 +30,8 @@ Buffer: TypeAlias = 'np.ndarray | bytes | bytearray | memoryview'
 Model: TypeAlias = chainer.Link
 Parameter: TypeAlias = chainer.Parameter
 Variable: TypeAlias = chainer.Variable
-Variables: TypeAlias = 'Variable | tuple[Variable, ...]'
+#: A variable or a tuple of variables.
+Variables: TypeAlias = 'Variable | Any'
 VariableOrArray: TypeAlias = 'Variable | Array'
 VariableNode: TypeAlias = chainer.variable.VariableNode
 FunctionNode: TypeAlias = chainer.FunctionNode

@@ -50,6 +50,8 @@ SCRIPT = {
     'received = comm.bcast_obj(None)': '',
     "chainermn.create_communicator('naive', timeuot=3)": 'Unexpected keyword argument "timeuot"',
     'part = chainermn.scatter_dataset([1, 2, 3], comm, shuffle=True)': '',
+    'part = chainermn.scatter_dataset([1, 2] if comm.rank == 0 else None, comm)': '',
+    'chainermn.functions.recv(comm, 0).backward()': '',
     'reveal_type(part)': 'SubDataset',
     'reveal_type(chainermn.scatter_index(10, comm))': 'tuple[int, int]',
     'from chainer.iterators import SerialIterator': '',

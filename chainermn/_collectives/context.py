@@ -21,6 +21,7 @@ from chainermn._timeline import recorder
 from chainermn._transport import lifetime, topology
 from chainermn._transport.base import Group, Prepare
 from chainermn._transport.mpi_transport import MpiTransport
+from chainermn._types import Object
 
 if TYPE_CHECKING:  # CPUs do not need it
     from chainermn._gradients.mean_queue import MeanQueue
@@ -33,6 +34,9 @@ class Communicator(Protocol):
     """What an operation needs from its communicator."""
 
     _context: Context
+
+    def allgather_obj(self, obj: Object) -> list[Object]:
+        """Gather an object of each rank.  Collective: every rank calls it."""
 
     def finalize(self) -> None:
         """Free all parts.  Collective: every rank calls it."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import chainer
 
-from chainermn._collectives import objects
 from chainermn._collectives.context import Communicator, Context
 from chainermn._collectives.operation import operation
 from chainermn._consistency import debug_checks
@@ -78,8 +77,8 @@ def mean_grad_shard(comm: Communicator, model: Model, zero_fill: bool,
         for path, x in zip(gradients.paths, gradients, strict=True)])
 
 
-@operation
 def mean_queue(comm: Communicator) -> MeanQueue | NcclMeanQueue:
+    """Return the queue of a communicator; the first call creates it."""
     context = comm._context
     if context.mean_queue is None:
         context.check.same(pack('mean_queue'))
@@ -126,7 +125,7 @@ def check_replicas(comm: Communicator, model: Model) -> None:
     if not context.transport.averages:
         return  # the replicas differ, since no gradients are exchanged
     own = debug_checks.digests(model)
-    debug_checks.check_equal(objects.allgather_obj(comm, own))
+    debug_checks.check_equal(comm.allgather_obj(own))
 
 
 def checked_gradients(context: Context, model: Model, zero_fill: bool, compression: Compression

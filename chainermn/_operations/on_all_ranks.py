@@ -62,7 +62,7 @@ class HasChannel(Protocol):
     """A communicator, of which only the channel is needed."""
 
     @property
-    def _channel(self) -> ErrorSharer: ...
+    def _chainermn_channel(self) -> ErrorSharer: ...
 
 
 @contextlib.contextmanager
@@ -93,9 +93,9 @@ def raise_together(comm: HasChannel, operation: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        comm._channel.share_error(operation, error)
+        comm._chainermn_channel.share_error(operation, error)
     else:
-        comm._channel.share_error(operation, None)
+        comm._chainermn_channel.share_error(operation, None)
 
 
 class Ranks(Protocol):

@@ -2,18 +2,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 from chainermn._collectives import arrays, joining, models
 from chainermn._collectives.activations import Activation
 from chainermn._collectives.context import Communicator
+from chainermn._transport.mpi_transport import MpiTransport
 from chainermn._types import Array, Arrays, Model
 from chainermn.communicators._channel import Channel
 from chainermn.communicators._version7 import Version7
 
 
 class MpiCommunicator(Communicator, Version7, Protocol):
-    """What the channel needs of its communicator."""
+    """What the channel needs from its communicator."""
+
+    transport_class: ClassVar[type[MpiTransport]]
 
     def refuse(self, operation: str, error: Exception) -> NoReturn:
         """Raise an error on all ranks."""
@@ -32,11 +35,11 @@ class MpiChannel(Channel):
 
     @property
     def can_overlap(self) -> bool:
-        return self._mpi._context.transport.can_overlap
+        return self._mpi.transport_class.can_overlap
 
     @property
     def has_nccl(self) -> bool:
-        return self._mpi._context.transport.has_nccl
+        return self._mpi.transport_class.has_nccl
 
     def share_error(self, operation: str, error: Exception | None) -> None:
         if error is not None:

@@ -82,8 +82,8 @@ class _Completed:
         return repr(self._actual)
 
     @property
-    def _channel(self) -> Channel:
-        own = getattr(self._actual, '_channel', None)
+    def _chainermn_channel(self) -> Channel:
+        own = getattr(self._actual, '_chainermn_channel', None)
         comm = cast(CommunicatorBase, self)
         return with_overridden(
             Channel(comm) if own is None else own, comm, type(self._actual))

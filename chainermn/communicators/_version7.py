@@ -72,15 +72,17 @@ class Version7(Protocol):
     def gather_obj(self, obj: Object) -> list[Object] | None: ...
     def allgather_obj(self, obj: Object) -> list[Object]: ...
     @property
-    def _channel(self) -> ErrorSharer: ...
+    def _chainermn_channel(self) -> ErrorSharer: ...
     def bcast(self, x: Array, *, root: int) -> Array: ...
     def multi_node_mean_grad(self, model: Model, zero_fill: bool) -> None: ...
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return whether a class outside of this package defines a method of a communicator."""
-    owner = next((each for each in cls.__mro__ if name in vars(each)), None)
-    return owner is not None and not owner.__module__.startswith('chainermn.')
+    """Return whether a class has a method that is not of this package."""
+    method = next((vars(each)[name] for each in cls.__mro__ if name in vars(each)), None)
+    # Not its __module__, which functools.wraps copies; a method may be replaced in a class of ours.
+    module = getattr(method, '__globals__', {}).get('__name__', '')
+    return method is not None and not module.startswith('chainermn.')
 
 
 def needs_default(cls: type, name: str) -> bool:

@@ -214,7 +214,7 @@ class CommunicatorBase(metaclass=abc.ABCMeta):
         self._missing('inter_size')
 
     @property
-    def _channel(self) -> Channel:
+    def _chainermn_channel(self) -> Channel:
         """What optimizers and functions need beyond the public operations."""
         return Channel(self)
 

@@ -235,8 +235,13 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     bcast_data = models.bcast_data
     multi_node_mean_grad = models.multi_node_mean_grad
-    mean_queue = models.mean_queue
     check_replicas = models.check_replicas
+
+    @operation
+    def mean_queue(self) -> MeanQueue | NcclMeanQueue:
+        if _version7.overrides(type(self), 'multi_node_mean_grad'):
+            CommunicatorBase.mean_queue(self)  # raises
+        return models.mean_queue(self)
 
     # --- errors, callers, and what optimizers need -------------------------------------------
 
@@ -249,7 +254,7 @@ class MpiCommunicatorBase(CommunicatorBase):
             self._context.check, _named(caller) if isinstance(caller, str) else caller, update)
 
     @property
-    def _channel(self) -> Channel:
+    def _chainermn_channel(self) -> Channel:
         return with_overridden(MpiChannel(self), self, type(self))
 
     def _new_mean_queue(self, mpi_comm: MPI.Intracomm, background: Communicator
@@ -299,6 +304,7 @@ _named = functools.lru_cache(maxsize=None)(Caller)
 
 def _use_defaults(cls: type[MpiCommunicatorBase]) -> None:
     """Make operations that version 7 lacks call the methods that a class overrides."""
-    for name in _version7.CALLED:
-        if _version7.needs_default(cls, name):  # not before: methods may be added to the class
+    # Not before: methods may be added to the class.  mean_queue finds out by itself.
+    for name in _version7.CALLED.keys() - {'mean_queue'}:
+        if _version7.needs_default(cls, name):
             setattr(cls, name, getattr(CommunicatorBase, name))

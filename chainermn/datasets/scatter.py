@@ -42,7 +42,7 @@ _TURNS = 8
 
 
 def scatter_dataset(
-    dataset: Dataset,
+    dataset: Dataset | None,
     comm: CommunicatorLike,
     root: int = 0,
     shuffle: bool = False,
@@ -94,20 +94,21 @@ def scatter_dataset(
         >>> shard[:]  # ['c.png', 'd.png'] on rank 1
         ['a.png', 'b.png']
     """
+    data = cast(Dataset, dataset)  # the root has one
     with _as_communicator(comm, 'scatter_dataset') as ours:
         own_plan, order = _on_root(ours, root, 'scatter_dataset', lambda: _plan(
-            dataset, ours.size, shuffle, seed, force_equal_length)) or (None, None)
+            data, ours.size, shuffle, seed, force_equal_length)) or (None, None)
         plan: _ScatterPlan = ours.bcast_obj(own_plan, root=root)
-        lengths = ours.gather_obj(_length(dataset), root)
+        lengths = ours.gather_obj(_length(data), root)
         begin, end = plan.shards[ours.rank]
         if not plan.at_once:
-            dataset, order = ours.bcast_obj((dataset, order), root=root)
+            data, order = ours.bcast_obj((data, order), root=root)
         else:
-            shard = _scattered(dataset, order, plan, ours, root)
+            shard = _scattered(data, order, plan, ours, root)
     if lengths is not None:  # at the end: the warning may be an error, on this rank only
         _warn_of_ignored(lengths, root)
     if ours.rank == root or not plan.at_once:
-        return SubDataset(dataset, begin, end, order)
+        return SubDataset(data, begin, end, order)
     return SubDataset(shard, 0, end - begin)
 
 

@@ -36,11 +36,11 @@ def get_communication_backend(comm: CommunicatorBase, communication_backend: str
     """
     comm = as_communicator(comm, 'multi-node batch normalization')
     if communication_backend == 'auto':
-        return 'nccl' if comm._channel.has_nccl else 'mpi'
+        return 'nccl' if comm._chainermn_channel.has_nccl else 'mpi'
     if communication_backend not in ('mpi', 'nccl'):
         raise ValueError(f"communication_backend must be 'auto', 'mpi' or 'nccl', not "
                          f'{communication_backend!r}')
-    if communication_backend == 'nccl' and not comm._channel.has_nccl:
+    if communication_backend == 'nccl' and not comm._chainermn_channel.has_nccl:
         raise ValueError(f'nccl is not supported by {type(comm).__name__}. Use pure_nccl, or '
                          "communication_backend='auto'.")
     return cast(Backend, communication_backend)
@@ -80,7 +80,7 @@ class _MultiNodeBatchNormalization(chainer_bn.GeneralBatchNormalizationImpl):
     def __init__(self, comm: CommunicatorBase, backend: Backend) -> None:
         self._comm = comm
         # Such a communicator uses NCCL for arrays on a device, and MPI for arrays on the host.
-        self._is_through_host = backend == 'mpi' and comm._channel.has_nccl
+        self._is_through_host = backend == 'mpi' and comm._chainermn_channel.has_nccl
 
     def _to_send(self, x: Array) -> Array:
         if self._is_through_host and chainer.backend.get_array_module(x) is not np:

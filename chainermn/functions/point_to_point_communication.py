@@ -33,20 +33,20 @@ class Send(_PointToPoint):
         self._needs_gradient = chainer.config.enable_backprop and _any_requires_grad(inputs)
         if not are_arrays(inputs):
             # The receiver raises the error, too.
-            self.comm._channel.send_activation(
+            self.comm._chainermn_channel.send_activation(
                 inputs[0] if len(inputs) == 1 else inputs, self.peer_rank, self.peer_tag,
                 self._needs_gradient)
         return super().apply(inputs)
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         xp = chainer.backend.get_array_module(*inputs)
-        self._activation = self.comm._channel.send_activation(
+        self._activation = self.comm._chainermn_channel.send_activation(
             inputs[0] if len(inputs) == 1 else inputs, self.peer_rank, self.peer_tag,
             self._needs_gradient)
         return xp.empty(0, np.float32),
 
     def backward(self, indexes: Indexes, gys: Gradients) -> Gradients:
-        gxs = self.comm._channel.recv_gradient(self._activation)
+        gxs = self.comm._chainermn_channel.recv_gradient(self._activation)
         return tuple(chainer.as_variable(gx) for gx in _as_tuple(gxs))
 
 
@@ -59,7 +59,7 @@ class Recv(_PointToPoint):
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._delegate = inputs[0]
-        received, self._activation = self.comm._channel.recv_activation(
+        received, self._activation = self.comm._chainermn_channel.recv_activation(
             self.peer_rank, self.peer_tag)
         self.is_tuple = isinstance(received, tuple)
         ys = _as_tuple(received)
@@ -71,7 +71,7 @@ class Recv(_PointToPoint):
         if self._activation.needs_gradient:
             arrays = tuple(self._xp.zeros(shape, dtype) if gy is None else gy.array
                            for gy, (shape, dtype) in zip(gys, self._described, strict=True))
-            self.comm._channel.send_gradient(
+            self.comm._chainermn_channel.send_gradient(
                 arrays if self.is_tuple else arrays[0], self._activation)
         # Not None, so that backward continues to the node of the delegate variable.
         xp = chainer.backend.get_array_module(self._delegate)

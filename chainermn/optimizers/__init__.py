@@ -144,7 +144,7 @@ def create_multi_node_optimizer(
                              f'{type(communicator).__name__}: its multi_node_mean_grad takes no '
                              'compression argument. Add the argument, or omit compression.')
         if isinstance(compressor, compression_module.PowerSGD) and (
-                double_buffering or (overlap and communicator._channel.can_overlap)):
+                double_buffering or (overlap and communicator._chainermn_channel.can_overlap)):
             raise ValueError("compression='powersgd' cannot be combined with double_buffering, nor "
                              'on pure_nccl with overlap')
         n_accumulations = _checked_number(n_accumulations)
@@ -163,7 +163,7 @@ def create_multi_node_optimizer(
                             'not override its method update, not a '
                             f'{type(actual_optimizer).__name__}')
         bucket_bytes = _checked_size(bucket_mb)
-        if double_buffering and not communicator._channel.can_overlap:
+        if double_buffering and not communicator._chainermn_channel.can_overlap:
             raise ValueError('This communicator does not support double buffering. '
                              'Use pure_nccl, or double_buffering=False.')
 

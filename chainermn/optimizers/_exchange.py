@@ -87,7 +87,7 @@ class Exchange:
         elif shard is None or options:
             comm.multi_node_mean_grad(target, self.zero_fill, **options)
         else:
-            comm._channel.mean_grad_shard(target, self.zero_fill, shard)
+            comm._chainermn_channel.mean_grad_shard(target, self.zero_fill, shard)
         return True
 
     def wait(self) -> None:

@@ -117,7 +117,7 @@ class Join(AllRanks, AbstractContextManager[None]):
         self._hook.enter(self)
         try:
             with self._hook.comparing_settings():
-                numbers = self._comm._channel.join_turn(
+                numbers = self._comm._chainermn_channel.join_turn(
                     _ENTER + 2 * self._divide_by_initial_world_size + self._throw)
             check_equal(self._comm, [
                 f'divide_by_initial_world_size={bool(number & 2)}, '
@@ -155,7 +155,7 @@ class Join(AllRanks, AbstractContextManager[None]):
 
     def _turn(self, number: int) -> tuple[Operation, Shapes | None] | None:
         """Send a number to all ranks; return the operation of the active ranks, None if none."""
-        numbers = self._comm._channel.join_turn(number)
+        numbers = self._comm._chainermn_channel.join_turn(number)
         active = [rank for rank, number in enumerate(numbers) if number != _OUT]
         if not active:
             return None
@@ -179,7 +179,8 @@ class Join(AllRanks, AbstractContextManager[None]):
             self._hook.main_hook(*turn)
         if self._active and self._comm.size > 1:
             self._hook.post_hook(self._active[-1])
-            self._comm._channel.join_turn(_OUT)  # raises on all ranks if one could not load it
+            # It raises on all ranks if one could not load the state.
+            self._comm._chainermn_channel.join_turn(_OUT)
 
     def _raise_on_all_ranks(self, error: Exception) -> None:
         """Raise the error on all ranks, unless they have raised it already."""
@@ -187,7 +188,7 @@ class Join(AllRanks, AbstractContextManager[None]):
         while links is not None:
             if links is self._termination:
                 return
-            numbers = self._comm._channel.join_responses(links)
+            numbers = self._comm._chainermn_channel.join_responses(links)
             if numbers is not None:
                 if self._throw and _OUT in numbers:  # this rank called another collective
                     raise _early_termination(numbers) from error

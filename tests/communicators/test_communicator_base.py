@@ -8,6 +8,7 @@ from each_case import each_case
 from version7 import Version7Communicator
 
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.datasets import scatter_index
 
 # Method: its parameters, as "name" or "name=default".
 METHODS = {
@@ -47,7 +48,7 @@ METHODS = {
     'waitall': 'requests',
 }
 PROPERTIES = ['inter_rank', 'inter_size', 'intra_rank', 'intra_size', 'rank', 'size',
-              'within_config_scope', '_channel']
+              'within_config_scope', '_chainermn_channel']
 
 
 def test_it_cannot_be_instantiated():
@@ -63,6 +64,17 @@ def test_what_it_lacks_raises_an_error_with_advice():
             operation()
     with pytest.raises(ValueError, match='reason'):
         comm.refuse('update', ValueError('reason'))
+    comm.finalize()
+
+
+def test_attributes_of_a_subclass_have_any_name():
+    class Own(Version7Communicator):
+        def __init__(self):
+            super().__init__()
+            self._channel = self._context = self._messages = self._rank = 'own'
+
+    comm = Own()
+    assert scatter_index(3, comm) == (0, 3)
     comm.finalize()
 
 

@@ -163,9 +163,10 @@ OTHERS = {
     'recv': lambda comm: comm.recv((comm.rank + 1) % comm.size, 0),
     'isend': lambda comm: comm.isend(X, 0),
     'irecv': lambda comm: comm.irecv(0),
-    'send_activation': lambda comm: comm._channel.send_activation(
+    'send_activation': lambda comm: comm._chainermn_channel.send_activation(
         X, (comm.rank + 1) % comm.size, 0, True),
-    'recv_activation': lambda comm: comm._channel.recv_activation((comm.rank + 1) % comm.size, 0),
+    'recv_activation': lambda comm: comm._chainermn_channel.recv_activation(
+        (comm.rank + 1) % comm.size, 0),
     'send_obj': lambda comm: comm.send_obj(1, comm.rank),
     'recv_obj': lambda comm: comm.recv_obj(comm.rank),
     'refuse': lambda comm: comm.refuse('operation', ValueError()),

@@ -75,12 +75,12 @@ DIFFERENT = {
            ('path', lambda: model(path='z'), ('  /w: ', '  /z: ', 'nothing on')),
            ('number', chainer.Link, ('  /a: ', 'float32 (2,) on', '  /w: ', 'nothing on')))},
     ('allgather_shards', 'arrays: shape'): (
-        lambda comm: comm._channel.allgather_shards([[X]] + [[]] * (comm.size - 1)),
-        lambda comm: comm._channel.allgather_shards([[X.T]] + [[]] * (comm.size - 1)),
+        lambda comm: comm._chainermn_channel.allgather_shards([[X]] + [[]] * (comm.size - 1)),
+        lambda comm: comm._chainermn_channel.allgather_shards([[X.T]] + [[]] * (comm.size - 1)),
         ('shard of rank 0', 'float32 (2, 3) on', 'float32 (3, 2) on')),
     ('allgather_shards', 'arrays: owner'): (
-        lambda comm: comm._channel.allgather_shards([[X]] + [[]] * (comm.size - 1)),
-        lambda comm: comm._channel.allgather_shards([[]] * (comm.size - 1) + [[X]]),
+        lambda comm: comm._chainermn_channel.allgather_shards([[X]] + [[]] * (comm.size - 1)),
+        lambda comm: comm._chainermn_channel.allgather_shards([[]] * (comm.size - 1) + [[X]]),
         ('array 0 of the shard of rank 0', 'nothing on')),
     ('multi_node_mean_grad', 'parameters: no gradient'): (
         lambda comm: comm.multi_node_mean_grad(model()),

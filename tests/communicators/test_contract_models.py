@@ -128,7 +128,7 @@ def test_bcast_data_of_parameters_that_share_memory(comm, tied):
 @pytest.mark.parametrize('is_default', [False, True], ids=['own', 'default'])
 def test_allgather_shards(comm, is_default):
     """Arrays of several dtypes and lengths; some ranks have none, and some arrays no elements."""
-    channel = Channel(comm) if is_default else comm._channel
+    channel = Channel(comm) if is_default else comm._chainermn_channel
 
     def value(rank, length, dtype):
         return (np.arange(length) * 3 + rank).astype(dtype)
@@ -148,7 +148,7 @@ def test_allgather_shards(comm, is_default):
 @pytest.mark.parametrize('size', [5, 3_000_000])
 def test_mean_grad_shard(comm, mean, is_default, size):
     """Of gradients in one chunk, and in many; one gradient has no entry, so it is needed."""
-    channel = Channel(comm) if is_default else comm._channel
+    channel = Channel(comm) if is_default else comm._chainermn_channel
     link = chainer.Link()
     begin, end = size * comm.rank // comm.size, size * (comm.rank + 1) // comm.size
     with link.init_scope():

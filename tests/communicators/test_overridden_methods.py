@@ -186,7 +186,7 @@ def test_classes_without_such_methods_keep_their_own(base):
         for name in 'scatter_obj', 'reduce', 'allreduce_many':
             assert getattr(cls, name) is getattr(base, name)
             assert getattr(cls, name) is not getattr(chainermn.CommunicatorBase, name)
-        assert comm._channel.send_activation.__func__ is MpiChannel.send_activation
+        assert comm._chainermn_channel.send_activation.__func__ is MpiChannel.send_activation
         assert comm.allgather_obj(RANK) == (['own'] if cls is Own else [*range(SIZE)])
         comm.finalize()
 
@@ -213,4 +213,43 @@ def test_a_method_that_changes_the_data():
         np.testing.assert_array_equal(y.array, [2, 2])
         y.grad = np.ones_like(y.array)
         y.backward()
+    comm.finalize()
+
+
+def _train(comm, **options):
+    model = chainer.links.Linear(3, 2, initialW=0)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(1), comm, **options).setup(model)
+    for _ in range(3):  # the first update broadcasts
+        optimizer.update(lambda x: F.sum(model(x)), np.ones((1, 3), 'f'))
+    return model.W.array
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_mean_that_is_replaced_in_a_class_of_ours(monkeypatch, same_error):
+    """Shards use it; overlap cannot, until it is restored."""
+    def zeros(self, model, zero_fill=False):
+        for param in model.params():
+            param.grad = np.zeros_like(param.array)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NaiveCommunicator, 'multi_node_mean_grad', zeros)
+        comm = NaiveCommunicator(MPI.COMM_WORLD)
+        assert (_train(comm, shard_states=True) == 0).all()
+        error = same_error(lambda: _train(comm, overlap='always'))
+        assert 'in its own multi_node_mean_grad' in str(error)
+    assert (_train(comm, overlap='always') == -2).all()
+    comm.finalize()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_mean_of_one_rank_cannot_overlap(same_error):
+    class Own(NaiveCommunicator):
+        def multi_node_mean_grad(self, model, zero_fill=False):
+            super().multi_node_mean_grad(model, zero_fill)
+
+    comm = (Own if RANK == 1 else NaiveCommunicator)(MPI.COMM_WORLD)
+    error = same_error(comm.mean_queue)
+    assert 'Own averages gradients in its own multi_node_mean_grad' in str(error)
+    comm.barrier()
     comm.finalize()

@@ -129,11 +129,11 @@ def test_an_error_of_one_rank_is_raised_on_all(comm):
     error = ZeroDivisionError('not this rank') if comm.rank == failed else None
 
     def call():
-        comm._channel.share_error('work', error)
+        comm._chainermn_channel.share_error('work', error)
         comm.barrier()
 
     same_on_all_ranks(call, ZeroDivisionError, 'not this rank')
-    comm._channel.share_error('work', None)
+    comm._chainermn_channel.share_error('work', None)
     assert comm.allgather_obj(1) == [1] * comm.size
 
 

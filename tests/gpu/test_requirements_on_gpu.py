@@ -103,7 +103,7 @@ def test_two_ranks_with_one_gpu(monkeypatch, same_error):
 
 def test_configuration():
     comm = chainermn.create_communicator('non_cuda_aware')
-    assert not comm._channel.can_overlap
+    assert not comm._chainermn_channel.can_overlap
     with pytest.raises(ValueError, match='no configuration item'):
         comm.set_config('allreduce_grad_dtype', 'float16')
     with pytest.raises(ValueError, match='is not supported by NonCudaAwareCommunicator'):
@@ -113,7 +113,7 @@ def test_configuration():
 
 def test_configuration_of_pure_nccl():
     comm = chainermn.create_communicator('pure_nccl')
-    assert comm._channel.can_overlap
+    assert comm._chainermn_channel.can_overlap
     assert comm.get_config('allreduce_grad_dtype') is None
     for dtype in ('float32', 'float64', 'float16'):
         comm.set_config('allreduce_grad_dtype', dtype)

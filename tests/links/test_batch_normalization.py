@@ -59,6 +59,14 @@ def test_in_test_mode_nothing_is_exchanged(comm):
             np.testing.assert_allclose(bn(x).array, expected, rtol=1e-4)
 
 
+def test_a_finalized_communicator_suffices_in_test_mode(comm):
+    part = comm.split(0, comm.rank)
+    part.finalize()
+    bn = MultiNodeBatchNormalization(3, part)
+    with chainer.using_config('train', False):
+        assert bn(np.ones((2, 3), np.float32)).shape == (2, 3)
+
+
 def test_recomputing_leaves_the_averages(comm):
     bn = MultiNodeBatchNormalization(3, comm)
     x = batches(comm, (5, 3), np.float32)[comm.rank]

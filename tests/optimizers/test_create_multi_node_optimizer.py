@@ -56,7 +56,7 @@ def test_another_type_of_communicator_is_rejected(bad):
 
 
 def test_double_buffering_needs_a_communicator_that_overlaps(comm):
-    assert not comm._channel.can_overlap
+    assert not comm._chainermn_channel.can_overlap
     with pytest.raises(ValueError, match='does not support double buffering'):
         create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering=True)
 

@@ -213,7 +213,7 @@ class ShardedUpdate(FullUpdate):
                   for shard in self._shards]
         if any(shards):
             with self._communicator.called_by(self._caller):
-                self._communicator._channel.allgather_shards(shards)
+                self._communicator._chainermn_channel.allgather_shards(shards)
         for path, elements in flat.items():
             array = params[path].array
             if not array.flags.c_contiguous:
