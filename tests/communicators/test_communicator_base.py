@@ -74,7 +74,7 @@ def test_attributes_of_a_subclass_have_any_name():
             self._channel = self._context = self._messages = self._rank = 'own'
 
     comm = Own()
-    assert scatter_index(3, comm) == (0, 3)
+    assert scatter_index(3 * comm.size, comm) == (3 * comm.rank, 3 * comm.rank + 3)
     comm.finalize()
 
 
