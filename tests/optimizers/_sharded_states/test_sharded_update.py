@@ -66,6 +66,11 @@ def state_bytes(optimizer):
                if isinstance(value, np.ndarray))
 
 
+def wide():
+    """A model of several chunks of the exchange: a rank that needs a shard gets only some."""
+    return chainer.Sequential(L.Linear(N_IN, 200_000), F.tanh, L.Linear(200_000, N_OUT))
+
+
 @pytest.mark.parametrize('timing', ['pre', 'post'])
 def test_hooks_of_the_optimizer_see_all_parameters_and_gradients(comm, timing):
     seen = []
@@ -74,7 +79,8 @@ def test_hooks_of_the_optimizer_see_all_parameters_and_gradients(comm, timing):
         seen.append([float(abs(array).sum()) for param in optimizer.target.params()
                      for array in (param.array, param.grad)])
 
-    check(comm, configure=lambda optimizer: optimizer.add_hook(hook, 'hook', timing))
+    check(comm, make=wide, create=optimizers.SGD,
+          configure=lambda optimizer: optimizer.add_hook(hook, 'hook', timing))
     assert seen[:STEPS] == seen[STEPS:]
 
 
