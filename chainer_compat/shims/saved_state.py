@@ -118,6 +118,26 @@ def shift_state(module: Any) -> None:
         _save_value(getattr(module, name))
 
 
+@patch(*[f'chainer.training.extensions.{name}_shift'
+         for name in ('exponential', 'inverse', 'linear', 'polynomial', 'step')])
+def shift_of_integers(module: Any) -> None:
+    """All versions: a trainer that had started could not load PolynomialShift and similar ones.
+
+    Loading raised TypeError if the current value is an int and the saved one a float.
+    """
+    name = module.__name__.rpartition('.')[2].title().replace('_', '')
+    shift = getattr(module, name)
+    serialize_original = shift.serialize
+
+    def serialize(self: Any, serializer: Any) -> None:
+        try:
+            serialize_original(self, serializer)
+        except TypeError:
+            self._last_value = _load_number(serializer, '_last_value', self._last_value)
+
+    shift.serialize = serialize
+
+
 def _save_value(shift: Any) -> None:
     """Make an extension save and restore its hyperparameter, even if others have set it."""
     initialize_original, serialize_original = shift.initialize, shift.serialize

@@ -123,6 +123,35 @@ def test_shifts(trained, extension, values):
     assert of.optimizer.lr == pytest.approx(values[12])
 
 
+@pytest.mark.parametrize(('extension', 'saved'), [
+    (lambda: extensions.ExponentialShift('lr', .5), .5),
+    (lambda: extensions.InverseShift('lr', .25, 2), 1.25 ** -2),
+    (lambda: extensions.LinearShift('lr', (2, 1), (0, 2)), 1.5),
+    (lambda: extensions.PolynomialShift('lr', 1, 4), .75),
+    (lambda: extensions.StepShift('lr', .5, 1), .5),
+], ids=lambda x: '' if isinstance(x, float) else x().__class__.__name__)
+@pytest.mark.parametrize('lr', [1, np.array(1), 1., np.float32(1)])
+def test_loading_into_a_shift_that_has_started(trained, extension, saved, lr):
+    def start():
+        shift, of = extension(), trained(optimizer=chainer.optimizers.SGD(lr=lr))
+        shift.initialize(of.trainer)
+        return shift, of
+
+    shift, of = start()
+    shift(of.trainer)
+    assert of.optimizer.lr == saved
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, shift)
+    file.seek(0)
+    loaded, of = start()
+    chainer.serializers.load_npz(file, loaded)
+    loaded.initialize(of.trainer)
+    assert of.optimizer.lr == saved
+    shift(of.trainer)
+    loaded(of.trainer)
+    assert loaded._last_value == shift._last_value != saved
+
+
 class Score(extensions.Evaluator):
     """Has no iterator, like the evaluators of BLEU scores in examples."""
 

@@ -1,0 +1,284 @@
+"""Calls with arguments of Chainer 1 give the same bits as their modern forms, and one warning."""
+
+import contextlib
+import itertools
+import warnings
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.links.model.vision import googlenet, resnet, vgg
+
+from chainer_compat.shims import old_arguments
+
+pytestmark = pytest.mark.mpi_skip
+
+#: The modern way of each argument of the table.
+MODERN = {
+    'train': {True: {'train': True}, False: {'train': False}},
+    'test': {True: {'train': False}, False: {'train': True}},
+    'use_cudnn': {True: {'use_cudnn': 'always'}, False: {'use_cudnn': 'never'}},
+    'volatile': {'on': {'enable_backprop': False}, True: {'enable_backprop': False},
+                 'off': {}, 'auto': {}, False: {}},
+    'finetune': {False: {}},
+}
+
+
+def variable(*shape):
+    return chainer.Variable(np.random.standard_normal(shape).astype('f'))
+
+
+def rnn_arguments(n_weights, n_states, directions=1):
+    """Return the arguments of a recurrent function with two layers."""
+    sizes = [3] * directions + [4 * directions] * directions
+    return [2, .5, *[variable(2 * directions, 2, 4) for _ in range(n_states)],
+            [[variable(4, size if i < n_weights // 2 else 4) for i in range(n_weights)]
+             for size in sizes],
+            [[variable(4) for _ in range(n_weights)] for _ in sizes],
+            [variable(2, 3), variable(1, 3)]]
+
+
+def vision(cls, method):
+    class Small(cls):
+        def __init__(self):
+            chainer.Chain.__init__(self)
+            with self.init_scope():
+                self.bn = L.BatchNormalization(3)
+
+        @property
+        def functions(self):
+            return {'a': [self.bn, F.dropout]}
+
+    arguments = {'forward': [variable(2, 3, 4, 4), ['a']],
+                 'extract': [[np.full((8, 8, 3), i, 'uint8') for i in (1, 9)], ['a'], (6, 6)]}
+    return getattr(Small(), method), arguments[method]
+
+
+#: A callable of each function of the table, with all arguments that Chainer 7 requires.
+CASES = {
+    'rrelu': lambda: (F.rrelu, [variable(3, 4)]),
+    'spatial_transformer_grid':
+        lambda: (F.spatial_transformer_grid, [variable(2, 2, 3), (3, 4)]),
+    'spatial_transformer_sampler':
+        lambda: (F.spatial_transformer_sampler, [variable(2, 3, 4, 4), variable(2, 2, 3, 3)]),
+    'dropout': lambda: (F.dropout, [variable(3, 4), .3]),
+    'zoneout': lambda: (F.zoneout, [variable(3, 4), variable(3, 4), .3]),
+    'batch_normalization': lambda: (F.batch_normalization, [variable(3, 4), *[variable(4)] * 2]),
+    'n_step_gru': lambda: (F.n_step_gru, rnn_arguments(6, 1)),
+    'n_step_bigru': lambda: (F.n_step_bigru, rnn_arguments(6, 1, 2)),
+    'n_step_lstm': lambda: (F.n_step_lstm, rnn_arguments(8, 2)),
+    'n_step_bilstm': lambda: (F.n_step_bilstm, rnn_arguments(8, 2, 2)),
+    'n_step_rnn': lambda: (F.n_step_rnn, rnn_arguments(2, 1)),
+    'GoogLeNet.forward': lambda: vision(googlenet.GoogLeNet, 'forward'),
+    'GoogLeNet.extract': lambda: vision(googlenet.GoogLeNet, 'extract'),
+    'ResNetLayers.forward': lambda: vision(resnet.ResNetLayers, 'forward'),
+    'ResNetLayers.extract': lambda: vision(resnet.ResNetLayers, 'extract'),
+    'VGGLayers.forward': lambda: vision(vgg.VGGLayers, 'forward'),
+    'VGGLayers.extract': lambda: vision(vgg.VGGLayers, 'extract'),
+    'BatchNormalization.forward': lambda: (L.BatchNormalization(4), [variable(3, 4)]),
+    'NStepLSTMBase.forward':
+        lambda: (L.NStepLSTM(2, 3, 4, .5), [None, None, [variable(2, 3), variable(1, 3)]]),
+    'NStepRNNBase.forward':
+        lambda: (L.NStepGRU(2, 3, 4, .5), [None, [variable(2, 3), variable(1, 3)]]),
+}
+ROWS = {path: row for rows in old_arguments.CALLS.values() for path, row in rows.items()}
+#: These have tests of their own, or need an old version of protobuf.
+OTHERS = {'MLPConvolution2D.__init__', 'Trainer.extend', 'CaffeFunction.forward'}
+
+
+def test_every_function_has_a_case():
+    assert {*CASES, *OTHERS} == {*ROWS}
+
+
+def flat(x):
+    """Return the Variables in nested lists, tuples and dictionaries."""
+    if isinstance(x, dict):
+        x = list(x.values())
+    if isinstance(x, list | tuple):
+        return [v for y in x for v in flat(y)]
+    return [x] if isinstance(x, chainer.Variable) else []
+
+
+def run(name, call, monkeypatch):
+    """Return outputs, gradients, persistent values, and the configuration of each function."""
+    np.random.seed(0)
+    function, args = CASES[name]()
+    configurations = []
+    apply = chainer.FunctionNode.apply
+
+    def record(node, inputs):
+        c = chainer.config
+        configurations.append((c.train, c.enable_backprop, c.use_cudnn, c.cudnn_deterministic))
+        return apply(node, inputs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(chainer.FunctionNode, 'apply', record)
+        ys = flat(call(function, args))
+    for y in ys:
+        y.grad = np.random.standard_normal(y.shape).astype(y.dtype)
+    if any(y.creator is not None for y in ys):
+        chainer.backward([y for y in ys if y.creator is not None])
+    link = function if isinstance(function, chainer.Link) else getattr(function, '__self__', None)
+    parameters = [] if link is None else list(link.params())
+    state = [getattr(child, p) for child in ([] if link is None else link.links())
+             for p in child._persistent]
+    arrays = [y.array for y in ys] + [v.grad for v in flat(args) + parameters] + state
+    bits = [None if a is None else (np.asarray(a).dtype, np.asarray(a).tobytes()) for a in arrays]
+    return bits, [y.creator is None for y in ys], configurations
+
+
+@contextlib.contextmanager
+def options(config):
+    with contextlib.ExitStack() as stack:
+        for name, value in config.items():
+            stack.enter_context(chainer.using_config(name, value))
+        yield
+
+
+def old_calls(row):
+    """Yield positional arguments, keyword arguments and options for ``chainer.config``."""
+    n_positional, names = row
+    for name in names:
+        for value, config in MODERN[name].items():
+            if name != 'finetune':
+                yield (), {name: value}, config
+    if n_positional is not None:
+        n_values = max(len(MODERN[name]) for name in names)
+        repeated = [itertools.cycle(MODERN[name].items()) for name in names]
+        for values in itertools.islice(zip(*repeated, strict=True), n_values):
+            yield (tuple(value for value, _ in values), {},
+                   {key: x for _, config in values for key, x in config.items()})
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_the_same_bits(name, monkeypatch):
+    configuration = dict(vars(chainer.config), **vars(chainer.global_config))
+    for train in True, False:
+        modern = {}
+        for positional, keywords, config in old_calls(ROWS[name]):
+            with chainer.using_config('train', train):
+                if str(config) not in modern:
+                    with options(config):
+                        modern[str(config)] = run(name, lambda f, args: f(*args), monkeypatch)
+                with warnings.catch_warnings():
+                    warnings.simplefilter('ignore', DeprecationWarning)
+                    found = run(name, lambda f, args, p=positional, k=keywords: f(*args, *p, **k),
+                                monkeypatch)
+            assert found == modern[str(config)], (positional, keywords)
+    assert dict(vars(chainer.config), **vars(chainer.global_config)) == configuration
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_one_warning_per_line(name):
+    function, args = CASES[name]()
+    for argument in set(ROWS[name][1]) - {'finetune'}:
+        for value in True, False:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter('default')
+                for _ in range(3):
+                    function(*args, **{argument: value})
+                function(*args, **{argument: value})
+            function_line = test_one_warning_per_line.__code__.co_firstlineno + 8
+            assert [(w.filename, w.lineno) for w in caught] == [
+                (__file__, function_line), (__file__, function_line + 1)]
+            for w in caught:
+                assert w.category is DeprecationWarning
+                assert f'({argument}=...) is the interface of Chainer 1: use' in str(w.message)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_errors(name):
+    function, args = CASES[name]()
+    for keywords in {'unknown': 1}, {'wscale': 1}, {'training': False}:
+        with pytest.raises(TypeError, match='unexpected keyword argument'):
+            function(*args, **keywords)
+    if ROWS[name][0] is not None:
+        n = len(ROWS[name][1])
+        with pytest.raises(TypeError, match=r'positional argument|multiple values'):
+            function(*args, *[True] * (n + 1))
+        with pytest.raises((TypeError, ValueError)):
+            function(*args, True, **{ROWS[name][1][0]: True})
+    if 'volatile' in ROWS[name][1]:
+        with pytest.raises(ValueError, match='volatile argument is not supported'):
+            function(*args, volatile='maybe')
+
+
+def test_modern_calls_are_silent():
+    for name in CASES:
+        function, args = CASES[name]()
+        function(*args)
+    L.BatchNormalization(4)(variable(3, 4), finetune=True)
+
+
+def test_finetune_uses_the_batch():
+    x = variable(3, 4)
+    old, new = L.BatchNormalization(4), L.BatchNormalization(4)
+    with pytest.warns(DeprecationWarning, match='test='):
+        y = old(x, True, True)
+    np.testing.assert_array_equal(y.array, new(x, finetune=True).array)
+    assert old.N == new.N == 1
+
+
+def test_wscale():
+    def weights(**keywords):
+        np.random.seed(0)
+        return [p.array for p in L.MLPConvolution2D(2, (3, 4), 3, **keywords).params()]
+
+    with pytest.warns(DeprecationWarning, match='conv_init'):
+        found = weights(wscale=2)
+    expected = weights(conv_init=chainer.initializers.LeCunNormal(2 ** .5))
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+    with pytest.warns(DeprecationWarning, match='conv_init'):
+        for x, y in zip(weights(wscale=1), weights(), strict=True):
+            np.testing.assert_array_equal(x, y)
+    with pytest.raises(ValueError, match='wscale is not supported anymore'):
+        weights(wscale=2, conv_init=chainer.initializers.One())
+
+
+@pytest.mark.parametrize('before', [True, False])
+def test_invoke_before_training(before, tmp_path):
+    optimizer = chainer.optimizers.SGD().setup(L.Linear(2, 1))
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(np.zeros((4, 2), 'f'), 2), optimizer,
+        loss_func=lambda x: F.sum(optimizer.target(x)))
+    trainer = chainer.training.Trainer(updater, (2, 'iteration'), str(tmp_path))
+    calls = []
+    with pytest.warns(DeprecationWarning, match='call_before_training') as caught:
+        trainer.extend(lambda trainer: calls.append(trainer.updater.iteration), name='calls',
+                       trigger=(1, 'iteration'), invoke_before_training=before)
+    assert caught[0].filename == __file__
+    trainer.run()
+    assert calls == [0] * before + [1, 2]
+
+
+WITHOUT_EFFECT = [
+    (lambda **keywords: chainer.Variable(np.ones(2, 'f'), **keywords), 'volatile',
+     [False, 'off', 'auto'], [True, 'on', None]),
+    (lambda **keywords: L.Convolution2D(1, 1, 1, **keywords), 'deterministic', [False], [True]),
+    (lambda **keywords: L.Deconvolution2D(1, 1, 1, **keywords), 'deterministic', [False], [True]),
+    (lambda **keywords: F.convolution_2d(variable(1, 1, 3, 3), variable(1, 1, 2, 2), **keywords),
+     'deterministic', [False], [True]),
+    (lambda **keywords: F.deconvolution_2d(variable(1, 1, 3, 3), variable(1, 1, 2, 2), **keywords),
+     'deterministic', [False], [True]),
+    (lambda **keywords: L.NStepLSTM(1, 2, 3, .5, **keywords), 'use_cudnn', [True], [False]),
+    (lambda **keywords: L.NStepLSTM(1, 2, 3, .5, **keywords), 'use_bi_direction', [], [True]),
+    (lambda **keywords: L.StatefulZoneoutLSTM(2, 3, **keywords), 'train', [], [True, False]),
+    (chainer.training.make_extension, 'invoke_before_training',
+     [False], [True]),
+]
+
+
+@pytest.mark.parametrize('call, name, ignored, rejected', WITHOUT_EFFECT)
+def test_values_without_effect(call, name, ignored, rejected):
+    for value in ignored:
+        with pytest.warns(DeprecationWarning, match=f'{name}={value!r} is ignored') as caught:
+            call(**{name: value})
+        assert [w.filename for w in caught] == [__file__]
+    for value in rejected:
+        with pytest.raises(ValueError, match=r'not supported|has been removed'):
+            call(**{name: value})
+    with pytest.raises(TypeError, match='unexpected keyword'):
+        call(unknown=1)
