@@ -1,4 +1,4 @@
-"""What all operations of a communicator use, created, and freed, in a fixed order."""
+"""What all operations of a communicator use; created and freed in a fixed order."""
 from __future__ import annotations
 
 import functools

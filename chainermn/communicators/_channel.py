@@ -165,7 +165,6 @@ def with_overridden(channel: Channel, comm: Version7, cls: type) -> Channel:
     Returns:
         ``channel``.
     """
-    generic = Channel(comm)
     for name in _version7.overridden_in_channel(cls):
-        setattr(channel, name, getattr(generic, name))
+        setattr(channel, name, getattr(Channel(comm), name))
     return channel

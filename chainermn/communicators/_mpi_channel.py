@@ -29,44 +29,42 @@ class MpiChannel(Channel):
         comm: The communicator.
     """
 
-    def __init__(self, comm: MpiCommunicator) -> None:
-        super().__init__(comm)
-        self._mpi = comm
+    _comm: MpiCommunicator
 
     @property
     def can_overlap(self) -> bool:
-        return self._mpi.transport_class.can_overlap
+        return self._comm.transport_class.can_overlap
 
     @property
     def has_nccl(self) -> bool:
-        return self._mpi.transport_class.has_nccl
+        return self._comm.transport_class.has_nccl
 
     def share_error(self, operation: str, error: Exception | None) -> None:
         if error is not None:
-            self._mpi.refuse(operation, error)
+            self._comm.refuse(operation, error)
 
     def join_turn(self, number: int) -> tuple[int, ...]:
-        return joining.join_turn(self._mpi, number)
+        return joining.join_turn(self._comm, number)
 
     def join_responses(self, error: BaseException) -> tuple[int | None, ...] | None:
-        return joining.join_responses(self._mpi, error)
+        return joining.join_responses(self._comm, error)
 
     def send_activation(self, data: Arrays, dest: int, tag: int, needs_gradient: bool
                         ) -> Activation:
-        return arrays.send_activation(self._mpi, data, dest, tag, needs_gradient)
+        return arrays.send_activation(self._comm, data, dest, tag, needs_gradient)
 
     def recv_activation(self, source: int, tag: int) -> tuple[Arrays, Activation]:
-        return arrays.recv_activation(self._mpi, source, tag)
+        return arrays.recv_activation(self._comm, source, tag)
 
     def send_gradient(self, gradients: Arrays, activation: Activation) -> None:
-        arrays.send_gradient(self._mpi, gradients, activation)
+        arrays.send_gradient(self._comm, gradients, activation)
 
     def recv_gradient(self, activation: Activation) -> Arrays:
-        return arrays.recv_gradient(self._mpi, activation)
+        return arrays.recv_gradient(self._comm, activation)
 
     def allgather_shards(self, shards: Sequence[Sequence[Array]]) -> None:
-        models.allgather_shards(self._mpi, shards)
+        models.allgather_shards(self._comm, shards)
 
     def mean_grad_shard(self, model: Model, zero_fill: bool, shard: Mapping[str, tuple[int, int]]
                         ) -> None:
-        models.mean_grad_shard(self._mpi, model, zero_fill, shard)
+        models.mean_grad_shard(self._comm, model, zero_fill, shard)

@@ -34,11 +34,11 @@ CALLED: dict[str, tuple[str, ...]] = {
     'new_group': ('split',),
     'mean_queue': ('multi_node_mean_grad',),
 }
-#: The same for the methods of ``Channel``.
-_CALLED_BY_CHANNEL: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(['send_activation', 'recv_activation', 'send_gradient', 'recv_gradient'],
-                    ('send', 'recv')),
-    'mean_grad_shard': ('multi_node_mean_grad',),
+#: The same for methods of ``Channel``: those that call each method of version 7.
+_IN_CHANNEL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(['send', 'recv'], (
+        'send_activation', 'recv_activation', 'send_gradient', 'recv_gradient')),
+    'multi_node_mean_grad': ('mean_grad_shard',),
 }
 
 _T = TypeVar('_T')
@@ -79,10 +79,15 @@ class Version7(Protocol):
 
 def overrides(cls: type, name: str) -> bool:
     """Return whether a class has a method that is not of this package."""
-    method = next((vars(each)[name] for each in cls.__mro__ if name in vars(each)), None)
-    # Not its __module__, which functools.wraps copies; a method may be replaced in a class of ours.
-    module = getattr(method, '__globals__', {}).get('__name__', '')
-    return method is not None and not module.startswith('chainermn.')
+    method = getattr(cls, name, None)
+    while method is not None:
+        # Not its __module__, which functools.wraps copies; and a method may be replaced in a class
+        # of ours.
+        module = getattr(method, '__globals__', {}).get('__name__', '')
+        if not module.startswith('chainermn.'):
+            return True
+        method = getattr(method, '__wrapped__', None)
+    return False
 
 
 def needs_default(cls: type, name: str) -> bool:
@@ -93,8 +98,8 @@ def needs_default(cls: type, name: str) -> bool:
 
 def overridden_in_channel(cls: type) -> list[str]:
     """Return the methods of ``Channel`` that called methods which a class overrides."""
-    return [name for name, called in _CALLED_BY_CHANNEL.items()
-            if any(overrides(cls, each) for each in called)]
+    return [name for called, names in _IN_CHANNEL.items() if overrides(cls, called)
+            for name in names]
 
 
 def share_error(comm: Version7, operation: str, error: Exception | None) -> None:
