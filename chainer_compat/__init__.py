@@ -8,12 +8,14 @@ Environment variables:
         package that is part of Chainer.
     CHAINER_COMPAT: ``0`` disables the patches.
     CHAINER_COMPAT_NUMPY_ALIASES: ``1`` restores names that NumPy removed, such as ``np.float``.
+    CHAINER_COMPAT_NAMES: ``all`` also restores what else NumPy and Python removed.
 """
 
 import os
 import sys
 
 ALIASES_VARIABLE = 'CHAINER_COMPAT_NUMPY_ALIASES'
+NAMES_VARIABLE = 'CHAINER_COMPAT_NAMES'
 
 
 def enable() -> None:
@@ -22,6 +24,10 @@ def enable() -> None:
         _insert_before_site_packages(_overlay())
     if os.environ.get('CHAINER_COMPAT') != '0' and ChainerFinder not in sys.meta_path:
         sys.meta_path.insert(0, ChainerFinder)
+        if os.environ.get(NAMES_VARIABLE) == 'all':
+            from chainer_compat import python_names
+
+            python_names.restore()
 
 
 def restore_numpy_aliases() -> None:
@@ -35,6 +41,24 @@ def restore_numpy_aliases() -> None:
     from chainer_compat import numpy_aliases
 
     os.environ[ALIASES_VARIABLE] = '1'  # for children that are not forked
+    numpy_aliases.restore(numpy)
+
+
+def restore_names() -> None:
+    """Restore what NumPy and Python removed, here and in later child processes.
+
+    These are names, such as ``np.float`` and ``collections.Mapping``, methods of arrays, the module
+    ``imp``, and calls that NumPy rejects, such as ``float(np.ones(1))``.
+
+    Call it once at the top of a script, before other imports. The environment variable
+    ``CHAINER_COMPAT_NAMES=all`` does the same without changing the script.
+    """
+    import numpy
+
+    from chainer_compat import numpy_aliases, python_names
+
+    os.environ[NAMES_VARIABLE] = 'all'  # for children that are not forked
+    python_names.restore()
     numpy_aliases.restore(numpy)
 
 
@@ -69,7 +93,7 @@ class ChainerFinder:
             from chainer_compat import _patch, shims  # noqa: F401  (fills the registry)
 
             return _patch.find_spec(cls, name, path, target)
-        if name == 'numpy' and os.environ.get(ALIASES_VARIABLE, '') not in ('', '0'):
+        if name == 'numpy' and {ALIASES_VARIABLE, NAMES_VARIABLE} & os.environ.keys():
             from chainer_compat import numpy_aliases
 
             return numpy_aliases.find_spec(cls, name, path, target)

@@ -1,16 +1,19 @@
 """Names that NumPy removed since Chainer 7.8.1, such as ``np.float`` and ``np.product``.
 
-Older programs use them; :func:`chainer_compat.restore_numpy_aliases` restores them.
+Older programs use them; :func:`chainer_compat.restore_names` restores them.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
+import importlib
+import os
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from chainer_compat import ALIASES_VARIABLE, _patch
+from chainer_compat import ALIASES_VARIABLE, NAMES_VARIABLE, _patch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +32,7 @@ RENAMED = {
     'complex_': 'complex128', 'float_': 'float64', 'int0': 'intp', 'longcomplex': 'clongdouble',
     'longfloat': 'longdouble', 'object0': 'object_', 'singlecomplex': 'complex64',
     'str0': 'str_', 'string_': 'bytes_', 'uint0': 'uintp', 'unicode_': 'str_', 'void0': 'void',
+    'issubsctype': 'issubdtype',
     'Inf': 'inf', 'Infinity': 'inf', 'NaN': 'nan', 'PINF': 'inf', 'infty': 'inf',
 }
 
@@ -67,12 +71,73 @@ def msort(a: ArrayLike) -> NDArray[Any]:
     return np.sort(a, axis=0)
 
 
-FUNCTIONS = [alen, asfarray, asscalar, in1d, msort]
+def find_common_type(array_types: list[DTypeLike], scalar_types: list[DTypeLike]) -> np.dtype[Any]:
+    """Return the dtype of a result; scalars count only if their kind is higher."""
+    import numpy as np
+
+    arrays, scalars = (functools.reduce(np.promote_types, types) if types else None
+                       for types in (array_types, scalar_types))
+    if arrays is None or scalars is None:
+        return np.dtype(scalars if arrays is None else arrays)
+    order = 'buifc'
+    kinds = [order.find(np.dtype(dtype).kind) for dtype in (arrays, scalars)]
+    return np.dtype(scalars if -1 < kinds[0] < kinds[1] else arrays)
+
+
+def obj2sctype(rep: Any, default: Any = None) -> Any:
+    """Return the scalar type of a dtype, type or array."""
+    import numpy as np
+
+    if isinstance(rep, type) and issubclass(rep, np.generic):
+        return rep
+    try:
+        return (rep.dtype if isinstance(rep, np.ndarray) else np.dtype(rep)).type
+    except TypeError:
+        return default
+
+
+def sctype2char(sctype: Any) -> str:
+    """Return the character of a scalar type."""
+    import numpy as np
+
+    return np.dtype(obj2sctype(sctype)).char
+
+
+class Cast(dict[Any, Any]):
+    """The functions that convert to a dtype: ``np.cast[dtype](x)``."""
+
+    def __missing__(self, dtype: Any) -> Any:
+        import numpy as np
+
+        return lambda x: np.asarray(x).astype(dtype)
+
+
+FUNCTIONS = [alen, asfarray, asscalar, find_common_type, in1d, msort, obj2sctype, sctype2char]
 CONSTANTS = {'NINF': -float('inf'), 'NZERO': -0., 'PZERO': 0.}
-NAMES = {*BUILTINS, *RENAMED, *CONSTANTS, *(function.__name__ for function in FUNCTIONS)}
+# Names that moved to another module of NumPy.
+MOVED = {
+    'AxisError': 'exceptions', 'ComplexWarning': 'exceptions', 'TooHardError': 'exceptions',
+    'VisibleDeprecationWarning': 'exceptions', 'RankWarning': 'exceptions',
+    'DataSource': 'lib.npyio', 'byte_bounds': 'lib.array_utils',
+}
+NAMES = {*BUILTINS, *RENAMED, *MOVED, *CONSTANTS, 'cast', 'sctypes',
+         *(function.__name__ for function in FUNCTIONS)}
 
 
 def restore(numpy: ModuleType) -> None:
+    """Restore what the environment variables ask for."""
+    wanted = os.environ.get(NAMES_VARIABLE, '')
+    if wanted not in ('', '0', 'all'):
+        raise ValueError(f'{NAMES_VARIABLE} is {wanted!r}: unset it, or set it to "all"')
+    if wanted == 'all' or os.environ.get(ALIASES_VARIABLE, '') not in ('', '0'):
+        _define_names(numpy)
+    if wanted == 'all':
+        from chainer_compat import numpy_behavior
+
+        numpy_behavior.restore(numpy)
+
+
+def _define_names(numpy: ModuleType) -> None:
     """Define the names, also in place of deprecated ones, which warn when they are used."""
     found = vars(numpy)
     for old, new in BUILTINS.items():
@@ -82,6 +147,23 @@ def restore(numpy: ModuleType) -> None:
             found[old] = found[new]
     found.update(CONSTANTS)
     found.update((function.__name__, function) for function in FUNCTIONS)
+    for name, module in MOVED.items():
+        if name not in found:
+            found[name] = getattr(importlib.import_module(f'numpy.{module}'), name)
+    found['cast'] = Cast()
+    if 'sctypes' not in found:
+        found['sctypes'] = _sctypes(numpy)
+
+
+def _sctypes(numpy: ModuleType) -> dict[str, list[type]]:
+    """Return the scalar types by kind."""
+    found: dict[str, list[type]] = {name: [] for name in ('int', 'uint', 'float', 'complex')}
+    for code in 'bhilqBHILQefdgFDG':
+        scalar = numpy.dtype(code).type
+        kind = {'i': 'int', 'u': 'uint', 'f': 'float', 'c': 'complex'}[numpy.dtype(code).kind]
+        if all(numpy.dtype(scalar) != numpy.dtype(other) for other in found[kind]):
+            found[kind].append(scalar)
+    return {**found, 'others': [bool, object, bytes, str, numpy.void]}
 
 
 def find_spec(asking: Any, name: str, path: Any, target: Any) -> ModuleSpec | None:
@@ -110,7 +192,7 @@ def extend_error(numpy: ModuleType) -> None:
                 raise
             # name=None: otherwise, Python appends a similar name to the last line.
             raise AttributeError(
-                f'{error}\n{ALIASES_VARIABLE}=1 restores the names that NumPy removed; set this '
+                f'{error}\n{NAMES_VARIABLE}=all restores what NumPy and Python removed; set this '
                 'environment variable to run old programs unchanged.', name=None) from None
 
     vars(numpy)['__getattr__'] = find_or_explain

@@ -281,7 +281,7 @@ import chainer, numpy
 try:
     numpy.float
 except AttributeError as e:
-    assert str(e).splitlines()[-1].startswith('CHAINER_COMPAT_NUMPY_ALIASES=1 restores')
+    assert str(e).splitlines()[-1].startswith('CHAINER_COMPAT_NAMES=all restores')
 ''',
 }
 
